@@ -1,0 +1,60 @@
+"""Specs of the training algorithms. They are light; the trainers that read them import torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from components.specs import Spec
+
+
+class OptimizerSpec(Spec):
+    """AdamW."""
+
+    learning_rate: float = Field(1e-4, gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    """Gradient steps over which the learning rate rises linearly; constant after."""
+    weight_decay: float = Field(0.0, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.99, ge=0, lt=1)
+    max_grad_norm: float = Field(1.0, gt=0)
+    """The gradient is scaled down to this L2 norm."""
+
+
+class SFTSpec(OptimizerSpec):
+    """Supervised fine-tuning on assistant tokens, through TRL."""
+
+    name: Literal["sft"] = "sft"
+    epochs: int = Field(1, ge=1)
+    batch_size: int = Field(8, ge=1)
+    """Trajectories of one gradient step."""
+
+
+class GRPOSpec(OptimizerSpec):
+    """Group relative policy optimisation (arXiv:2402.03300) on stored trajectories."""
+
+    name: Literal["grpo"] = "grpo"
+    epochs: int = Field(1, ge=1)
+    """Passes over the batch of a round."""
+    minibatches: int = Field(1, ge=1)
+    """Gradient steps of one pass; must divide collect.scenarios."""
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    clip_high: float = Field(0.2, gt=0)
+    scale_advantages: bool = True
+    """Divide by the group's standard deviation (GRPO); False leaves r - mean (Dr. GRPO, arXiv:2503.20783)."""
+    normalization: Literal["tokens", "sequences"] = "tokens"
+    """`tokens`: mean over all sampled tokens of the batch (DAPO, arXiv:2503.14476). `sequences`: mean of each
+    trajectory's own mean (GRPO)."""
+    kl_coefficient: float = Field(0.0, ge=0)
+    """Weight of KL(policy || reference) in the loss. At 0 it is still measured, on one pack of each batch."""
+    reference: Literal["base", "start"] = "base"
+    """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
+    max_kl: float = Field(10.0, gt=0)
+    """Training stops with an error where the KL to the sampling policy (nats a token) passes this."""
+    pack_tokens: int = Field(2048, ge=64)
+    """Most distinct tokens that one forward pass computes; bounds memory."""
+
+
+AlgorithmSpec = Annotated[SFTSpec | GRPOSpec, Field(discriminator="name")]

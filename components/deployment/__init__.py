@@ -1,0 +1,1 @@
+"""Export, model card, serving check."""

@@ -1,0 +1,20 @@
+"""What is done with the trained policy."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from components.specs import Spec
+
+
+class DeploySpec(Spec):
+    mode: Literal["none", "export", "serve"] = "export"
+    """`export`: LoRA merged into the base, safetensors with tokenizer and model card, registered in MLflow.
+    `serve`: the same, then a local OpenAI-compatible server is started on it and must answer held-out prompts
+    exactly as the trained policy does. `none`: the checkpoint stays an adapter."""
+    prompts: int = Field(8, ge=1)
+    """Held-out prompts on which export and policy are compared in `serve`."""
+    name: str | None = None
+    """Name in the model registry; None takes the experiment's."""

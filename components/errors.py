@@ -1,0 +1,125 @@
+"""Every error that Espalier raises on purpose.
+
+    EspalierError
+    ├── SpecError (ValueError)              the configuration is wrong; lists every problem at once
+    ├── ResourceError (OSError)             weights, disk space or a package are missing
+    ├── ArtifactError (ValueError)          a stored artifact cannot be used
+    │   ├── ArtifactDamaged                 its files do not match its manifest
+    │   └── SchemaMismatch                  it was written by another schema version
+    ├── BoundaryError (RuntimeError)        something outside our code failed; recorded with its boundary
+    │   ├── EngineError                     generation failed
+    │   │   ├── StalePolicy                 the engine holds another policy version than was asked for
+    │   │   └── ContextOverflow             prompt and answer do not fit the model's context
+    │   ├── EnvironmentFailed               an environment raised or broke its protocol
+    │   ├── AgentError                      an agent loop raised
+    │   └── JudgeError                      a reward raised or returned something that is no score
+    ├── TooManyFailures (RuntimeError)      more episodes failed than the collect spec allows
+    ├── TrainingDiverged (ArithmeticError)  NaN, infinity or a KL blow-up; no checkpoint was written
+    └── WaitTimeout (TimeoutError)          a wait ran out; says what was awaited and for how long
+
+A user's mistake (SpecError, ResourceError) is shown as its message, without a stack trace. All errors survive
+pickling: they cross process borders under Prefect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class EspalierError(Exception):
+    """Root of the tree."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake in a configuration."""
+
+    path: str
+    """Key path, as a user would type it on the command line: `algorithm.learning_rate`."""
+    message: str
+    """What is wrong, with the value, and what was expected."""
+    nearest: str | None = None
+    """The valid name that is closest to what was written, where there is one."""
+
+    def __str__(self) -> str:
+        hint = f" Did you mean '{self.nearest}'?" if self.nearest else ""
+        return f"{self.path}: {self.message}{hint}"
+
+
+class SpecError(EspalierError, ValueError):
+    """The configuration is wrong. `problems` holds every mistake that was found."""
+
+    def __init__(self, problems: tuple[Problem, ...] | list[Problem]):
+        self.problems = tuple(problems)
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        head = "1 problem in the configuration" if count == 1 else f"{count} problems in the configuration"
+        return "\n".join([f"{head}:", *(f"  - {problem}" for problem in self.problems)])
+
+
+class ResourceError(EspalierError, OSError):
+    """Something that the run needs is not there; the message says what to do."""
+
+
+class ArtifactError(EspalierError, ValueError):
+    """A stored artifact cannot be used."""
+
+
+class ArtifactDamaged(ArtifactError):
+    """The files of an artifact do not match its manifest."""
+
+
+class SchemaMismatch(ArtifactError):
+    """An artifact was written by another version of its schema."""
+
+
+class BoundaryError(EspalierError, RuntimeError):
+    """A failure outside our own code. `boundary` names where: engine, environment, agent or judge."""
+
+    boundary = "unknown"
+
+
+class EngineError(BoundaryError):
+    """Generation failed."""
+
+    boundary = "engine"
+
+
+class StalePolicy(EngineError):
+    """The engine holds another policy version than the request asked for."""
+
+
+class ContextOverflow(EngineError):
+    """Prompt and answer do not fit the model's context."""
+
+
+class EnvironmentFailed(BoundaryError):
+    """An environment raised or broke its protocol."""
+
+    boundary = "environment"
+
+
+class AgentError(BoundaryError):
+    """An agent loop raised."""
+
+    boundary = "agent"
+
+
+class JudgeError(BoundaryError):
+    """A reward raised, or returned something that is no score."""
+
+    boundary = "judge"
+
+
+class TooManyFailures(EspalierError, RuntimeError):
+    """More episodes failed than the collect spec allows."""
+
+
+class TrainingDiverged(EspalierError, ArithmeticError):
+    """Loss, gradient or KL left the range in which training makes sense; no checkpoint was written."""
+
+
+class WaitTimeout(EspalierError, TimeoutError):
+    """A wait ran out; the message says what was awaited and for how long."""

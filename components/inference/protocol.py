@@ -1,0 +1,72 @@
+"""What every engine speaks: OpenAI chat completions that also return token ids and log-probabilities.
+
+Messages and tools are OpenAI's JSON. An engine says with each answer which tokens it saw and which it sampled, so a
+recorder can keep the exact stream. The model under training is addressed by version: a request for a version that
+the engine does not hold fails with `StalePolicy`, never with an answer from another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+BASE_POLICY = "base"
+"""Version of the policy before any training: the model as it was loaded."""
+
+
+@dataclass(slots=True, frozen=True)
+class Sampling:
+    """How tokens are drawn."""
+
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means no limit."""
+    max_tokens: int = 128
+    """Most tokens of one answer."""
+
+
+@dataclass(slots=True, frozen=True)
+class ChatRequest:
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    policy: str = BASE_POLICY
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    """The same request with the same seed gives the same answer."""
+
+
+@dataclass(slots=True, frozen=True)
+class ChatCompletion:
+    message: dict[str, Any]
+    """OpenAI assistant message: role, content, tool_calls."""
+    finish_reason: str
+    """`stop`, `tool_calls` or `length`."""
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    """Sampled tokens, end-of-turn token included."""
+    logprobs: list[float]
+    """One for each sampled token, under the distribution it was drawn from; 0.0 for greedy choices is not used:
+    greedy answers carry the log-probability at temperature 1."""
+    policy: str
+    """Version that answered."""
+
+
+class Engine(Protocol):
+    """Generates text with one policy at a time."""
+
+    @property
+    def policy(self) -> str:
+        """Version held now."""
+        ...
+
+    async def chat(self, request: ChatRequest) -> ChatCompletion:
+        """Answers one request; concurrent calls are batched. Raises EngineError and its kin."""
+        ...
+
+    def load_policy(self, version: str, adapter_dir: str | None) -> None:
+        """Holds `version` from now on: the LoRA adapter in `adapter_dir`, or the base model where it is None."""
+        ...
+
+    def close(self) -> None: ...

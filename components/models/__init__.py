@@ -1,0 +1,1 @@
+"""Weights: find, convert, load, LoRA, merge."""

@@ -1,0 +1,1 @@
+"""Rewards: rules now, judges to come."""

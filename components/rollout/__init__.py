@@ -1,0 +1,1 @@
+"""Agent loops and the concurrent collector."""

@@ -1,0 +1,33 @@
+"""How episodes are collected."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from components.specs import Spec
+
+
+class AgentSpec(Spec):
+    """The agent loop: native tool calls, one assistant message a turn."""
+
+    max_turns: int = Field(8, ge=1)
+    """Most assistant messages of one episode; then it ends as it stands."""
+    max_tokens: int = Field(128, ge=1)
+    """Most sampled tokens of one message."""
+
+
+class CollectSpec(Spec):
+    scenarios: int = Field(8, ge=1)
+    """Scenarios of one round, drawn without repetition from the train split until it is used up, then again."""
+    group_size: int = Field(6, ge=1)
+    """Episodes of each scenario."""
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    """0 means no limit."""
+    concurrency: int = Field(64, ge=1)
+    """Episodes in flight at once; the engine batches their requests."""
+    max_failures: float = Field(0.1, ge=0)
+    """Below 1: share of the episodes that may fail; from 1: how many. More end the stage with an error."""
+    timeout: float = Field(600.0, gt=0)
+    """Seconds that one episode may take; then it is a failed episode."""

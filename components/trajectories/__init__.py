@@ -1,0 +1,1 @@
+"""The data: schema, lossless store, conversions."""

@@ -1,0 +1,1 @@
+"""Prefect flows and command-line entry points; the only place that imports prefect or hydra."""
