@@ -1,0 +1,70 @@
+# `make help` lists the targets. Everything runs in .venv, which `make setup` makes; nothing else is needed.
+#
+#   make PYTHON=/path/to/python3.11 setup     where no Python 3.11 or 3.12 is found by its name
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+LOCK := requirements/lock.txt
+OVERRIDES := requirements/overrides.txt
+STAMP := $(VENV)/.installed
+
+UV := requirements/uv.sh $(RUN)
+
+.PHONY: help setup quickstart smoke test test-slow check docs lock clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## make .venv and install the locked dependencies; again and again without harm
+
+$(STAMP): $(LOCK) $(OVERRIDES)
+	@if ! [ -x $(RUN) ] || ! $(RUN) -c '' 2>/dev/null; then \
+		[ -n "$(PYTHON)" ] || { echo "make: no python3 found: install Python 3.11, or say make PYTHON=/path/to/python3.11" >&2; exit 1; }; \
+		"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null || { \
+			echo "make: $(PYTHON) is $$("$(PYTHON)" --version 2>&1 || true); Espalier needs Python 3.11 or 3.12." >&2; \
+			echo "      Install it (Debian, Ubuntu: apt install python3.11 python3.11-venv), or say make PYTHON=/path/to/python3.11" >&2; \
+			exit 1; }; \
+		"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+			echo "make: $(PYTHON) cannot make virtual environments (Debian, Ubuntu: apt install python3.11-venv)" >&2; exit 1; }; \
+		echo "making $(VENV) with $(PYTHON)"; \
+		"$(PYTHON)" -m venv --clear $(VENV); \
+	fi
+	@$(RUN) -c 'import uv' 2>/dev/null || $(RUN) -m pip install --quiet --disable-pip-version-check uv
+	$(UV) pip install --python $(RUN) --override $(OVERRIDES) -r $(LOCK)
+	@touch $@
+
+quickstart: setup  ## train, evaluate and export a small agent on this machine
+	$(RUN) -m flows.run +experiment=quickstart
+
+smoke: setup  ## the same flow on a tiny model, in under a minute
+	$(RUN) -m flows.run +experiment=smoke
+
+test: setup  ## the test suite
+	$(RUN) -m pytest
+
+test-slow: setup  ## the tests that take minutes each
+	$(RUN) -m pytest -m slow
+
+check: setup docs  ## lint, format, types, import rules, docs
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports --no-logo
+
+docs: setup  ## what README and docs name must be there
+	$(RUN) -m pytest -q tests/test_packaging.py -k docs
+
+lock: setup  ## resolve pyproject.toml again into requirements/lock.txt
+	$(UV) pip compile pyproject.toml --extra dev --override $(OVERRIDES) --python-version 3.11 --quiet \
+		--no-header --no-annotate --no-emit-index-url --no-emit-find-links -o $(LOCK)
+	sed -i 's/^\(torch==[^+]*\)+.*/\1/' $(LOCK)
+
+clean:  ## remove caches; .venv and runs/ stay
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

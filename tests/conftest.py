@@ -1,0 +1,18 @@
+"""What holds for every test: few threads, no network, no telemetry. Set before a test imports anything heavy."""
+
+import os
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "2",  # torch: more threads than cores make small models slower
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",  # models come from packages and local folders
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+}
+
+for _name, _value in ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)
