@@ -1,0 +1,191 @@
+"""Measures of a set of episodes, and of the difference between two, with 95 % intervals.
+
+All results are JSON data: plain numbers, None where there is nothing to measure. Failed episodes are counted apart and
+enter no mean, because something other than the policy ended them; unscored ones enter no mean of the reward.
+
+- Success, one policy: Wilson's score interval (Wilson 1927, JASA 22:209). It takes the episodes as independent, which
+  holds for one episode a scenario, as in evaluation; with several it is too narrow.
+- Means of rewards and turns: percentile bootstrap over scenarios (Efron and Tibshirani 1993, chapter 13), with all
+  episodes of a drawn scenario, 10,000 resamples, fixed seed. No interval for fewer than two scenarios.
+- Success, two policies on the same scenarios: Newcombe's square-and-add method for paired proportions, with continuity
+  correction of the correlation (Newcombe 1998, Statistics in Medicine 17:2635, method 10). It keeps its coverage where
+  few or no scenarios change. With several episodes a scenario it does not apply, and the paired bootstrap over
+  scenarios stands in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from statistics import NormalDist, fmean
+from typing import Any
+
+from components.trajectories.groups import by_scenario
+from components.trajectories.schema import Trajectory
+
+CONFIDENCE = 0.95
+RESAMPLES = 10_000
+SEED = 0
+"""Of the bootstrap, so that the same episodes give the same interval."""
+
+_Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+_EMPTY = {"mean": None, "low": None, "high": None, "n": 0}
+
+
+def summarise(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """What the episodes say about the policy that played them. Rewards are joined on.
+
+    Returns `{"episodes", "scenarios", "failures": {"count", "by_boundary"}, "unscored", "success", "reward", "turns",
+    "by_type", "by_difficulty"}`. `success`, `reward` and `turns` are `{"mean", "low", "high", "n"}`: n episodes were
+    measured, low to high is the 95 % interval. The last two map each type and each difficulty (as text, sorted) to the
+    same measures of its own episodes.
+    """
+    return {
+        **_measures(trajectories),
+        "by_type": _by(trajectories, lambda trajectory: trajectory.scenario.type),
+        "by_difficulty": _by(trajectories, lambda trajectory: trajectory.scenario.difficulty),
+    }
+
+
+def paired_difference(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> dict[str, Any]:
+    """How much more often `after` succeeds than `before`, on the scenarios that both finished.
+
+    Returns `{"difference", "low", "high", "before", "after", "n", "method", "improved", "regressed", "left_out"}`:
+    success rates on the n shared scenarios, their difference with its 95 % interval, and the ids of the scenarios that
+    got better, got worse, or lack a finished episode on one side, each sorted. Raises ValueError where the two share
+    no scenario.
+    """
+    first, second = _success_by_scenario(before), _success_by_scenario(after)
+    shared = sorted(first.keys() & second.keys())
+    if not shared:
+        raise ValueError("the two sets of episodes share no finished scenario, so they cannot be compared")
+    before_rates, after_rates = [fmean(first[name]) for name in shared], [fmean(second[name]) for name in shared]
+    differences = [b - a for a, b in zip(before_rates, after_rates, strict=True)]
+    if all(len(first[name]) == len(second[name]) == 1 for name in shared):
+        counts = Counter(zip(before_rates, after_rates, strict=True))
+        low, high = newcombe(both=counts[1, 1], gained=counts[0, 1], lost=counts[1, 0], neither=counts[0, 0])
+        method = "newcombe"
+    else:
+        low, high = bootstrap([[difference] for difference in differences])
+        method = "bootstrap"
+    return {
+        "difference": fmean(differences),
+        "low": low,
+        "high": high,
+        "before": fmean(before_rates),
+        "after": fmean(after_rates),
+        "n": len(shared),
+        "method": method,
+        "improved": [name for name, difference in zip(shared, differences, strict=True) if difference > 0],
+        "regressed": [name for name, difference in zip(shared, differences, strict=True) if difference < 0],
+        "left_out": sorted({trajectory.group for trajectory in [*before, *after]} - set(shared)),
+    }
+
+
+def wilson(successes: int, n: int) -> tuple[float, float]:
+    """95 % score interval of a proportion; n > 0.
+
+    (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)
+    """
+    p, shrink = successes / n, 1 + _Z**2 / n
+    centre = (p + _Z**2 / (2 * n)) / shrink
+    half = _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2)) / shrink
+    # At the ends the limit is exactly 0 or 1; rounding would pass it.
+    return (0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half)
+
+
+def newcombe(*, both: int, gained: int, lost: int, neither: int) -> tuple[float, float]:
+    """95 % interval of p_after - p_before from the counts of pairs: successes in both, after only (gained), before
+    only (lost), in neither; at least one pair.
+
+    With Wilson's limits l, u of each proportion and φ the correlation of the pairs (continuity-corrected where it is
+    positive, 0 where a margin is empty):
+
+        low  = d - √((pₐ-lₐ)² - 2φ(pₐ-lₐ)(u_b-p_b) + (u_b-p_b)²)
+        high = d + √((uₐ-pₐ)² - 2φ(uₐ-pₐ)(p_b-l_b) + (p_b-l_b)²)
+    """
+    n = both + gained + lost + neither
+    after, before = (both + gained) / n, (both + lost) / n
+    low_after, high_after = wilson(both + gained, n)
+    low_before, high_before = wilson(both + lost, n)
+    margins = (both + gained) * (lost + neither) * (both + lost) * (gained + neither)
+    association = both * neither - gained * lost
+    corrected = association if association < 0 else max(association - n / 2, 0)
+    phi = corrected / math.sqrt(margins) if margins else 0.0
+
+    def distance(x: float, y: float) -> float:
+        return math.sqrt(max(x * x - 2 * phi * x * y + y * y, 0.0))
+
+    difference = after - before
+    low = difference - distance(after - low_after, high_before - before)
+    high = difference + distance(high_after - after, before - low_before)
+    return low, high
+
+
+def bootstrap(clusters: Sequence[Sequence[float]]) -> tuple[float, float] | tuple[None, None]:
+    """95 % percentile interval of the mean over all values, resampling whole clusters with replacement.
+
+    None for fewer than two clusters: one says nothing about how others would differ.
+    """
+    import numpy as np
+
+    count = len(clusters)
+    if count < 2:
+        return None, None
+    totals_B = np.array([math.fsum(cluster) for cluster in clusters])
+    sizes_B = np.array([len(cluster) for cluster in clusters])
+    generator = np.random.default_rng(SEED)
+    means = []
+    for _ in range(0, RESAMPLES, 500):  # in parts, to bound memory
+        drawn = generator.integers(count, size=(500, count))
+        means.append(totals_B[drawn].sum(axis=1) / sizes_B[drawn].sum(axis=1))
+    low, high = np.quantile(np.concatenate(means), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
+
+
+def _measures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    failures = [trajectory.failure for trajectory in trajectories if trajectory.failure is not None]
+    finished = [trajectory for trajectory in trajectories if trajectory.failure is None]
+    return {
+        "episodes": len(trajectories),
+        "scenarios": len({trajectory.group for trajectory in trajectories}),
+        "failures": {
+            "count": len(failures),
+            "by_boundary": dict(sorted(Counter(failure.boundary for failure in failures).items())),
+        },
+        "unscored": sum(trajectory.reward is None for trajectory in finished),
+        "success": _rate([trajectory.success for trajectory in finished]),
+        "reward": _mean(finished, lambda trajectory: trajectory.reward),
+        "turns": _mean(finished, lambda trajectory: trajectory.metrics.get("turns")),
+    }
+
+
+def _rate(outcomes: Sequence[bool]) -> dict[str, Any]:
+    if not outcomes:
+        return dict(_EMPTY)
+    low, high = wilson(sum(outcomes), len(outcomes))
+    return {"mean": fmean(outcomes), "low": low, "high": high, "n": len(outcomes)}
+
+
+def _mean(trajectories: Iterable[Trajectory], value: Callable[[Trajectory], float | None]) -> dict[str, Any]:
+    """The mean of a value, over the episodes that have one."""
+    groups = [[value(trajectory) for trajectory in group] for group in by_scenario(trajectories).values()]
+    clusters = [found for group in groups if (found := [x for x in group if x is not None])]
+    values = [x for cluster in clusters for x in cluster]
+    if not values:
+        return dict(_EMPTY)
+    low, high = bootstrap(clusters)
+    return {"mean": fmean(values), "low": low, "high": high, "n": len(values)}
+
+
+def _by(trajectories: Iterable[Trajectory], key: Callable[[Trajectory], Any]) -> dict[str, Any]:
+    groups: dict[Any, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(key(trajectory), []).append(trajectory)
+    return {str(name): _measures(groups[name]) for name in sorted(groups)}
+
+
+def _success_by_scenario(trajectories: Iterable[Trajectory]) -> dict[str, list[bool]]:
+    finished = [trajectory for trajectory in trajectories if trajectory.failure is None]
+    return {name: [trajectory.success for trajectory in group] for name, group in by_scenario(finished).items()}

@@ -1,0 +1,15 @@
+"""Keeps all that could be scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from components.filters.select import decide
+from components.trajectories.schema import Selection, Trajectory
+
+
+class Everything:
+    """Keeps every scored trajectory."""
+
+    def select(self, group: Sequence[Trajectory]) -> list[Selection]:
+        return [decide(trajectory, None) for trajectory in group]

@@ -1,0 +1,32 @@
+"""Keeps the groups from which an algorithm that compares rewards within a group can learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from components.filters.select import decide
+from components.trajectories.groups import RELATIVE_TOLERANCE, have_spread
+from components.trajectories.schema import Selection, Trajectory
+
+NO_SPREAD = "no_spread"
+"""Reason: the scored trajectories of the group have equal rewards, so every advantage would be 0."""
+
+
+class Signal:
+    """Drops groups whose rewards are all equal, and unscored trajectories of the others.
+
+    Args:
+        relative_tolerance: Rewards are equal where max - min <= relative_tolerance · max(|max|, |min|). Relative, so
+            rewards of 1e-12 and of 1e12 are treated alike; the default forgives rounding only. 0 or more, below 1.
+    """
+
+    def __init__(self, relative_tolerance: Annotated[float, Field(ge=0, lt=1)] = RELATIVE_TOLERANCE):
+        self.relative_tolerance = relative_tolerance
+
+    def select(self, group: Sequence[Trajectory]) -> list[Selection]:
+        rewards = [trajectory.reward for trajectory in group if trajectory.reward is not None]
+        rule = None if have_spread(rewards, self.relative_tolerance) else NO_SPREAD
+        return [decide(trajectory, rule) for trajectory in group]

@@ -1,0 +1,125 @@
+"""Applies a reward to trajectories.
+
+What a reward does wrong stays with the trajectories it was asked about: where it raises, or returns something that is
+no finite number, they are unscored and the Score says why. A failed episode is not shown to the reward; it is unscored
+with its own failure. Nothing is ever scored zero because something broke.
+
+Two kinds of error pass through, because every trajectory would meet them again: SpecError and ResourceError (a missing
+key, a missing model). So does cancellation.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from numbers import Real
+from typing import Any
+
+from components.errors import JudgeError, Problem, ResourceError, SpecError
+from components.rewards.protocol import GroupReward, Reward
+from components.trajectories.groups import by_scenario
+from components.trajectories.schema import Failure, Score, Trajectory
+
+log = logging.getLogger(__name__)
+
+
+def judge(reward: Reward | GroupReward, trajectories: Iterable[Trajectory]) -> list[Score]:
+    """One Score for each trajectory, in order.
+
+    A reward with `score_group` sees the episodes of a scenario together, failed ones left out; any other reward is
+    called with one trajectory at a time. Raises SpecError where `reward` is neither.
+    """
+    trajectories = list(trajectories)
+    scores = {
+        trajectory.id: Score(trajectory.id, None, failure=trajectory.failure)
+        for trajectory in trajectories
+        if trajectory.failure is not None
+    }
+    finished = [trajectory for trajectory in trajectories if trajectory.failure is None]
+    if isinstance(reward, GroupReward):
+        for group in by_scenario(finished).values():
+            scores.update({score.trajectory_id: score for score in _judge_group(reward, group)})
+    elif callable(reward):
+        for trajectory in finished:
+            scores[trajectory.id] = _judge_one(reward, trajectory)
+    else:
+        message = f"{type(reward).__name__} is no reward: expected a callable (trajectory) -> float or a `score_group`"
+        raise SpecError([Problem("reward", message)])
+    _warn(scores[trajectory.id] for trajectory in finished)
+    return [scores[trajectory.id] for trajectory in trajectories]
+
+
+def _judge_one(reward: Reward, trajectory: Trajectory) -> Score:
+    try:
+        return Score(trajectory.id, _number(reward(trajectory), "the reward"))
+    except (SpecError, ResourceError):
+        raise
+    except Exception as error:  # noqa: BLE001  a user's code: whatever it raises is data
+        return _unscored(trajectory, error)
+
+
+def _judge_group(reward: GroupReward, group: Sequence[Trajectory]) -> list[Score]:
+    try:
+        scores = _matched(reward.score_group(group), group)
+    except (SpecError, ResourceError):
+        raise
+    except Exception as error:  # noqa: BLE001  a user's code: whatever it raises is data
+        return [_unscored(trajectory, error) for trajectory in group]
+    return [_checked(score, trajectory) for score, trajectory in zip(scores, group, strict=True)]
+
+
+def _matched(scores: Any, group: Sequence[Trajectory]) -> list[Score]:
+    """The scores, if there is one for each trajectory in the same order."""
+    if not isinstance(scores, Sequence) or not all(isinstance(score, Score) for score in scores):
+        raise JudgeError(f"score_group returned {_shown(scores)}, expected a list of Score")
+    expected = [trajectory.id for trajectory in group]
+    if (found := [score.trajectory_id for score in scores]) != expected:
+        raise JudgeError(f"score_group returned scores for {found}, expected {expected}, in this order")
+    return list(scores)
+
+
+def _checked(score: Score, trajectory: Trajectory) -> Score:
+    """The score with plain finite floats, or unscored. A score that says itself that it has no reward is kept."""
+    try:
+        return Score(
+            trajectory_id=score.trajectory_id,
+            reward=None if score.reward is None else _number(score.reward, "the reward"),
+            components={name: _number(value, f"component '{name}'") for name, value in score.components.items()},
+            step_rewards=[_number(value, "a step reward") for value in score.step_rewards],
+            explanation=score.explanation,
+            cost=_number(score.cost, "the cost"),
+            failure=score.failure or (_no_reason() if score.reward is None else None),
+        )
+    except JudgeError as error:
+        return _unscored(trajectory, error)
+
+
+def _number(value: Any, what: str) -> float:
+    if not isinstance(value, Real):
+        raise JudgeError(f"{what} is {_shown(value)}, expected a number")
+    if not math.isfinite(value):
+        raise JudgeError(f"{what} is {float(value)}, expected a finite number")
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    return f"{repr(value)[:80]} ({type(value).__name__})"
+
+
+def _no_reason() -> Failure:
+    return Failure(JudgeError.boundary, JudgeError.__name__, "the reward gave no number and no reason")
+
+
+def _unscored(trajectory: Trajectory, error: Exception) -> Score:
+    log.debug("trajectory %s is unscored", trajectory.id, exc_info=error)
+    return Score(trajectory.id, None, failure=Failure(JudgeError.boundary, type(error).__name__, str(error)))
+
+
+def _warn(scores: Iterable[Score]) -> None:
+    scores = list(scores)
+    failures = [score.failure for score in scores if score.failure is not None]
+    if failures:
+        first = failures[0]
+        message = "%d of %d finished episodes could not be scored; the first one: %s: %s"
+        log.warning(message, len(failures), len(scores), first.kind, first.message)

@@ -1,0 +1,26 @@
+"""Groups: the trajectories of one scenario, which are compared with each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from components.trajectories.schema import Trajectory
+
+RELATIVE_TOLERANCE = 1e-9
+"""Two rewards that differ by less than this share of the larger one are equal: rounding, not judgement."""
+
+
+def by_scenario(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
+    """Groups by scenario id, groups and members in the order in which they come."""
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.group, []).append(trajectory)
+    return groups
+
+
+def have_spread(rewards: Iterable[float], relative_tolerance: float = RELATIVE_TOLERANCE) -> bool:
+    """Whether the rewards differ: max - min > tolerance · max(|max|, |min|), so the answer is the same for the same
+    rewards in another unit. False for fewer than two."""
+    values = list(rewards)
+    return len(values) > 1 and not math.isclose(min(values), max(values), rel_tol=relative_tolerance)
