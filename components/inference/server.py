@@ -1,0 +1,301 @@
+"""An OpenAI-compatible HTTP server in front of any engine.
+
+    python -m components.inference.server MODEL_DIR [--port 8000] [--host 127.0.0.1]
+
+Routes: `/v1/chat/completions`, `/v1/models`, `/health`. A model is asked for as `name`, or as `name@version` to be
+answered by that policy or not at all (HTTP 409). What the engine cannot do is refused with HTTP 400 and OpenAI's
+error object (`components.inference.wire`). Answers are computed whole; with `stream: true` they are sent as server-
+sent events once they are there, so that an error still has its status code.
+
+The server listens on this machine only, unless told otherwise; it knows no users and no passwords.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from components.errors import (
+    ContextOverflow,
+    EngineError,
+    EspalierError,
+    ResourceError,
+    SpecError,
+    StalePolicy,
+    WaitTimeout,
+)
+from components.inference import wire
+from components.inference.protocol import ChatCompletion, Engine
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(
+    engine: Engine,
+    name: str,
+    *,
+    decode: wire.Decode | None = None,
+    default_max_tokens: int = 512,
+    timeout: float = 600.0,
+) -> FastAPI:
+    """The application that serves `engine` under the model name `name`.
+
+    decode: token ids to text, for log-probs; without it their tokens read `token_id:17`.
+    default_max_tokens: most tokens of an answer where the request does not say. timeout: seconds for one request.
+    """
+    app = FastAPI(title="Espalier", docs_url=None, redoc_url=None, openapi_url=None)
+
+    def version_asked(model: str) -> str:
+        if model == name:
+            return engine.policy
+        if model.startswith(f"{name}@"):
+            return model.removeprefix(f"{name}@")
+        raise HTTPException(404, f"the model '{model}' is not here; this server has '{name}'")
+
+    def listing(model: str) -> dict[str, Any]:
+        return {"id": model, "object": "model", "created": 0, "owned_by": "espalier"}
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: dict[str, Any]) -> Response:
+        asked = wire.read_request(body, version_asked, default_max_tokens)
+        try:
+            async with asyncio.timeout(timeout):
+                answers = await _answer_all(engine, asked)
+        except TimeoutError:
+            raise WaitTimeout(f"the engine did not answer within {timeout:g} s") from None
+        head = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": f"{name}@{answers[0].policy}",
+        }
+        if not asked.stream:
+            return JSONResponse(wire.completion_body(answers, asked, head, decode))
+        chunks = wire.completion_chunks(answers, asked, head, decode)
+        return StreamingResponse(_events(chunks), media_type="text/event-stream")
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [listing(name), listing(f"{name}@{engine.policy}")]}
+
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> dict[str, Any]:
+        if version_asked(model) != engine.policy:
+            raise HTTPException(404, f"the model '{model}' is not here; this server has '{name}@{engine.policy}'")
+        return listing(model)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok", "model": name, "policy": engine.policy}
+
+    for kind in (EspalierError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _refuse)
+    return app
+
+
+async def _answer_all(engine: Engine, asked: wire.Asked) -> list[ChatCompletion]:
+    """All answers; where one fails, the others are given up."""
+    tasks = [asyncio.create_task(engine.chat(request)) for request in asked.requests]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _events(chunks: Iterator[dict[str, Any]]) -> AsyncIterator[str]:
+    for chunk in chunks:
+        yield f"data: {json.dumps(chunk)}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+async def _refuse(_: Request, error: Exception) -> JSONResponse:
+    """OpenAI's error object, with the status that its clients expect."""
+    status, kind, code, param, message = 500, "server_error", None, None, str(error)
+    match error:
+        case SpecError():
+            status, kind, param = 400, "invalid_request_error", error.problems[0].path
+            message = "; ".join(str(problem) for problem in error.problems)
+        case RequestValidationError():
+            status, kind = 400, "invalid_request_error"
+            message = "the body must be a JSON object, sent as application/json"
+        case ContextOverflow():
+            status, kind, code = 400, "invalid_request_error", "context_length_exceeded"
+        case StalePolicy():
+            status, kind, code = 409, "invalid_request_error", "stale_policy"
+        case WaitTimeout():
+            status, code = 504, "timeout"
+        case HTTPException():
+            status, kind, message = error.status_code, "invalid_request_error", str(error.detail)
+            code = "model_not_found" if status == 404 and message.startswith("the model ") else None
+        case EngineError():
+            code = "engine_error"
+        case _:
+            message = f"internal error ({type(error).__name__}); the server's log has the rest"
+    # Nothing changes by asking again at once; without the header OpenAI's client would, on 409 and 5xx.
+    return JSONResponse(
+        {"error": {"message": message, "type": kind, "param": param, "code": code}},
+        status_code=status,
+        headers={"x-should-retry": "false"},
+    )
+
+
+class Server:
+    """Serves `engine` from a thread of this process while the `with` block runs.
+
+    port: 0 takes a free one. Further arguments are those of `create_app`.
+    Raises ResourceError where the port cannot be had, WaitTimeout where the server is not up within `start_timeout`
+    seconds.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        start_timeout: float = 30.0,
+        **app: Any,
+    ):
+        self.name = name
+        self.host = host
+        self.port = port
+        self._start_timeout = start_timeout
+        self._app = create_app(engine, name, **app)
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """What OpenAI's clients take as `base_url`."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}/v1"
+
+    def __enter__(self) -> Server:
+        import uvicorn
+
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            listener = socket.create_server((self.host, self.port), family=family)
+        except OSError as error:
+            raise ResourceError(
+                f"cannot listen on {self.host} port {self.port} ({error.strerror or error}): "
+                "choose another port, or 0 for any free one"
+            ) from None
+        self.port = listener.getsockname()[1]
+        # Logging is the application's; a client that hangs is not waited for.
+        config = uvicorn.Config(
+            self._app, log_config=None, log_level="warning", ws="none", lifespan="off", timeout_graceful_shutdown=3
+        )
+        self._uvicorn = uvicorn.Server(config)
+        # Not `Server.run`: it would replace the event loop policy of the whole process.
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._uvicorn.serve([listener])), name=f"server-{self.port}", daemon=True
+        )
+        self._thread.start()
+        deadline = time.monotonic() + self._start_timeout
+        while not self._uvicorn.started:
+            if time.monotonic() > deadline or not self._thread.is_alive():
+                self.close()
+                listener.close()
+                raise WaitTimeout(f"the server on {self.url} did not start within {self._start_timeout:g} s")
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def wait(self) -> None:
+        """Returns when the server has ended."""
+        assert self._thread is not None, "the server was not started"
+        while self._thread.is_alive():
+            self._thread.join(1.0)  # a bare join would hold signals back
+
+    def close(self) -> None:
+        """Stops the server: answers under way get three seconds. Raises WaitTimeout where it does not end."""
+        if self._thread is None:
+            return
+        self._uvicorn.should_exit = True
+        self._thread.join(10.0)
+        if self._thread.is_alive():
+            raise WaitTimeout(f"the server on {self.url} did not stop within 10 s")
+        self._thread = None
+
+
+@contextmanager
+def serve_model(
+    model_dir: Path,
+    *,
+    name: str | None = None,
+    max_length: int = 2048,
+    dtype: str = "float32",
+    device: str = "auto",
+    **server: Any,
+) -> Iterator[Server]:
+    """A server on the model in a local folder, such as an export; `name` is by default the folder's.
+
+    max_length: longest conversation in tokens. Further arguments are those of `Server`.
+    Raises ResourceError where the folder holds no model.
+    """
+    model_dir = Path(model_dir)
+    if not (model_dir / "config.json").is_file():
+        raise ResourceError(f"{model_dir} holds no model: expected config.json, safetensors and a tokenizer there")
+    from components.inference.transformers_engine import TransformersEngine
+
+    engine = TransformersEngine(model_dir, max_length=max_length, dtype=dtype, device=device)
+    try:
+        with Server(engine, name or model_dir.resolve().name, decode=engine.tokenizer.decode, **server) as running:
+            yield running
+    finally:
+        engine.close()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit code: 2 for a mistake of the user's."""
+    parser = argparse.ArgumentParser(
+        prog="python -m components.inference.server", description="Serves a model folder to OpenAI's clients."
+    )
+    parser.add_argument("model_dir", type=Path, help="folder with config.json, safetensors and tokenizer")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine)")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--name", help="model name to serve under (default: the folder's)")
+    parser.add_argument("--max-length", type=int, default=2048, help="longest conversation, tokens (%(default)s)")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    options = vars(parser.parse_args(arguments))
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the server ends in order on SIGTERM too
+    if options["host"] not in ("127.0.0.1", "::1", "localhost"):
+        logger.warning("listening on %s: whoever reaches this address can use the model", options["host"])
+    try:
+        with serve_model(**options) as server:
+            logger.info("serving %s on %s (Ctrl-C stops)", server.name, server.url)
+            server.wait()
+    except ResourceError as error:
+        logger.error("%s", error)
+        return 2
+    except KeyboardInterrupt:
+        logger.info("stopped")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

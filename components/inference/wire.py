@@ -1,0 +1,281 @@
+"""OpenAI's chat completions as JSON, to and from the engine protocol.
+
+Every parameter of a request is either carried out by the engine, or refused with its name and reason; none is
+ignored. Parameters that the engine cannot carry out pass at the value that changes nothing (`stop: null`), because
+clients send such values unasked. Extensions: `top_k`, and `return_token_ids` with its answers `prompt_token_ids`
+and `token_ids`, as vLLM has them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field
+
+from components.errors import Problem, SpecError
+from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
+from components.specs import Spec, validate
+
+Decode = Callable[[list[int]], str]
+"""Token ids to text."""
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "modalities": (None, ["text"]),
+    "parallel_tool_calls": (None, True),
+    "presence_penalty": (None, 0),
+    "response_format": (None, {"type": "text"}),
+    "service_tier": (None, "auto", "default"),
+    "stop": (None, []),
+    "store": (None, False),
+    "tool_choice": (None, "auto"),
+    "top_logprobs": (None, 0),
+}
+"""Parameters that the engine cannot carry out, with the values at which there is nothing to carry out."""
+
+
+class TextPart(Spec):
+    type: Literal["text"]
+    text: str
+
+
+class Function(Spec):
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+class Call(Spec):
+    id: str
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class ChatMessage(Spec):
+    """A message of the conversation. Fields that a client copies from an answer unused are None or empty."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    refusal: None = None
+
+
+class StreamOptions(Spec):
+    include_usage: bool = False
+    """A last chunk holds the token counts."""
+
+
+class ChatBody(Spec):
+    """The parameters that are carried out."""
+
+    model: str
+    """`name`, or `name@version` to be answered by that policy or not at all."""
+    messages: list[ChatMessage] = Field(min_length=1)
+    tools: list[dict[str, Any]] | None = None
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    """0 and -1 mean no limit."""
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    """OpenAI's newer name of max_tokens."""
+    n: int | None = Field(None, ge=1, le=128)
+    """Answers to the same conversation; answer i is drawn with seed + i."""
+    seed: int | None = None
+    """None draws a new one for each request."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    return_token_ids: bool | None = None
+    user: str | None = None
+    """The caller's own label; without effect by definition, like `metadata`."""
+    metadata: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, understood."""
+
+    requests: list[ChatRequest]
+    """One for each of `n` answers."""
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+    return_token_ids: bool
+
+
+def read_request(body: dict[str, Any], policy: Callable[[str], str], default_max_tokens: int) -> Asked:
+    """Understands a request body; `policy` gives the version that a model name asks for.
+
+    Raises SpecError with every parameter that is wrong or cannot be carried out.
+    """
+    problems = [
+        Problem(name, f"{body[name]!r} is not supported by this server; leave it out or send {allowed[-1]!r}")
+        for name, allowed in _NEUTRAL.items()
+        if name in body and not any(_same(body[name], value) for value in allowed)
+    ]
+    rest = {name: value for name, value in body.items() if name not in _NEUTRAL}
+    try:
+        asked = validate(ChatBody, rest)
+    except SpecError as error:
+        raise SpecError([*problems, *error.problems]) from None
+    messages = [_message(message, f"messages.{index}", problems) for index, message in enumerate(asked.messages)]
+    tools = asked.tools or []
+    for index, tool in enumerate(tools):
+        _check_tool(tool, f"tools.{index}", problems)
+    if asked.max_tokens and asked.max_completion_tokens and asked.max_tokens != asked.max_completion_tokens:
+        problems.append(Problem("max_tokens", "differs from max_completion_tokens, which means the same; send one"))
+    if asked.stream_options and not asked.stream:
+        problems.append(Problem("stream_options", "is allowed with stream: true only"))
+    if problems:
+        raise SpecError(problems)
+    sampling = Sampling(
+        temperature=1.0 if asked.temperature is None else asked.temperature,
+        top_p=1.0 if asked.top_p is None else asked.top_p,
+        top_k=max(asked.top_k or 0, 0),
+        max_tokens=asked.max_completion_tokens or asked.max_tokens or default_max_tokens,
+    )
+    version = policy(asked.model)
+    seed = secrets.randbits(31) if asked.seed is None else asked.seed
+    return Asked(
+        requests=[ChatRequest(messages, tools, version, sampling, seed + index) for index in range(asked.n or 1)],
+        stream=bool(asked.stream),
+        include_usage=bool(asked.stream_options and asked.stream_options.include_usage),
+        logprobs=bool(asked.logprobs),
+        return_token_ids=bool(asked.return_token_ids),
+    )
+
+
+def write_request(request: ChatRequest, model: str) -> dict[str, Any]:
+    """The body that asks for `request`, with token ids and log-probs in the answer. `model`: the served name."""
+    sampling = request.sampling
+    body = {
+        "model": f"{model}@{request.policy}",
+        "messages": request.messages,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_completion_tokens": sampling.max_tokens,
+        "seed": request.seed,
+        "logprobs": True,
+        "return_token_ids": True,
+    }
+    return {**body, "tools": request.tools} if request.tools else body
+
+
+def completion_body(
+    answers: Sequence[ChatCompletion], asked: Asked, head: dict[str, Any], decode: Decode | None
+) -> dict[str, Any]:
+    """The `chat.completion` object. `head`: id, created, model."""
+    choices = []
+    for index, answer in enumerate(answers):
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": _spoken(answer.message),
+            "finish_reason": answer.finish_reason,
+            "logprobs": _logprobs(answer, decode) if asked.logprobs else None,
+        }
+        if asked.return_token_ids:
+            choice["token_ids"] = answer.token_ids
+        choices.append(choice)
+    body = {**head, "object": "chat.completion", "choices": choices, "usage": _usage(answers)}
+    if asked.return_token_ids:
+        body["prompt_token_ids"] = answers[0].prompt_token_ids
+    return body
+
+
+def completion_chunks(
+    answers: Sequence[ChatCompletion], asked: Asked, head: dict[str, Any], decode: Decode | None
+) -> Iterator[dict[str, Any]]:
+    """The same answers as `chat.completion.chunk` objects: for each its role, its content, its end."""
+    base: dict[str, Any] = {**head, "object": "chat.completion.chunk"}
+    if asked.include_usage:
+        base["usage"] = None
+    for index, answer in enumerate(answers):
+        message = _spoken(answer.message)
+        first: dict[str, Any] = {"index": index, "delta": {"role": "assistant"}, "finish_reason": None}
+        opening = {**base, "choices": [first]}
+        if asked.return_token_ids:
+            opening["prompt_token_ids"] = answer.prompt_token_ids
+        yield opening
+        delta: dict[str, Any] = {"content": message["content"]}
+        if message.get("tool_calls"):
+            delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(message["tool_calls"])]
+        said: dict[str, Any] = {
+            "index": index,
+            "delta": delta,
+            "finish_reason": None,
+            "logprobs": _logprobs(answer, decode) if asked.logprobs else None,
+        }
+        if asked.return_token_ids:
+            said["token_ids"] = answer.token_ids
+        yield {**base, "choices": [said]}
+        yield {**base, "choices": [{"index": index, "delta": {}, "finish_reason": answer.finish_reason}]}
+    if asked.include_usage:
+        yield {**base, "choices": [], "usage": _usage(answers)}
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equality as JSON knows it: `1` is not `true`, `0` is `0.0`."""
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def _message(message: ChatMessage, path: str, problems: list[Problem]) -> dict[str, Any]:
+    """The message as the engine takes it."""
+    parts = message.content
+    content = "".join(part.text for part in parts) if isinstance(parts, list) else parts
+    if content is None and not message.tool_calls:
+        problems.append(Problem(f"{path}.content", "is missing; only an assistant message with tool_calls has none"))
+    if message.tool_calls and message.role != "assistant":
+        problems.append(Problem(f"{path}.tool_calls", f"a message of role '{message.role}' cannot call tools"))
+    if (message.role == "tool") != (message.tool_call_id is not None):
+        problems.append(Problem(f"{path}.tool_call_id", "belongs to every message of role 'tool', and to no other"))
+    said: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": content or "",
+    }
+    if message.tool_calls:
+        said["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        said["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        said["name"] = message.name
+    return said
+
+
+def _check_tool(tool: dict[str, Any], path: str, problems: list[Problem]) -> None:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        problems.append(Problem(path, 'expected {"type": "function", "function": {"name": ..., "parameters": ...}}'))
+    elif function.get("strict"):
+        problems.append(Problem(f"{path}.function.strict", "arguments are not held to the schema by this server"))
+
+
+def _spoken(message: dict[str, Any]) -> dict[str, Any]:
+    """An assistant message in OpenAI's form: one that only calls tools has null content."""
+    content = message.get("content") or (None if message.get("tool_calls") else "")
+    return {**message, "content": content, "refusal": None}
+
+
+def _logprobs(answer: ChatCompletion, decode: Decode | None) -> dict[str, Any]:
+    content = []
+    for token_id, logprob in zip(answer.token_ids, answer.logprobs, strict=True):
+        text = decode([token_id]) if decode else f"token_id:{token_id}"  # vLLM's form where there is no text
+        whole = decode is not None and "\ufffd" not in text  # a token may be part of a character
+        raw = list(text.encode()) if whole else None
+        content.append({"token": text, "logprob": logprob, "bytes": raw, "top_logprobs": []})
+    return {"content": content, "refusal": None}
+
+
+def _usage(answers: Sequence[ChatCompletion]) -> dict[str, int]:
+    prompt, sampled = len(answers[0].prompt_token_ids), sum(len(answer.token_ids) for answer in answers)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

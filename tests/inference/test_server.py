@@ -1,0 +1,371 @@
+"""The HTTP server, spoken to over a real socket by OpenAI's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
+
+import openai
+import pytest
+
+from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
+from components.inference import server as server_module
+from components.inference.protocol import ChatCompletion, ChatRequest
+from components.inference.server import Server
+
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+
+class EchoEngine:
+    """Answers with what it was asked, so that a test sees what reached the engine. A token is a character."""
+
+    def __init__(self) -> None:
+        self.policy = "v7"
+        self.requests: list[ChatRequest] = []
+
+    async def chat(self, request: ChatRequest) -> ChatCompletion:
+        self.requests.append(request)
+        last = request.messages[-1]["content"]
+        await asyncio.sleep(0)
+        if request.policy != self.policy:
+            raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self.policy}")
+        if last == "long":
+            raise ContextOverflow("the prompt has 9000 tokens")
+        if last == "fail":
+            raise EngineError("out of memory")
+        if last == "bug":
+            raise KeyError("secret detail")
+        if last == "sleep":
+            await asyncio.sleep(60)
+        message: dict = {"role": "assistant", "content": f"{last} {request.seed}"}
+        if request.tools:
+            function = {"name": request.tools[0]["function"]["name"], "arguments": '{"city": "Bern"}'}
+            message = {"role": "assistant", "content": "", "tool_calls": [_call(function)]}
+        ids = [ord(letter) for letter in message["content"]] or [0]
+        reason = "tool_calls" if request.tools else "stop"
+        return ChatCompletion(message, reason, [1, 2, 3], ids, [-0.5] * len(ids), self.policy)
+
+    def load_policy(self, version: str, adapter_dir: str | None) -> None:
+        self.policy = version
+
+    def close(self) -> None:
+        pass
+
+
+def _call(function: dict) -> dict:
+    return {"id": "call_0", "type": "function", "function": function}
+
+
+def decode(ids: list[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+@pytest.fixture(scope="module")
+def running():
+    engine = EchoEngine()
+    with Server(engine, "shop", decode=decode, timeout=2.0) as server:
+        yield server, engine
+
+
+@pytest.fixture
+def engine(running) -> EchoEngine:
+    running[1].requests.clear()
+    return running[1]
+
+
+@pytest.fixture(scope="module")
+def client(running):
+    with openai.OpenAI(base_url=running[0].url, api_key="none", timeout=10) as made:
+        yield made
+
+
+def ask(client: openai.OpenAI, content: str = "hello", **options):
+    options = {"model": "shop", "seed": 5} | options
+    return client.chat.completions.create(messages=[{"role": "user", "content": content}], **options)
+
+
+def post(server: Server, body: bytes, content_type: str = "application/json") -> tuple[int, dict]:
+    request = urllib.request.Request(
+        f"{server.url}/chat/completions", data=body, headers={"content-type": content_type}
+    )
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=10)
+    with caught.value as error:
+        return error.code, json.loads(error.read())["error"]
+
+
+def test_an_answer_reads_like_openais(client, engine):
+    answer = ask(client)
+    assert answer.object == "chat.completion"
+    assert answer.model == "shop@v7"
+    assert answer.choices[0].message.content == "hello 5"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].logprobs is None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (3, 7, 10)
+
+
+def test_sampling_reaches_the_engine(client, engine):
+    ask(client, temperature=0.5, top_p=0.9, max_tokens=17, extra_body={"top_k": 4})
+    ask(client, temperature=0, max_completion_tokens=18)
+    ask(client)
+    first, second, third = engine.requests
+    assert (first.sampling.temperature, first.sampling.top_p, first.sampling.top_k) == (0.5, 0.9, 4)
+    assert (first.sampling.max_tokens, first.seed, first.policy) == (17, 5, "v7")
+    assert (second.sampling.temperature, second.sampling.max_tokens) == (0, 18)
+    assert (third.sampling.temperature, third.sampling.top_p, third.sampling.max_tokens) == (1.0, 1.0, 512)
+
+
+def test_without_a_seed_requests_differ(client, engine):
+    for _ in range(3):
+        ask(client, seed=None)
+    assert len({request.seed for request in engine.requests}) == 3
+
+
+def test_several_answers_are_drawn_with_seeds_of_their_own(client, engine):
+    answer = ask(client, n=3)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert [choice.message.content for choice in answer.choices] == ["hello 5", "hello 6", "hello 7"]
+    assert answer.usage.completion_tokens == 21
+
+
+def test_logprobs_and_token_ids(client, engine):
+    answer = ask(client, "é", logprobs=True, extra_body={"return_token_ids": True})
+    content = answer.choices[0].logprobs.content
+    assert [token.token for token in content] == ["é", " ", "5"]
+    assert content[0].bytes == [0xC3, 0xA9]
+    assert {token.logprob for token in content} == {-0.5}
+    assert answer.prompt_token_ids == [1, 2, 3]
+    assert answer.choices[0].token_ids == [ord(letter) for letter in "é 5"]
+    assert "token_ids" not in ask(client).choices[0].model_dump()
+
+
+def test_a_conversation_with_tools_goes_round(client, engine):
+    messages = [{"role": "user", "content": "Is it warm?"}]
+    first = client.chat.completions.create(model="shop", messages=messages, tools=[WEATHER])
+    assert first.choices[0].finish_reason == "tool_calls"
+    call = first.choices[0].message.tool_calls[0]
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Bern"})
+    assert engine.requests[0].tools == [WEATHER]
+
+    # The client's own objects go back, with all the fields that it fills in.
+    messages += [first.choices[0].message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "31 °C"}]
+    client.chat.completions.create(model="shop", messages=messages)
+    function = {"name": "weather", "arguments": '{"city": "Bern"}'}
+    assert engine.requests[1].messages == [
+        {"role": "user", "content": "Is it warm?"},
+        {"role": "assistant", "content": "", "tool_calls": [_call(function)]},
+        {"role": "tool", "content": "31 °C", "tool_call_id": "call_0"},
+    ]
+
+
+def test_text_parts_and_the_developer_role_are_understood(client, engine):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": parts}]
+    client.chat.completions.create(model="shop", messages=messages)
+    assert engine.requests[0].messages == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "ab"},
+    ]
+
+
+@pytest.mark.parametrize("tools", [None, [WEATHER]])
+def test_streamed_chunks_add_up_to_the_whole_answer(client, engine, tools):
+    options = {"logprobs": True, "n": 2, "extra_body": {"return_token_ids": True}} | ({"tools": tools} if tools else {})
+    whole = ask(client, **options)
+    with client.chat.completions.stream(
+        model="shop", seed=5, messages=[{"role": "user", "content": "hello"}], **options
+    ) as stream:
+        chunks = [event.chunk for event in stream if event.type == "chunk"]
+        final = stream.get_final_completion()
+    for index, choice in enumerate(whole.choices):
+        assert final.choices[index].message.content == choice.message.content
+        assert final.choices[index].finish_reason == choice.finish_reason
+        assert final.choices[index].logprobs.content == choice.logprobs.content
+        streamed = [part for chunk in chunks for part in chunk.choices if part.index == index]
+        assert [part.token_ids for part in streamed if hasattr(part, "token_ids")] == [choice.token_ids]
+        if tools:
+            said, streamed_call = choice.message.tool_calls[0], final.choices[index].message.tool_calls[0]
+            assert (streamed_call.id, streamed_call.function.arguments) == (said.id, said.function.arguments)
+    assert chunks[0].prompt_token_ids == [1, 2, 3]
+
+
+def test_streamed_usage_comes_when_asked_for(client, engine):
+    last = list(ask(client, stream=True, stream_options={"include_usage": True}))[-1]
+    assert (last.choices, last.usage.completion_tokens) == ([], 7)
+    assert all(chunk.usage is None for chunk in ask(client, stream=True))
+
+
+def test_a_policy_is_addressed_by_version(client, engine):
+    assert ask(client, model="shop@v7").model == "shop@v7"
+    with pytest.raises(openai.ConflictError, match="asked for policy v6, but the engine holds v7") as caught:
+        ask(client, model="shop@v6")
+    assert caught.value.code == "stale_policy"
+    assert len(engine.requests) == 2  # the client does not ask again
+    with pytest.raises(openai.NotFoundError, match="'gpt-5' is not here; this server has 'shop'"):
+        ask(client, model="gpt-5")
+
+
+def test_models_are_listed(client):
+    assert [model.id for model in client.models.list()] == ["shop", "shop@v7"]
+    assert client.models.retrieve("shop@v7").id == "shop@v7"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("shop@v6")
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"stop": ["\n"]}, "stop"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"logit_bias": {"5": 10}}, "logit_bias"),
+        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
+        ({"tool_choice": "required", "tools": [WEATHER]}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"extra_body": {"min_p": 0.1}}, "min_p"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"tools": [{"type": "function"}]}, "tools.0"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools.0.function.strict"),
+        ({"extra_body": {"stream_options": {"include_usage": True}}}, "stream_options"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(client, engine, options, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, **options)
+    assert caught.value.param == param
+    assert param in caught.value.message
+    assert caught.value.type == "invalid_request_error"
+    assert not engine.requests
+
+
+def test_values_that_change_nothing_pass(client, engine):
+    neutral = {
+        "stop": None,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
+        "tool_choice": "auto",
+        "response_format": {"type": "text"},
+        "user": "someone",
+    }
+    assert ask(client, **neutral).choices[0].message.content == "hello 5"
+
+
+def test_all_mistakes_are_reported_at_once(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, temperature=-1, stop=["x"], extra_body={"max_token": 3})
+    for part in ("temperature", "stop", "max_token", "Did you mean 'max_tokens'?"):
+        assert part in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user"}, "messages.0.content"),
+        ({"role": "tool", "content": "31"}, "messages.0.tool_call_id"),
+        ({"role": "robot", "content": "31"}, "messages.0.role"),
+        ({"role": "user", "content": "x", "tool_calls": [_call({"name": "f", "arguments": "{}"})]}, "tool_calls"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages.0.content"),
+    ],
+)
+def test_messages_that_make_no_sense_are_refused(client, message, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="shop", messages=[message])
+    assert param in caught.value.param
+
+
+def test_engine_failures_carry_openais_error_object(running, client, engine):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, "long")
+    assert (caught.value.code, caught.value.type) == ("context_length_exceeded", "invalid_request_error")
+    with pytest.raises(openai.InternalServerError, match="out of memory"):
+        ask(client, "fail")
+    with pytest.raises(openai.BadRequestError):
+        ask(client, "long", stream=True)  # a stream has not begun when the engine fails
+    assert len(engine.requests) == 3
+
+
+def test_an_error_nobody_expected_keeps_its_details_in_the_log(client, engine, caplog):
+    with pytest.raises(openai.InternalServerError, match=r"internal error \(KeyError\)") as caught:
+        ask(client, "bug")
+    assert "secret detail" not in caught.value.message
+    assert "secret detail" in caplog.text
+
+
+def test_a_request_that_takes_too_long_ends(client, engine):
+    with pytest.raises(openai.InternalServerError, match="did not answer within 2 s") as caught:
+        ask(client, "sleep")
+    assert caught.value.status_code == 504
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"x"'])
+def test_a_body_that_is_no_json_object_is_refused(running, body):
+    status, error = post(running[0], body)
+    assert (status, error["type"]) == (400, "invalid_request_error")
+
+
+def test_a_web_page_cannot_post_without_asking_first(running):
+    """Browsers send text/plain to other origins without a preflight request."""
+    status, _ = post(running[0], b'{"model": "shop", "messages": [{"role": "user", "content": "x"}]}', "text/plain")
+    assert status == 400
+
+
+def test_unknown_routes_answer_in_the_same_form(client):
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="shop", input="x")
+
+
+def test_health(running):
+    with urllib.request.urlopen(running[0].url.removesuffix("/v1") + "/health", timeout=10) as answer:
+        assert json.load(answer) == {"status": "ok", "model": "shop", "policy": "v7"}
+
+
+def test_the_server_listens_on_this_machine_only_and_ends_with_its_block():
+    threads = threading.active_count()
+    with Server(EchoEngine(), "shop") as server:
+        assert server.host == "127.0.0.1"
+        socket.create_connection(("127.0.0.1", server.port), timeout=5).close()
+        with pytest.raises(ResourceError, match=f"port {server.port}"):
+            Server(EchoEngine(), "other", port=server.port).__enter__()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", server.port), timeout=5)
+    assert threading.active_count() == threads
+
+
+def test_concurrent_requests_reach_the_engine_together(running, engine):
+    async def many() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=running[0].url, api_key="none", timeout=10) as client:
+            answers = await asyncio.gather(
+                *(
+                    client.chat.completions.create(
+                        model="shop", seed=index, messages=[{"role": "user", "content": "hi"}]
+                    )
+                    for index in range(16)
+                )
+            )
+        return [answer.choices[0].message.content for answer in answers]
+
+    assert asyncio.run(many()) == [f"hi {index}" for index in range(16)]
+
+
+def test_without_a_decoder_tokens_are_named_by_id():
+    with Server(EchoEngine(), "shop") as server, openai.OpenAI(base_url=server.url, api_key="none") as client:
+        content = ask(client, "a", logprobs=True).choices[0].logprobs.content
+    assert [token.token for token in content] == ["token_id:97", "token_id:32", "token_id:53"]
+    assert content[0].bytes is None
+
+
+def test_the_command_says_what_is_wrong(tmp_path, caplog):
+    assert server_module.main([str(tmp_path)]) == 2
+    assert f"{tmp_path} holds no model" in caplog.text
