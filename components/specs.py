@@ -96,6 +96,10 @@ class Target(Spec):
     def _flat(self) -> dict[str, Any]:
         return {"_target_": self.target, **to_jsonable_python(self.arguments)}
 
+    def factory(self) -> Callable[..., Any]:
+        """The class or function itself."""
+        return _import(self.target)
+
     def build(self, **runtime: Any) -> Any:
         """A class becomes an instance, a function a `functools.partial`. `runtime` adds keyword arguments that are
         no configuration; it may not repeat one that is."""
@@ -371,7 +375,7 @@ _BOUNDS = {"greater_than": ("more than", "gt"), "greater_than_equal": ("at least
 def _problems(cls: type[Spec], data: Any, error: ValidationError, context: dict[str, Any]) -> list[Problem]:
     found: dict[str, Problem] = {}
     for detail in error.errors(include_url=False):
-        path = _path(data, detail["loc"])
+        path = _path(data, detail["loc"], detail["type"] == "missing")
         problem = _problem(cls, data, path, detail, context["allow"])
         earlier = found.get(problem.path)
         if earlier is not None:  # the members of a union, each with its complaint
@@ -412,12 +416,12 @@ def _problem(cls: type[Spec], data: Any, path: list[str | int], detail: Any, all
     return Problem(key, f"{shown}: expected {expected}")
 
 
-def _path(data: Any, loc: tuple[str | int, ...]) -> list[str | int]:
+def _path(data: Any, loc: tuple[str | int, ...], missing: bool) -> list[str | int]:
     """The key path of an error. pydantic's location also names members of unions; these are no keys."""
     path: list[str | int] = []
     for i, part in enumerate(loc):
-        last = i == len(loc) - 1
-        if isinstance(data, Mapping) and (part in data or last):
+        absent = missing and i == len(loc) - 1
+        if isinstance(data, Mapping) and (part in data or absent):
             data = data.get(part)
         elif isinstance(data, list) and isinstance(part, int):
             data = data[part]

@@ -1,0 +1,191 @@
+"""The experiment: one typed spec for everything that a run does, composed from `conf/` by Hydra.
+
+A spec is checked as a whole: single fields by their types, then what only makes sense together (`cross_problems`):
+an algorithm and the episodes that it gets, an environment and the splits that are asked of it. The checks build the
+environment, which is light by its protocol, and nothing else; no model is loaded. Whether weights can be had is not
+known here: `components.models.weights.check_weights` looks for them before the first stage.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from components.algorithms.spec import AlgorithmSpec, GRPOSpec, SFTSpec
+from components.compute.spec import ComputeSpec
+from components.deployment.spec import DeploySpec
+from components.environments.protocol import Environment
+from components.errors import Problem
+from components.evaluation.spec import EvaluateSpec
+from components.models.spec import ModelSpec
+from components.rollout.spec import AgentSpec, CollectSpec
+from components.specs import Spec, Target
+from components.tracking.spec import TrackingSpec
+
+CODE = Path(__file__).resolve().parent.parent
+"""The folder that holds flows/, components/ and conf/."""
+
+TRAIN = "train"
+"""Split from which episodes for training are collected."""
+
+
+class WarmupSpec(Spec):
+    """Supervised training on the environment's own solutions, before the first round."""
+
+    demonstrations: int = Field(64, ge=1)
+    """Train scenarios that the environment's solver demonstrates."""
+    filter: Target
+    """Which demonstrations are trained on."""
+    algorithm: SFTSpec = SFTSpec()
+
+
+class ExperimentSpec(Spec):
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """Name of the experiment in MLflow and of the exported model."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Everything random follows from it."""
+    root: str = Field("", validate_default=True)
+    """Folder for everything that a run writes: artifacts, MLflow and Prefect data, logs. Absolute once validated; a
+    relative one lies below the working directory, none (null) means `runs` beside the code."""
+    rounds: int = Field(4, ge=0)
+    """Rounds of collect, judge, filter, train. 0 without warmup only evaluates."""
+    model: ModelSpec
+    environment: Target
+    """Class that implements the environment protocol."""
+    reward: Target
+    """Function `(trajectory) -> float`, or class that is callable so or has `score_group`."""
+    filter: Target
+    """Class with `select(group)`: which episodes are trained on."""
+    algorithm: AlgorithmSpec
+    warmup: WarmupSpec | None = None
+    """None starts the rounds from the model as it is."""
+    agent: AgentSpec = AgentSpec()
+    collect: CollectSpec = CollectSpec()
+    evaluate: EvaluateSpec = EvaluateSpec()
+    deploy: DeploySpec = DeploySpec()
+    compute: ComputeSpec = ComputeSpec()
+    tracking: TrackingSpec = TrackingSpec()
+    allow: list[str] = []
+    """Packages of your own from which a `_target_` may come, besides `components`."""
+
+    @field_validator("root", mode="before")
+    @classmethod
+    def _absolute(cls, value: Any) -> Any:
+        if value is None or value == "":
+            return str(CODE / "runs")
+        return str(Path(value).expanduser().absolute()) if isinstance(value, str) else value
+
+    @property
+    def trains(self) -> bool:
+        return self.rounds > 0 or self.warmup is not None
+
+    @classmethod
+    def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
+        for check in (_algorithm, _lengths, _local_model, _reward, _filters, _environment, _deploy):
+            names = list(inspect.signature(check).parameters)
+            if all(name in parts for name in names):
+                yield from check(**{name: parts[name] for name in names})
+
+
+def _algorithm(algorithm: Any, collect: CollectSpec, rounds: int) -> Iterator[Problem]:
+    if rounds == 0 or not isinstance(algorithm, GRPOSpec):
+        return
+    if collect.group_size == 1:
+        yield Problem(
+            "collect.group_size",
+            "1: GRPO compares the episodes of a group with each other; expected at least 2, or another algorithm",
+        )
+    if collect.scenarios % algorithm.minibatches:
+        divisors = [n for n in range(1, collect.scenarios + 1) if collect.scenarios % n == 0]
+        yield Problem(
+            "algorithm.minibatches",
+            f"{algorithm.minibatches} does not divide collect.scenarios={collect.scenarios}; "
+            f"expected one of {', '.join(map(str, divisors))}",
+        )
+    why = "the ratio of GRPO needs the log-probabilities of the whole distribution that was sampled from"
+    if collect.temperature == 0:
+        yield Problem("collect.temperature", f"0 samples nothing: {why}; expected more than 0")
+    if collect.top_p < 1:
+        yield Problem("collect.top_p", f"{collect.top_p:g} cuts the distribution: {why}; expected 1")
+    if collect.top_k > 0:
+        yield Problem("collect.top_k", f"{collect.top_k} cuts the distribution: {why}; expected 0, no limit")
+
+
+def _lengths(agent: AgentSpec, model: ModelSpec) -> Iterator[Problem]:
+    if agent.max_tokens >= model.max_length:
+        yield Problem(
+            "agent.max_tokens",
+            f"{agent.max_tokens} leaves no room for a prompt in model.max_length={model.max_length}; expected less",
+        )
+
+
+def _local_model(model: ModelSpec) -> Iterator[Problem]:
+    if model.source != "hub" or Path(model.name).is_dir():
+        return
+    if model.name.startswith(("/", ".", "~")) or model.name.count("/") > 1:
+        yield Problem("model.name", f"there is no folder {model.name!r}; expected one, or a name on the Hugging Face hub")
+
+
+def _reward(reward: Target) -> Iterator[Problem]:
+    thing = reward.factory()
+    if inspect.isclass(thing) and not {"__call__", "score_group"} & set(dir(thing)):
+        yield Problem("reward._target_", f"{reward.target} can score nothing; expected `__call__` or `score_group`")
+
+
+def _filters(filter: Target, warmup: WarmupSpec | None) -> Iterator[Problem]:
+    for path, target in [("filter", filter), *([("warmup.filter", warmup.filter)] if warmup else [])]:
+        if "select" not in dir(target.factory()):
+            yield Problem(f"{path}._target_", f"{target.target} is no filter; expected a class with a method `select`")
+
+
+def _environment(
+    environment: Target, evaluate: EvaluateSpec, collect: CollectSpec, rounds: int, warmup: WarmupSpec | None
+) -> Iterator[Problem]:
+    thing = environment.factory()
+    methods = [name for name in vars(Environment) if not name.startswith("_") and callable(getattr(Environment, name))]
+    lacking = [name for name in methods if name not in dir(thing)]
+    if lacking:
+        what = f"{environment.target} is no environment; it lacks {', '.join(lacking)}"
+        yield Problem("environment._target_", f"{what} (see components.environments.protocol)")
+        return
+    if warmup is not None and "solve" not in dir(thing):
+        yield Problem("warmup", f"{environment.target} has no method `solve` to take demonstrations from; write warmup=none")
+    try:
+        built = environment.build()
+        try:
+            train, heldout = list(built.scenarios(TRAIN)), list(built.scenarios(evaluate.split))
+        finally:
+            built.close()
+    except Exception as error:  # noqa: BLE001  code of the user: whatever it raises is the answer
+        yield Problem("environment", f"{environment.target} cannot state its scenarios: {type(error).__name__}: {error}")
+        return
+    if not heldout:
+        yield Problem("evaluate.split", f"{environment.target} has no scenarios in split {evaluate.split!r} to evaluate on")
+    elif evaluate.scenarios is not None and evaluate.scenarios > len(heldout):
+        yield Problem("evaluate.scenarios", f"{evaluate.scenarios}: split {evaluate.split!r} has {len(heldout)}")
+    if rounds == 0 and warmup is None:
+        return
+    if not train:
+        yield Problem("environment", f"{environment.target} has no scenarios in split {TRAIN!r} to train on")
+        return
+    if rounds and collect.scenarios > len(train):
+        yield Problem("collect.scenarios", f"{collect.scenarios}: one round can draw at most the {len(train)} of {TRAIN!r}")
+    if warmup is not None and warmup.demonstrations > len(train):
+        yield Problem("warmup.demonstrations", f"{warmup.demonstrations}: split {TRAIN!r} has {len(train)} scenarios")
+    ids = [scenario.id for scenario in train]
+    shared = set(ids) & {scenario.id for scenario in heldout}
+    if evaluate.split == TRAIN:
+        yield Problem("evaluate.split", f"{TRAIN!r} is trained on; expected a split that shares no scenario with it")
+    elif shared:
+        yield Problem("environment", f"{len(shared)} scenarios are in {TRAIN!r} and {evaluate.split!r}: {min(shared)!r}, ...")
+    if len(set(ids)) < len(ids) or len({s.id for s in heldout}) < len(heldout):
+        yield Problem("environment", f"{environment.target} gives the same id to several scenarios")
+
+
+def _deploy(deploy: DeploySpec, rounds: int, warmup: WarmupSpec | None) -> Iterator[Problem]:
+    if rounds == 0 and warmup is None and deploy.mode != "none":
+        yield Problem("deploy.mode", f"{deploy.mode!r}: nothing is trained with rounds=0 and no warmup; write deploy=none")
