@@ -1,0 +1,115 @@
+"""How artifacts appear in MLflow: datasets as inputs of the run, checkpoints as models that it made, and an export as
+a version in the model registry. All of it by reference: no weights are copied.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.tracking.params import clean_name
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from components.artifacts import Artifact
+
+DATASETS = {"trajectories": "train", "evaluation": "evaluation"}
+"""Kinds of artifacts that MLflow lists as datasets, and what they are used for."""
+_MAX_DIGEST = 36
+"""Longest digest that MLflow keeps for a dataset."""
+_SIZE_LIMIT = 1 << 20
+"""Files from this size on (bytes) are logged by reference only."""
+
+
+def files(folder: Path) -> list[tuple[Path, int]]:
+    """All files below a folder with their sizes in bytes, in a fixed order."""
+    return sorted((path, path.stat().st_size) for path in folder.rglob("*") if path.is_file())
+
+
+def describe(artifact: Artifact, label: str, status: str, seconds: float) -> tuple[dict[str, Any], list[Path]]:
+    """The reference to an artifact (JSON data: where it is, its key and digest, each file with its size), and those of
+    its files that are small enough to be logged in full."""
+    listed = files(artifact.path)
+    small = [path for path, size in listed if size < _SIZE_LIMIT]
+    reference = {
+        "label": label,
+        "stage": artifact.stage,
+        "status": status,
+        "seconds": round(seconds, 3),
+        "seconds_when_made": round(artifact.seconds, 3),
+        "kind": artifact.kind,
+        "schema_version": artifact.schema_version,
+        "key": artifact.key,
+        "digest": artifact.digest,
+        "uri": artifact.path.absolute().as_uri(),
+        "bytes": sum(size for _, size in listed),
+        "inputs": dict(artifact.inputs),
+        "metrics": dict(artifact.metrics),
+        "files": [
+            {"path": path.relative_to(artifact.path).as_posix(), "bytes": size, "copied": size < _SIZE_LIMIT}
+            for path, size in listed
+        ],
+    }
+    return reference, small
+
+
+def log_dataset(client: MlflowClient, run_id: str, artifact: Artifact, label: str) -> None:
+    """Lists a trajectories or evaluation artifact among the run's input datasets."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    dataset = Dataset(
+        name=label,
+        digest=artifact.digest[:_MAX_DIGEST],
+        source_type="local",
+        source=json.dumps({"uri": artifact.path.absolute().as_uri(), "digest": artifact.digest, "key": artifact.key}),
+        profile=json.dumps(artifact.metrics),
+    )
+    context = InputTag(key="mlflow.data.context", value=DATASETS[artifact.kind])
+    client.log_inputs(run_id, datasets=[DatasetInput(dataset, [context])])
+
+
+def log_checkpoint(
+    client: MlflowClient, experiment_id: str, run_id: str, artifact: Artifact, label: str, step: int
+) -> str:
+    """Records a checkpoint as a model that this run put out at `step`; returns the model's id."""
+    from mlflow.entities import LoggedModelOutput
+
+    model = client.create_logged_model(
+        experiment_id,
+        name=clean_name(label).replace("/", "-").replace(":", "-").replace(".", "-"),
+        source_run_id=run_id,
+        tags={
+            "uri": artifact.path.absolute().as_uri(),
+            "stage_key": artifact.key,
+            "digest": artifact.digest,
+            **{f"input.{name}": key for name, key in artifact.inputs.items()},
+        },
+        params={name: f"{value:.6g}" for name, value in artifact.metrics.items()},
+        model_type="checkpoint",
+    )
+    client.finalize_logged_model(model.model_id, "READY")
+    client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
+    return model.model_id
+
+
+def register(
+    client: MlflowClient, name: str, source: str, *, run_id: str, stage_key: str, tags: dict[str, str], description: str
+) -> str:
+    """Registers a model version whose source is `source`; returns its number. The same stage key under the same name
+    gives the version that is already there, so that a run which finds its export in the store adds nothing."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    known = client.search_model_versions(f"name='{name}' and tags.stage_key='{stage_key}'", max_results=1)
+    if known and known[0].source == source:
+        return str(known[0].version)
+    version = client.create_model_version(
+        name, source, run_id=run_id, tags={**tags, "stage_key": stage_key}, description=description
+    )
+    return str(version.version)

@@ -1,0 +1,290 @@
+"""The tracker: one MLflow run for one run of a flow.
+
+It works through `MlflowClient` with explicit run ids. MLflow's fluent functions keep the active run in a thread-local
+global, which breaks as soon as stages run on several threads; a tracker may be used from any thread.
+
+What goes where: the composed configuration as parameters and as `config.yaml`; numbers as metrics by step; of every
+artifact its small files (below 1 MiB) and a reference to the rest, under `stages/<label>/`; trajectory sets as input
+datasets, checkpoints as logged models, exports as versions in the model registry. Nothing large is copied. Secrets
+are masked on the way in.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import unquote, urlsplit
+
+from components.errors import Problem, ResourceError, SpecError
+from components.redaction import mask, mask_override, mask_text
+from components.tracking import lineage, store, traces
+from components.tracking.params import MAX_NAME, clean_name, flatten
+from components.tracking.spec import TrackingSpec
+from components.trajectories.schema import Trajectory
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from components.artifacts import Artifact
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = {"evaluate": "eval"}
+"""Stages whose metrics do not go by the stage's own name."""
+_BATCH = 100
+"""Most parameters or tags of one request (a limit of MLflow)."""
+_MAX_TAG = 8000
+"""Longest value of a tag in characters (a limit of MLflow)."""
+
+
+class Tracker:
+    """Records one run. Make it with `Tracker.open`; use it in a `with` block, or call `finish`."""
+
+    def __init__(self, client: MlflowClient, uri: str, experiment_id: str, run_id: str, artifact_uri: str, traces: int):
+        self.client = client
+        self.uri = uri
+        """Absolute URI of the store."""
+        self.experiment_id = experiment_id
+        self.run_id = run_id
+        self.artifact_uri = artifact_uri
+        """Where MLflow keeps this run's files."""
+        self.traces = traces
+
+    @classmethod
+    def open(
+        cls,
+        root: str | Path,
+        spec: TrackingSpec,
+        name: str,
+        parent_run_id: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        run_name: str | None = None,
+    ) -> Self:
+        """Opens the store (made on first use), finds or makes the MLflow experiment and starts a run in it.
+
+        `name` is the experiment's own name; `parent_run_id` makes the run a child, for sweeps and for stages placed
+        elsewhere. Raises ResourceError where the store cannot be used, SpecError where the experiment was deleted.
+        """
+        root = Path(root).absolute()
+        uri = spec.uri or store.local_uri(root)
+        artifacts = root / "mlflow" / "artifacts"
+        client = store.connect(uri, artifacts)
+        from mlflow.exceptions import MlflowException
+
+        try:
+            experiment_id = _experiment(client, spec.experiment or name, artifacts)
+            run = client.create_run(
+                experiment_id,
+                run_name=run_name or f"{name} {time.strftime('%Y-%m-%d %H:%M:%S')}",
+                tags={
+                    "mlflow.source.name": "espalier",
+                    **({"mlflow.parentRunId": parent_run_id} if parent_run_id else {}),
+                    **{key: mask_text(value) for key, value in (tags or {}).items()},
+                },
+            )
+        except MlflowException as error:
+            raise ResourceError(f"The MLflow store at {mask_text(uri)} cannot be used: {error}") from error
+        logger.debug("MLflow run %s in experiment %s", run.info.run_id, experiment_id)
+        return cls(client, client.tracking_uri, experiment_id, run.info.run_id, run.info.artifact_uri, spec.traces)
+
+    @property
+    def ui_command(self) -> str:
+        """The command that shows this run in a browser."""
+        if self.uri.startswith(("http://", "https://")):
+            return mask_text(f"open {self.uri}/#/experiments/{self.experiment_id}/runs/{self.run_id}")
+        return mask_text(f"mlflow ui --backend-store-uri {self.uri}")
+
+    # What the run is
+
+    def log_config(
+        self,
+        config: Mapping[str, Any],
+        overrides: Sequence[str] = (),
+        *,
+        versions: Mapping[str, str] | None = None,
+        git_commit: str | None = None,
+    ) -> None:
+        """The composed configuration: flat parameters, `config.yaml`, `overrides.txt`, `versions.json`, tags."""
+        from mlflow.entities import Param, RunTag
+
+        masked = mask(dict(config))
+        shown = [mask_override(override) for override in overrides]
+        params = [Param(key, value) for key, value in flatten(masked).items()]
+        tags = [RunTag("overrides", " ".join(shown)[:_MAX_TAG])]
+        tags += [RunTag(f"version.{package}", version) for package, version in (versions or {}).items()]
+        if git_commit:
+            tags.append(RunTag("mlflow.source.git.commit", git_commit))
+        for start in range(0, max(len(params), len(tags)), _BATCH):
+            batch = slice(start, start + _BATCH)
+            self.client.log_batch(self.run_id, params=params[batch], tags=tags[batch])
+        self.client.log_text(self.run_id, _yaml(masked), "config.yaml")
+        if shown:
+            self.client.log_text(self.run_id, "\n".join(shown) + "\n", "overrides.txt")
+        if versions:
+            self.client.log_dict(self.run_id, dict(versions), "versions.json")
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        found = [RunTag(clean_name(key), mask_text(value)[:_MAX_TAG]) for key, value in tags.items()]
+        self.client.log_batch(self.run_id, tags=found)
+
+    # Numbers
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
+        """All of them in one request. Names are paths such as `train/kl` or `eval/success`."""
+        from mlflow.entities import Metric
+
+        if not metrics:
+            return
+        now = int(time.time() * 1000)
+        found = [Metric(clean_name(key), float(value), now, step) for key, value in metrics.items()]
+        self.client.log_batch(self.run_id, metrics=found)
+
+    # Artifacts
+
+    def log_stage(self, artifact: Artifact, label: str, status: str, seconds: float, step: int = 0) -> None:
+        """What a stage left behind: its small files and a reference to all of them under `stages/<label>/`, its
+        metrics under the stage's name (`train/kl`) and its time (`time/train`) at `step`.
+
+        `label` names the stage in this run, as `round 3/train`; `status` is `ran` or `cached`; `seconds` is the time
+        that it took now.
+        """
+        prefix = _PREFIX.get(artifact.stage, artifact.stage)
+        metrics = {f"{prefix}/{key}": value for key, value in artifact.metrics.items()}
+        self.log_metrics({**metrics, f"time/{artifact.stage}": seconds}, step)
+        reference, small = lineage.describe(artifact, label, status, seconds)
+        folder = f"stages/{_path(label)}"
+        with tempfile.TemporaryDirectory(prefix="espalier-") as scratch:
+            for source in small:
+                target = Path(scratch) / source.relative_to(artifact.path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(source.absolute())  # MLflow copies what the link points to
+            self.client.log_artifacts(self.run_id, scratch, folder)
+        self.client.log_dict(self.run_id, reference, f"{folder}/artifact.json")
+        if artifact.kind in lineage.DATASETS:
+            lineage.log_dataset(self.client, self.run_id, artifact, label)
+        elif artifact.kind == "checkpoint":
+            lineage.log_checkpoint(self.client, self.experiment_id, self.run_id, artifact, label, step)
+            self.set_tags({f"checkpoint.{label}": artifact.digest})
+
+    def log_trajectories(self, trajectories: Sequence[Trajectory], label: str) -> list[str]:
+        """A sample of the episodes (`tracking.traces` of them) as MLflow traces; returns their ids."""
+        from mlflow.tracing.client import TracingClient
+
+        chosen = traces.sample(trajectories, self.traces)
+        if not chosen:
+            return []
+        tracing = TracingClient(self.client.tracking_uri)
+        start_ms = int(time.time() * 1000)
+        ids, spans = [], []
+        for trajectory in chosen:
+            info, found = traces.to_trace(
+                trajectory, experiment_id=self.experiment_id, run_id=self.run_id, label=label, start_ms=start_ms
+            )
+            tracing.start_trace(info)
+            ids.append(info.trace_id)
+            spans += found
+        tracing.log_spans(self.experiment_id, spans)
+        return ids
+
+    def log_report(self, html: str, name: str = "report.html") -> str:
+        """Keeps a rendered report with the run; returns its path, or its URI where the store is elsewhere."""
+        self.client.log_text(self.run_id, html, name)
+        parts = urlsplit(self.artifact_uri)
+        folder = unquote(parts.path) if parts.scheme in ("", "file") else self.artifact_uri
+        return f"{folder.rstrip('/')}/{name}"
+
+    def log_file(self, path: Path, folder: str | None = None) -> None:
+        """Keeps a copy of one small file, such as the run's log."""
+        self.client.log_artifact(self.run_id, str(path), folder)
+
+    def register_model(
+        self, name: str, export: Artifact, *, policy_digest: str, tags: Mapping[str, str] | None = None
+    ) -> str:
+        """Registers an exported model; returns the number of its version. Registered by reference: its source is the
+        export's folder, nothing is copied. An export that is registered already keeps its version.
+
+        A tracking server refuses sources on a client's disk: there the source is `stages/export` of this run, which
+        holds the reference, and the tag `uri` says where the weights are.
+        """
+        uri = export.path.absolute().as_uri()
+        source = uri
+        if self.uri.startswith(("http://", "https://")):
+            reference = {"uri": uri, "key": export.key, "digest": export.digest}
+            self.client.log_dict(self.run_id, reference, "stages/export/reference.json")
+            source = f"runs:/{self.run_id}/stages/export"
+        return lineage.register(
+            self.client,
+            re.sub(r"[/:'\"]", "-", name),
+            source,
+            run_id=self.run_id,
+            stage_key=export.key,
+            tags={
+                "run_id": self.run_id,
+                "policy_digest": policy_digest,
+                "digest": export.digest,
+                "uri": uri,
+                **(tags or {}),
+            },
+            description=f"Exported by run {self.run_id}.",
+        )
+
+    # The end
+
+    def finish(self, status: str = "FINISHED") -> None:
+        """Ends the run: `FINISHED`, `FAILED`, or `KILLED` where a person stopped it."""
+        self.client.set_terminated(self.run_id, status.upper())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.finish("KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
+
+
+def _experiment(client: MlflowClient, name: str, artifacts: Path) -> str:
+    """Id of the MLflow experiment called `name`, made where there is none."""
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        local = client.tracking_uri.startswith("sqlite:")
+        location = (artifacts / _path(name)).as_uri() if local else None
+        try:
+            return client.create_experiment(name, artifact_location=location)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            found = client.get_experiment_by_name(name)  # another process was faster
+    if found.lifecycle_stage != "active":
+        raise SpecError(
+            [
+                Problem(
+                    "tracking.experiment",
+                    f"the MLflow experiment '{name}' was deleted; restore it with `mlflow experiments restore "
+                    f"--experiment-id {found.experiment_id}`, or set another name",
+                )
+            ]
+        )
+    return found.experiment_id
+
+
+def _path(label: str) -> str:
+    """The label as a relative path: letters, digits, dots and dashes; a slash makes a folder."""
+    parts = [re.sub(r"[^\w.-]+", "-", part).strip(".-") for part in label.split("/")]
+    return "/".join(part for part in parts if part)[:MAX_NAME] or "unnamed"
+
+
+def _yaml(data: Any) -> str:
+    import yaml
+
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)

@@ -1,0 +1,123 @@
+"""Where MLflow keeps its data when nobody runs a server: SQLite under the run root.
+
+Creating the tables is a chain of some hundred migrations, and two processes that run it on one file leave that file
+broken for good. So the database is made aside, under a lock, and renamed into place when it is complete: a database
+that exists is a database that is ready, and opening it costs no lock.
+
+MLflow is kept quiet here too: no usage statistics are sent, and its log lines reach the console only as warnings,
+through the handlers of the program that uses us.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from components.errors import ResourceError, WaitTimeout
+from components.redaction import mask_text
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_SQLITE = "sqlite:///"
+_CREATION_LIMIT = 180.0
+"""Seconds to wait for another process that is creating the database."""
+_CONNECT_LIMIT = 10.0
+"""Seconds that a tracking server may take to accept a connection."""
+
+
+def local_uri(root: Path) -> str:
+    """URI of the run root's own database; absolute, so that it means the same in every working directory."""
+    return f"{_SQLITE}{root.absolute()}/mlflow/mlflow.db"
+
+
+def connect(uri: str, artifacts: Path) -> MlflowClient:
+    """A client of the store at `uri`; a SQLite database that does not exist yet is created, with `artifacts` as its
+    default place for files. Raises ResourceError where the store cannot be used and WaitTimeout where another process
+    does not finish creating it."""
+    quiet()
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    if uri.startswith(_SQLITE):
+        database = Path(uri.removeprefix(_SQLITE)).absolute()
+        uri = f"{_SQLITE}{database}"
+        _ensure_database(database, artifacts)
+    elif uri.startswith(("http://", "https://")):
+        _check_reachable(uri)
+    try:
+        return MlflowClient(tracking_uri=uri, registry_uri=uri)
+    except MlflowException as error:
+        raise ResourceError(f"The MLflow store at {mask_text(uri)} cannot be used: {error}") from error
+
+
+def quiet() -> None:
+    """Turns usage statistics, progress bars and links on stdout off, and hands MLflow's warnings to the program's own
+    log handlers. An environment variable that the user has set wins."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    import mlflow.telemetry  # sets up log handlers of its own; they are taken away below
+
+    mlflow.telemetry.set_telemetry_client()  # drops a client made by an earlier import of mlflow
+    for name in ("mlflow", "alembic"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.setLevel(logging.WARNING)
+        logger.propagate = True
+
+
+def _ensure_database(database: Path, artifacts: Path) -> None:
+    if database.exists():
+        return
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(database.with_suffix(".lock"), waiting_for=f"another process to create {database}"):
+        if not database.exists():
+            _create_database(database, artifacts)
+
+
+def _create_database(database: Path, artifacts: Path) -> None:
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    draft = database.with_suffix(".draft")
+    draft.unlink(missing_ok=True)  # left by a process that died while creating it
+    store = SqlAlchemyStore(f"{_SQLITE}{draft}", artifacts.absolute().as_uri())
+    store.engine.dispose()
+    os.replace(draft, database)
+
+
+@contextmanager
+def _locked(path: Path, waiting_for: str) -> Iterator[None]:
+    deadline = time.monotonic() + _CREATION_LIMIT
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise WaitTimeout(f"Waited {_CREATION_LIMIT:.0f} s for {waiting_for}") from None
+                time.sleep(0.05)
+        yield  # closing the file gives the lock back
+
+
+def _check_reachable(uri: str) -> None:
+    """Fails at once where nothing listens: MLflow itself would try again for minutes."""
+    parts = urlsplit(uri)
+    address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+    try:
+        socket.create_connection(address, timeout=_CONNECT_LIMIT).close()
+    except OSError as error:
+        raise ResourceError(
+            f"No MLflow server answers at {mask_text(uri)} ({error}). Start it, correct tracking.uri, or leave "
+            "tracking.uri out to keep the run's records under the run root."
+        ) from error
