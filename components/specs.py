@@ -24,14 +24,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     PydanticUserError,
-    TypeAdapter,
     ValidationError,
     ValidationInfo,
     create_model,
@@ -454,9 +453,9 @@ def _valid_parts(cls: type[Spec], data: Mapping[str, Any], context: Any, skip: s
             if not field.is_required():
                 yield name, field.get_default(call_default_factory=True, validated_data={})
             continue
-        adapter: TypeAdapter[Any] = TypeAdapter(Annotated[field.annotation, field])
+        part = create_model(cls.__name__, __config__=cls.model_config, **{name: (field.annotation, field)})
         try:
-            yield name, adapter.validate_python(data[name], context=context)
+            yield name, getattr(part.model_validate({name: data[name]}, context=context), name)
         except ValidationError:
             continue
 

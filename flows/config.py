@@ -1,0 +1,286 @@
+"""From overrides to validated specs: Hydra composes, and every mistake is found before it starts.
+
+Hydra stops at the first override that it cannot use, and knows nothing of the specs. So overrides are looked at one by
+one against the config tree: is it a group, is there such an option, is there such a key; what is right is composed and
+validated, and all problems are reported as one `SpecError`. Where a group option is misspelt, the rest is checked as if
+the nearest one had been meant.
+
+A sweep is checked point by point, as far as its points are known beforehand; of a continuous range, the ends.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.utils import setup_globals
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from components.errors import Problem, SpecError
+from components.specs import names_below, nearest, validate
+from flows.spec import CODE, ExperimentSpec
+
+CONF = CODE / "conf"
+PRIMARY = "config"
+COMPOSITION = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
+"""What Hydra raises where configs do not fit together or cannot be read."""
+MOST_POINTS = 64
+"""Points of a sweep that are checked in all combinations; of more, each value is checked by itself."""
+
+
+def compose(overrides: Sequence[str] = (), *, config_dir: str | Path | None = None) -> ExperimentSpec:
+    """The spec of one run. `config_dir` is a folder of your own config groups. Raises SpecError."""
+    return check(overrides, config_dir=config_dir)[0]
+
+
+def check(
+    overrides: Sequence[str], *, multirun: bool = False, config_dir: str | Path | None = None, values: bool = True
+) -> list[ExperimentSpec]:
+    """The specs of all points that the overrides describe; one, unless they sweep.
+
+    `values=False` looks at the overrides only and returns nothing: for a config that is shown, not run. Raises SpecError
+    with every problem of every point.
+    """
+    composer = Composer(config_dir)
+    parsed, problems = composer.parse(overrides)
+    points = composer.points(parsed, multirun, problems)
+    specs = []
+    for point in points:
+        data, found = composer.point(point)
+        if values and data is not None:
+            try:
+                specs.append(validate(ExperimentSpec, data))
+            except SpecError as error:
+                seen = {problem.path for problem in found}
+                found += [problem for problem in error.problems if problem.path not in seen]
+        problems += [problem for problem in found if problem not in problems]
+    if problems:
+        raise SpecError(problems)
+    return specs
+
+
+class Composer:
+    """Composes configs and says what is wrong with overrides."""
+
+    def __init__(self, config_dir: str | Path | None = None):
+        setup_globals()
+        search_path = create_config_search_path(str(CONF))
+        if config_dir is not None:
+            folder = Path(config_dir).absolute()
+            if not folder.is_dir():
+                raise SpecError([Problem("--config-dir", f"there is no folder {str(folder)!r}")])
+            search_path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
+        self.loader = ConfigLoaderImpl(search_path)
+        self.parser = OverridesParser.create(self.loader)
+        self._composed: dict[tuple[str, ...], DictConfig] = {}
+
+    def parse(self, lines: Sequence[str]) -> tuple[list[Override], list[Problem]]:
+        overrides, problems = [], []
+        for line in lines:
+            try:
+                overrides.append(self.parser.parse_override(line))
+            except HydraException as error:
+                reason = _words(error.__cause__ or error).partition(" See https")[0]
+                problems.append(Problem(line, f"cannot be read; expected key=value ({reason})"))
+                continue
+            if not overrides[-1].key_or_group:
+                problems.append(Problem(line, "has no key; expected key=value"))
+                overrides.pop()
+        return overrides, problems
+
+    def points(self, parsed: list[Override], multirun: bool, problems: list[Problem]) -> Iterator[list[Override]]:
+        """The overrides of each point of a sweep; themselves, where they sweep over nothing."""
+        fixed = [override for override in parsed if not override.is_sweep_override()]
+        config = self._config(self._groups(fixed)[0])[0]
+        if multirun or OmegaConf.select(config, "hydra.mode") == RunMode.MULTIRUN:
+            params = OmegaConf.select(config, "hydra.sweeper.params") or {}
+            more, broken = self.parse([f"{key}={value}" for key, value in params.items()])
+            problems += broken
+            parsed = [*more, *parsed]
+        else:
+            for override in parsed:
+                if override.is_sweep_override():
+                    problems.append(Problem(override.get_key_element(), "has several values; to sweep over them, add -m"))
+            parsed = fixed
+        axes = [self._axis(override) for override in parsed]
+        if len(list(itertools.islice(itertools.product(*axes), MOST_POINTS + 1))) <= MOST_POINTS:
+            return map(list, itertools.product(*axes))
+        first = [axis[0] for axis in axes]
+        return ([*first[:i], value, *first[i + 1 :]] for i, axis in enumerate(axes) for value in axis)
+
+    def _axis(self, override: Override) -> list[Override]:
+        if not override.is_sweep_override():
+            return [override]
+        if override.is_discrete_sweep():
+            values = list(override.sweep_string_iterator())
+        else:
+            sweep = override.value()
+            assert isinstance(sweep, IntervalSweep)
+            values = [str(sweep.start), str(sweep.end)]
+        return [self.parser.parse_override(f"{override.get_key_element()}={value}") for value in values]
+
+    def point(self, overrides: list[Override]) -> tuple[dict[str, Any] | None, list[Problem]]:
+        """Plain data of one point, as far as its overrides can be used, and what is wrong with the others."""
+        lines, problems, unsure = self._groups(overrides)
+        config, broken = self._config(lines)
+        problems += broken
+        config = copy.deepcopy(config)
+        for override in overrides:
+            key = override.key_or_group
+            if self._is_group(key) or any(key == group or key.startswith(group + ".") for group in unsure):
+                continue
+            problem = self._unknown(override, config) or _apply(override, config)
+            if problem is not None:
+                problems.append(problem)
+        with open_dict(config):
+            del config["hydra"]
+        try:
+            return OmegaConf.to_container(config, resolve=True, throw_on_missing=False), problems  # type: ignore[return-value]
+        except OmegaConfBaseException as error:
+            return None, [*problems, Problem(str(getattr(error, "full_key", "") or "config"), _words(error))]
+
+    def _is_group(self, key: str) -> bool:
+        return bool(self.loader.repository.group_exists(key))
+
+    def _options(self, group: str) -> list[str]:
+        return sorted(self.loader.repository.get_group_options(group, ObjectType.CONFIG))
+
+    def _groups(self, overrides: list[Override]) -> tuple[list[str], list[Problem], list[str]]:
+        """Group overrides as lines to compose with, misspelt options replaced by the nearest; the problems; and the
+        groups of which it is not known what was meant."""
+        lines, problems, unsure = [], [], []
+        for override in overrides:
+            group = override.key_or_group
+            if not self._is_group(group):
+                continue
+            name = override.get_key_element()
+            value = override.value()
+            wanted = value if isinstance(value, list) else [] if override.is_delete() and value is None else [value]
+            options = self._options(group)
+            wrong = [option for option in wanted if str(option) not in options]
+            if not wrong:
+                lines.append(override.input_line or name)
+                continue
+            meant = [near for option in wanted if (near := nearest(option, options))]
+            for option in wrong:
+                near = nearest(option, options)
+                hint = f"{name}={near}" if near else None
+                problems.append(Problem(name, f"{option!r}: expected one of {', '.join(options)}", hint))
+            if len(meant) == len(wanted):
+                lines.append(f"{name}={'[' + ','.join(meant) + ']' if isinstance(value, list) else meant[0]}")
+            else:
+                unsure.append(override.package or group.replace("/", "."))
+        return lines, problems, unsure
+
+    def _config(self, lines: list[str]) -> tuple[DictConfig, list[Problem]]:
+        """Composes; where that fails, with as many of the lines as it works with."""
+        try:
+            return self._load(lines), []
+        except COMPOSITION as error:
+            broken: BaseException = error
+        try:
+            self._load([])
+        except COMPOSITION:
+            raise SpecError([Problem(PRIMARY, _words(broken))]) from broken
+        used: list[str] = []
+        problems = []
+        for line in lines:
+            try:
+                self._load([*used, line])
+                used.append(line)
+            except COMPOSITION as error:
+                key, plain = line.partition("=")[0], line.lstrip("+")
+                known = key.lstrip("+~") in self._load(used).hydra.runtime.choices
+                if known and line.startswith("+"):
+                    problems.append(Problem(key, "an option of this group is chosen already", plain))
+                elif not known and not line.startswith(("+", "~")):
+                    problems.append(Problem(key, "no option of this group is chosen yet: it is added with +", f"+{plain}"))
+                else:
+                    problems.append(Problem(key, _words(error)))
+        return self._load(used), problems
+
+    def _load(self, lines: list[str]) -> DictConfig:
+        key = tuple(lines)
+        if key not in self._composed:
+            self._composed[key] = self.loader.load_configuration(PRIMARY, lines, RunMode.RUN)
+        return self._composed[key]
+
+    def _unknown(self, override: Override, config: DictConfig) -> Problem | None:
+        """What is wrong with the key of an override of a single value."""
+        key = override.key_or_group
+        if override.is_hydra_override() or _has(config, key):
+            return None
+        plain = OmegaConf.to_container(config, resolve=False)
+        assert isinstance(plain, dict)
+        del plain["hydra"]
+        *parents, last = key.split(".")
+        inside: Any = plain
+        for part in parents:
+            inside = inside.get(part) if isinstance(inside, dict) else None
+        if isinstance(inside, dict):
+            allow = [package for package in plain.get("allow") or [] if isinstance(package, str)]
+            valid = names_below(ExperimentSpec, plain, parents, allow)
+            if override.is_delete():
+                return Problem(f"~{key}", "there is no such key to delete", _below(parents, nearest(last, inside)))
+            if last in valid or not valid:  # where nothing is listed, validation knows what may stand there
+                added = override.is_add() or override.is_force_add()
+                return None if added else Problem(key, "is set by no config file: it is added with +", f"+{override.input_line}")
+            if parents:
+                message = f"no such key in {'.'.join(parents)}; there are {', '.join(valid)}"
+                return Problem(key, message, _below(parents, nearest(last, valid)))
+        groups = [group for group in self.loader.list_groups("") if group != "hydra"]
+        near = nearest(key, [*_keys(plain), *groups])
+        if near in groups and not parents and isinstance(override.value(), str):
+            option = nearest(override.value(), self._options(near))
+            sign = "" if near in config.hydra.runtime.choices else "+"
+            near = f"{sign}{near}={option}" if option else near
+        return Problem(key, "there is no such key", near)
+
+
+def _below(parents: list[str], name: str | None) -> str | None:
+    return None if name is None else ".".join([*parents, name])
+
+
+def _apply(override: Override, config: DictConfig) -> Problem | None:
+    try:
+        ConfigLoaderImpl._apply_overrides_to_config([override], config)
+    except HydraException as error:
+        return Problem(override.get_key_element(), _words(error.__cause__ or error))
+    return None
+
+
+def _has(config: DictConfig, key: str) -> bool:
+    node: Any = config
+    for part in key.split("."):
+        if OmegaConf.is_list(node) and part.isdigit() and int(part) < len(node):
+            node = node[int(part)]
+        elif OmegaConf.is_dict(node) and part in node.keys():  # noqa: SIM118  `in` is False for a missing value
+            node = node._get_node(part)
+            node = node if not OmegaConf.is_config(node) or not node._is_none() else None
+        else:
+            return False
+    return True
+
+
+def _keys(data: Any, prefix: str = "") -> Iterator[str]:
+    for key, value in data.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{key}.")
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
