@@ -1,7 +1,7 @@
 """Measures of a set of episodes, and of the difference between two, with 95 % intervals.
 
 All results are JSON data: plain numbers, None where there is nothing to measure. Failed episodes are counted apart and
-enter no mean, because something other than the policy ended them; unscored ones enter no mean of the reward.
+enter no mean: something broke before the policy could be judged. Unscored ones enter no mean of the reward.
 
 - Success, one policy: Wilson's score interval (Wilson 1927, JASA 22:209). It takes the episodes as independent, which
   holds for one episode a scenario, as in evaluation; with several it is too narrow.
@@ -56,6 +56,8 @@ def paired_difference(before: Sequence[Trajectory], after: Sequence[Trajectory])
     got better, got worse, or lack a finished episode on one side, each sorted. Raises ValueError where the two share
     no scenario.
     """
+    low: float | None
+    high: float | None
     first, second = _success_by_scenario(before), _success_by_scenario(after)
     shared = sorted(first.keys() & second.keys())
     if not shared:

@@ -43,8 +43,10 @@ def judge(reward: Reward | GroupReward, trajectories: Iterable[Trajectory]) -> l
     elif callable(reward):
         for trajectory in finished:
             scores[trajectory.id] = _judge_one(reward, trajectory)
-    else:
-        message = f"{type(reward).__name__} is no reward: expected a callable (trajectory) -> float or a `score_group`"
+    else:  # it was named in a configuration, so it can be anything
+        message = (  # type: ignore[unreachable]
+            f"{type(reward).__name__} is no reward: expected a callable (trajectory) -> float or a `score_group`"
+        )
         raise SpecError([Problem("reward", message)])
     _warn(scores[trajectory.id] for trajectory in finished)
     return [scores[trajectory.id] for trajectory in trajectories]

@@ -76,6 +76,6 @@ def _progress(trajectory: Trajectory) -> float:
     if not trajectory.outcome:
         return 0.0
     value = trajectory.outcome.get("progress")
-    if not isinstance(value, Real) or not 0 <= value <= 1:
+    if not isinstance(value, Real) or not 0 <= float(value) <= 1:
         raise JudgeError(f"outcome['progress'] is {value!r}, expected a number from 0 to 1. Set progress_weight to 0")
     return float(value)

@@ -108,5 +108,5 @@ def to_preference(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
             }
         )
     if several:
-        log.warning("%d episodes of several conversations were left out of the preference pairs", several)
+        log.warning("episodes left out of the preference pairs, for they hold several conversations: %d", several)
     return pairs

@@ -1,0 +1,211 @@
+"""Measures against independent sources: scipy, published examples, and the bootstrap distribution worked out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from statistics import fmean
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from components.evaluation.metrics import bootstrap, newcombe, paired_difference, summarise, wilson
+from components.trajectories.schema import Failure
+from tests.trajectories.builders import FAILURE, episode
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 60, 1000])
+def test_wilson_equals_scipy(n):
+    for successes in {0, 1, n // 3, n // 2, n - 1, n}:
+        expected = stats.binomtest(successes, n).proportion_ci(0.95, method="wilson")
+        assert wilson(successes, n) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert wilson(0, n)[0] == 0.0
+    assert wilson(n, n)[1] == 1.0
+
+
+class TestNewcombe:
+    def test_published_example(self):
+        """Complete response before and after consolidation therapy (Cavo and others 2012), as worked out in Fagerland,
+        Lydersen and Laake, Statistical Analysis of Contingency Tables, 2017, chapter 8: 59, 6, 16, 80 of 161."""
+        low, high = newcombe(both=59, gained=6, lost=16, neither=80)
+        assert (round(low, 4), round(high, 4)) == (-0.1186, -0.0046)
+
+    def test_uncorrelated_pairs_give_the_interval_of_independent_proportions(self):
+        """Without correlation, method 10 for pairs is the hybrid score interval for two samples, which scipy has no
+        function for: written out here from scipy's Wilson limits."""
+        low, high = newcombe(both=8, gained=8, lost=4, neither=4)  # 8·4 = 8·4: φ = 0
+        after, before = (stats.binomtest(k, 24).proportion_ci(method="wilson") for k in (16, 12))
+        difference = 16 / 24 - 12 / 24
+        assert low == pytest.approx(difference - math.hypot(16 / 24 - after.low, before.high - 12 / 24))
+        assert high == pytest.approx(difference + math.hypot(after.high - 16 / 24, 12 / 24 - before.low))
+
+    @given(st.tuples(*[st.integers(0, 40)] * 4).filter(any))
+    def test_it_holds_the_difference_and_is_mirrored(self, counts):
+        both, gained, lost, neither = counts
+        low, high = newcombe(both=both, gained=gained, lost=lost, neither=neither)
+        difference = (gained - lost) / sum(counts)
+        assert -1 - 1e-12 <= low <= difference <= high <= 1 + 1e-12
+        mirrored = newcombe(both=both, gained=lost, lost=gained, neither=neither)
+        assert mirrored == pytest.approx((-high, -low), abs=1e-12)
+
+    def test_no_change_is_not_certainty(self):
+        low, high = newcombe(both=10, gained=0, lost=0, neither=10)
+        assert low < 0 < high
+
+    def test_coverage(self):
+        """The interval holds the true difference about 95 % of the time: counted exactly over all tables."""
+        n, p_both, p_gained, p_lost = 20, 0.3, 0.3, 0.1
+        covered = 0.0
+        for both, gained, lost in itertools.product(range(n + 1), repeat=3):
+            neither = n - both - gained - lost
+            if neither >= 0:
+                low, high = newcombe(both=both, gained=gained, lost=lost, neither=neither)
+                if low <= p_gained - p_lost <= high:
+                    rest = 1 - p_both - p_gained - p_lost
+                    covered += stats.multinomial.pmf([both, gained, lost, neither], n, [p_both, p_gained, p_lost, rest])
+        assert 0.93 < covered < 0.98
+
+
+class TestBootstrap:
+    def test_it_equals_scipys_on_the_same_distribution(self):
+        values = list(np.random.default_rng(3).normal(size=40))
+        expected = stats.bootstrap(
+            (values,), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(4)
+        ).confidence_interval
+        assert bootstrap([[value] for value in values]) == pytest.approx((expected.low, expected.high), abs=0.02)
+
+    def test_whole_clusters_are_drawn(self):
+        """Two clusters of unequal size: a resample is one of three means, with probabilities 1/4, 1/2, 1/4."""
+        assert bootstrap([[1.0] * 30, [0.0] * 10]) == (0.0, 1.0)
+
+    def test_the_same_values_give_the_same_interval(self):
+        clusters = [[0.1], [0.9], [0.4, 0.2]]
+        assert bootstrap(clusters) == bootstrap(clusters)
+
+    def test_one_cluster_has_no_interval(self):
+        assert bootstrap([[1.0, 0.0]]) == (None, None)
+
+    @given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3), min_size=2, max_size=6))
+    @settings(deadline=None, max_examples=20)
+    def test_it_lies_within_the_values(self, clusters):
+        low, high = bootstrap(clusters)
+        values = list(itertools.chain(*clusters))
+        assert min(values) - 1e-3 <= low <= high <= max(values) + 1e-3
+
+
+def mixed():
+    return [
+        episode("a", success=True, reward=0.9, turns=2, type="refund", difficulty=1),
+        episode("b", success=False, reward=0.1, turns=4, type="refund", difficulty=2),
+        episode("c", success=True, reward=None, turns=3, type="address", difficulty=2),
+        episode("d", success=True, failure=FAILURE, type="address", difficulty=10),
+        episode("e", failure=Failure("engine", "ContextOverflow", "2,100 tokens"), type="address", difficulty=10),
+    ]
+
+
+class TestSummarise:
+    def test_failures_and_unscored_are_counted_apart(self):
+        summary = summarise(mixed())
+        assert summary["episodes"] == summary["scenarios"] == 5
+        assert summary["failures"] == {"count": 2, "by_boundary": {"engine": 1, "environment": 1}}
+        assert summary["unscored"] == 1
+        assert (summary["success"]["mean"], summary["success"]["n"]) == (pytest.approx(2 / 3), 3)
+        assert (summary["reward"]["mean"], summary["reward"]["n"]) == (pytest.approx(0.5), 2)
+        assert (summary["turns"]["mean"], summary["turns"]["n"]) == (3.0, 3)
+
+    def test_intervals(self):
+        summary = summarise(mixed())
+        expected = stats.binomtest(2, 3).proportion_ci(method="wilson")
+        assert (summary["success"]["low"], summary["success"]["high"]) == pytest.approx((expected.low, expected.high))
+        assert (summary["reward"]["low"], summary["reward"]["high"]) == pytest.approx((0.1, 0.9))
+
+    def test_by_type_and_difficulty(self):
+        summary = summarise(mixed())
+        assert list(summary["by_type"]) == ["address", "refund"]
+        assert summary["by_type"]["refund"]["success"]["mean"] == 0.5
+        assert summary["by_type"]["address"]["failures"]["count"] == 2
+        assert list(summary["by_difficulty"]) == ["1", "2", "10"]  # as numbers, not as text
+        assert summary["by_difficulty"]["2"]["success"]["mean"] == 0.5
+        assert summary["by_difficulty"]["10"]["success"] == {"mean": None, "low": None, "high": None, "n": 0}
+
+    @pytest.mark.parametrize("rows", [mixed(), mixed()[3:], mixed()[:1], []], ids=["all", "failed", "one", "none"])
+    def test_it_is_strict_json(self, rows):
+        summary = summarise(rows)
+        assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+
+    def test_nothing_to_measure(self):
+        assert summarise([])["success"] == {"mean": None, "low": None, "high": None, "n": 0}
+
+    def test_episodes_of_a_scenario_are_drawn_together(self):
+        """Copies of an episode add no information, so they narrow nothing."""
+        rewards = [0.0, 0.3, 0.5, 1.0, 0.8]
+        once = summarise([episode(f"s{i}", reward=r, success=True) for i, r in enumerate(rewards)])
+        often = summarise(
+            [episode(f"s{i}", k, reward=r, success=True) for i, r in enumerate(rewards) for k in range(4)]
+        )
+        assert often["reward"]["mean"] == pytest.approx(once["reward"]["mean"])
+        assert (often["reward"]["low"], often["reward"]["high"]) == pytest.approx(
+            (once["reward"]["low"], once["reward"]["high"])
+        )
+
+
+def played(**successes):
+    return [episode(name, success=success) for name, success in successes.items()]
+
+
+class TestPairedDifference:
+    def test_improved_regressed_and_interval(self):
+        before = played(a=True, b=False, c=False, d=True, e=False)
+        after = played(e=False, d=False, c=True, b=True, a=True)
+        found = paired_difference(before, after)
+        assert found["improved"] == ["b", "c"]
+        assert found["regressed"] == ["d"]
+        assert (found["before"], found["after"], found["n"]) == (0.4, 0.6, 5)
+        assert found["difference"] == pytest.approx(0.2)
+        assert (found["low"], found["high"]) == newcombe(both=1, gained=2, lost=1, neither=1)
+        assert found["method"] == "newcombe"
+        assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+    def test_it_has_the_direction_of_after_less_before(self):
+        before = [episode(f"s{i}", success=i < 10) for i in range(60)]
+        after = [episode(f"s{i}", success=i < 40) for i in range(60)]
+        found = paired_difference(before, after)
+        assert found["difference"] == pytest.approx(0.5)
+        assert 0.3 < found["low"] < 0.5 < found["high"] < 0.7
+        assert paired_difference(after, before)["high"] == pytest.approx(-found["low"])
+
+    def test_scenarios_without_a_pair_are_left_out_by_name(self):
+        before = [*played(a=False, b=True, c=True), episode("d", failure=FAILURE)]
+        after = [*played(a=True, b=True, d=True), episode("e", success=True)]
+        found = paired_difference(before, after)
+        assert (found["n"], found["improved"], found["regressed"]) == (2, ["a"], [])
+        assert found["left_out"] == ["c", "d", "e"]
+
+    def test_no_shared_scenario_is_an_error(self):
+        with pytest.raises(ValueError, match="share no finished scenario"):
+            paired_difference(played(a=True), played(b=True))
+
+    def test_several_episodes_of_a_scenario_are_resampled_together(self):
+        rng = np.random.default_rng(0)
+
+        def episodes(rate):
+            return [episode(f"s{i}", k, success=bool(rng.random() < rate)) for i in range(40) for k in range(4)]
+
+        before, after = episodes(0.3), episodes(0.7)
+        found = paired_difference(before, after)
+        rates = [[fmean(t.success for t in rows if t.group == f"s{i}") for i in range(40)] for rows in (before, after)]
+        expected = stats.bootstrap(
+            (rates[1], rates[0]),
+            lambda x, y, axis: np.mean(x, axis=axis) - np.mean(y, axis=axis),
+            paired=True,
+            method="percentile",
+            rng=np.random.default_rng(1),
+        ).confidence_interval
+        assert found["method"] == "bootstrap"
+        assert found["difference"] == pytest.approx(fmean(rates[1]) - fmean(rates[0]))
+        assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high), abs=0.02)
+        assert set(found["improved"]).isdisjoint(found["regressed"])

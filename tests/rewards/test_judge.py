@@ -1,0 +1,185 @@
+"""Whatever a reward does wrong stays with the trajectories that it was asked about, and is never a zero."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+import pytest
+
+from components.errors import EngineError, ResourceError, SpecError
+from components.rewards.judge import judge
+from components.trajectories.schema import Failure, Score
+from components.trajectories.store import read_scores, write_scores
+from tests.trajectories.builders import FAILURE, episode
+
+
+def two_groups():
+    return [episode("a", 0, success=True), episode("b", 0, success=False), episode("a", 1, success=False)]
+
+
+class Group:
+    """A group reward that answers what a test says."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.seen: list[list[str]] = []
+
+    def score_group(self, group):
+        self.seen.append([trajectory.id for trajectory in group])
+        return self.answer(group)
+
+
+def ranked(group):
+    return [Score(row.id, i / 10, {"rank": float(i)}, [0.5], f"place {i}", 0.01) for i, row in enumerate(group)]
+
+
+def test_a_function_is_a_reward():
+    scores = judge(lambda trajectory: trajectory.success, two_groups())
+    assert scores == [Score("a/0", 1.0), Score("b/0", 0.0), Score("a/1", 0.0)]
+    assert all(type(score.reward) is float for score in scores)
+
+
+def test_a_partial_function_is_a_reward():
+    def scaled(trajectory, factor):
+        return factor * trajectory.success
+
+    assert [score.reward for score in judge(partial(scaled, factor=3), two_groups())] == [3.0, 0.0, 0.0]
+
+
+def test_a_group_reward_sees_each_scenario_once():
+    reward = Group(ranked)
+    scores = judge(reward, two_groups())
+    assert reward.seen == [["a/0", "a/1"], ["b/0"]]
+    assert [(score.trajectory_id, score.reward) for score in scores] == [("a/0", 0.0), ("b/0", 0.0), ("a/1", 0.1)]
+    assert scores[2] == Score("a/1", 0.1, {"rank": 1.0}, [0.5], "place 1", 0.01)
+
+
+def test_failed_episodes_are_unscored_with_their_failure_and_not_shown():
+    rows = [episode("a", 0), episode("a", 1, failure=FAILURE), episode("b", 0, failure=FAILURE)]
+    reward = Group(ranked)
+    assert judge(reward, rows)[1:] == [Score("a/1", None, failure=FAILURE), Score("b/0", None, failure=FAILURE)]
+    assert reward.seen == [["a/0"]]
+    assert judge(lambda _: 1.0, rows)[1].reward is None
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (math.nan, "finite"),
+        (math.inf, "finite"),
+        (-math.inf, "finite"),
+        (np.float32("nan"), "finite"),
+        (None, "None (NoneType)"),
+        ("1.0", "'1.0' (str)"),
+        ([1.0], "[1.0] (list)"),
+        (1j, "(complex)"),
+        (Decimal(1), "(Decimal)"),
+    ],
+)
+def test_what_is_no_finite_number_is_unscored(value, said):
+    (score,) = judge(lambda _: value, [episode()])
+    assert score.reward is None
+    assert (score.failure.boundary, score.failure.kind) == ("judge", "JudgeError")
+    assert said in score.failure.message
+    (score,) = judge(Group(lambda group: [Score(group[0].id, value, {"part": 1.0})]), [episode()])
+    assert score.reward is None
+    assert score.failure is not None
+
+
+@pytest.mark.parametrize("value", [1, True, np.float32(0.5), np.int64(3), Fraction(1, 4)])
+def test_numbers_of_any_kind_become_floats(value, tmp_path):
+    scores = judge(lambda _: value, [episode()])
+    assert scores == [Score("s/0", float(value))]
+    write_scores(tmp_path / "s.parquet", scores)
+    assert list(read_scores(tmp_path / "s.parquet")) == scores
+
+
+def test_a_number_too_large_for_a_float_is_unscored():
+    (score,) = judge(lambda _: 10**400, [episode()])
+    assert (score.reward, score.failure.kind) == (None, "OverflowError")
+
+
+def test_a_component_that_is_no_number_is_unscored():
+    (score,) = judge(Group(lambda group: [Score(group[0].id, 1.0, {"style": math.nan})]), [episode()])
+    assert score.reward is None
+    assert "component 'style'" in score.failure.message
+
+
+def test_a_raising_reward_unscores_only_what_it_was_asked_about(caplog):
+    def reward(trajectory):
+        if trajectory.id == "b/0":
+            raise KeyError("answer")
+        return 1.0
+
+    with caplog.at_level(logging.WARNING):
+        scores = judge(reward, two_groups())
+    assert [score.reward for score in scores] == [1.0, None, 1.0]
+    assert scores[1].failure == Failure("judge", "KeyError", "'answer'")
+    assert "1 of 3 finished episodes could not be scored" in caplog.text
+
+
+def test_a_raising_group_reward_unscores_its_group():
+    def answer(group):
+        if group[0].group == "a":
+            raise EngineError("the judge model did not answer")
+        return ranked(group)
+
+    scores = judge(Group(answer), two_groups())
+    assert [score.reward for score in scores] == [None, 0.0, None]
+    assert scores[0].failure == Failure("judge", "EngineError", "the judge model did not answer")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda group: ranked(group)[:-1],
+        lambda group: ranked(group)[::-1],
+        lambda group: [*ranked(group), Score("else", 1.0)],
+        lambda group: [1.0 for _ in group],
+        lambda group: None,
+    ],
+    ids=["one missing", "other order", "one too many", "plain numbers", "nothing"],
+)
+def test_scores_that_do_not_match_their_group_unscore_it(answer):
+    rows = [episode("a", 0), episode("a", 1)]
+    scores = judge(Group(answer), rows)
+    assert [score.trajectory_id for score in scores] == ["a/0", "a/1"]
+    assert {score.reward for score in scores} == {None}
+    assert {score.failure.kind for score in scores} == {"JudgeError"}
+
+
+def test_a_group_reward_may_leave_one_unscored_with_its_own_reason():
+    reason = Failure("judge", "Timeout", "no answer in 60 s")
+    answers = {"a/0": Score("a/0", None, failure=reason), "a/1": Score("a/1", None), "a/2": Score("a/2", 1.0)}
+    scores = judge(Group(lambda group: [answers[row.id] for row in group]), [episode("a", i) for i in range(3)])
+    assert scores[0] == answers["a/0"]
+    assert scores[1].failure is not None
+    assert scores[2] == answers["a/2"]
+
+
+@pytest.mark.parametrize(
+    "error", [ResourceError("set JUDGE_API_KEY"), SpecError([]), KeyboardInterrupt(), asyncio.CancelledError()]
+)
+def test_what_would_meet_every_trajectory_passes_through(error):
+    def reward(_):
+        raise error
+
+    with pytest.raises(type(error)):
+        judge(reward, [episode()])
+    with pytest.raises(type(error)):
+        judge(Group(reward), [episode()])
+
+
+def test_what_is_no_reward_is_refused():
+    with pytest.raises(SpecError, match="int is no reward"):
+        judge(3, [episode()])
+
+
+def test_no_trajectories_no_scores():
+    assert judge(lambda _: 1.0, []) == []

@@ -1,0 +1,116 @@
+"""Conversions to demonstrations and preference pairs."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given, settings
+
+from components.trajectories.convert import conversations, to_message, to_openai, to_preference, to_sft
+from components.trajectories.schema import Message
+from tests.trajectories import strategies
+from tests.trajectories.builders import FAILURE, TOOLS, episode, talk, tool_talk
+
+
+@given(strategies.messages)
+@settings(deadline=None)
+def test_messages_go_to_openai_and_back(message):
+    back = to_message(to_openai(message))
+    assert (back.role, back.content, back.tool_calls, back.tool_call_id) == (
+        message.role,
+        message.content,
+        message.tool_calls,
+        message.tool_call_id,
+    )
+
+
+def test_openai_form():
+    history = tool_talk()
+    assert to_openai(history.messages[2]) == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "call_0", "type": "function", "function": {"name": "look_up", "arguments": '{"id": "A7"}'}}
+        ],
+    }
+    assert to_openai(history.messages[3]) == {"role": "tool", "content": "shipped", "tool_call_id": "call_0"}
+    assert to_message({"role": "assistant", "content": None}) == Message("assistant", "")
+
+
+class TestConversations:
+    def test_a_history_that_a_later_one_extends_counts_once(self):
+        row = episode(histories=[talk("a", "b"), talk("a", "b", "c", "d"), talk("a", "b", "c", "d", "e", "f")])
+        assert [[m["content"] for m in messages] for messages in conversations(row)] == [list("abcdef")]
+
+    def test_other_agents_and_compacted_contexts_stay_apart(self):
+        row = episode(histories=[talk("a", "b"), talk("a", "b", "c", "d", agent="helper"), talk("summary", "e")])
+        assert len(conversations(row)) == 3
+
+    def test_equal_histories_count_once(self):
+        assert len(conversations(episode(histories=[talk("a", "b"), talk("a", "b")]))) == 1
+
+    def test_one_in_which_the_assistant_never_spoke_is_none(self):
+        assert conversations(episode(histories=[talk("a")])) == []
+
+
+class TestSFT:
+    def test_successes_only(self):
+        rows = [
+            episode("a", 0, success=True, reward=0.2),
+            episode("a", 1, success=False, reward=0.9),
+            episode("a", 2, success=True, failure=FAILURE),
+            episode("a", 3),
+        ]
+        (record,) = to_sft(rows)
+        assert record == {
+            "messages": [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Answer 0."}],
+            "tools": TOOLS,
+            "trajectory_id": "a/0",
+        }
+
+    def test_by_reward(self):
+        rows = [
+            episode("a", 0, success=True, reward=0.2),
+            episode("a", 1, success=False, reward=0.9),
+            episode("a", 2, reward=0.5),
+            episode("a", 3, reward=None, success=True),
+            episode("a", 4, reward=1.0, failure=FAILURE),
+        ]
+        assert [record["trajectory_id"] for record in to_sft(rows, min_reward=0.5)] == ["a/1", "a/2"]
+
+    def test_each_conversation_is_a_record(self):
+        rows = [episode(success=True, histories=[talk("a", "b"), talk("c", "d", agent="helper")])]
+        assert [record["messages"][1]["content"] for record in to_sft(rows)] == ["b", "d"]
+
+
+class TestPreference:
+    def test_best_against_worst_of_each_scenario(self):
+        rewards = {"a": [0.5, 1.0, 0.0, 1.0], "b": [-3.0, -1.0]}
+        rows = [episode(name, i, reward=r) for name, group in rewards.items() for i, r in enumerate(group)]
+        pairs = to_preference(rows)
+        assert [pair["scenario_id"] for pair in pairs] == ["a", "b"]
+        assert [pair["chosen"][-1]["content"] for pair in pairs] == ["Answer 1.", "Answer 1."]
+        assert [pair["rejected"][-1]["content"] for pair in pairs] == ["Answer 2.", "Answer 0."]
+        assert (pairs[0]["score_chosen"], pairs[0]["score_rejected"]) == (1.0, 0.0)
+        assert pairs[0]["tools"] == TOOLS
+
+    @pytest.mark.parametrize("rewards", [[1.0, 1.0], [0.1 + 0.2, 0.3], [1.0], [1.0, None], []])
+    def test_ties_give_no_pair(self, rewards):
+        assert to_preference([episode("a", i, reward=r) for i, r in enumerate(rewards)]) == []
+
+    def test_failed_episodes_are_left_out(self):
+        rows = [episode("a", 0, reward=1.0), episode("a", 1, reward=0.0, failure=FAILURE)]
+        assert to_preference(rows) == []
+
+    def test_episodes_of_several_conversations_are_left_out_aloud(self, caplog):
+        several = [talk("a", "b"), talk("c", "d", agent="helper")]
+        rows = [
+            episode("a", 0, reward=1.0, histories=several),
+            episode("a", 1, reward=0.5),
+            episode("a", 2, reward=0.0),
+        ]
+        with caplog.at_level(logging.WARNING):
+            (pair,) = to_preference(rows)
+        assert pair["score_chosen"] == 0.5
+        assert "several conversations: 1" in caplog.text

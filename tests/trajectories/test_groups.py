@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.trajectories.groups import by_scenario, have_spread
+from tests.trajectories.builders import episode
+
+
+def test_groups_keep_the_order_of_arrival():
+    rows = [episode("b", 0), episode("a", 0), episode("b", 1)]
+    groups = by_scenario(rows)
+    assert {name: [row.id for row in group] for name, group in groups.items()} == {"b": ["b/0", "b/1"], "a": ["a/0"]}
+    assert list(groups) == ["b", "a"]
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e-12, 1.0, 1e12, 1e300])
+def test_spread_does_not_depend_on_the_unit(unit):
+    assert have_spread([1 * unit, 2 * unit])
+    assert have_spread([0.0, unit])
+    assert have_spread([-unit, unit])
+    assert not have_spread([0.1 * 3 * unit, 0.3 * unit])  # differ in the last bit only
+    assert not have_spread([unit, unit, unit])
+
+
+def test_fewer_than_two_have_no_spread():
+    assert not have_spread([])
+    assert not have_spread([1.0])
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2), st.randoms())
+def test_spread_does_not_depend_on_the_order(rewards, random):
+    shuffled = random.sample(rewards, len(rewards))
+    assert have_spread(shuffled) == have_spread(rewards) == have_spread([-r for r in rewards])
