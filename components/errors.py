@@ -42,8 +42,8 @@ class Problem:
     """The valid name that is closest to what was written, where there is one."""
 
     def __str__(self) -> str:
-        hint = f" Did you mean '{self.nearest}'?" if self.nearest else ""
-        return f"{self.path}: {self.message}{hint}"
+        hint = f". Did you mean '{self.nearest}'?" if self.nearest else ""
+        return f"{self.path}: {self.message.rstrip('.')}{hint}"
 
 
 class SpecError(EspalierError, ValueError):

@@ -26,7 +26,7 @@ from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from components.errors import Problem, SpecError
@@ -258,7 +258,14 @@ def _apply(override: Override, config: DictConfig) -> Problem | None:
     try:
         ConfigLoaderImpl._apply_overrides_to_config([override], config)
     except HydraException as error:
-        return Problem(override.get_key_element(), _words(error.__cause__ or error))
+        cause = error.__cause__ or error
+        key = override.get_key_element()
+        if isinstance(cause, ConfigKeyError | ConfigAttributeError) and isinstance(cause.parent_node, DictConfig):
+            *parents, last = str(cause.full_key).split(".")
+            there = [str(name) for name in cause.parent_node]
+            message = f"no such key in {'.'.join(parents)}; there are {', '.join(there)}"
+            return Problem(str(cause.full_key), message, _below(parents, nearest(last, there)))
+        return Problem(key, _words(cause))
     return None
 
 
