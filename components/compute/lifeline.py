@@ -1,0 +1,27 @@
+"""A process that ends when its parent does: it watches the pipe that the parent holds open as its standard input.
+
+Works however the parent ends, `kill -9` included, and on every Unix.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+
+def watch_parent(on_end: Callable[[], None] | None = None, grace: float = 3.0) -> None:
+    """Starts a thread that waits for the end of standard input. Then it calls `on_end`, gives the process `grace`
+    seconds to end by itself, and ends it."""
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        if on_end is not None:
+            on_end()
+            time.sleep(grace)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()

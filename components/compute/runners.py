@@ -1,0 +1,147 @@
+"""Where a stage runs: here, or in a process of its own.
+
+A runner takes a stage request (JSON data) and says what became of it. `LocalRunner` calls a function in this process.
+`ProcessRunner` starts a command and reads JSON lines from it: progress while it works, the result at the end. The
+command here is `python -m flows.stage`; the same lines serve a process on another machine.
+
+A child never outlives its parent: it holds the reading end of a pipe from us as its standard input, and ends when that
+is closed, also when we are killed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from components import errors
+from components.errors import EspalierError, Problem, SpecError, WaitTimeout
+
+logger = logging.getLogger(__name__)
+
+Event = Mapping[str, Any]
+"""One line of a stage's report: `{"progress": [done, total, values]}`, `{"waiting": text}` or the result."""
+
+GRACE = 3.0
+"""Seconds that a child gets to end by itself before it is killed."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a stage."""
+
+    key: str
+    digest: str
+    status: str
+    """`ran` or `cached`."""
+
+
+class Runner(Protocol):
+    def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
+        """Runs one stage to its end. Raises what the stage raises."""
+        ...
+
+
+class LocalRunner:
+    """Runs stages in this process, where models stay warm between them."""
+
+    def __init__(self, execute: Callable[[Mapping[str, Any], Callable[[Event], None]], Result]):
+        self._execute = execute
+
+    def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
+        return self._execute(request, on_event)
+
+
+class ProcessRunner:
+    """Runs each stage in a process of its own.
+
+    command: what to start; `--request FILE --root DIR` is added. log: file for everything that the child writes to
+    stderr. limit: seconds that one stage may take.
+    """
+
+    def __init__(self, command: Sequence[str], root: Path, log: Path, limit: float = 7 * 24 * 3600.0):
+        self._command = list(command)
+        self._root = root
+        self._log = log
+        self._limit = limit
+
+    def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
+        """Raises the error that the stage raised (of our own tree), EspalierError where the child died otherwise, and
+        WaitTimeout after `limit` seconds. A KeyboardInterrupt ends the child too."""
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="espalier-") as folder, open(self._log, "ab") as log:
+            file = Path(folder) / "request.json"
+            file.write_text(json.dumps(request), encoding="utf-8")
+            command = [*self._command, "--request", str(file), "--root", str(self._root)]
+            child = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+            )
+            try:
+                return self._follow(child, request, on_event)
+            finally:
+                end(child)
+
+    def _follow(self, child: subprocess.Popen, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
+        assert child.stdout is not None
+        late = threading.Timer(self._limit, child.kill)
+        late.daemon = True
+        late.start()
+        start = time.monotonic()
+        last: Event = {}
+        try:
+            for line in child.stdout:
+                last = json.loads(line)
+                if "status" not in last and "error" not in last:
+                    on_event(last)
+            code = child.wait(GRACE)
+        finally:
+            late.cancel()
+        stage = request.get("stage", "stage")
+        if "status" in last:
+            return Result(last["key"], last["digest"], last["status"])
+        if "error" in last:
+            raise error_from_json(last["error"])
+        if time.monotonic() - start >= self._limit:
+            raise WaitTimeout(f"{stage} was ended after {self._limit:.0f} s in its own process")
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        raise EspalierError(f"the process of {stage} ended {how} without a result; its last words are in {self._log}")
+
+
+def end(child: subprocess.Popen) -> None:
+    """Ends a child process and everything in its session: asks, waits `GRACE` seconds, kills."""
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None and not pipe.closed:
+            pipe.close()
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, 9)
+            child.wait(GRACE)
+
+
+def error_to_json(error: EspalierError) -> dict[str, Any]:
+    """An error of our own tree as JSON data."""
+    data: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
+    if isinstance(error, SpecError):
+        data["problems"] = [[problem.path, problem.message, problem.nearest] for problem in error.problems]
+    return data
+
+
+def error_from_json(data: Mapping[str, Any]) -> EspalierError:
+    """The same error again; EspalierError for a type that is not in the tree."""
+    kind = getattr(errors, data["type"], None)
+    if kind is SpecError:
+        return SpecError([Problem(*problem) for problem in data["problems"]])
+    if isinstance(kind, type) and issubclass(kind, EspalierError):
+        return kind(data["message"])
+    return EspalierError(f"{data['type']}: {data['message']}")

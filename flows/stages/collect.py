@@ -1,0 +1,80 @@
+"""Collect: episodes by the policy, or demonstrations by the environment's own solver."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from components.artifacts import Draft
+from components.inference.protocol import Sampling
+from components.models.spec import ModelSpec
+from components.rollout.spec import AgentSpec, CollectSpec
+from components.specs import Target
+from components.trajectories.schema import SCHEMA_VERSION
+from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model
+from flows.stages.episodes import figures, play, scenarios_of, write_times
+
+SPLIT = "train"
+
+
+class CollectStage(StageSpec):
+    model: ModelSpec
+    environment: Target
+    agent: AgentSpec
+    collect: CollectSpec
+    actor: Literal["policy", "solver"] = "policy"
+    """`solver`: the environment shows the solution of each scenario; no model speaks."""
+    round: int = Field(0, ge=0)
+    """Each round goes on in the scenarios where the round before it ended."""
+
+    def key_part(self) -> dict[str, Any]:
+        part = {"actor": self.actor, "round": self.round, "environment": self.environment.resolved()}
+        if self.actor == "solver":
+            return part | {"scenarios": self.collect.scenarios}
+        return part | {
+            "model": base_model(self.model),
+            "agent": self.agent.model_dump(mode="json"),
+            "collect": self.collect.model_dump(mode="json", exclude={"concurrency", "timeout"}),
+        }
+
+
+def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
+    """Writes `trajectories.parquet` and `times.json`. Input: `policy`, a checkpoint; without it the base model acts."""
+    from components.rollout.collector import choose_scenarios, demonstrate
+    from components.trajectories.store import write_trajectories
+
+    available = scenarios_of(spec.environment, SPLIT, context)
+    scenarios = choose_scenarios(available, spec.collect.scenarios, spec.round, context.seed)
+    speed: dict[str, float] = {}
+    times: dict[str, float] = {}
+    if spec.actor == "solver":
+        trajectories = demonstrate(spec.environment.build, scenarios)
+        context.progress(len(trajectories), len(trajectories))
+    else:
+        sampling = Sampling(
+            temperature=spec.collect.temperature,
+            top_p=spec.collect.top_p,
+            top_k=spec.collect.top_k,
+            max_tokens=spec.agent.max_tokens,
+        )
+        trajectories, times, speed = play(
+            model=spec.model,
+            environment=spec.environment,
+            agent=spec.agent,
+            policy=inputs.get("policy"),
+            scenarios=scenarios,
+            group_size=spec.collect.group_size,
+            sampling=sampling,
+            concurrency=spec.collect.concurrency,
+            timeout=spec.collect.timeout,
+            max_failures=spec.collect.max_failures,
+            seed=context.seed * 1_000_003 + spec.round,
+            context=context,
+        )
+    write_trajectories(draft.path / "trajectories.parquet", trajectories)
+    write_times(draft.path / "times.json", times)
+    return figures(trajectories) | speed
+
+
+STAGE = Stage("collect", 1, CollectStage, "trajectories", SCHEMA_VERSION, collect, volatile=("times.json",))

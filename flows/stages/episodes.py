@@ -1,0 +1,195 @@
+"""Playing episodes in a stage: the engine kept warm, finished episodes kept when the stage dies."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.artifacts import Artifact
+from components.errors import Problem, SpecError
+from components.inference.protocol import BASE_POLICY, Sampling
+from components.models.spec import ModelSpec
+from components.rollout.spec import AgentSpec
+from components.specs import Target
+from components.trajectories.schema import Scenario, Trajectory
+from flows.stages.base import Context
+
+if TYPE_CHECKING:
+    from components.inference.transformers_engine import TransformersEngine
+
+FLUSH_SECONDS = 2.0
+"""Finished episodes are on disk this much later at most."""
+FLUSH_EPISODES = 16
+
+
+class Episodes:
+    """The finished episodes of an unfinished stage, in shards in its scratch folder.
+
+    A failed episode is kept as data when the stage ends, but not for the next try: that one plays it again.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.finished: dict[str, Trajectory] = {}
+        self.seconds: dict[str, float] = {}
+        """Wall-clock time of each episode."""
+        self._pending: list[Trajectory] = []
+        self._flushed = time.monotonic()
+        self._shards = 0
+        self._read()
+
+    def add(self, trajectory: Trajectory, seconds: float) -> None:
+        """Keeps one more; written at the latest with the first episode after `FLUSH_SECONDS`."""
+        self.seconds[trajectory.id] = seconds
+        if trajectory.failure is None:
+            self._pending.append(trajectory)
+        if len(self._pending) >= FLUSH_EPISODES or time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is not written yet."""
+        from components.trajectories.store import write_trajectories
+
+        self._flushed = time.monotonic()
+        if not self._pending:
+            return
+        name = self.folder / f"episodes-{self._shards:05d}"
+        times = {trajectory.id: self.seconds[trajectory.id] for trajectory in self._pending}
+        name.with_suffix(".json").write_text(json.dumps(times))  # first: a shard that is there has its times
+        write_trajectories(name.with_suffix(".parquet"), self._pending)
+        self._shards += 1
+        self._pending = []
+
+    def _read(self) -> None:
+        from components.trajectories.store import read_trajectories
+
+        shards = sorted(self.folder.glob("episodes-*.parquet"))
+        for shard in shards:
+            for trajectory in read_trajectories(shard):
+                self.finished[trajectory.id] = trajectory
+            self.seconds.update(json.loads(shard.with_suffix(".json").read_text()))
+        self._shards = int(shards[-1].stem.partition("-")[2]) + 1 if shards else 0
+
+
+def scenarios_of(environment: Target, split: str, context: Context) -> list[Scenario]:
+    """All scenarios of a split. Raises SpecError where there are none."""
+
+    def build() -> list[Scenario]:
+        instance = environment.build()
+        found = instance.scenarios(split)
+        if inspect.isawaitable(found):
+            found = asyncio.run(_result(found))
+        instance.close()
+        return list(found)
+
+    found = context.warm.get(f"scenarios/{split}", environment.model_dump(), build)
+    if not found:
+        raise SpecError([Problem("environment", f"{environment.target} has no scenarios in the split '{split}'")])
+    return found
+
+
+async def _result(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def play(
+    *,
+    model: ModelSpec,
+    environment: Target,
+    agent: AgentSpec,
+    policy: Artifact | None,
+    scenarios: Sequence[Scenario],
+    group_size: int,
+    sampling: Sampling,
+    concurrency: int,
+    timeout: float,
+    max_failures: float,
+    seed: int,
+    context: Context,
+) -> tuple[list[Trajectory], dict[str, float], dict[str, float]]:
+    """Plays every scenario `group_size` times with the policy, or the base model where it is None.
+
+    Returns the trajectories in order, the seconds of each, and how fast it went. Raises TooManyFailures.
+    """
+    from components.rollout.collector import run_episodes
+
+    assert context.scratch is not None
+    episodes = Episodes(context.scratch)
+    wanted = {f"{scenario.id}/{sample}" for scenario in scenarios for sample in range(group_size)}
+    finished = {name: trajectory for name, trajectory in episodes.finished.items() if name in wanted}
+    done, total = len(finished), len(wanted)
+    context.progress(done, total)
+    engine = warm_engine(model, policy, context)
+    start = time.monotonic()
+
+    def on_episode(trajectory: Trajectory, seconds: float) -> None:
+        nonlocal done
+        done += 1
+        episodes.add(trajectory, seconds)
+        context.progress(done, total)
+
+    try:
+        trajectories = run_episodes(
+            engine,
+            environment.build,
+            scenarios,
+            group_size=group_size,
+            sampling=sampling,
+            max_turns=agent.max_turns,
+            concurrency=concurrency,
+            timeout=timeout,
+            max_failures=max_failures,
+            seed=seed,
+            finished=finished,
+            on_episode=on_episode,
+        )
+    finally:
+        episodes.flush()
+    elapsed = time.monotonic() - start
+    sampled = sum(t.metrics.get("sampled_tokens", 0) for t in trajectories if t.id not in finished)
+    speed = {"seconds": elapsed, "tokens_per_s": sampled / elapsed, "resumed": float(len(finished))}
+    return trajectories, {name: round(value, 4) for name, value in episodes.seconds.items()}, speed
+
+
+def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What can be said of episodes before they are judged: counts, success, mean turns and tokens."""
+    finished = [t for t in trajectories if t.failure is None]
+    values = {
+        "episodes": float(len(trajectories)),
+        "failed": float(len(trajectories) - len(finished)),
+        "sampled_tokens": sum(t.metrics.get("sampled_tokens", 0.0) for t in trajectories),
+    }
+    if finished:
+        values["success"] = sum(t.success for t in finished) / len(finished)
+        for name in sorted({name for t in finished for name in t.metrics} - {"sampled_tokens"}):
+            values[name] = sum(t.metrics.get(name, 0.0) for t in finished) / len(finished)
+        values["tokens_per_episode"] = sum(t.metrics.get("sampled_tokens", 0.0) for t in finished) / len(finished)
+    return values
+
+
+def write_times(path: Path, seconds: dict[str, float]) -> None:
+    """Wall-clock seconds of each episode by id, beside the episodes: equal episodes stay equal data."""
+    path.write_text(json.dumps(seconds, indent=0, sort_keys=True) + "\n")
+
+
+def warm_engine(model: ModelSpec, policy: Artifact | None, context: Context) -> TransformersEngine:
+    """The engine, holding the policy (None: the base model)."""
+    from components.algorithms.train import policy_digest
+    from components.inference.transformers_engine import TransformersEngine
+    from components.models.weights import prepare
+
+    def build() -> TransformersEngine:
+        base_dir = prepare(model, context.cache)
+        return TransformersEngine(base_dir, max_length=model.max_length, dtype=model.dtype, device=model.device)
+
+    engine = context.warm.get("engine", model.base(), build)
+    if policy is None:
+        engine.load_policy(BASE_POLICY, None)
+    else:
+        engine.load_policy(policy_digest(policy.path), str(policy.path / "adapter"))
+    return engine

@@ -1,0 +1,69 @@
+"""Evaluate: held-out episodes by a policy, judged and summed up."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from components.artifacts import Draft
+from components.evaluation.spec import EvaluateSpec
+from components.inference.protocol import Sampling
+from components.models.spec import ModelSpec
+from components.rollout.spec import AgentSpec
+from components.specs import Target
+from components.trajectories.schema import SCHEMA_VERSION
+from flows.stages import judge
+from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model
+from flows.stages.episodes import figures, play, scenarios_of, write_times
+
+
+class EvaluateStage(StageSpec):
+    model: ModelSpec
+    environment: Target
+    reward: Target
+    agent: AgentSpec
+    evaluate: EvaluateSpec
+
+    def key_part(self) -> dict[str, Any]:
+        return {
+            "model": base_model(self.model),
+            "environment": self.environment.resolved(),
+            "reward": self.reward.resolved(),
+            "agent": self.agent.model_dump(mode="json"),
+            "evaluate": self.evaluate.model_dump(mode="json", exclude={"concurrency", "timeout"}),
+        }
+
+
+def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
+    """Writes `trajectories.parquet`, `scores.parquet`, `summary.json` and `times.json`. Input: `policy`, a checkpoint;
+    without it the base model is measured."""
+    from components.evaluation.metrics import summarise
+    from components.rewards.judge import judge as apply
+    from components.trajectories.store import load_scored, write_scores, write_trajectories
+
+    scenarios = scenarios_of(spec.environment, spec.evaluate.split, context)[: spec.evaluate.scenarios]
+    trajectories, times, speed = play(
+        model=spec.model,
+        environment=spec.environment,
+        agent=spec.agent,
+        policy=inputs.get("policy"),
+        scenarios=scenarios,
+        group_size=1,
+        sampling=Sampling(temperature=spec.evaluate.temperature, max_tokens=spec.agent.max_tokens),
+        concurrency=spec.evaluate.concurrency,
+        timeout=spec.evaluate.timeout,
+        max_failures=spec.evaluate.max_failures,
+        seed=context.seed,
+        context=context,
+    )
+    scores = apply(spec.reward.build(), trajectories)
+    write_trajectories(draft.path / "trajectories.parquet", trajectories)
+    write_scores(draft.path / "scores.parquet", scores)
+    write_times(draft.path / "times.json", times)
+    scored = load_scored(draft.path / "trajectories.parquet", draft.path / "scores.parquet", None)
+    summary = summarise(scored)
+    (draft.path / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    return figures(trajectories) | judge.figures(scores) | speed
+
+
+STAGE = Stage("evaluate", 1, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))

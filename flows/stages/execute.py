@@ -1,0 +1,73 @@
+"""Runs one stage: look its key up, lock it, look again, do the work, commit."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from typing import Any, Literal
+
+from components.artifacts import Artifact, stage_key
+from components.errors import ArtifactDamaged, Problem, SpecError
+from components.specs import nearest, validate
+from flows.stages import STAGES
+from flows.stages.base import Context, Request, Stage, StageSpec
+
+logger = logging.getLogger(__name__)
+
+Status = Literal["ran", "cached"]
+
+
+def run_stage(request: Request, context: Context) -> tuple[Artifact, Status]:
+    """The artifact of the request, made now (`ran`) or found (`cached`).
+
+    Equal requests in other threads and processes wait for each other. Raises SpecError for a request that is wrong,
+    ArtifactDamaged where an input is not in the store, WaitTimeout, and whatever the stage raises.
+    """
+    stage, spec, inputs, key = _resolve(request, context)
+    if (artifact := context.store.find(key)) is not None:
+        return artifact, "cached"
+    with context.store.lock(key, context.lock_timeout, context.on_wait):
+        if (artifact := context.store.find(key)) is not None:
+            return artifact, "cached"
+        own = replace(context, key=key, seed=request.seed, scratch=context.store.scratch(key))
+        with context.store.draft(
+            key,
+            stage=stage.name,
+            kind=stage.kind,
+            schema_version=stage.schema_version,
+            inputs=inputs,
+            volatile=stage.volatile,
+            spec=spec.key_part(),
+        ) as draft:
+            metrics = stage.function(spec, inputs, draft, own)
+            draft.metrics.update({name: float(value) for name, value in metrics.items() if math.isfinite(value)})
+    artifact = context.store.find(key)
+    assert artifact is not None, f"{stage.name} {key} vanished after its commit"
+    return artifact, "ran"
+
+
+def find_stage(request: Request, context: Context) -> Artifact | None:
+    """The artifact of the request if it is there; nothing is run."""
+    return context.store.find(request_key(request, context))
+
+
+def request_key(request: Request, context: Context) -> str:
+    """The stage key of a request; its inputs must be in the store."""
+    return _resolve(request, context)[3]
+
+
+def _resolve(request: Request, context: Context) -> tuple[Stage, StageSpec, dict[str, Artifact], str]:
+    stage = STAGES.get(request.stage)
+    if stage is None:
+        message = f"there is no stage '{request.stage}'; expected one of {', '.join(STAGES)}"
+        raise SpecError([Problem("stage", message, nearest(request.stage, STAGES))])
+    spec: Any = validate(stage.spec, request.spec, path=stage.name, allow=request.allow)
+    inputs = {}
+    for name, key in request.inputs.items():
+        artifact = context.store.find(key)
+        if artifact is None:
+            raise ArtifactDamaged(f"{stage.name} needs {name} {key[:12]}, which is not in {context.store.root}")
+        inputs[name] = artifact
+    digests = {name: artifact.digest for name, artifact in inputs.items()}
+    return stage, spec, inputs, stage_key(stage.name, stage.version, spec.key_part(), digests, request.seed)
