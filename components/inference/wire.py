@@ -155,23 +155,6 @@ def read_request(body: dict[str, Any], policy: Callable[[str], str], default_max
     )
 
 
-def write_request(request: ChatRequest, model: str) -> dict[str, Any]:
-    """The body that asks for `request`, with token ids and log-probs in the answer. `model`: the served name."""
-    sampling = request.sampling
-    body = {
-        "model": f"{model}@{request.policy}",
-        "messages": request.messages,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "max_completion_tokens": sampling.max_tokens,
-        "seed": request.seed,
-        "logprobs": True,
-        "return_token_ids": True,
-    }
-    return {**body, "tools": request.tools} if request.tools else body
-
-
 def completion_body(
     answers: Sequence[ChatCompletion], asked: Asked, head: dict[str, Any], decode: Decode | None
 ) -> dict[str, Any]:

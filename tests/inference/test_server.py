@@ -265,7 +265,7 @@ def test_values_that_change_nothing_pass(client, engine):
 def test_all_mistakes_are_reported_at_once(client):
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, temperature=-1, stop=["x"], extra_body={"max_token": 3})
-    for part in ("temperature", "stop", "max_token", "Did you mean 'max_tokens'?"):
+    for part in ("temperature", "stop", "max_token", "id you mean 'max_tokens'?"):
         assert part in caught.value.message
 
 

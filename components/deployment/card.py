@@ -1,0 +1,192 @@
+"""The model card: what was trained, how, what was measured, how to use it, and what it says nothing about.
+
+A card depends on its arguments alone: no clock, no run id, no path of this machine. Equal inputs give an equal card,
+so an export can be found by its stage key. What only says where and how fast a run went is left out of the config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from components.models.spec import ModelSpec
+
+PLACEMENT = frozenset({"allow", "compute", "concurrency", "device", "root", "timeout", "tracking"})
+"""Config keys that do not change a result."""
+
+
+def model_card(
+    *,
+    name: str,
+    model: ModelSpec,
+    experiment: Mapping[str, Any],
+    stage_key: str,
+    inputs: Mapping[str, str],
+    results: Mapping[str, Mapping[str, Any]],
+    differences: Mapping[str, Mapping[str, Any]] | None = None,
+) -> str:
+    """Markdown with the YAML front matter of a Hugging Face model card.
+
+    experiment: the composed config. stage_key: of the deploy stage. inputs: its input artifacts, name to digest.
+    results: label to `evaluation.metrics.summarise(...)`, in order of training; the last is the exported model.
+    differences: label ("start to final") to `evaluation.metrics.paired_difference(...)`.
+    """
+    config = placeless(experiment)
+    parts = [
+        f"---\n{_yaml(_front_matter(name, model, config, results))}---",
+        f"# {name}",
+        _introduction(model, config),
+        "## Measured results",
+        _results(config, results, differences or {}),
+        "## Use",
+        _use(name),
+        "## How it was made",
+        f"Deploy stage `{stage_key}`, from these artifacts (content digests):\n\n"
+        + "\n".join(f"- {artifact}: `{digest}`" for artifact, digest in sorted(inputs.items())),
+        f"The experiment, as it was composed:\n\n```yaml\n{_yaml(config)}```",
+        "## Limits",
+        _limits(config, results),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def placeless(value: Any) -> Any:
+    """The config without what depends on the machine: keys of `PLACEMENT`, and folders before a file's own name."""
+    if isinstance(value, Mapping):
+        return {key: placeless(part) for key, part in value.items() if key not in PLACEMENT}
+    if isinstance(value, list | tuple):
+        return [placeless(part) for part in value]
+    if isinstance(value, str) and value.startswith(("/", "~/", "file://")) and not any(map(str.isspace, value)):
+        return PurePath(value).name
+    return value
+
+
+def _front_matter(
+    name: str, model: ModelSpec, config: dict[str, Any], results: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["espalier", "agent", "tool-use", "reinforcement-learning", "lora"],
+    }
+    if model.source != "random":
+        data["base_model"] = placeless(model.name)
+    if results:
+        environment = _environment(config)
+        summary = list(results.values())[-1]
+        metrics = [
+            {"type": metric, "name": f"{metric} (mean)", "value": summary[metric]["mean"]}
+            for metric in ("success", "reward")
+            if summary[metric]["mean"] is not None
+        ]
+        dataset = {"type": environment, "name": environment.rpartition(".")[2], "split": _split(config)}
+        task = {"type": "text-generation", "name": "agent episodes"}
+        data["model-index"] = [{"name": name, "results": [{"task": task, "dataset": dataset, "metrics": metrics}]}]
+    return data
+
+
+def _introduction(model: ModelSpec, config: dict[str, Any]) -> str:
+    algorithm = config.get("algorithm", {}).get("name", "").upper()
+    learned = f" with {algorithm}" if algorithm else ""
+    base = f"`{placeless(model.name)}`" + (f" (revision `{model.revision}`)" if model.revision else "")
+    if model.source == "random":
+        base += " (random weights, for tests)"
+    return (
+        f"{base}, trained{learned} by Espalier to act in the environment `{_environment(config)}` over several turns. "
+        f"LoRA of rank {model.lora.rank}, merged into the weights; stored as safetensors."
+    )
+
+
+def _results(
+    config: dict[str, Any],
+    results: Mapping[str, Mapping[str, Any]],
+    differences: Mapping[str, Mapping[str, Any]],
+) -> str:
+    if not results:
+        return "Nothing was measured."
+    lines = [
+        "| Policy | Episodes | Success | Reward | Turns | Failed |",
+        "|---|---|---|---|---|---|",
+    ]
+    for label, summary in results.items():
+        measures = " | ".join(_measure(summary[metric]) for metric in ("success", "reward", "turns"))
+        lines.append(f"| {label} | {summary['episodes']} | {measures} | {summary['failures']['count']} |")
+    text = "\n".join(lines)
+    temperature = config.get("evaluate", {}).get("temperature", 0.0)
+    drawn = "greedy answers" if temperature == 0 else f"answers at temperature {temperature:g}"
+    text += f"\n\nMean [95 % interval] over scenarios of the split `{_split(config)}`, {drawn}."
+    for label, found in differences.items():
+        text += (
+            f"\n\nSuccess, {label}: {found['difference']:+.3f} {_interval(found)} on the same {found['n']} scenarios; "
+            f"{len(found['improved'])} got better, {len(found['regressed'])} worse."
+        )
+    return text
+
+
+def _use(name: str) -> str:
+    return f"""\
+With transformers, in this folder:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = AutoModelForCausalLM.from_pretrained(".")
+prompt = [{{"role": "user", "content": "Hello"}}]
+ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+answer = model.generate(**ids, max_new_tokens=64, do_sample=False)
+print(tokenizer.decode(answer[0, ids["input_ids"].shape[1] :], skip_special_tokens=True))
+```
+
+As an OpenAI-compatible server, from a checkout of Espalier:
+
+```sh
+python -m components.inference.server PATH_OF_THIS_FOLDER --name {name} --port 8000
+```
+
+```python
+from openai import OpenAI
+
+client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
+answer = client.chat.completions.create(model="{name}", messages=[{{"role": "user", "content": "Hello"}}])
+print(answer.choices[0].message.content)
+```
+
+Espalier's server puts tools into the prompt as they stood in training. Other servers may write them differently where
+the chat template has no place for tools."""
+
+
+def _limits(config: dict[str, Any], results: Mapping[str, Mapping[str, Any]]) -> str:
+    measured = list(results.values())[-1]["scenarios"] if results else 0
+    return (
+        f"- Measured on {measured} scenarios that training did not see, drawn from the same environment as the "
+        "training scenarios. This says nothing about other tasks, other tools or real users.\n"
+        f"- One training run with seed {config.get('seed', 'not stated')}; other seeds give other policies. The "
+        "intervals cover the choice of scenarios, not the choice of the seed.\n"
+        "- The policy was trained to earn a reward, not to be harmless or truthful. What it does with tools has to be "
+        "checked where it matters.\n"
+        "- The licence and the limits of the base model hold for this one too."
+    )
+
+
+def _environment(config: dict[str, Any]) -> str:
+    return config.get("environment", {}).get("_target_", "not stated")
+
+
+def _split(config: dict[str, Any]) -> str:
+    return config.get("evaluate", {}).get("split", "heldout")
+
+
+def _measure(measure: Mapping[str, Any]) -> str:
+    return "–" if measure["mean"] is None else f"{measure['mean']:.3f} {_interval(measure)}".rstrip()
+
+
+def _interval(measure: Mapping[str, Any]) -> str:
+    return "" if measure["low"] is None else f"[{measure['low']:.3f}, {measure['high']:.3f}]"
+
+
+def _yaml(data: Any) -> str:
+    import yaml
+
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)

@@ -1,0 +1,44 @@
+"""Export: a trained policy as a model folder that anything can load.
+
+The adapter is merged into the base weights by the same function that the sampling engine uses, so both compute with
+the same bits. The folder holds safetensors, config, tokenizer and README.md, the model card; anything else that lay
+beside the base model (pickled weights, code) is left behind.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from components.errors import ArtifactError
+from components.models.lora import merge
+
+logger = logging.getLogger(__name__)
+
+_KEPT = (".safetensors", ".safetensors.index.json", ".json", ".jinja", ".model", ".txt")
+_DROPPED = (".bin.index.json", ".h5.index.json", ".msgpack.index.json")
+_LEGAL = ("LICENSE", "LICENCE", "NOTICE")
+
+
+def export(base_dir: Path, adapter_dir: Path | None, out: Path, card: str) -> int:
+    """Writes the merged model with its card to the folder `out`; returns its size in bytes.
+
+    adapter_dir: PEFT folder of the policy; None exports the base model. Raises ArtifactError where the adapter does
+    not fit the base model, or where the result would hold no safetensors or no tokenizer.
+    """
+    out = Path(out)
+    merge(Path(base_dir), Path(adapter_dir) if adapter_dir else None, out)
+    for path in sorted(out.iterdir()):
+        if not _belongs(path.name):
+            logger.info("%s of the base model is not exported", path.name)
+            path.unlink()
+    if not list(out.glob("*.safetensors")):
+        raise ArtifactError(f"{base_dir} has no safetensors weights; pickled weights are not exported")
+    if not (out / "tokenizer_config.json").is_file():
+        raise ArtifactError(f"{base_dir} has no tokenizer_config.json: save its tokenizer with the model first")
+    (out / "README.md").write_text(card, encoding="utf-8")
+    return sum(path.stat().st_size for path in out.iterdir())
+
+
+def _belongs(name: str) -> bool:
+    return name.startswith(_LEGAL) or (name.endswith(_KEPT) and not name.endswith(_DROPPED))

@@ -1,0 +1,68 @@
+"""What an export holds."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from components.deployment.export import export
+from components.errors import ArtifactError
+
+
+def test_weights_are_base_plus_scaled_update(base_dir, adapter_dir, tmp_path):
+    size = export(base_dir, adapter_dir, tmp_path / "out", "# card\n")
+    base, merged = load_file(base_dir / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    adapter = load_file(adapter_dir / "adapter_model.safetensors")
+    assert base.keys() == merged.keys()
+    changed = 0
+    for name, weight in base.items():
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        if f"{stem}.lora_A.weight" in adapter:
+            changed += 1
+            update = adapter[f"{stem}.lora_B.weight"] @ adapter[f"{stem}.lora_A.weight"]
+            np.testing.assert_allclose(merged[name], weight + 8 / 4 * update, rtol=1e-5, atol=1e-5)
+            assert not np.array_equal(merged[name], weight)
+        else:
+            np.testing.assert_array_equal(merged[name], weight)
+    assert changed == len(adapter) // 2
+    assert size > (tmp_path / "out" / "model.safetensors").stat().st_size
+
+
+def test_it_loads_with_transformers_alone(base_dir, adapter_dir, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    export(base_dir, adapter_dir, tmp_path / "out", "# card\n")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", use_safetensors=True)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+    assert {name for name, _ in model.named_parameters()} <= load_file(tmp_path / "out" / "model.safetensors").keys()
+
+
+def test_without_an_adapter_the_base_model_is_exported(base_dir, tmp_path):
+    export(base_dir, None, tmp_path / "out", "# card\n")
+    base, out = load_file(base_dir / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    assert all(np.array_equal(base[name], out[name]) for name in base)
+
+
+def test_pickles_and_code_beside_the_base_model_stay_behind(base_dir, adapter_dir, tmp_path):
+    base = shutil.copytree(base_dir, tmp_path / "base")
+    for name in ("pytorch_model.bin", "training_args.pt", "modeling_x.py", "pytorch_model.bin.index.json"):
+        (base / name).write_bytes(b"x")
+    (base / "README.md").write_text("of the base model")
+    (base / "LICENSE").write_text("licence text")
+    export(base, adapter_dir, tmp_path / "out", "# card\n")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {path.name for path in base_dir.iterdir()} | {"README.md", "LICENSE"}
+    assert (tmp_path / "out" / "README.md").read_text() == "# card\n"
+
+
+def test_a_base_model_without_safetensors_or_tokenizer_is_refused(base_dir, tmp_path):
+    no_tokenizer = shutil.copytree(base_dir, tmp_path / "a", ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(ArtifactError, match="tokenizer"):
+        export(no_tokenizer, None, tmp_path / "out-a", "")
+    no_weights = shutil.copytree(base_dir, tmp_path / "b", ignore=shutil.ignore_patterns("*.safetensors"))
+    with pytest.raises(ArtifactError, match="safetensors"):
+        export(no_weights, None, tmp_path / "out-b", "")

