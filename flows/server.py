@@ -1,0 +1,188 @@
+"""The Prefect server of a run.
+
+With `PREFECT_API_URL` set, that server is used and none is started. Else a run starts its own, on a free port of this
+machine, with its database in `<root>/prefect`, so `prefect server start` on that folder later shows every run. It is
+Prefect's own application under uvicorn, in a process of its own, started first of all and awaited last: it boots while
+the flow imports what it needs. Left out is what a run does not need: the user interface and its files, the
+scheduler and its kin, block types, usage statistics. The database is migrated once, under a lock.
+
+The server ends with the run, also when that is killed: it watches a pipe that the run holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from components.compute.lifeline import watch_parent
+from components.compute.runners import end
+from components.errors import ResourceError, WaitTimeout
+
+logger = logging.getLogger(__name__)
+
+START_LIMIT = 180.0
+"""Seconds that a server may take to answer; the first start on a slow disk takes the longest."""
+
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_LOGGING_TO_API_ENABLED": "false",  # the run has its own log file
+    "PREFECT_CLI_PROMPT": "false",
+}
+"""Environment of client and server alike."""
+
+
+def home(root: Path) -> Path:
+    """Folder of Prefect's data below a run root."""
+    return root / "prefect"
+
+
+def client_environment(root: Path) -> dict[str, str]:
+    """Variables to set before Prefect is imported, where the run has a server of its own."""
+    return {"PREFECT_HOME": str(home(root)), "PREFECT_PROFILES_PATH": str(home(root) / "profiles.toml"), **QUIET}
+
+
+def ui_command(root: Path) -> str:
+    """The command that shows the runs below a root in a browser."""
+    return f"PREFECT_HOME={home(root)} prefect server start"
+
+
+class Server:
+    """A Prefect server that boots in the background. Make it with `start`."""
+
+    def __init__(self, process: subprocess.Popen, log: Path):
+        self._process = process
+        self._log = log
+        self._url: str | None = None
+        self._started = time.monotonic()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def url(self) -> str:
+        """The API's address, once the server answers. Raises ResourceError where it ended instead, WaitTimeout after
+        `START_LIMIT` seconds; both say where its log is."""
+        if self._url is None:
+            assert self._process.stdout is not None
+            left = max(0.0, START_LIMIT - (time.monotonic() - self._started))
+            if not select.select([self._process.stdout], [], [], left)[0]:
+                raise WaitTimeout(f"waited {START_LIMIT:.0f} s for the Prefect server to start; its log is {self._log}")
+            line = self._process.stdout.readline()
+            if not line:
+                raise ResourceError(f"the Prefect server ended while it started; its log is {self._log}")
+            self._url = str(json.loads(line)["url"])
+            logger.debug("Prefect server at %s after %.1f s", self._url, time.monotonic() - self._started)
+        return self._url
+
+    def stop(self) -> None:
+        """Ends the server; it writes down first what it was told."""
+        end(self._process)
+
+
+def start(root: Path) -> Server:
+    """Starts a server on the data below `root` and returns at once."""
+    log = root / "logs" / "prefect-server.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    home(root).mkdir(parents=True, exist_ok=True)
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"},
+        **client_environment(root),
+        "PREFECT_SERVER_UI_ENABLED": "false",
+        "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+        "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
+        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "OMP_NUM_THREADS": "1",
+    }
+    with open(log, "ab") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.server", "--root", str(root)],
+            cwd=Path(__file__).resolve().parent.parent,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches the run, which ends us when it has said its last word
+        )
+    return Server(process, log)
+
+
+def main() -> None:
+    """The server's process: prints one JSON line with its address when it answers, and ends with its standard input."""
+    parser = argparse.ArgumentParser(prog="python -m flows.server")
+    parser.add_argument("--root", required=True, type=Path)
+    root = parser.parse_args().root
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    listener = socket.create_server(("127.0.0.1", 0))
+    with _migrated(root) as ready:
+        import uvicorn
+        from prefect.server.api.server import create_app
+
+        config = uvicorn.Config(create_app(ephemeral=True), log_level="warning", access_log=False, lifespan="on")
+        server = uvicorn.Server(config)
+        watch_parent(on_end=lambda: setattr(server, "should_exit", True))
+        startup = server.startup
+
+        async def announced(sockets: list[socket.socket] | None = None) -> None:
+            await startup(sockets)
+            if server.started:
+                ready()
+                print(json.dumps({"url": f"http://127.0.0.1:{listener.getsockname()[1]}/api"}), file=out)
+
+        server.startup = announced  # type: ignore[method-assign]  uvicorn has no hook for this
+        server.run([listener])
+
+
+@contextmanager
+def _migrated(root: Path) -> Iterator:
+    """Sees to it that one process migrates the database and the others wait. Gives a function to be called when the
+    server is up, which is when the migration is done."""
+    marker = home(root) / ".migrated"
+    version = metadata.version("prefect")
+
+    def current() -> bool:
+        return marker.is_file() and marker.read_text() == version and (home(root) / "prefect.db").is_file()
+
+    with open(home(root) / ".lock", "w") as lock:
+        if not current():
+            _wait_for_lock(lock)
+        if current():
+            os.environ["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] = "false"
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+        def ready() -> None:
+            marker.write_text(version)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+        yield ready
+
+
+def _wait_for_lock(lock) -> None:
+    limit = time.monotonic() + START_LIMIT
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > limit:
+                raise WaitTimeout(f"waited {START_LIMIT:.0f} s for another Prefect server to migrate the database") from None
+            time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()
