@@ -51,8 +51,8 @@ def check(
 ) -> list[ExperimentSpec]:
     """The specs of all points that the overrides describe; one, unless they sweep.
 
-    `values=False` looks at the overrides only and returns nothing: for a config that is shown, not run. Raises SpecError
-    with every problem of every point.
+    `values=False` looks at the overrides only and returns nothing: for a config that is shown, not run. Raises
+    SpecError with every problem of every point.
     """
     composer = Composer(config_dir)
     parsed, problems = composer.parse(overrides)
@@ -113,7 +113,9 @@ class Composer:
         else:
             for override in parsed:
                 if override.is_sweep_override():
-                    problems.append(Problem(override.get_key_element(), "has several values; to sweep over them, add -m"))
+                    problems.append(
+                        Problem(override.get_key_element(), "has several values; to sweep over them, add -m")
+                    )
             parsed = fixed
         axes = [self._axis(override) for override in parsed]
         if len(list(itertools.islice(itertools.product(*axes), MOST_POINTS + 1))) <= MOST_POINTS:
@@ -207,7 +209,9 @@ class Composer:
                 if known and line.startswith("+"):
                     problems.append(Problem(key, "an option of this group is chosen already", plain))
                 elif not known and not line.startswith(("+", "~")):
-                    problems.append(Problem(key, "no option of this group is chosen yet: it is added with +", f"+{plain}"))
+                    problems.append(
+                        Problem(key, "no option of this group is chosen yet: it is added with +", f"+{plain}")
+                    )
                 else:
                     problems.append(Problem(key, _words(error)))
         return self._load(used), problems
@@ -237,7 +241,11 @@ class Composer:
                 return Problem(f"~{key}", "there is no such key to delete", _below(parents, nearest(last, inside)))
             if last in valid or not valid:  # where nothing is listed, validation knows what may stand there
                 added = override.is_add() or override.is_force_add()
-                return None if added else Problem(key, "is set by no config file: it is added with +", f"+{override.input_line}")
+                return (
+                    None
+                    if added
+                    else Problem(key, "is set by no config file: it is added with +", f"+{override.input_line}")
+                )
             if parents:
                 message = f"no such key in {'.'.join(parents)}; there are {', '.join(valid)}"
                 return Problem(key, message, _below(parents, nearest(last, valid)))

@@ -33,19 +33,30 @@ def text(folders: Sequence[Path] = (CONF,)) -> str:
     width = shutil.get_terminal_size((120, 24)).columns
     groups = {group: dict(_options(folders, group)) for group in _groups(folders)}
     experiments = groups.pop("experiment", {})
-    lines = [USAGE, "Experiments (+experiment=NAME)", *_table({f'  {name}': about for name, about in experiments.items()}, width), ""]
+    lines = [
+        USAGE,
+        "Experiments (+experiment=NAME)",
+        *_table({f"  {name}": about for name, about in experiments.items()}, width),
+        "",
+    ]
     defaults = _defaults(folders)
     lines.append("Groups (group=option; * is the default)")
     for group, options in groups.items():
         lines.append(f"  {group}")
         marked = {f"{'*' if defaults.get(group) == name else ' '} {name}": about for name, about in options.items()}
         lines += _table(marked, width)
-    lines += ["", "Keys (key=value): all of them, with their values, by --cfg job. The files in conf/ say what they mean.", ""]
+    lines += [
+        "",
+        "Keys (key=value): all of them, with their values, by --cfg job. The files in conf/ say what they mean.",
+        "",
+    ]
     return "\n".join(lines) + "\n" + OPTIONS
 
 
 def _groups(folders: Sequence[Path]) -> list[str]:
-    names = {path.name for folder in folders for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    names = {
+        path.name for folder in folders for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
+    }
     first = list(_defaults(folders))
     return sorted(names - {"hydra"}, key=lambda name: (first.index(name) if name in first else len(first), name))
 
@@ -70,7 +81,9 @@ def describe(path: Path) -> str:
 
 def _defaults(folders: Sequence[Path]) -> dict[str, str]:
     """Group and option of each line of the primary config's defaults list."""
-    path = next((folder / "config.yaml" for folder in folders if (folder / "config.yaml").is_file()), CONF / "config.yaml")
+    path = next(
+        (folder / "config.yaml" for folder in folders if (folder / "config.yaml").is_file()), CONF / "config.yaml"
+    )
     chosen = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         group, colon, option = line.removeprefix("  - ").partition(": ")
@@ -82,4 +95,6 @@ def _defaults(folders: Sequence[Path]) -> dict[str, str]:
 def _table(rows: dict[str, str], width: int) -> Iterator[str]:
     for name, about in rows.items():
         indent = " " * 23
-        yield from textwrap.wrap(f"    {name:18} {about}", max(width, 60), subsequent_indent=indent, drop_whitespace=True)
+        yield from textwrap.wrap(
+            f"    {name:18} {about}", max(width, 60), subsequent_indent=indent, drop_whitespace=True
+        )

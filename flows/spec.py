@@ -8,6 +8,7 @@ known here: `components.models.weights.check_weights` looks for them before the 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -127,7 +128,9 @@ def _local_model(model: ModelSpec) -> Iterator[Problem]:
     if model.source != "hub" or Path(model.name).is_dir():
         return
     if model.name.startswith(("/", ".", "~")) or model.name.count("/") > 1:
-        yield Problem("model.name", f"there is no folder {model.name!r}; expected one, or a name on the Hugging Face hub")
+        yield Problem(
+            "model.name", f"there is no folder {model.name!r}; expected one, or a name on the Hugging Face hub"
+        )
 
 
 def _reward(reward: Target) -> Iterator[Problem]:
@@ -153,18 +156,24 @@ def _environment(
         yield Problem("environment._target_", f"{what} (see components.environments.protocol)")
         return
     if warmup is not None and "solve" not in dir(thing):
-        yield Problem("warmup", f"{environment.target} has no method `solve` to take demonstrations from; write warmup=none")
+        yield Problem(
+            "warmup", f"{environment.target} has no method `solve` to take demonstrations from; write warmup=none"
+        )
     try:
         built = environment.build()
         try:
-            train, heldout = list(built.scenarios(TRAIN)), list(built.scenarios(evaluate.split))
+            train, heldout = (list(_result(built.scenarios(split))) for split in (TRAIN, evaluate.split))
         finally:
-            built.close()
+            _result(built.close())
     except Exception as error:  # noqa: BLE001  code of the user: whatever it raises is the answer
-        yield Problem("environment", f"{environment.target} cannot state its scenarios: {type(error).__name__}: {error}")
+        yield Problem(
+            "environment", f"{environment.target} cannot state its scenarios: {type(error).__name__}: {error}"
+        )
         return
     if not heldout:
-        yield Problem("evaluate.split", f"{environment.target} has no scenarios in split {evaluate.split!r} to evaluate on")
+        yield Problem(
+            "evaluate.split", f"{environment.target} has no scenarios in split {evaluate.split!r} to evaluate on"
+        )
     elif evaluate.scenarios is not None and evaluate.scenarios > len(heldout):
         yield Problem("evaluate.scenarios", f"{evaluate.scenarios}: split {evaluate.split!r} has {len(heldout)}")
     if rounds == 0 and warmup is None:
@@ -173,7 +182,9 @@ def _environment(
         yield Problem("environment", f"{environment.target} has no scenarios in split {TRAIN!r} to train on")
         return
     if rounds and collect.scenarios > len(train):
-        yield Problem("collect.scenarios", f"{collect.scenarios}: one round can draw at most the {len(train)} of {TRAIN!r}")
+        yield Problem(
+            "collect.scenarios", f"{collect.scenarios}: one round can draw at most the {len(train)} of {TRAIN!r}"
+        )
     if warmup is not None and warmup.demonstrations > len(train):
         yield Problem("warmup.demonstrations", f"{warmup.demonstrations}: split {TRAIN!r} has {len(train)} scenarios")
     ids = [scenario.id for scenario in train]
@@ -181,11 +192,20 @@ def _environment(
     if evaluate.split == TRAIN:
         yield Problem("evaluate.split", f"{TRAIN!r} is trained on; expected a split that shares no scenario with it")
     elif shared:
-        yield Problem("environment", f"{len(shared)} scenarios are in {TRAIN!r} and {evaluate.split!r}: {min(shared)!r}, ...")
+        yield Problem(
+            "environment", f"{len(shared)} scenarios are in {TRAIN!r} and {evaluate.split!r}: {min(shared)!r}, ..."
+        )
     if len(set(ids)) < len(ids) or len({s.id for s in heldout}) < len(heldout):
         yield Problem("environment", f"{environment.target} gives the same id to several scenarios")
 
 
+def _result(value: Any) -> Any:
+    """What a method of an environment gave; it may be plain or async."""
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
 def _deploy(deploy: DeploySpec, rounds: int, warmup: WarmupSpec | None) -> Iterator[Problem]:
     if rounds == 0 and warmup is None and deploy.mode != "none":
-        yield Problem("deploy.mode", f"{deploy.mode!r}: nothing is trained with rounds=0 and no warmup; write deploy=none")
+        yield Problem(
+            "deploy.mode", f"{deploy.mode!r}: nothing is trained with rounds=0 and no warmup; write deploy=none"
+        )

@@ -1,0 +1,278 @@
+"""Targets: a class or function by dotted path, with its arguments.
+
+Only what an allowed package itself defines is taken: a name that a module merely imports (`os.system` by way of
+somebody's `import os`) is refused. Arguments are checked by a pydantic model made from the signature, so annotations
+such as `Annotated[float, Field(ge=0)]` and `Literal["a", "b"]` count.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import inspect
+import pkgutil
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    PydanticUserError,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema, to_jsonable_python
+
+from components.specs.base import Spec, nearest
+from components.specs.source import source_digest
+
+OWN_PACKAGE = "components"
+"""The package from which a `_target_` may always come."""
+
+
+class Target(Spec):
+    """A class or function by dotted path, with its arguments.
+
+    Written flat: `{"_target_": "package.module.Name", "argument": value}`. A class must accept the arguments as
+    keywords. A function is called later with one positional argument (a reward: the trajectory); the arguments here
+    fill its other parameters. A nested `{"_target_": ...}` is built too, except where the parameter asks for a Target.
+    """
+
+    target: str = Field(alias="_target_")
+    """Dotted path: module, then the name of a class or function defined in an allowed package."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Checked against the signature and converted to its types."""
+
+    model_config = ConfigDict(validate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, data: Any, info: ValidationInfo) -> Any:
+        if not isinstance(data, Mapping) or "_target_" not in data:
+            example = '{"_target_": "package.module.Name", ...}'
+            raise PydanticCustomError(
+                "target", "expected a class or function with its arguments, as {e}", {"e": example}
+            )
+        path, arguments = data["_target_"], {k: v for k, v in data.items() if k != "_target_"}
+        allow = (info.context or {}).get("allow", ())
+        problem, found = locate(path, allow)
+        if problem is not None:
+            raise _invalid([(("_target_",), path, problem)])
+        assert found is not None
+        return {"target": path, "arguments": _check_arguments(path, found, arguments, info.context)}
+
+    @model_serializer
+    def _flat(self) -> dict[str, Any]:
+        return {"_target_": self.target, **to_jsonable_python(self.arguments)}
+
+    def factory(self) -> Callable[..., Any]:
+        """The class or function itself."""
+        return _import(self.target)
+
+    def build(self, **runtime: Any) -> Any:
+        """A class becomes an instance, a function a `functools.partial`. `runtime` adds keyword arguments that are
+        no configuration; it may not repeat one that is."""
+        assert not runtime.keys() & self.arguments.keys(), f"{self.target}: {runtime.keys() & self.arguments.keys()}"
+        thing = _import(self.target)
+        parameters = _parameters(thing)
+        arguments = {
+            name: value if _takes_target(parameters, name) else _built(value)
+            for name, value in copy.deepcopy(self.arguments).items()
+        }
+        if inspect.isclass(thing):
+            return thing(**arguments, **runtime)
+        return functools.partial(thing, **arguments, **runtime)
+
+    def resolved(self) -> dict[str, Any]:
+        """Plain data for a stage key: the path, every argument with its default, and, for code that is not ours, the
+        digest of the module's source, so that an edited environment is not taken from the cache."""
+        parameters = _parameters(_import(self.target))
+        defaults = {n: p.default for n, p in parameters.items() if p.default is not inspect.Parameter.empty}
+        data: dict[str, Any] = {
+            name: _resolved(value) for name, value in {**defaults, **self.arguments}.items() if _is_data(value)
+        }
+        data["_target_"] = self.target
+        if not _below(self.target, OWN_PACKAGE):
+            data["source_sha256"] = source_digest(_import(self.target).__module__)
+        return data
+
+
+def _below(path: str, package: str) -> bool:
+    return path == package or path.startswith(package + ".")
+
+
+def _import(path: str) -> Callable[..., Any]:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def locate(path: Any, allow: Iterable[str]) -> tuple[PydanticCustomError | None, Callable[..., Any] | None]:
+    """The class or function at `path`, or why there is none."""
+
+    def problem(message: str, near: str | None = None) -> tuple[PydanticCustomError, None]:
+        return PydanticCustomError("target", "{message}", {"message": message, "nearest": near}), None
+
+    if not isinstance(path, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", path):
+        return problem(f"{path!r} is not a dotted path such as package.module.Name")
+    packages = [OWN_PACKAGE, *allow]
+    if not any(_below(path, package) for package in packages):
+        return problem(
+            f"{path!r} is outside the packages from which classes may come ({', '.join(packages)}); "
+            f"to trust another: allow=[{path.partition('.')[0]}]"
+        )
+    module_name, _, name = path.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and _below(module_name, error.name):
+            return problem(f"there is no module {error.name!r}", _nearest_module(error.name))
+        return problem(f"cannot import {module_name!r}: {_reason(error)}")
+    except (Exception, SystemExit) as error:  # noqa: BLE001  code of the user: whatever it raises is the answer
+        return problem(f"cannot import {module_name!r}: {_reason(error)}")
+    thing = getattr(module, name, None)
+    if not (inspect.isclass(thing) or inspect.isfunction(thing)):
+        ours = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module_name and callable(v)]
+        what = "is neither a class nor a function" if thing is not None else "is not there"
+        return problem(
+            f"{name!r} {what} in {module_name}; it has {', '.join(sorted(ours)) or 'none'}", nearest(name, ours)
+        )
+    if not any(_below(thing.__module__, package) for package in packages):
+        return problem(f"{path!r} is defined in {thing.__module__!r}, outside the allowed packages")
+    return None, thing
+
+
+def _reason(error: BaseException) -> str:
+    where = ""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    if len(frames) > 1:
+        where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _nearest_module(name: str) -> str | None:
+    parent, _, _ = name.rpartition(".")
+    paths = getattr(sys.modules.get(parent), "__path__", None)
+    if not paths:
+        return None
+    return nearest(name, [f"{parent}.{m.name}" for m in pkgutil.iter_modules(paths)])
+
+
+def _parameters(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Parameters by name, with annotations evaluated where that is possible (Any where it is not)."""
+    function = thing.__init__ if inspect.isclass(thing) and "__init__" in vars(thing) else thing
+    names = {**vars(sys.modules[thing.__module__])}
+    parameters = {}
+    for name, parameter in inspect.signature(thing).parameters.items():
+        annotation = parameter.annotation
+        if isinstance(annotation, str):
+            try:
+                annotation = eval(annotation, getattr(function, "__globals__", names))  # text from imported code
+            except (NameError, AttributeError):  # imported for type checkers only
+                annotation = Any
+        parameters[name] = parameter.replace(
+            annotation=Any if annotation is inspect.Parameter.empty else annotation,
+        )
+    return parameters
+
+
+def settable(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Parameters that a config may fill: all of a class, all but the first positional one of a function."""
+    fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+    parameters = _parameters(thing)
+    if not inspect.isclass(thing):
+        positional = [n for n, p in parameters.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+        parameters.pop(positional[0], None) if positional else None
+    return {name: p for name, p in parameters.items() if p.kind not in fixed}
+
+
+def _check_arguments(path: str, thing: Callable[..., Any], arguments: dict[str, Any], context: Any) -> dict[str, Any]:
+    parameters = settable(thing)
+    free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in _parameters(thing).values())
+    fields: dict[str, Any] = {}
+    for i, (name, parameter) in enumerate(parameters.items()):
+        annotation = parameter.annotation
+        if has_target(arguments.get(name)) and not _takes_target(parameters, name):
+            annotation = _NestedTargets
+        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+        fields[f"p{i}"] = (annotation, Field(default, alias=name))
+    config = ConfigDict(extra="allow" if free else "forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+    try:
+        model = create_model("Arguments", __config__=config, **fields)
+    except PydanticUserError as error:
+        reason = f"the annotations of {path} cannot be checked: {error.message}"
+        raise PydanticCustomError("target", "{message}", {"message": reason}) from error
+    checked = model.model_validate(arguments, context=context)
+    names = {f"p{i}": name for i, name in enumerate(parameters)}
+    return {names[f]: getattr(checked, f) for f in names if f in checked.model_fields_set} | (checked.model_extra or {})
+
+
+def has_target(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return "_target_" in value or any(map(has_target, value.values()))
+    return isinstance(value, list) and any(map(has_target, value))
+
+
+def _mentions(annotation: Any, what: type) -> bool:
+    if inspect.isclass(annotation) and get_origin(annotation) is None:
+        return issubclass(annotation, what)
+    return any(_mentions(a, what) for a in get_args(annotation))
+
+
+def _takes_target(parameters: Mapping[str, inspect.Parameter], name: str) -> bool:
+    return name in parameters and _mentions(parameters[name].annotation, Target)
+
+
+def _nested(value: Any, info: ValidationInfo) -> Any:
+    """Nested targets become Target; the objects that they build are checked by whoever takes them."""
+    if isinstance(value, Mapping) and "_target_" in value:
+        return Target.model_validate(value, context=info.context)
+    if isinstance(value, Mapping):
+        return {k: _nested(v, info) for k, v in value.items()}
+    return [_nested(v, info) for v in value] if isinstance(value, list) else value
+
+
+def _built(value: Any) -> Any:
+    if isinstance(value, Target):
+        return value.build()
+    if isinstance(value, dict):
+        return {k: _built(v) for k, v in value.items()}
+    return [_built(v) for v in value] if isinstance(value, list) else value
+
+
+def _resolved(value: Any) -> Any:
+    if isinstance(value, Target):
+        return value.resolved()
+    if isinstance(value, dict):
+        return {k: _resolved(v) for k, v in value.items()}
+    return [_resolved(v) for v in value] if isinstance(value, list | tuple) else to_jsonable_python(value)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value can stand in a key; a default such as a sentinel object cannot, and is left to the version of
+    the code."""
+    try:
+        to_jsonable_python(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _invalid(errors: list[tuple[tuple[str | int, ...], Any, PydanticCustomError]]) -> ValidationError:
+    details = [InitErrorDetails(type=error, loc=loc, input=value) for loc, value, error in errors]
+    return ValidationError.from_exception_data("Target", details)
+
+
+class _NestedTargets:
+    """Annotation for a parameter that is filled by nested targets."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return core_schema.with_info_plain_validator_function(_nested)

@@ -1,0 +1,205 @@
+"""From plain data to a spec, or to the list of everything that is wrong with it.
+
+pydantic finds the mistakes; here they get the key path that a user would type, words, and the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from pydantic import ValidationError, create_model
+
+from components.errors import Problem, SpecError
+from components.specs.base import Spec, nearest
+from components.specs.target import Target, has_target, locate, settable
+
+MISSING = "???"
+"""How a config file marks a value that the user must give."""
+
+S = TypeVar("S", bound=Spec)
+
+_EXPECTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "text",
+    "list": "a list",
+    "dict": "a mapping of keys to values",
+    "model": "a mapping of keys to values",
+    "none": "null",
+}
+_BOUNDS = {"greater_than": ("more than", "gt"), "greater_than_equal": ("at least", "ge"),
+           "less_than": ("less than", "lt"), "less_than_equal": ("at most", "le")}  # fmt: skip
+
+
+def validate(cls: type[S], data: Mapping[str, Any], *, path: str = "", allow: Iterable[str] | None = None) -> S:
+    """Turns plain data into a spec.
+
+    `path` is put before every key path in messages. `allow` lists the packages from which a `_target_` may come
+    besides our own; None reads the key `allow` of the data. Raises SpecError with every problem that was found.
+    """
+    if not isinstance(data, Mapping):
+        raise SpecError([Problem(path or cls.__name__, f"{data!r} is not a mapping of keys to values")])
+    given = data.get("allow") if allow is None else allow
+    packages = [p for p in given if isinstance(p, str)] if isinstance(given, Iterable) else []
+    context = {"allow": packages}
+    unset = list(_unset(data))
+    problems = [Problem(_key(p), f"needs a value: {_key(p)}=VALUE") for p in unset]
+    spec = None
+    try:
+        spec = cls.model_validate(data, context=context)
+        parts = {name: getattr(spec, name) for name in cls.model_fields}
+    except ValidationError as error:
+        problems += [p for p in _problems(cls, data, error, context) if p.path not in {_key(u) for u in unset}]
+        parts = dict(_valid_parts(cls, data, context, {u[0] for u in unset}))
+    problems += cls.cross_problems(parts)
+    if problems:
+        raise SpecError([Problem(f"{path}.{p.path}" if path else p.path, p.message, p.nearest) for p in problems])
+    assert spec is not None
+    return spec
+
+
+def names_below(cls: type[Spec], data: Any, path: Iterable[str | int], allow: Iterable[str] = ()) -> list[str]:
+    """Valid keys of the mapping that lies at `path` in `data`; empty where it is free or not a mapping."""
+    annotation: Any = cls
+    for part in path:
+        annotation = _annotation(annotation, data, part, allow)
+        data = data[part] if isinstance(data, Mapping | list) and _holds(data, part) else None
+    model = _model(annotation, data)
+    if model is None:
+        return []
+    if issubclass(model, Target):
+        found = locate(data["_target_"], allow)[1] if isinstance(data, Mapping) and "_target_" in data else None
+        return ["_target_", *(settable(found) if found else ())]
+    return list(model.model_fields)
+
+
+def _problems(cls: type[Spec], data: Any, error: ValidationError, context: dict[str, Any]) -> list[Problem]:
+    found: dict[str, Problem] = {}
+    for detail in error.errors(include_url=False):
+        path = _path(data, detail["loc"], detail["type"] == "missing")
+        problem = _problem(cls, data, path, detail, context["allow"])
+        earlier = found.get(problem.path)
+        if earlier is not None:  # the members of a union, each with its complaint
+            _, _, more = problem.message.rpartition("expected ")
+            problem = Problem(problem.path, f"{earlier.message} or {more}", earlier.nearest)
+        found[problem.path] = problem
+    return list(found.values())
+
+
+def _problem(cls: type[Spec], data: Any, path: list[str | int], detail: Any, allow: list[str]) -> Problem:
+    kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
+    key = _key(path)
+    if kind == "extra_forbidden":
+        names = names_below(cls, data, path[:-1], allow)
+        where = _key(path[:-1])
+        message = f"no such key{f' in {where}' if where else ''}; there are {', '.join(names)}"
+        near = nearest(path[-1], names)
+        return Problem(key, message, _key([*path[:-1], near]) if near else None)
+    if kind == "missing":
+        return Problem(key, f"needs a value: {key}=VALUE")
+    if kind == "union_tag_invalid":
+        names = re.findall(r"'([^']*)'", context["expected_tags"])
+        return Problem(
+            f"{key}.name", f"{context['tag']!r}: expected one of {', '.join(names)}", nearest(context["tag"], names)
+        )
+    if kind == "union_tag_not_found":
+        return Problem(f"{key}.name", f"needs a value: {key}.name=VALUE")
+    if kind == "target":
+        return Problem(key, detail["msg"], context.get("nearest"))
+    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
+    if kind == "literal_error":
+        names = re.findall(r"'([^']*)'", context["expected"])
+        return Problem(key, f"{shown}: expected one of {', '.join(names)}", nearest(value, names))
+    if kind in _BOUNDS:
+        words, name = _BOUNDS[kind]
+        return Problem(key, f"{shown}: expected {words} {context[name]:g}")
+    expected = _EXPECTED.get(kind.split("_")[0], "")
+    if not expected:
+        expected = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return Problem(key, f"{shown}: expected {expected}")
+
+
+def _path(data: Any, loc: tuple[str | int, ...], missing: bool) -> list[str | int]:
+    """The key path of an error. pydantic's location also names members of unions; these are no keys."""
+    path: list[str | int] = []
+    for i, part in enumerate(loc):
+        absent = missing and i == len(loc) - 1
+        if isinstance(data, Mapping) and (part in data or absent):
+            data = data.get(part)
+        elif isinstance(data, list) and isinstance(part, int):
+            data = data[part]
+        else:
+            continue
+        path.append(part)
+    return path
+
+
+def _key(path: Iterable[str | int]) -> str:
+    return ".".join(map(str, path))
+
+
+def _unset(data: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    if data == MISSING and isinstance(data, str):
+        yield path
+    elif isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from _unset(value, (*path, key))
+    elif isinstance(data, list):
+        for i, value in enumerate(data):
+            yield from _unset(value, (*path, i))
+
+
+def _valid_parts(cls: type[Spec], data: Mapping[str, Any], context: Any, skip: set[Any]) -> Iterator[tuple[str, Any]]:
+    for name, field in cls.model_fields.items():
+        if name in skip:
+            continue
+        if name not in data:
+            if not field.is_required():
+                yield name, field.get_default(call_default_factory=True, validated_data={})
+            continue
+        part = create_model(cls.__name__, __config__=cls.model_config, **{name: (field.annotation, field)})
+        try:
+            yield name, getattr(part.model_validate({name: data[name]}, context=context), name)
+        except ValidationError:
+            continue
+
+
+def _holds(data: Any, part: str | int) -> bool:
+    return part in data if isinstance(data, Mapping) else isinstance(part, int) and part < len(data)
+
+
+def _model(annotation: Any, value: Any) -> type[Spec] | None:
+    """The spec class that an annotation means for this value; a union of specs is told apart by `name`."""
+    models = [a for a in _flat_types(annotation) if inspect.isclass(a) and issubclass(a, Spec)]
+    if len(models) > 1 and isinstance(value, Mapping):
+        tag = value.get("name")
+        models = [m for m in models if "name" in m.model_fields and m.model_fields["name"].default == tag]
+    return models[0] if len(models) == 1 else None
+
+
+def _flat_types(annotation: Any) -> Iterator[Any]:
+    if inspect.isclass(annotation) and get_origin(annotation) is None:
+        yield annotation
+    elif get_origin(annotation) not in (list, dict, tuple, Literal):
+        for a in get_args(annotation):
+            yield from _flat_types(a)
+
+
+def _annotation(annotation: Any, value: Any, part: str | int, allow: Iterable[str]) -> Any:
+    """The type expected at `part` of a value of type `annotation`."""
+    model = _model(annotation, value)
+    if model is not None and issubclass(model, Target):
+        found = locate(value["_target_"], allow)[1] if isinstance(value, Mapping) and "_target_" in value else None
+        parameters = settable(found) if found else {}
+        inner = parameters[str(part)].annotation if part in parameters else None
+        nested = value.get(part) if isinstance(value, Mapping) else None
+        return Target if has_target(nested) and not isinstance(nested, list) else inner
+    if model is not None:
+        return model.model_fields[str(part)].annotation if part in model.model_fields else None
+    arguments = [a for a in get_args(annotation) if a is not type(None)]
+    return arguments[-1] if arguments else annotation if inspect.isclass(annotation) else None
