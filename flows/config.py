@@ -251,7 +251,7 @@ class Composer:
                 return Problem(key, message, _below(parents, nearest(last, valid)))
         groups = [group for group in self.loader.list_groups("") if group != "hydra"]
         near = nearest(key, [*_keys(plain), *groups])
-        if near in groups and not parents and isinstance(override.value(), str):
+        if near is not None and near in groups and not parents and isinstance(override.value(), str):
             option = nearest(override.value(), self._options(near))
             sign = "" if near in config.hydra.runtime.choices else "+"
             near = f"{sign}{near}={option}" if option else near

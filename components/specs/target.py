@@ -23,6 +23,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PydanticUserError,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     create_model,
@@ -235,8 +236,10 @@ def _nested(value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, Mapping) and "_target_" in value:
         return Target.model_validate(value, context=info.context)
     if isinstance(value, Mapping):
-        return {k: _nested(v, info) for k, v in value.items()}
-    return [_nested(v, info) for v in value] if isinstance(value, list) else value
+        return TypeAdapter(dict[str, _NestedTargets]).validate_python(value, context=info.context)
+    if isinstance(value, list):
+        return TypeAdapter(list[_NestedTargets]).validate_python(value, context=info.context)
+    return value
 
 
 def _built(value: Any) -> Any:

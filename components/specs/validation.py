@@ -14,7 +14,7 @@ from pydantic import ValidationError, create_model
 
 from components.errors import Problem, SpecError
 from components.specs.base import Spec, nearest
-from components.specs.target import Target, has_target, locate, settable
+from components.specs.target import Target, locate, settable
 
 MISSING = "???"
 """How a config file marks a value that the user must give."""
@@ -68,7 +68,8 @@ def names_below(cls: type[Spec], data: Any, path: Iterable[str | int], allow: It
     annotation: Any = cls
     for part in path:
         annotation = _annotation(annotation, data, part, allow)
-        data = data[part] if isinstance(data, Mapping | list) and _holds(data, part) else None
+        data = _child(data, part)
+        annotation = Target if isinstance(data, Mapping) and "_target_" in data else annotation
     model = _model(annotation, data)
     if model is None:
         return []
@@ -162,15 +163,18 @@ def _valid_parts(cls: type[Spec], data: Mapping[str, Any], context: Any, skip: s
             if not field.is_required():
                 yield name, field.get_default(call_default_factory=True, validated_data={})
             continue
-        part = create_model(cls.__name__, __config__=cls.model_config, **{name: (field.annotation, field)})
+        definition: Any = {name: (field.annotation, field)}
+        part = create_model(cls.__name__, __config__=cls.model_config, **definition)
         try:
             yield name, getattr(part.model_validate({name: data[name]}, context=context), name)
         except ValidationError:
             continue
 
 
-def _holds(data: Any, part: str | int) -> bool:
-    return part in data if isinstance(data, Mapping) else isinstance(part, int) and part < len(data)
+def _child(data: Any, part: str | int) -> Any:
+    if isinstance(data, Mapping):
+        return data.get(part)
+    return data[part] if isinstance(data, list) and isinstance(part, int) and part < len(data) else None
 
 
 def _model(annotation: Any, value: Any) -> type[Spec] | None:
@@ -196,9 +200,7 @@ def _annotation(annotation: Any, value: Any, part: str | int, allow: Iterable[st
     if model is not None and issubclass(model, Target):
         found = locate(value["_target_"], allow)[1] if isinstance(value, Mapping) and "_target_" in value else None
         parameters = settable(found) if found else {}
-        inner = parameters[str(part)].annotation if part in parameters else None
-        nested = value.get(part) if isinstance(value, Mapping) else None
-        return Target if has_target(nested) and not isinstance(nested, list) else inner
+        return parameters[str(part)].annotation if part in parameters else None
     if model is not None:
         return model.model_fields[str(part)].annotation if part in model.model_fields else None
     arguments = [a for a in get_args(annotation) if a is not type(None)]

@@ -1,0 +1,267 @@
+"""Specs: what is accepted, and that every mistake is named with its key path and the nearest valid name."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import textwrap
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from components.errors import SpecError
+from components.specs import Spec, Target, names_below, nearest, validate
+
+
+class Left(Spec):
+    name: Literal["left"] = "left"
+    size: int = Field(1, ge=1)
+
+
+class Right(Spec):
+    name: Literal["right"] = "right"
+    colour: Literal["red", "green"] = "red"
+
+
+class Part(Spec):
+    weight: float = 1.0
+    names: str | list[str] = "all"
+
+
+class Whole(Spec):
+    side: Annotated[Left | Right, Field(discriminator="name")]
+    part: Part = Part()
+    parts: list[Part] = []
+    places: dict[Literal["here", "there"], int] = {}
+    thing: Target | None = None
+    count: int = 0
+
+    @classmethod
+    def cross_problems(cls, parts):
+        from components.errors import Problem
+
+        if "count" in parts and "part" in parts and parts["count"] > parts["part"].weight:
+            yield Problem("count", "is more than part.weight")
+
+
+def mistakes(data, **options):
+    with pytest.raises(SpecError) as caught:
+        validate(Whole, data, **options)
+    return {problem.path: problem for problem in caught.value.problems}
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Writes modules of a user's package `mine` and forgets them afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").touch()
+
+    def write(name: str, source: str):
+        (tmp_path / "mine" / f"{name}.py").write_text(textwrap.dedent(source))
+
+    yield write
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
+def target(name: str, allow=("mine",), **arguments) -> Target:
+    return validate(Target, {"_target_": name, **arguments}, allow=allow)
+
+
+def refusal(name: str, allow=("mine",), **arguments) -> dict[str, str]:
+    with pytest.raises(SpecError) as caught:
+        target(name, allow, **arguments)
+    return {problem.path: str(problem) for problem in caught.value.problems}
+
+
+# --- specs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_valid_spec_is_typed_and_immutable():
+    whole = validate(Whole, {"side": {"name": "right", "colour": "green"}, "part": {"weight": 2}})
+    assert whole.side == Right(colour="green")
+    assert whole.part.weight == 2.0
+    with pytest.raises(ValueError, match="frozen"):
+        whole.count = 3
+
+
+def test_all_mistakes_are_reported_at_once():
+    found = mistakes(
+        {
+            "side": {"name": "left", "size": 0, "sise": 3},
+            "part": {"weight": "heavy"},
+            "parts": [{"weight": 1}, {"wieght": 2}],
+            "places": {"here": 1, "their": 2},
+            "cuont": 3,
+        }
+    )
+    assert set(found) == {"side.size", "side.sise", "part.weight", "parts.1.wieght", "places.their", "cuont"}
+    assert "at least 1" in found["side.size"].message
+    assert "'heavy'" in found["part.weight"].message
+    assert "a number" in found["part.weight"].message
+    assert found["side.sise"].nearest == "side.size"
+    assert found["parts.1.wieght"].nearest == "parts.1.weight"
+    assert found["places.their"].nearest == "there"
+    assert found["cuont"].nearest == "count"
+
+
+def test_a_misspelt_choice_names_the_valid_ones():
+    found = mistakes({"side": {"name": "rihgt"}, "part": {"names": 3}})
+    assert found["side.name"].nearest == "right"
+    assert "left, right" in found["side.name"].message
+    assert found["part.names"].message == "3: expected text or a list"
+    assert mistakes({"side": {"name": "right", "colour": "gren"}})["side.colour"].nearest == "green"
+
+
+def test_missing_values_say_how_to_give_them():
+    assert "side.name=VALUE" in mistakes({"side": {}})["side.name"].message
+    found = mistakes({"side": {"name": "left", "size": "???"}, "count": "???"})
+    assert set(found) == {"side.size", "count"}
+    assert found["count"].message == "needs a value: count=VALUE"
+
+
+def test_mistakes_between_fields_are_reported_with_mistakes_of_fields():
+    assert set(mistakes({"side": {"name": "up"}, "count": 5})) == {"side.name", "count"}
+    assert "count" not in mistakes({"side": {"name": "up"}, "count": 5, "part": {"weight": "x"}})
+
+
+def test_numbers_are_finite_and_paths_may_have_a_prefix():
+    side = {"name": "left"}
+    assert "part.weight" in mistakes({"side": side, "part": {"weight": float("inf")}})
+    assert set(mistakes({"side": side, "count": "x"}, path="stage")) == {"stage.count"}
+    with pytest.raises(SpecError):
+        validate(Whole, [1])
+
+
+def test_names_below_follows_unions_lists_and_targets():
+    data = {"side": {"name": "right"}, "parts": [{}], "thing": {"_target_": "components.errors.Problem"}}
+    assert names_below(Whole, data, ["side"]) == ["name", "colour"]
+    assert names_below(Whole, data, ["parts", 0]) == ["weight", "names"]
+    assert names_below(Whole, data, ["thing"]) == ["_target_", "path", "message", "nearest"]
+    assert names_below(Whole, data, ["count"]) == []
+
+
+def test_nearest_compares_the_last_part_where_the_whole_differs():
+    assert nearest("algoritm.learning_rate", ["algorithm.learning_rate", "seed"]) == "algorithm.learning_rate"
+    assert nearest("lr_warmup", ["seed"]) is None
+
+
+# --- targets --------------------------------------------------------------------------------------------------------
+
+
+def test_a_class_is_built_with_converted_arguments(package):
+    package(
+        "envs",
+        """
+        from typing import Annotated
+        from pydantic import Field
+        class World:
+            def __init__(self, size: Annotated[int, Field(ge=1)], kind: str = "flat", *, seed=0):
+                self.given = (size, kind, seed)
+        """,
+    )
+    world = target("mine.envs.World", size="3", seed=7)
+    assert world.build().given == (3, "flat", 7)
+    assert world.model_dump() == {"_target_": "mine.envs.World", "size": 3, "seed": 7}
+    assert validate(Target, world.model_dump(), allow=["mine"]) == world
+    assert pickle.loads(pickle.dumps(world)) == world
+
+    found = refusal("mine.envs.World", size=0, sede=1, kind=["a"])
+    assert set(found) == {"size", "sede", "kind"}
+    assert "at least 1" in found["size"]
+    assert "'seed'" in found["sede"]
+    assert "size=VALUE" in refusal("mine.envs.World")["size"]
+
+
+def test_a_function_waits_for_its_first_argument(package):
+    package("rewards", "def polite(trajectory, word: str = 'please', *, weight: float = 1.0) -> float:\n    return weight")
+    assert target("mine.rewards.polite", weight=2).build()("episode") == 2.0
+    assert set(refusal("mine.rewards.polite", trajectory=1, weight="x")) == {"trajectory", "weight"}
+
+
+def test_only_allowed_packages_are_imported(package):
+    package("envs", "import os\nfrom subprocess import run\nclass World: pass")
+    assert "allow=[mine]" in refusal("mine.envs.World", allow=())["_target_"]
+    assert "mine.envs" not in sys.modules
+    for name in ("os.system", "mine.envs.run", "mine.envs.os.system", "mine_too.World", "World", "components..x", 3):
+        assert "_target_" in refusal(name)
+
+
+def test_a_misspelt_target_is_told_the_nearest_name(package):
+    package("envs", "class World: pass")
+    assert "'World'" in refusal("mine.envs.Wrold")["_target_"]
+    assert "'mine.envs'" in refusal("mine.env.World")["_target_"]
+    assert "'components.rewards.outcome'" in refusal("components.rewards.outcomes.Outcome")["_target_"]
+
+
+def test_a_module_that_fails_to_import_is_a_problem_with_its_reason_and_line(package):
+    package("broken", "x = 1\n\nraise RuntimeError('no licence')")
+    package("wants", "import not_installed_anywhere")
+    assert "RuntimeError: no licence (broken.py, line 3)" in refusal("mine.broken.World")["_target_"]
+    assert "not_installed_anywhere" in refusal("mine.wants.World")["_target_"]
+
+
+def test_nested_targets_are_built_unless_a_target_is_asked_for(package):
+    package(
+        "rewards",
+        """
+        from __future__ import annotations
+        from components.specs import Target
+        class Part:
+            def __init__(self, weight: float): self.weight = weight
+        class Sum:
+            def __init__(self, parts: list[Part], named: dict[str, Part] | None = None): self.parts, self.named = parts, named
+        class Lazy:
+            def __init__(self, part: Target): self.part = part
+        """,
+    )
+    part = {"_target_": "mine.rewards.Part", "weight": 2}
+    built = target("mine.rewards.Sum", parts=[part, part], named={"a": part}).build()
+    assert [p.weight for p in built.parts] == [2.0, 2.0]
+    assert built.named["a"].weight == 2.0
+    lazy = target("mine.rewards.Lazy", part=part).build()
+    assert lazy.part.build().weight == 2.0
+    found = refusal("mine.rewards.Sum", parts=[part, {**part, "wieght": 1}])
+    assert "'parts.1.weight'" in found["parts.1.wieght"]
+    resolved = target("mine.rewards.Sum", parts=[part]).resolved()
+    assert resolved["parts"][0]["source_sha256"] == resolved["source_sha256"]
+
+
+def test_resolved_holds_defaults_so_that_equal_things_have_equal_keys():
+    short = target("components.environments.shop.Shop").resolved()
+    full = target("components.environments.shop.Shop", **{k: v for k, v in short.items() if k != "_target_"}).resolved()
+    assert short == full
+    assert set(short) == {"_target_", "seed", "train", "heldout"}
+
+
+def test_an_edited_module_of_a_user_changes_what_is_resolved(package):
+    package("envs", "from mine import helpers\nfrom . import *\nclass World: pass")
+    package("helpers", "from .deep import LIMIT\nimport json")
+    package("deep", "LIMIT = 1")
+    package("other", "unrelated = True")
+    world = target("mine.envs.World")
+    before = world.resolved()
+    assert world.resolved() == before
+    package("other", "unrelated = False")
+    assert world.resolved() == before
+    package("deep", "LIMIT = 2")
+    after = world.resolved()
+    assert after["source_sha256"] != before["source_sha256"]
+    package("envs", "class World: x = 1")
+    assert world.resolved()["source_sha256"] not in (before["source_sha256"], after["source_sha256"])
+
+
+def test_runtime_arguments_are_no_configuration(package):
+    package("envs", "class World:\n    def __init__(self, size=1, cache=None): self.cache = cache")
+    assert target("mine.envs.World", size=2).build(cache="warm").cache == "warm"
+    with pytest.raises(AssertionError):
+        target("mine.envs.World", size=2).build(size=3)
+
+
+def test_builds_share_no_mutable_arguments(package):
+    package("envs", "class World:\n    def __init__(self, items: list[int]): self.items = items")
+    world = target("mine.envs.World", items=[1])
+    world.build().items.append(2)
+    assert world.build().items == [1]
