@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
 # uv.sh PYTHON ARGUMENTS...: runs uv with what pip was told about where packages lie.
 #
-# uv reads neither pip's environment nor its files. Its own variables win; where they are unset, pip's index and
-# find-links hold. A folder there that offers a CPU build of torch saves the several GB of CUDA packages that come
-# with the registry's own build.
+# uv reads neither pip's environment nor its files. Its own variables win; where they are unset, pip's index,
+# find-links and certificates hold. A folder among the find-links that offers a CPU build of torch saves the several
+# GB of CUDA packages that come with the registry's own build.
 set -euo pipefail
 python=$1
 shift
 
+# Not `pip config get`, which reads one of pip's files only. Values are printed as Python strings.
+pip_files=$("$python" -m pip config list 2>/dev/null || true)
+
 pip_setting() { # VARIABLE KEY
     local value=${!1:-}
-    [ -n "$value" ] || value=$("$python" -m pip config get "global.$2" 2>/dev/null || true)
-    echo "$value" | tr '\n' ' ' | sed 's/^ *//; s/ *$//'
+    [ -n "$value" ] || value=$(sed -n "s/^global\.$2='\(.*\)'\$/\1/p" <<<"$pip_files")
+    sed 's/\\n/ /g; s/^ *//; s/ *$//' <<<"$value" | tr -s ' '
 }
 
 if [ -z "${UV_FIND_LINKS:-}" ]; then
@@ -21,5 +24,9 @@ fi
 if [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then
     index=$(pip_setting PIP_INDEX_URL index-url)
     [ -z "$index" ] || export UV_DEFAULT_INDEX=$index
+fi
+if [ -z "${SSL_CERT_FILE:-}" ]; then
+    certificates=$(pip_setting PIP_CERT cert)
+    [ -z "$certificates" ] || export SSL_CERT_FILE=$certificates
 fi
 exec "$python" -m uv "$@"

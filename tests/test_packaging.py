@@ -115,20 +115,24 @@ def test_setup_does_nothing_while_the_lock_is_unchanged(checkout):
 
 
 @pytest.mark.parametrize(
-    ("environment", "links", "index"),
+    ("environment", "expected"),
     [
-        ({"PIP_FIND_LINKS": "/wheels /more"}, "/wheels,/more", ""),
-        ({"PIP_FIND_LINKS": "/wheels", "UV_FIND_LINKS": "/own"}, "/own", ""),
-        ({"PIP_INDEX_URL": "https://pip.invalid"}, "", "https://pip.invalid"),
-        ({"PIP_INDEX_URL": "https://pip.invalid", "UV_DEFAULT_INDEX": "https://uv.invalid"}, "", "https://uv.invalid"),
-        ({}, "", ""),
+        ({"PIP_FIND_LINKS": "/wheels /more"}, "/wheels,/more||"),
+        ({"PIP_FIND_LINKS": "/wheels", "UV_FIND_LINKS": "/own"}, "/own||"),
+        ({"PIP_INDEX_URL": "https://pip.invalid"}, "|https://pip.invalid|"),
+        ({"PIP_INDEX_URL": "https://pip.invalid", "UV_DEFAULT_INDEX": "https://uv.invalid"}, "|https://uv.invalid|"),
+        ({"PIP_CERT": "/ca.pem"}, "||/ca.pem"),
+        ({"PIP_CERT": "/ca.pem", "SSL_CERT_FILE": "/own.pem"}, "||/own.pem"),
+        ({}, "||"),
     ],
 )
-def test_uv_looks_where_pip_was_told_to(tmp_path, environment, links, index):
+def test_uv_looks_where_pip_was_told_to(tmp_path, environment, expected):
     """A stand-in for python shows what uv would have been started with."""
     python = tmp_path / "python"
     python.write_text(
-        '#!/bin/sh\n[ "$2" = uv ] && echo "$UV_FIND_LINKS|$UV_DEFAULT_INDEX|$*" && exit 0\n[ "$2" = pip ] && exit 1\n'
+        "#!/bin/sh\n"
+        '[ "$2" = uv ] && echo "$UV_FIND_LINKS|$UV_DEFAULT_INDEX|$SSL_CERT_FILE $*" && exit 0\n'
+        '[ "$2" = pip ] && exit 1\n'
     )
     python.chmod(0o755)
     done = subprocess.run(
@@ -139,7 +143,25 @@ def test_uv_looks_where_pip_was_told_to(tmp_path, environment, links, index):
         check=True,
         timeout=30,
     )
-    assert done.stdout.strip() == f"{links}|{index}|-m uv pip install"
+    assert done.stdout.strip() == f"{expected} -m uv pip install"
+
+
+def test_uv_reads_pips_files_too(tmp_path):
+    (tmp_path / "pip.conf").write_text("[global]\nfind-links =\n    /wheels\n    /more\n")
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\n[ "$2" = uv ] && echo "$UV_FIND_LINKS" && exit 0\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    hidden = ("PIP_", "UV_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    done = subprocess.run(
+        [ROOT / "requirements" / "uv.sh", script, "pip", "install"],
+        env=env | {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf")},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert done.stdout.strip() == "/wheels,/more"
 
 
 # Imports

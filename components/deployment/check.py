@@ -25,10 +25,15 @@ from components.trajectories.schema import Trajectory
 class Served(Protocol):
     """A running server."""
 
-    url: str
-    """OpenAI's `base_url`."""
-    name: str
-    """Model name that it serves."""
+    @property
+    def url(self) -> str:
+        """OpenAI's `base_url`."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Model name that it serves."""
+        ...
 
 
 def opening_requests(

@@ -26,18 +26,18 @@ def export(base_dir: Path, adapter_dir: Path | None, out: Path, card: str) -> in
     adapter_dir: PEFT folder of the policy; None exports the base model. Raises ArtifactError where the adapter does
     not fit the base model, or where the result would hold no safetensors or no tokenizer.
     """
-    out = Path(out)
-    merge(Path(base_dir), Path(adapter_dir) if adapter_dir else None, out)
-    for path in sorted(out.iterdir()):
-        if not _belongs(path.name):
+    base_dir, out = Path(base_dir), Path(out)
+    merge(base_dir, Path(adapter_dir) if adapter_dir else None, out)
+    for path in sorted(base_dir.iterdir()):
+        if path.is_file() and not _belongs(path.name):
             logger.info("%s of the base model is not exported", path.name)
-            path.unlink()
+            (out / path.name).unlink()
     if not list(out.glob("*.safetensors")):
         raise ArtifactError(f"{base_dir} has no safetensors weights; pickled weights are not exported")
     if not (out / "tokenizer_config.json").is_file():
         raise ArtifactError(f"{base_dir} has no tokenizer_config.json: save its tokenizer with the model first")
     (out / "README.md").write_text(card, encoding="utf-8")
-    return sum(path.stat().st_size for path in out.iterdir())
+    return sum(path.stat().st_size for path in out.iterdir() if path.is_file())
 
 
 def _belongs(name: str) -> bool:
