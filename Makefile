@@ -60,10 +60,11 @@ check: setup docs  ## lint, format, types, import rules, docs
 docs: setup  ## what README and docs name must be there
 	$(RUN) -m pytest -q tests/test_packaging.py -k docs
 
-lock: setup  ## resolve pyproject.toml again into requirements/lock.txt
-	$(UV) pip compile pyproject.toml --extra dev --override $(OVERRIDES) --python-version 3.11 --quiet \
+# torch pins its own CUDA packages, and its CPU build has none: without them one lock serves both.
+lock: setup  ## resolve pyproject.toml into requirements/lock.txt; UPGRADE=--upgrade takes newer versions
+	$(UV) pip compile pyproject.toml --extra dev --override $(OVERRIDES) --python-version 3.11 --quiet $(UPGRADE) \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links -o $(LOCK)
-	sed -i 's/^\(torch==[^+]*\)+.*/\1/' $(LOCK)
+	sed -i -e 's/^\(torch==[^+]*\)+.*/\1/' -e '/^\(nvidia-\|cuda-\|triton==\)/d' $(LOCK)
 
 clean:  ## remove caches; .venv and runs/ stay
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info

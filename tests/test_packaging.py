@@ -51,6 +51,11 @@ def test_what_the_weights_package_declares_is_not_locked():
     assert not {"llm", "llama-cpp-python"} & locked().keys()
 
 
+def test_cuda_comes_with_torch_or_not_at_all():
+    """torch's registry build pins its CUDA packages itself; locked, a machine without a GPU would download them."""
+    assert not [line for line in LOCK if line.startswith(("nvidia-", "cuda-", "triton"))]
+
+
 def test_the_licence_is_the_declared_one():
     assert PROJECT["license"] == "Apache-2.0"
     text = (ROOT / "LICENSE").read_text()
