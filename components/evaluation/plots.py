@@ -1,0 +1,128 @@
+"""Small charts as SVG text: lines over rounds, and stacked bars.
+
+The charts carry no colours of their own: they use classes and CSS variables, so that the page decides how they look in
+light and dark. Numbers that are not finite leave a gap. Every mark has a `<title>`, which browsers show on hover.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+
+WIDTH, HEIGHT = 340, 180
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 12, 24
+"""Space for the labels around a chart, in the units of its view box."""
+
+Format = Callable[[float], str]
+
+
+def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) that cover [low, high] with about `count` steps."""
+    if not high > low:
+        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def line_chart(
+    xs: Sequence[int], ys: Sequence[float | None], *, name: str, text: Format, low: float | None, high: float | None
+) -> str:
+    """One line with its points. `low` and `high` are bounds that the axis must reach; None leaves them to the data.
+    Empty text where no value is finite."""
+    finite = [y for y in ys if y is not None and math.isfinite(y)]
+    if not finite:
+        return ""
+    ticks = nice_ticks(
+        min([*finite, low] if low is not None else finite), max([*finite, high] if high is not None else finite)
+    )
+    if low is not None and high is not None:  # a share: the axis ends where the share does
+        ticks = [tick for tick in ticks if low - 1e-9 <= tick <= high + 1e-9]
+    place_x, place_y = _scale_x(xs), _scale_y(ticks)
+    runs: list[list[tuple[float, float]]] = [[]]
+    dots = []
+    for x, y in zip(xs, ys, strict=True):
+        if y is None or not math.isfinite(y):
+            runs.append([])
+            continue
+        point = (place_x(x), place_y(y))
+        runs[-1].append(point)
+        title = f"<title>Round {x}: {escape(text(y))}</title>"
+        dots.append(f'<circle class="dot" cx="{point[0]:.1f}" cy="{point[1]:.1f}" r="3">{title}</circle>')
+    base = place_y(max(ticks[0], min(0.0, ticks[-1])))
+    shapes = []
+    for run in filter(None, runs):
+        path = " L".join(f"{x:.1f} {y:.1f}" for x, y in run)
+        if len(run) > 1:
+            shapes.append(
+                f'<path class="area" d="M{run[0][0]:.1f} {base:.1f} L{path} L{run[-1][0]:.1f} {base:.1f} Z"/>'
+            )
+            shapes.append(f'<path class="line" d="M{path}"/>')
+    return _svg(name, [*_axis_y(ticks, place_y, text), *_axis_x(xs, place_x), *shapes, *dots])
+
+
+def stacked_bars(
+    xs: Sequence[int], series: Mapping[str, Sequence[float]], *, name: str, text: Format, width: int = WIDTH
+) -> str:
+    """One bar for each x, its parts on top of each other in the order of `series`; the classes `s0`, `s1`, … colour
+    them. Values that are not finite or below zero count as zero."""
+    values = {label: [v if math.isfinite(v) and v > 0 else 0.0 for v in found] for label, found in series.items()}
+    totals = [sum(column) for column in zip(*values.values(), strict=True)]
+    if not totals or max(totals) <= 0:
+        return ""
+    ticks = nice_ticks(0.0, max(totals))
+    place_x, place_y = _scale_x(xs, width, inset=0.5), _scale_y(ticks)
+    bar = min(34.0, (width - _LEFT - _RIGHT) / len(xs) * 0.68)
+    shapes = []
+    for column, x in enumerate(xs):
+        below = 0.0
+        for index, (label, found) in enumerate(values.items()):
+            top, bottom = place_y(below + found[column]), place_y(below)
+            below += found[column]
+            if bottom - top > 0.05:
+                title = f"<title>Round {x}, {escape(label)}: {escape(text(found[column]))}</title>"
+                shapes.append(
+                    f'<rect class="bar s{index}" x="{place_x(x) - bar / 2:.1f}" y="{top:.1f}" width="{bar:.1f}" '
+                    f'height="{bottom - top:.1f}">{title}</rect>'
+                )
+    return _svg(name, [*_axis_y(ticks, place_y, text, width), *_axis_x(xs, place_x), *shapes], width)
+
+
+def _scale_x(xs: Sequence[int], width: int = WIDTH, inset: float = 0.0) -> Callable[[float], float]:
+    """`inset` leaves room for that many steps at both ends (half a bar)."""
+    first, last = xs[0] - inset, xs[-1] + inset
+    if last <= first:
+        first, last = first - 1, last + 1
+    return lambda x: _LEFT + (x - first) / (last - first) * (width - _LEFT - _RIGHT)
+
+
+def _scale_y(ticks: Sequence[float]) -> Callable[[float], float]:
+    low, high = ticks[0], ticks[-1]
+    return lambda y: HEIGHT - _BOTTOM - (y - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
+
+
+def _axis_y(ticks: Sequence[float], place: Callable[[float], float], text: Format, width: int = WIDTH) -> list[str]:
+    parts = []
+    for tick in ticks:
+        y = place(tick)
+        kind = "grid zero" if tick == 0 else "grid"
+        parts.append(f'<line class="{kind}" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(
+            f'<text class="tick" x="{_LEFT - 7}" y="{y + 3.5:.1f}" text-anchor="end">{escape(text(tick))}</text>'
+        )
+    return parts
+
+
+def _axis_x(xs: Sequence[int], place: Callable[[float], float]) -> list[str]:
+    every = max(1, math.ceil(len(xs) / 10))
+    return [
+        f'<text class="tick" x="{place(x):.1f}" y="{HEIGHT - 7}" text-anchor="middle">{x}</text>' for x in xs[::every]
+    ]
+
+
+def _svg(name: str, parts: Sequence[str], width: int = WIDTH) -> str:
+    head = f'<svg class="plot" viewBox="0 0 {width} {HEIGHT}" role="img" aria-label="{escape(name)}">'
+    return head + "".join(parts) + "</svg>"

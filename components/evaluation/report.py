@@ -1,0 +1,200 @@
+"""The report of a run: one self-contained HTML page, without network, scripts or fonts of its own.
+
+`Report` is plain data that a flow fills; `render` turns it into the page. The page is a Jinja template with escaping
+switched on for every value, and its content policy forbids scripts: what a model or an environment wrote is shown,
+never run. The configuration is masked here as well, so that a secret does not reach the page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from components.evaluation import examples, plots
+from components.evaluation.format import FILTERS, duration, number, percent, points
+from components.redaction import mask, mask_override
+from components.trajectories.schema import Trajectory
+
+TEMPLATES = Path(__file__).parent / "templates"
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One policy, measured on held-out scenarios."""
+
+    label: str
+    """Which policy, in a word or two: `start`, `after SFT`, `after GRPO`."""
+    summary: Mapping[str, Any]
+    """What `components.evaluation.metrics.summarise` returns."""
+    trajectories: Sequence[Trajectory] = ()
+    """The episodes, with rewards joined on; examples are taken from them."""
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """One stage of the run."""
+
+    label: str
+    """Where it stands in the run: `round 3/train`."""
+    stage: str
+    status: str
+    """`ran` or `cached`."""
+    seconds: float
+    """Time that it took in this run."""
+    key: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that the page shows. Parts that are empty are left out of it."""
+
+    experiment: str
+    run_id: str = ""
+    created: str = ""
+    """Date and time, as it is to be shown."""
+    seed: int | None = None
+    seconds: float | None = None
+    """Wall-clock time of the run."""
+    evaluations: Sequence[Evaluation] = ()
+    """In the order in which the policies came about."""
+    differences: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By title (`after GRPO against after SFT`): what `metrics.paired_difference` returns. The first one is told in the
+    headline."""
+    rounds: Sequence[Mapping[str, float]] = ()
+    """Metrics of each round, from round 1; see `CURVES` and `TIMES` for the names that are plotted."""
+    stages: Sequence[StageRow] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Sequence[str] = ()
+    export: str = ""
+    """Where the exported model lies."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    git_commit: str = ""
+    command: str = ""
+    """The command that makes this run again."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How one metric of a round is drawn."""
+
+    key: str
+    title: str
+    note: str
+    text: plots.Format = number
+    low: float | None = None
+    high: float | None = None
+
+
+CURVES = (
+    Curve("reward", "Reward", "mean over the round's episodes"),
+    Curve("success", "Success", "share of the round's training episodes", percent, 0.0, 1.0),
+    Curve("kl", "KL to the reference", "nats a token", low=0.0),
+    Curve("entropy", "Entropy", "nats a token", low=0.0),
+    Curve("sampled_tokens", "Sampled tokens", "mean of an episode", low=0.0),
+    Curve("turns", "Turns", "mean of an episode", low=0.0),
+    Curve("grad_norm", "Gradient norm", "before clipping", low=0.0),
+    Curve("clip_fraction", "Clipped tokens", "share with a ratio outside the clip range", percent, 0.0),
+    Curve("tokens_per_s", "Training speed", "tokens a second", low=0.0),
+)
+"""The metrics of a round that are drawn; the rest stands in the table of figures."""
+TIMES = {"collect": "collect_s", "judge": "judge_s", "filter": "filter_s", "train": "train_s"}
+"""The stages of a round and the metrics that hold their seconds."""
+_WIDE = 1060
+"""Width of the chart of times: as wide as three of the others, so that its letters have the same size."""
+
+
+def render(report: Report) -> str:
+    """The page as HTML text."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(FILTERS, judgement=judgement)
+    html = environment.get_template("report.html.j2").render(
+        report=report,
+        overrides=[mask_override(override) for override in report.overrides],
+        config=_yaml(mask(dict(report.config))),
+        headline=_headline(report),
+        curves=_curves(report.rounds),
+        times=_times(report.rounds),
+        time_names=list(TIMES),
+        figures=list(dict.fromkeys(key for values in report.rounds for key in values)),
+        breakdowns=_breakdowns(report.evaluations),
+        examples=examples.choose(report.evaluations),
+        change=examples.before_and_after(report.evaluations),
+        longest=max((row.seconds for row in report.stages), default=0.0),
+    )
+    # Lone surrogates cannot be written as UTF-8, control characters are not allowed in HTML: both come out of models.
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", html.encode("utf-8", "replace").decode("utf-8"))
+
+
+def _headline(report: Report) -> dict[str, str] | None:
+    """The result in words: from where to where, and how sure that is."""
+    measured = [item for item in report.evaluations if item.summary["success"]["mean"] is not None]
+    if not measured:
+        return None
+    first, last = measured[0], measured[-1]
+    found = {"label": last.label, "value": percent(last.summary["success"]["mean"]), "change": "", "verdict": ""}
+    if first is not last:
+        found["change"] = f"from {percent(first.summary['success']['mean'])} ({first.label})"
+    if report.differences:
+        title, difference = next(iter(report.differences.items()))
+        shift = f"{title[:1].upper()}{title[1:]}: {points(difference['difference'])} points"
+        if difference["low"] is None:
+            found["verdict"] = f"{shift}, too few scenarios for an interval."
+        else:
+            interval = f"95 % interval {points(difference['low'])} to {points(difference['high'])}"
+            found["verdict"] = f"{shift} ({interval}) on {difference['n']} scenarios: {judgement(difference)}."
+    return found
+
+
+def judgement(difference: Mapping[str, Any]) -> str:
+    """What the interval of a difference says."""
+    if difference["low"] is None:
+        return "not known"
+    return "better" if difference["low"] > 0 else "worse" if difference["high"] < 0 else "no clear difference"
+
+
+def _curves(rounds: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
+    xs = list(range(1, len(rounds) + 1))
+    found = []
+    for curve in CURVES:
+        ys = [values.get(curve.key) for values in rounds]
+        svg = plots.line_chart(xs, ys, name=curve.title, text=curve.text, low=curve.low, high=curve.high) if xs else ""
+        if svg:
+            last = next(y for y in reversed(ys) if y is not None)
+            found.append({"title": curve.title, "note": curve.note, "last": curve.text(last), "svg": svg})
+    return found
+
+
+def _times(rounds: Sequence[Mapping[str, float]]) -> str:
+    xs = list(range(1, len(rounds) + 1))
+    series = {name: [float(values.get(key, 0.0)) for values in rounds] for name, key in TIMES.items()}
+    return plots.stacked_bars(xs, series, name="Time by stage", text=duration, width=_WIDE) if xs else ""
+
+
+def _breakdowns(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """Success by type and by difficulty: a row for each, a cell for each evaluation (None where it has no episode)."""
+    found = []
+    for title, part in (("By type of task", "by_type"), ("By difficulty", "by_difficulty")):
+        names = list(dict.fromkeys(name for item in evaluations for name in item.summary.get(part, {})))
+        if len(names) > 1 or (names and names[0] not in ("", "0")):
+            rows = [(name, [item.summary.get(part, {}).get(name) for item in evaluations]) for name in names]
+            found.append({"title": title, "rows": rows})
+    return found
+
+
+def _yaml(data: Any) -> str:
+    import yaml
+
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110) if data else ""

@@ -1,0 +1,239 @@
+"""The report: everything that was put in can be read on the page, and nothing on it can run."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from components.evaluation import plots
+from components.evaluation.metrics import paired_difference, summarise
+from components.evaluation.report import Evaluation, Report, StageRow, render
+from components.trajectories.schema import Failure, History, Message, Scenario, ToolCall, Trajectory
+
+INJECTION = "</pre><script>alert('x')</script><img src=x onerror=alert(1)>\"' onmouseover='alert(2)"
+VOID = {"meta", "img", "br", "hr", "input", "link"}
+
+
+class Page(HTMLParser):
+    """Checks that tags close in order, and collects elements, attributes and text."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.stack: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.words: list[str] = []
+        self.feed(html)
+        assert self.stack == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data):
+        if self.stack and self.stack[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+def episode(index: int, solved: bool, *, say: str = "Done.", kind: str = "refund", failure=None) -> Trajectory:
+    messages = [
+        Message("system", "You help customers."),
+        Message("user", f"Order A{index} is broken."),
+        Message("assistant", "", [ToolCall("c1", "look_up", f'{{"order": "A{index}", "n": 2}}')], span=(10, 17)),
+        Message("tool", f"A{index} was delivered", tool_call_id="c1"),
+        Message("assistant", say, span=(20, 24), finish_reason="length"),
+    ]
+    return Trajectory(
+        id=f"{index}/0", scenario=Scenario(f"shop-{index}", {}, "heldout", kind, 1 + index % 2), sample=0,
+        histories=[History(messages, list(range(24)), [-1.0] * 24)], outcome={"success": solved},
+        metrics={"turns": 2.0}, policy="8f3ac19b77d2aa", reward=None if failure else float(solved), failure=failure,
+    )  # fmt: skip
+
+
+def evaluation(label: str, solved: int, **more) -> Evaluation:
+    episodes = [episode(index, index < solved, **more) for index in range(10)]
+    return Evaluation(label, summarise(episodes), episodes)
+
+
+@pytest.fixture(scope="module")
+def full() -> Report:
+    start, end = evaluation("start", 1), evaluation("after GRPO", 9)
+    return Report(
+        experiment="quickstart", run_id="0f8c2a", created="2026-11-21 12:04", seed=3, seconds=493.0,
+        evaluations=[start, end],
+        differences={"after GRPO against start": paired_difference(start.trajectories, end.trajectories)},
+        rounds=[{"reward": 0.1 * k, "kl": 0.01 * k, "collect_s": 5.0, "train_s": 7.0, "loss": 0.5} for k in range(4)],
+        stages=[StageRow("evaluate start", "evaluate", "cached", 0.1, "a" * 64, "b" * 64),
+                StageRow("round 1/train", "train", "ran", 75.0, "c" * 64, "d" * 64)],
+        config={"model": {"name": "tiny"}, "reward": {"api_key": "hunter2"}}, overrides=["judge.password=hunter2"],
+        export="runs/export", versions={"torch": "2.13.0"}, git_commit="f" * 40, command="python -m flows.run",
+    )  # fmt: skip
+
+
+def test_the_headline_says_from_where_to_where_and_how_sure_that_is(full):
+    text = Page(render(full)).text.replace("\N{NARROW NO-BREAK SPACE}", " ")
+    assert "Held-out success after GRPO 90 % from 10 % (start)" in text
+    assert re.search(
+        r"After GRPO against start: \+80 points \(95 % interval \+\d+ to \+\d+\) on 10 scenarios: better", text
+    )
+    wilson = full.evaluations[1].summary["success"]
+    assert f"{100 * wilson['low']:.0f} % to {100 * wilson['high']:.0f} %" in text
+
+
+def test_everything_that_was_put_in_can_be_read(full):
+    page = Page(render(full))
+    for expected in (
+        "quickstart", "2026-11-21 12:04", "round 1/train", "cached", "a" * 12, "d" * 12, "name: tiny", "runs/export",
+        "2.13.0", "python -m flows.run", "refund", "KL to the reference", "Time by stage", "0f8c2a",
+        "Order A0 is broken.", "A0 was delivered", '(order="A0", n=2)', "7 tokens", "11 sampled tokens",
+        "Cut off: the token limit of a message was reached.", "You help customers.",
+    ):  # fmt: skip
+        assert expected in page.text, expected
+    assert "8 min 13 s" in page.text.replace("\N{NARROW NO-BREAK SPACE}", " ")
+
+
+def test_secrets_are_masked(full):
+    html = render(full)
+    assert "hunter2" not in html
+    assert "api_key" in html
+    assert "judge.password=***" in html
+
+
+def test_the_page_loads_nothing(full):
+    page = Page(render(full))
+    assert "script" not in page.tags
+    assert "link" not in page.tags
+    assert not [found for found in page.attributes if found[1] in ("src", "srcset", "data", "action")]
+    assert all(value.startswith("#") for _, name, value in page.attributes if name == "href")
+    assert not re.search(r"url\(|@import|https?://", render(full))
+
+
+def test_text_from_models_and_configuration_is_never_markup():
+    failure = Failure("engine", INJECTION, INJECTION)
+    hostile = episode(0, True, say=INJECTION, kind=INJECTION)
+    hostile.scenario = Scenario(INJECTION, {}, "heldout", INJECTION, 1)
+    hostile.histories[0].messages[2].tool_calls = [ToolCall("c1", INJECTION, INJECTION)]
+    hostile.histories[0].messages[3].content = INJECTION
+    hostile.histories[0].messages[0].content = INJECTION
+    hostile.histories.append(History([Message("assistant", INJECTION)], agent=INJECTION))
+    hostile.outcome[INJECTION] = INJECTION
+    hostile.policy = INJECTION
+    episodes = [hostile, episode(1, False, failure=failure)]
+    before = [episode(0, False), episode(1, False)]
+    before[0].scenario = hostile.scenario
+    report = Report(
+        experiment=INJECTION, run_id=INJECTION, created=INJECTION,
+        evaluations=[Evaluation("start", summarise(before), before),
+                     Evaluation(INJECTION, summarise(episodes), episodes)],
+        differences={INJECTION: paired_difference(before, episodes)}, rounds=[{"reward": 1.0, INJECTION: 1.0}],
+        stages=[StageRow(*[INJECTION] * 3, 1.0, INJECTION, INJECTION)], config={INJECTION: INJECTION},
+        overrides=[INJECTION], export=INJECTION, versions={INJECTION: INJECTION}, git_commit=INJECTION,
+        command=INJECTION,
+    )  # fmt: skip
+    page = Page(render(report))
+    assert "script" not in page.tags
+    assert "img" not in page.tags
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    assert page.text.count("<script>alert('x')</script>") > 15
+
+
+def test_control_characters_and_lone_surrogates_do_not_break_the_page():
+    odd = [episode(0, True, say="a\x00b\x1b[31m\ud800c\u202e ✓ 你好")]
+    html = render(Report("x", evaluations=[Evaluation("start", summarise(odd), odd)]))
+    assert html.encode("utf-8").decode("utf-8") == html
+    assert "\x00" not in html
+    assert "\x1b" not in html
+    assert "✓ 你好" in html
+
+
+def test_an_empty_report_and_one_without_any_finished_episode():
+    assert "nothing yet" in Page(render(Report("nothing yet"))).text
+    failed = [episode(index, False, failure=Failure("agent", "AgentError", "gave up")) for index in range(2)]
+    text = Page(render(Report("x", evaluations=[Evaluation("start", summarise(failed), failed)]))).text
+    assert "No episode ran to its end." in text
+    assert "gave up" in text
+
+
+def test_examples_show_what_was_solved_what_was_not_and_what_failed():
+    kinds = ["refund", "refund", "exchange", "address"]
+    episodes = [episode(index, index != 1, kind=kind) for index, kind in enumerate(kinds)]
+    failed = episode(9, False, failure=Failure("engine", "ContextOverflow", "too long"))
+    earlier = Evaluation("start", summarise([failed]), [failed])
+    page = Page(render(Report("x", evaluations=[earlier, Evaluation("end", summarise(episodes), episodes)])))
+    text = page.text
+    solved, not_solved, broken = text.index(" Solved "), text.index(" Not solved "), text.index(" Failed to run ")
+    assert solved < not_solved < broken
+    shown = re.findall(r"shop-\d", text[solved:not_solved])
+    assert shown == ["shop-0", "shop-2"]  # another type before the same one twice
+    assert re.findall(r"shop-\d", text[not_solved:broken]) == ["shop-1"]
+    assert "ContextOverflow (engine): too long" in re.sub(r"\s+", " ", text[broken:])
+
+
+def test_before_and_after_shows_one_scenario_played_by_both(full):
+    text = Page(render(full)).text
+    start = text.index("before and after")
+    part = text[start : text.index(" Solved ", start)]
+    ids = re.findall(r"shop-\d", part)
+    assert len(ids) == 2
+    assert ids[0] == ids[1]
+    assert part.index("not solved") < part.index(" solved ", part.index("not solved") + 10)
+
+
+def test_long_texts_are_cut_and_say_so():
+    long = [episode(0, True, say="x" * 9000)]
+    html = render(Report("x", evaluations=[Evaluation("start", summarise(long), long)]))
+    assert "5,000 more characters" in html
+    assert "x" * 4001 not in html
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(0, 1, [0, 0.25, 0.5, 0.75, 1]), (0, 100, [0, 25, 50, 75, 100]), (-0.3, 0.4, [-0.4, -0.2, 0, 0.2, 0.4]),
+     (3, 3, [1, 2, 3, 4, 5])],
+)  # fmt: skip
+def test_ticks_are_round_numbers_that_cover_the_data(low, high, ticks):
+    assert plots.nice_ticks(low, high) == pytest.approx(ticks)
+
+
+def test_a_line_breaks_where_a_value_is_missing():
+    ys = [0.0, 1.0, None, float("nan"), 2.0, 3.0, float("inf")]
+    svg = plots.line_chart(range(1, 8), ys, name="a <b>", text=str, low=None, high=None)
+    root = ElementTree.fromstring(svg)
+    assert len(root.findall("circle")) == 4
+    assert len([path for path in root.findall("path") if path.get("class") == "line"]) == 2
+    heights = [float(dot.get("cy")) for dot in root.findall("circle")]
+    assert heights == sorted(heights, reverse=True)
+    assert root.find("circle/title").text == "Round 1: 0.0"
+    assert plots.line_chart([1], [None], name="", text=str, low=None, high=None) == ""
+
+
+def test_one_point_is_drawn_too():
+    root = ElementTree.fromstring(plots.line_chart([1], [5.0], name="", text=str, low=None, high=None))
+    dot = root.find("circle")
+    assert 0 < float(dot.get("cx")) < plots.WIDTH
+    assert 0 < float(dot.get("cy")) < plots.HEIGHT
+
+
+def test_stacked_bars_are_as_high_as_their_parts():
+    svg = plots.stacked_bars([1, 2], {"a": [1.0, 2.0], "b": [3.0, float("nan")]}, name="", text=str)
+    bars = ElementTree.fromstring(svg).findall("rect")
+    heights = {bar.find("title").text: float(bar.get("height")) for bar in bars}
+    assert set(heights) == {"Round 1, a: 1.0", "Round 1, b: 3.0", "Round 2, a: 2.0"}
+    assert heights["Round 1, b: 3.0"] == pytest.approx(3 * heights["Round 1, a: 1.0"], abs=0.2)
+    assert plots.stacked_bars([1], {"a": [0.0]}, name="", text=str) == ""
