@@ -104,7 +104,10 @@ class Composer:
     def points(self, parsed: list[Override], multirun: bool, problems: list[Problem]) -> Iterator[list[Override]]:
         """The overrides of each point of a sweep; themselves, where they sweep over nothing."""
         fixed = [override for override in parsed if not override.is_sweep_override()]
-        config = self._config(self._groups(fixed)[0])[0]
+        config = copy.deepcopy(self._config(self._groups(fixed)[0])[0])
+        for override in fixed:
+            if override.is_hydra_override() and not self._is_group(override.key_or_group):
+                _apply(override, config)
         if multirun or OmegaConf.select(config, "hydra.mode") == RunMode.MULTIRUN:
             params = OmegaConf.select(config, "hydra.sweeper.params") or {}
             more, broken = self.parse([f"{key}={value}" for key, value in params.items()])

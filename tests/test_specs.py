@@ -176,7 +176,9 @@ def test_a_class_is_built_with_converted_arguments(package):
 
 
 def test_a_function_waits_for_its_first_argument(package):
-    package("rewards", "def polite(trajectory, word: str = 'please', *, weight: float = 1.0) -> float:\n    return weight")
+    package(
+        "rewards", "def polite(trajectory, word: str = 'please', *, weight: float = 1.0) -> float:\n    return weight"
+    )
     assert target("mine.rewards.polite", weight=2).build()("episode") == 2.0
     assert set(refusal("mine.rewards.polite", trajectory=1, weight="x")) == {"trajectory", "weight"}
 
@@ -212,7 +214,8 @@ def test_nested_targets_are_built_unless_a_target_is_asked_for(package):
         class Part:
             def __init__(self, weight: float): self.weight = weight
         class Sum:
-            def __init__(self, parts: list[Part], named: dict[str, Part] | None = None): self.parts, self.named = parts, named
+            def __init__(self, parts: list[Part], named: dict[str, Part] | None = None):
+                self.parts, self.named = parts, named
         class Lazy:
             def __init__(self, part: Target): self.part = part
         """,

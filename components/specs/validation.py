@@ -21,17 +21,19 @@ MISSING = "???"
 
 S = TypeVar("S", bound=Spec)
 
-_EXPECTED = {
-    "int": "a whole number",
-    "float": "a number",
-    "finite": "a finite number",
-    "bool": "true or false",
-    "string": "text",
-    "list": "a list",
-    "dict": "a mapping of keys to values",
-    "model": "a mapping of keys to values",
-    "none": "null",
+_KINDS = {
+    "a whole number": ("int_type", "int_parsing", "int_from_float"),
+    "a number": ("float_type", "float_parsing"),
+    "a finite number": ("finite_number",),
+    "true or false": ("bool_type", "bool_parsing"),
+    "text": ("string_type",),
+    "a list": ("list_type",),
+    "a mapping of keys to values": ("dict_type", "model_type", "model_attributes_type"),
+    "null": ("none_required",),
 }
+_EXPECTED = {kind: words for words, kinds in _KINDS.items() for kind in kinds}
+"""pydantic's kinds of errors in a user's words."""
+
 _BOUNDS = {"greater_than": ("more than", "gt"), "greater_than_equal": ("at least", "ge"),
            "less_than": ("less than", "lt"), "less_than_equal": ("at most", "le")}  # fmt: skip
 
@@ -119,9 +121,10 @@ def _problem(cls: type[Spec], data: Any, path: list[str | int], detail: Any, all
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
         return Problem(key, f"{shown}: expected {words} {context[name]:g}")
-    expected = _EXPECTED.get(kind.split("_")[0], "")
-    if not expected:
-        expected = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if kind == "string_pattern_mismatch":
+        expected = f"text that matches {context['pattern']}"
+    else:
+        expected = _EXPECTED.get(kind, detail["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
     return Problem(key, f"{shown}: expected {expected}")
 
 

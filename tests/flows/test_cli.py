@@ -1,0 +1,208 @@
+"""The command, as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def command(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "flows.run", *arguments]
+    return subprocess.run(line, cwd=cwd, capture_output=True, text=True, timeout=100)
+
+
+def recorded(*arguments: str, body: str = "return 0.5") -> tuple[subprocess.CompletedProcess[str], list[dict]]:
+    """Runs the command with a flow that notes what it was called with, and then does what `body` says."""
+    code = f"""
+    import json, sys, types
+    import flows
+    def run(spec, *, overrides, sweep):
+        call = dict(learning_rate=spec.algorithm.learning_rate, overrides=overrides, sweep=sweep, root=spec.root)
+        print("CALL", json.dumps(call), flush=True)
+        from components import errors
+        {body}
+    flows.online_rl = sys.modules["flows.online_rl"] = types.ModuleType("flows.online_rl")
+    flows.online_rl.run = run
+    from flows.run import main
+    main({list(arguments)!r})
+    """
+    line = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    return done, [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("CALL ")]
+
+
+def test_help_lists_experiments_and_groups_and_is_quick():
+    start = time.monotonic()
+    done = command("--help")
+    assert time.monotonic() - start < 5  # tests/benchmarks/startup.py measures it
+    assert done.returncode == 0
+    for words in ("quickstart", "smoke", "+experiment=NAME", "* smollm2_135m", "qwen3_0_6b", "grpo", "Group relative"):
+        assert words in done.stdout
+    assert len(max(done.stdout.splitlines(), key=len)) <= 120
+
+
+def test_help_lists_groups_of_a_user(tmp_path):
+    (tmp_path / "environment").mkdir()
+    (tmp_path / "environment" / "maze.yaml").write_text("# A maze of rooms.\n_target_: maze.Maze\n")
+    done = command("--help", "--config-dir", str(tmp_path))
+    assert "maze" in done.stdout
+    assert "A maze of rooms" in done.stdout
+    assert "quickstart" in done.stdout
+
+
+def test_cfg_prints_the_composed_config():
+    done = command("+experiment=smoke", "model.lora.rank=3", "--cfg", "job", "--resolve")
+    assert done.returncode == 0, done.stderr
+    config = yaml.safe_load(done.stdout)
+    assert config["name"] == "smoke"
+    assert config["model"]["source"] == "random"
+    assert config["model"]["lora"]["rank"] == 3
+    assert config["compute"]["stages"]["train"] == "local"
+
+
+def test_every_mistake_is_named_at_once_without_a_stack_trace():
+    done = command("+experiment=quikstart", "model=tinny", "algoritm.learning_rate=1", "algorithm.learning_rate=fast",
+                   "algorithm.clip_hihg=0.3", "rounds=-1", "modle=tiny", "seed=1,2", "a b")  # fmt: skip
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0] == "9 problems in the configuration:"
+    for path, words in {
+        "+experiment": "Did you mean '+experiment=quickstart'?",
+        "model": "Did you mean 'model=tiny'?",
+        "algoritm.learning_rate": "Did you mean 'algorithm.learning_rate'?",
+        "algorithm.learning_rate": "'fast': expected a number",
+        "algorithm.clip_hihg": "Did you mean 'algorithm.clip_high'?",
+        "rounds": "-1: expected at least 0",
+        "modle": "Did you mean 'model=tiny'?",
+        "seed": "add -m",
+        "a b": "expected key=value",
+    }.items():
+        assert any(line.startswith(f"  - {path}: ") and words in line for line in lines), (path, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("experiment=smoke", "Did you mean '+experiment=smoke'?"),
+        ("+model=tiny", "Did you mean 'model=tiny'?"),
+        ("+experimnt=smoke", "Did you mean '+experiment=smoke'?"),
+        ("=3", "has no key"),
+        ("~collect.temprature", "Did you mean 'collect.temperature'?"),
+        ("+algorithm.clip_hihg=1", "Did you mean 'algorithm.clip_high'?"),
+        ("environment.heldut=3", "Did you mean 'environment.heldout'?"),
+        ("compute.stages={trian:process}", "Did you mean 'compute.stages.train'?"),
+        ("compute.stages.train=proces", "Did you mean 'process'?"),
+        ("root=${foo}", "'foo' not found"),
+        ("warmup=null", "Did you mean 'warmup=none'?"),
+        ("hydra.sweep.dri=x", "hydra.sweep.dri"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_write(line, words):
+    from components.errors import SpecError
+    from flows.config import check
+
+    with pytest.raises(SpecError) as caught:
+        check([line])
+    assert words in str(caught.value)
+
+
+def test_wrong_options_of_the_command_exit_with_2(tmp_path):
+    for arguments in (["-m", "--cfg", "job"], ["--resolve"], ["--nonsense"], ["--config-dir", str(tmp_path / "none")]):
+        done = command("+experiment=smoke", *arguments)
+        assert done.returncode == 2, arguments
+        assert "Traceback" not in done.stderr
+
+
+def test_a_run_hands_its_spec_to_the_flow(tmp_path):
+    done, calls = recorded("+experiment=smoke", f"root={tmp_path}/runs", "algorithm.learning_rate=2e-4")
+    assert done.returncode == 0, done.stderr
+    assert calls == [
+        {
+            "learning_rate": 2e-4,
+            "overrides": ["+experiment=smoke", f"root={tmp_path}/runs", "algorithm.learning_rate=2e-4"],
+            "sweep": None,
+            "root": f"{tmp_path}/runs",
+        }
+    ]
+    assert list(tmp_path.iterdir()) == []  # a run's own folder is the flow's business; Hydra makes none
+
+
+def test_a_sweep_runs_every_point_under_one_id(tmp_path):
+    line = [f"root={tmp_path}/runs", "algorithm.learning_rate=1e-4,3e-4", "seed=range(2)"]
+    done, calls = recorded("-m", "+experiment=smoke", *line)
+    assert done.returncode == 0, done.stderr
+    assert [call["learning_rate"] for call in calls] == [1e-4, 1e-4, 3e-4, 3e-4]
+    assert len({call["sweep"] for call in calls}) == 1
+    assert calls[0]["sweep"]
+    assert "seed=1" in calls[1]["overrides"]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["multirun.yaml"]
+    assert (tmp_path / "runs" / "sweeps" / calls[0]["sweep"] / "multirun.yaml").is_file()
+
+
+def test_a_sweep_is_checked_point_by_point_before_it_starts(tmp_path):
+    line = [f"root={tmp_path}/runs", "algorithm.minibatches=1,2,3", "model=tiny,tinny", "seed=choice(1,x)"]
+    done, calls = recorded("-m", "+experiment=smoke", *line)
+    assert done.returncode == 2
+    assert calls == []
+    assert list(tmp_path.iterdir()) == []
+    assert "3 problems" in done.stderr
+    for words in ("3 does not divide", "'tinny'", "'x': expected a whole number"):
+        assert words in done.stderr
+
+
+def test_the_parameters_of_a_sweeper_are_checked_too(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "sweep.yaml").write_text(
+        "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {seed: '1,2', rounds: '1,many'}}}\n"
+    )
+    done, calls = recorded("+experiment=sweep", "--config-dir", str(tmp_path), f"root={tmp_path}/runs")
+    assert (done.returncode, calls) == (2, [])
+    assert "rounds: 'many': expected a whole number" in done.stderr
+    done, calls = recorded("+experiment=sweep", "--config-dir", str(tmp_path), f"root={tmp_path}/runs",
+                           "hydra.sweeper.params.rounds='1'")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        ("raise errors.ResourceError('no disk space')", 2, "no disk space"),
+        ("raise errors.SpecError([errors.Problem('model', 'has no chat template')])", 2, "model: has no chat template"),
+        ("raise errors.TooManyFailures('9 of 10 failed')", 1, "TooManyFailures: 9 of 10 failed"),
+        ("raise KeyboardInterrupt", 130, "the same command goes on from here"),
+    ],
+)
+@pytest.mark.parametrize("mode", [[], ["-m"]], ids=["run", "sweep"])
+def test_what_ends_a_run_decides_the_exit_code(tmp_path, body, code, words, mode):
+    done, _ = recorded(*mode, "+experiment=smoke", f"root={tmp_path}/runs", body=body)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_failure_of_our_own_shows_its_trace(tmp_path):
+    done, _ = recorded("+experiment=smoke", f"root={tmp_path}/runs", body="raise RuntimeError('a bug')")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "a bug" in done.stderr
+
+
+def test_hydra_leaves_logging_alone(tmp_path):
+    body = "import logging; assert logging.getLogger().handlers == [], logging.getLogger().handlers"
+    for mode in ([], ["-m"]):
+        done, calls = recorded(*mode, "+experiment=smoke", f"root={tmp_path}/runs", body=body)
+        assert done.returncode == 0, done.stderr
+        assert len(calls) == 1
+        assert done.stderr == ""

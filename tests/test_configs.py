@@ -1,0 +1,231 @@
+"""Every file under conf/ is composed and validated, and holds all that its spec knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.errors import SpecError
+from components.specs import names_below
+from flows.config import CONF, Composer, compose
+from flows.help import describe
+from flows.spec import ExperimentSpec
+
+FILES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.rglob("*.yaml"))
+OPTIONS = [file for file in FILES if len(file.parts) == 2]
+EXPERIMENTS = [file.name for file in OPTIONS if file.parts[0] == "experiment"]
+
+GROUPS = {
+    "agent": 1,
+    "algorithm": 2,
+    "collect": 1,
+    "compute": 2,
+    "deploy": 3,
+    "environment": 1,
+    "evaluate": 1,
+    "experiment": 2,
+    "filter": 3,
+    "model": 4,
+    "reward": 1,
+    "tracking": 1,
+    "warmup": 2,
+}
+"""How many files each group has: a folder that is forgotten here, or a file that no test found, fails."""
+
+
+def overrides(file: Path) -> list[str]:
+    group, option = file.parts
+    lines = [f"{'+' if group == 'experiment' else ''}{group}={option}"]
+    return [*lines, "model.name=organisation/name"] if option == "hf" else lines
+
+
+def test_all_files_are_found():
+    found = {group: sum(file.parts[0] == group for file in OPTIONS) for group in {file.parts[0] for file in OPTIONS}}
+    assert found == GROUPS
+    rest = [str(file) for file in FILES if file not in OPTIONS]
+    assert rest == ["config", "hydra/hydra_logging/quiet", "hydra/job_logging/quiet"]
+    assert not [path for path in CONF.rglob("*") if path.is_file() and path.suffix != ".yaml"]
+
+
+@pytest.mark.parametrize("file", OPTIONS, ids=str)
+def test_it_composes_into_a_valid_experiment(file):
+    spec = compose(overrides(file))
+    assert isinstance(spec, ExperimentSpec)
+
+
+@pytest.mark.parametrize("file", OPTIONS, ids=str)
+def test_every_key_is_written_out(file):
+    """So that `--cfg job` shows all there is, and a key can be overridden without a +."""
+    data, problems = Composer().point(Composer().parse(overrides(file))[0])
+    assert not problems
+    assert data is not None
+    places = [[], ["warmup", "filter"], ["warmup", "algorithm"], ["model", "lora"]]
+    places += [[name] for name, value in data.items() if isinstance(value, dict)]
+    for place in places:
+        inside = data
+        for part in place:
+            inside = (inside or {}).get(part)
+        if inside is not None:
+            assert set(inside) == set(names_below(ExperimentSpec, data, place)) or place == ["warmup"] == [
+                file.parts[0]
+            ]
+
+
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_it_begins_with_a_comment_that_says_what_it_is(file):
+    assert len(describe(CONF / f"{file}.yaml")) > 10
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_begins_with_its_command(name):
+    lines = (CONF / "experiment" / f"{name}.yaml").read_text().splitlines()
+    assert lines[0] == "# @package _global_"
+    assert lines[1] == f"# python -m flows.run +experiment={name}"
+    comment = " ".join(line for line in lines if line.startswith("#"))
+    for word in ("Shows", "Takes", "minute", "CPU", "memory"):
+        assert word in comment
+    assert compose([f"+experiment={name}"]).name == name
+
+
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_it_is_plain_yaml_without_repeated_keys(file):
+    class Strict(yaml.SafeLoader):
+        def construct_mapping(self, node, deep=False):
+            keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+            assert len(keys) == len(set(keys)), keys
+            return super().construct_mapping(node, deep=deep)
+
+    assert isinstance(yaml.load((CONF / f"{file}.yaml").read_text(), Strict), dict | None)
+
+
+def test_placement_follows_the_default_and_can_be_set_for_one_stage():
+    compute = compose(["compute=process", "compute.stages.judge=local"]).compute
+    assert [compute.placement(stage) for stage in ("train", "judge")] == ["process", "local"]
+
+
+# --- checks across the parts ----------------------------------------------------------------------------------------
+
+
+def mistakes(*lines: str) -> dict[str, str]:
+    with pytest.raises(SpecError) as caught:
+        compose(lines)
+    return {problem.path: problem.message for problem in caught.value.problems}
+
+
+REFUSED = {
+    "collect.group_size=1": ("collect.group_size", "compares"),
+    "algorithm.minibatches=3": ("algorithm.minibatches", "1, 2, 4, 8"),
+    "collect.temperature=0": ("collect.temperature", "samples nothing"),
+    "collect.top_p=0.9": ("collect.top_p", "expected 1"),
+    "collect.top_k=50": ("collect.top_k", "no limit"),
+    "collect.scenarios=600": ("collect.scenarios", "512"),
+    "warmup.demonstrations=600": ("warmup.demonstrations", "512"),
+    "evaluate.scenarios=600": ("evaluate.scenarios", "128"),
+    "evaluate.split=test": ("evaluate.split", "'test'"),
+    "evaluate.split=train": ("evaluate.split", "trained on"),
+    "environment.heldout=0": ("evaluate.split", "'heldout'"),
+    "environment.train=0": ("environment", "'train'"),
+    "environment.train=100000": ("environment", "order numbers"),
+    "agent.max_tokens=2048": ("agent.max_tokens", "model.max_length"),
+    "name=../x": ("name", "pattern"),
+    "seed=-1": ("seed", "at least 0"),
+    "rounds=-1": ("rounds", "at least 0"),
+    "reward._target_=components.environments.shop.Shop": ("reward.turn_cost", "no such key"),
+}
+
+
+@pytest.mark.parametrize(("line", "answer"), REFUSED.items(), ids=REFUSED)
+def test_what_makes_no_sense_is_refused_with_the_reason(line, answer):
+    path, words = answer
+    assert words in mistakes(line)[path]
+
+
+def test_several_reasons_are_given_together():
+    found = mistakes("collect.group_size=1", "algorithm.minibatches=3", "evaluate.split=test", "collect.top_k=5")
+    assert set(found) == {"collect.group_size", "algorithm.minibatches", "evaluate.split", "collect.top_k"}
+
+
+def test_what_grpo_refuses_suits_other_algorithms_and_runs_that_do_not_train():
+    assert compose(["algorithm=sft", "filter=successful", "collect.group_size=1", "collect.top_k=5"])
+    assert compose(["rounds=0", "collect.group_size=1"])
+    assert compose(["rounds=0", "warmup=none", "deploy=none", "environment.train=0"]).warmup is None
+    assert "nothing is trained" in mistakes("rounds=0", "warmup=none")["deploy.mode"]
+
+
+def test_local_models_must_be_there(tmp_path):
+    assert "no folder" in mistakes("model=hf", f"model.name={tmp_path}/model")["model.name"]
+    (tmp_path / "model").mkdir()
+    assert compose(["model=hf", f"model.name={tmp_path}/model"])
+    assert "needs a value" in mistakes("model=hf")["model.name"]
+
+
+def test_root_is_absolute_and_lies_beside_the_code_by_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert compose().root == str(CONF.parent / "runs")
+    assert compose(["root=there"]).root == str(tmp_path / "there")
+
+
+ENVIRONMENT = """
+from components.environments.protocol import Step
+from components.trajectories.schema import Scenario
+class World:
+    splits = {"train": ["a", "b"], "heldout": ["c"]}
+    def scenarios(self, split): return [Scenario(i, {}, split) for i in self.splits.get(split, [])]
+    def tools(self): return []
+    def reset(self, scenario): return []
+    def step(self, action): return Step([], done=True)
+    def close(self): pass
+class Leaky(World):
+    splits = {"train": ["a", "b"], "heldout": ["b"]}
+class Twice(World):
+    splits = {"train": ["a", "a"], "heldout": ["c"]}
+class Slow(World):
+    async def scenarios(self, split): return World.scenarios(self, split)
+class Broken(World):
+    def scenarios(self, split): raise KeyError("no data")
+class Half:
+    def reset(self, scenario): return []
+def kind(trajectory, weight: float = 1.0) -> float: return weight
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A user's module and a config folder of their own."""
+    (tmp_path / "my_world.py").write_text(ENVIRONMENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "conf" / "environment").mkdir(parents=True)
+    (tmp_path / "conf" / "environment" / "world.yaml").write_text("_target_: my_world.World\n")
+
+    def run(name: str, *lines: str) -> ExperimentSpec | dict[str, str]:
+        given = ["environment=world", f"environment._target_=my_world.{name}", "allow=[my_world]", *lines]
+        try:
+            return compose([*given, "collect.scenarios=2"], config_dir=tmp_path / "conf")
+        except SpecError as error:
+            return {problem.path: problem.message for problem in error.problems}
+
+    return run
+
+
+def test_environments_of_a_user_are_held_to_the_protocol(mine):
+    assert isinstance(mine("World", "warmup=none"), ExperimentSpec)
+    assert isinstance(mine("Slow", "warmup=none"), ExperimentSpec)
+    assert "warmup=none" in mine("World")["warmup"]
+    assert "'b'" in mine("Leaky", "warmup=none")["environment"]
+    assert "same id" in mine("Twice", "warmup=none")["environment"]
+    assert "KeyError: 'no data'" in mine("Broken", "warmup=none")["environment"]
+    assert "scenarios, tools, step, close" in mine("Half", "warmup=none")["environment._target_"]
+
+
+def test_a_reward_of_a_user_may_be_a_function(mine, tmp_path):
+    (tmp_path / "conf" / "reward").mkdir()
+    (tmp_path / "conf" / "reward" / "kind.yaml").write_text("_target_: my_world.kind\nweight: 2\n")
+    spec = mine("World", "warmup=none", "reward=kind")
+    assert spec.reward.build()("episode") == 2.0
+    (tmp_path / "conf" / "reward" / "wrong.yaml").write_text("_target_: my_world.World\n")
+    assert "score_group" in mine("World", "warmup=none", "reward=wrong")["reward._target_"]
+    (tmp_path / "conf" / "filter").mkdir()
+    (tmp_path / "conf" / "filter" / "wrong.yaml").write_text("_target_: my_world.World\n")
+    assert "select" in mine("World", "warmup=none", "filter=wrong")["filter._target_"]
