@@ -12,6 +12,7 @@ The server ends with the run, also when that is killed: it watches a pipe that t
 from __future__ import annotations
 
 import argparse
+import atexit
 import fcntl
 import json
 import logging
@@ -21,10 +22,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import Protocol
 
 from components.compute.lifeline import watch_parent
 from components.compute.runners import end
@@ -44,6 +48,10 @@ QUIET = {
 """Environment of client and server alike."""
 
 
+ANSWER_LIMIT = 10.0
+"""Seconds that a server of the user may take to answer."""
+
+
 def home(root: Path) -> Path:
     """Folder of Prefect's data below a run root."""
     return root / "prefect"
@@ -54,23 +62,57 @@ def client_environment(root: Path) -> dict[str, str]:
     return {"PREFECT_HOME": str(home(root)), "PREFECT_PROFILES_PATH": str(home(root) / "profiles.toml"), **QUIET}
 
 
-def ui_command(root: Path) -> str:
-    """The command that shows the runs below a root in a browser."""
-    return f"PREFECT_HOME={home(root)} prefect server start"
+class Api(Protocol):
+    """The Prefect server that a run uses."""
+
+    ui_command: str
+    """The command that shows the runs in a browser."""
+
+    def url(self) -> str:
+        """The API's address, once it answers."""
+        ...
+
+    def kill(self) -> None:
+        """Ends at once what was started for the run."""
+        ...
+
+
+class UserServer:
+    """The server that PREFECT_API_URL names. Raises ResourceError where it does not answer."""
+
+    def __init__(self, url: str):
+        self._url = url.rstrip("/")
+        self.ui_command = f"open {self._url.removesuffix('/api')}"
+        try:
+            urllib.request.urlopen(f"{self._url}/health", timeout=ANSWER_LIMIT).close()
+        except urllib.error.HTTPError as error:
+            error.close()  # it answers; whether it lets us in is Prefect's to say
+        except (OSError, ValueError) as error:
+            raise ResourceError(
+                f"PREFECT_API_URL={url}: no Prefect server answers there ({error}). Start it, correct the variable, or "
+                "unset it, and the run starts a server of its own"
+            ) from None
+
+    def url(self) -> str:
+        return self._url
+
+    def kill(self) -> None:
+        """It is not ours."""
 
 
 class Server:
-    """A Prefect server that boots in the background. Make it with `start`."""
+    """A server of our own that boots in the background. Make it with `start`."""
 
-    def __init__(self, process: subprocess.Popen, log: Path):
+    def __init__(self, process: subprocess.Popen, root: Path, log: Path):
+        self.ui_command = f"PREFECT_HOME={home(root)} prefect server start"
         self._process = process
         self._log = log
         self._url: str | None = None
         self._started = time.monotonic()
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def alive(self) -> bool:
+        return self._process.poll() is None
 
     def url(self) -> str:
         """The API's address, once the server answers. Raises ResourceError where it ended instead, WaitTimeout after
@@ -90,6 +132,36 @@ class Server:
     def stop(self) -> None:
         """Ends the server; it writes down first what it was told."""
         end(self._process)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+_kept: dict[Path, Server] = {}
+"""Servers that stay up for the next run of a sweep, by run root; they end with the process."""
+
+
+@contextmanager
+def for_run(root: Path, *, keep: bool = False) -> Iterator[Api]:
+    """The server for one run below `root`: the user's, or one of our own, which ends with the run, or with `keep` when
+    the process ends. Sets the environment that Prefect is to be imported in; call `url` when it is needed."""
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    if url := os.environ.get("PREFECT_API_URL"):
+        yield UserServer(url)
+        return
+    os.environ.update(client_environment(root))
+    server = _kept.pop(root, None)
+    if server is None or not server.alive:
+        server = start(root)
+    if keep:
+        _kept[root] = server
+        atexit.register(server.stop)
+        yield server
+        return
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def start(root: Path) -> Server:
@@ -118,7 +190,7 @@ def start(root: Path) -> Server:
             text=True,
             start_new_session=True,  # Ctrl-C reaches the run, which ends us when it has said its last word
         )
-    return Server(process, log)
+    return Server(process, root, log)
 
 
 def main() -> None:
@@ -149,7 +221,7 @@ def main() -> None:
 
 
 @contextmanager
-def _migrated(root: Path) -> Iterator:
+def _migrated(root: Path) -> Iterator[Callable[[], None]]:
     """Sees to it that one process migrates the database and the others wait. Gives a function to be called when the
     server is up, which is when the migration is done."""
     marker = home(root) / ".migrated"
@@ -180,7 +252,9 @@ def _wait_for_lock(lock) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > limit:
-                raise WaitTimeout(f"waited {START_LIMIT:.0f} s for another Prefect server to migrate the database") from None
+                raise WaitTimeout(
+                    f"waited {START_LIMIT:.0f} s for another Prefect server to migrate the database"
+                ) from None
             time.sleep(0.1)
 
 

@@ -64,13 +64,21 @@ class ProcessRunner:
     """Runs each stage in a process of its own.
 
     command: what to start; `--request FILE --root DIR` is added. log: file for everything that the child writes to
-    stderr. limit: seconds that one stage may take.
+    stderr. environment: None is ours. limit: seconds that one stage may take.
     """
 
-    def __init__(self, command: Sequence[str], root: Path, log: Path, limit: float = 7 * 24 * 3600.0):
+    def __init__(
+        self,
+        command: Sequence[str],
+        root: Path,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        limit: float = 7 * 24 * 3600.0,
+    ):
         self._command = list(command)
         self._root = root
         self._log = log
+        self._environment = None if environment is None else dict(environment)
         self._limit = limit
 
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
@@ -82,7 +90,13 @@ class ProcessRunner:
             file.write_text(json.dumps(request), encoding="utf-8")
             command = [*self._command, "--request", str(file), "--root", str(self._root)]
             child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+                command,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # Ctrl-C reaches us; we end the child
             )
             try:
                 return self._follow(child, request, on_event)

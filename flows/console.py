@@ -1,0 +1,193 @@
+"""The console and the log file of a run.
+
+One readable console on stderr: a progress bar with an ETA for the stage that works where stderr is a terminal, a line
+now and then where it is not; a line for each round; warnings of any library. Everything, and more of it, goes to one
+log file. stdout belongs to the result.
+
+Prefect and Hydra would each set up logging of their own. Here the root logger's two handlers are the only ones:
+Prefect's are taken off its loggers, and what it says (state changes, crashes that are reported anyway) goes to the
+file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+logger = logging.getLogger(__name__)
+
+PLAIN_EVERY = 15.0
+"""Seconds between two lines about the same stage where there is no terminal."""
+FILE_ONLY = ("prefect", "py.warnings", "httpx", "httpcore", "uvicorn", "fastapi", "alembic")
+"""Loggers that do not speak on the console."""
+SHOWN = ("loss", "kl", "success", "reward")
+"""Figures worth showing beside a bar."""
+
+QUIET = {
+    "TQDM_DISABLE": "1",  # one bar is ours
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+"""Environment in which libraries keep to themselves; what the user has set wins."""
+
+
+def hush() -> None:
+    """Sets `QUIET`; before the libraries are imported."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+
+
+class Console:
+    """Speaks with the person at the terminal, and writes the same to the log."""
+
+    def __init__(self, stream: TextIO | None = None):
+        from rich.console import Console as RichConsole
+
+        stream = stream or sys.stderr
+        width = None if stream.isatty() else 120
+        self.rich = RichConsole(file=stream, width=width, highlight=False, soft_wrap=True)
+
+    @property
+    def interactive(self) -> bool:
+        return self.rich.is_terminal
+
+    def line(self, text: str, style: str = "") -> None:
+        """One line, as it is."""
+        self.rich.print(text, style=style, markup=False)
+        logger.info(text)
+
+    def table(self, table: Table) -> None:
+        self.rich.print(table)
+        for row in zip(*(column.cells for column in table.columns), strict=True):
+            logger.info("  ".join(str(cell) for cell in row))
+
+    @contextmanager
+    def stage(self, label: str, unit: str) -> Iterator[StageView]:
+        """Shows one stage while it works; `unit` is what it counts (episodes, gradient steps)."""
+        view: StageView = _Bar(self, label, unit) if self.interactive else StageView(self, label, unit)
+        try:
+            yield view
+        finally:
+            view.close()
+
+
+class StageView:
+    """Progress of one stage as lines of text; `components`' progress callback."""
+
+    def __init__(self, console: Console, label: str, unit: str):
+        self.console = console
+        self.label = label
+        self.unit = unit
+        self._start = self._told = time.monotonic()
+        self._first: int | None = None
+
+    def __call__(self, done: int, total: int, values: Mapping[str, float] | None = None) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first = done  # finished in an earlier try: says nothing about the speed
+        if now - self._told < PLAIN_EVERY or done >= total:
+            return
+        self._told = now
+        fresh, elapsed = done - self._first, now - self._start
+        left = f", about {duration(elapsed / fresh * (total - done))} left" if fresh else ""
+        self.console.line(f"  {self.label}: {done}/{total} {self.unit}, {duration(elapsed)}{left}{_shown(values)}")
+
+    def close(self) -> None:
+        """The stage has ended."""
+
+
+class _Bar(StageView):
+    """Progress of one stage as a bar."""
+
+    def __init__(self, console: Console, label: str, unit: str):
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import TimeRemainingColumn as Remaining
+
+        super().__init__(console, label, unit)
+        self._progress = Progress(
+            TextColumn("  {task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn(unit),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            Remaining(),
+            TextColumn("{task.fields[values]}"),
+            console=console.rich,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._progress.add_task(label, total=None, values="")
+        self._progress.start()
+
+    def __call__(self, done: int, total: int, values: Mapping[str, float] | None = None) -> None:
+        self._progress.update(self._task, completed=done, total=total, values=_shown(values))
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+@contextmanager
+def logging_to(path: Path, console: Console) -> Iterator[None]:
+    """Root logging while a run goes on: everything from INFO on to the file, warnings to the console too."""
+    from rich.logging import RichHandler
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = logging.FileHandler(path, encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    file.setLevel(logging.INFO)
+    screen = RichHandler(
+        logging.WARNING, console=console.rich, show_time=False, show_path=False, markup=False, rich_tracebacks=False
+    )
+    screen.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    screen.addFilter(lambda record: not record.name.startswith(FILE_ONLY))
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    root.handlers = [file, screen]
+    root.setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    for name in ("httpx", "httpcore"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.handlers, root.level = before, level
+        file.close()
+
+
+def silence_prefect() -> None:
+    """Takes Prefect's own handlers away, after it was imported: its words go through the root logger's."""
+    for name in ("prefect", "prefect._internal", "uvicorn", "fastapi"):
+        found = logging.getLogger(name)
+        found.handlers = []
+        found.propagate = True
+
+
+def duration(seconds: float) -> str:
+    """`4.2 s`, `3 min 05 s`, `2 h 10 min`."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 100:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _shown(values: Mapping[str, Any] | None) -> str:
+    parts = [f"{name} {values[name]:.3g}" for name in SHOWN if values and name in values]
+    return "  " + ", ".join(parts) if parts else ""

@@ -1,0 +1,135 @@
+"""One run at work: places stages, keeps what became of them, tells the console and MLflow.
+
+`Execution.stage` is a plain function from a request to an artifact. Prefect wraps it (`flows.tasks`); a benchmark or a
+notebook calls it as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.artifacts import Artifact
+from components.compute.runners import Event, LocalRunner, ProcessRunner, Result, Runner
+from flows.console import Console, duration
+from flows.spec import CODE, ExperimentSpec
+from flows.stages.base import Context, Progress, Request
+from flows.stages.execute import run_stage
+
+if TYPE_CHECKING:
+    from components.tracking.mlflow_tracker import Tracker
+
+logger = logging.getLogger(__name__)
+
+UNITS = {"collect": "episodes", "evaluate": "episodes", "train": "steps", "judge": "scores", "filter": "decisions"}
+
+SHOWN = ("episodes", "failed", "success", "reward", "kept", "loss", "unscored")
+"""Metrics in the line about a stage."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of one stage in this run."""
+
+    label: str
+    """Its name in the run: `train[3]`."""
+    step: int
+    """Where it stands on the axis of rounds."""
+    artifact: Artifact
+    status: str
+    """`ran` or `cached`."""
+    seconds: float
+    """Time that it took now."""
+
+    def reference(self) -> dict[str, Any]:
+        """What passes through Prefect."""
+        artifact = self.artifact
+        return {
+            "status": self.status,
+            "kind": artifact.kind,
+            "key": artifact.key,
+            "digest": artifact.digest,
+            "uri": artifact.path.as_uri(),
+        }
+
+
+class Execution:
+    """The stages of one run. `tracker` may be None: then nothing is tracked."""
+
+    def __init__(self, spec: ExperimentSpec, context: Context, console: Console, tracker: Tracker | None, log: Path):
+        self.spec = spec
+        self.context = context
+        self.console = console
+        self.tracker = tracker
+        self.done: dict[str, Done] = {}
+        """By label, in order."""
+        self._runners: dict[str, Runner] = {
+            "local": LocalRunner(self._run_here),
+            "process": ProcessRunner(
+                [sys.executable, "-m", "flows.stage"], Path(spec.root), log.with_suffix(".stages.log"), _environment()
+            ),
+        }
+
+    def stage(self, label: str, step: int, request: Request) -> Done:
+        """Runs the stage where `compute` places it, or finds it; logs it to MLflow."""
+        runner = self._runners[self.spec.compute.placement(request.stage)]  # type: ignore[arg-type]  a stage's name
+        start = time.monotonic()
+        with self.console.stage(label, UNITS.get(request.stage, "parts")) as view:
+            result = runner.run(request.to_json(), _listener(view, self.console))
+        seconds = time.monotonic() - start
+        artifact = self.context.store.find(result.key)
+        assert artifact is not None, f"{label}: {result.key} is not in {self.context.store.root}"
+        done = Done(label, step, artifact, result.status, seconds)
+        self.done[label] = done
+        logger.info("%s %s in %s: %s %s", label, result.status, duration(seconds), artifact.kind, artifact.key)
+        self._track(done)
+        if step <= 0 or request.stage in ("evaluate", "deploy"):  # those of a round are summed up in its line
+            figures = [f"{name} {artifact.metrics[name]:.4g}" for name in SHOWN if name in artifact.metrics]
+            self.console.line("  ".join([f"{label} {result.status} in {duration(seconds)}", *figures]))
+        return done
+
+    def _track(self, done: Done) -> None:
+        if self.tracker is None:
+            return
+        self.tracker.log_stage(done.artifact, done.label, done.status, done.seconds, done.step)
+        if "cost" in done.artifact.metrics:
+            self.tracker.log_metrics({f"cost/{done.artifact.stage}": done.artifact.metrics["cost"]}, done.step)
+        if done.artifact.kind == "evaluation":
+            from components.trajectories.store import load_scored
+
+            folder = done.artifact.path
+            episodes = load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
+            self.tracker.log_trajectories(episodes, done.label)
+
+    def _run_here(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
+        def progress(done: int, total: int, values: Mapping[str, float] | None = None) -> None:
+            on_event({"progress": [done, total, values]})
+
+        def on_wait(text: str) -> None:
+            on_event({"waiting": text})
+
+        context = replace(self.context, progress=progress, on_wait=on_wait)
+        artifact, status = run_stage(Request.from_json(request), context)
+        return Result(artifact.key, artifact.digest, status)
+
+
+def _listener(progress: Progress, console: Console) -> Callable[[Event], None]:
+    def listen(event: Event) -> None:
+        if "progress" in event:
+            progress(*event["progress"])
+        elif "waiting" in event:
+            console.line(f"  {event['waiting']}")
+
+    return listen
+
+
+def _environment() -> dict[str, str]:
+    """A stage's own process finds our code and the user's packages from any working directory."""
+    path = [str(CODE), *(entry for entry in sys.path if entry), os.getcwd()]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}

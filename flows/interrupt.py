@@ -1,0 +1,73 @@
+"""Ctrl-C and SIGTERM: stop at once, and certainly.
+
+The first signal raises KeyboardInterrupt where the program is, so that everything is put away on the way out: drafts,
+children, MLflow's and Prefect's states. If that is not done within `LIMIT` seconds, because some library is deep in a
+computation or holds a lock, a thread does what must be done (`last_words`) and ends the process. Further signals
+change nothing about that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Self
+
+logger = logging.getLogger(__name__)
+
+LIMIT = 3.5
+"""Seconds from the signal to the hard end."""
+EXIT_CODE = 130
+
+
+class Interruption:
+    """Handles signals while a run goes on; a context manager for the main thread."""
+
+    def __init__(self) -> None:
+        self.last_words: list[Callable[[], None]] = []
+        """Called, the latest first, before a hard end; each is given up when it raises."""
+        self._stopped = threading.Event()
+        self._over = threading.Event()
+        self._before: dict[int, object] = {}
+
+    @property
+    def happened(self) -> bool:
+        return self._stopped.is_set()
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+            self.install()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  it came from getsignal
+
+    def install(self) -> None:
+        """Takes the signals (again: Prefect puts its own handler for SIGTERM over ours when a flow starts)."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        threading.Thread(target=self._enforce, name="interrupt", daemon=True).start()
+        raise KeyboardInterrupt
+
+    def _enforce(self) -> None:
+        if self._over.wait(LIMIT):
+            return
+        logger.warning("not stopped after %.1f s: ending the process", LIMIT)
+        for words in reversed(self.last_words):
+            try:
+                words()
+            except Exception:
+                logger.exception("while ending the process")
+        os._exit(EXIT_CODE)

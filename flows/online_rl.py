@@ -1,0 +1,203 @@
+"""Online RL: evaluate, warm up by supervised training, then rounds of collect, judge, filter, train; evaluate, deploy.
+
+`online_rl` is the order of the stages, written against a function that runs one (`Call`): Prefect's tasks in a run,
+plain calls in a benchmark. `run` is the command's part: server, tracking, console, signals, results.
+
+Steps: round r is step r, what comes before the rounds is step 0, the untrained model before a warmup is step -1.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from components.artifacts import Artifact
+from flows.spec import ExperimentSpec
+from flows.stages.base import Context, Request
+
+logger = logging.getLogger(__name__)
+
+
+class Call(Protocol):
+    """Runs one stage."""
+
+    def __call__(self, label: str, step: int, request: Request) -> Artifact: ...
+
+
+class OnRound(Protocol):
+    """Told of each finished round, with its artifacts by stage."""
+
+    def __call__(self, number: int, artifacts: dict[str, Artifact]) -> None: ...
+
+
+@dataclass
+class Outcome:
+    """The artifacts of a run."""
+
+    evaluations: dict[str, Artifact] = field(default_factory=dict)
+    """`start`, `sft`, `final`: those that there are, in this order."""
+    rounds: list[dict[str, Artifact]] = field(default_factory=list)
+    """Of each round: trajectories, scores, selection, checkpoint, by stage."""
+    checkpoint: Artifact | None = None
+    """The final policy; None where nothing was trained."""
+    export: Artifact | None = None
+
+    @property
+    def last(self) -> Artifact:
+        """The evaluation of the final policy."""
+        return list(self.evaluations.values())[-1]
+
+
+def online_rl(spec: ExperimentSpec, call: Call, on_round: OnRound | None = None) -> Outcome:
+    """The stages of an experiment, in order."""
+    requests = Requests(spec)
+    outcome = Outcome()
+    before = -1 if spec.warmup else 0
+    outcome.evaluations["start"] = call("evaluate[start]", before, requests.evaluate(None))
+    if spec.warmup:
+        shown = call("collect[sft]", 0, requests.demonstrate())
+        scores = call("judge[sft]", 0, requests.judge(shown))
+        kept = call("filter[sft]", 0, requests.filter(shown, scores, warmup=True))
+        outcome.checkpoint = call("train[sft]", 0, requests.warm_up(shown, scores, kept))
+        outcome.evaluations["sft"] = call("evaluate[sft]", 0, requests.evaluate(outcome.checkpoint))
+    reference = outcome.checkpoint
+    for number in range(1, spec.rounds + 1):
+        played = call(f"collect[{number}]", number, requests.collect(outcome.checkpoint, number))
+        scores = call(f"judge[{number}]", number, requests.judge(played))
+        kept = call(f"filter[{number}]", number, requests.filter(played, scores))
+        request = requests.train(played, scores, kept, start=outcome.checkpoint, reference=reference)
+        outcome.checkpoint = call(f"train[{number}]", number, request)
+        artifacts = {"collect": played, "judge": scores, "filter": kept, "train": outcome.checkpoint}
+        outcome.rounds.append(artifacts)
+        if on_round is not None:
+            on_round(number, artifacts)
+    if spec.rounds:
+        outcome.evaluations["final"] = call("evaluate[final]", spec.rounds, requests.evaluate(outcome.checkpoint))
+    if outcome.checkpoint is not None and spec.deploy.mode != "none":
+        outcome.export = call("deploy", spec.rounds, requests.deploy(outcome.checkpoint, outcome.evaluations))
+    return outcome
+
+
+class Requests:
+    """The requests of an experiment's stages. A seed is given only to stages that draw at random: the others are then
+    shared between seeds."""
+
+    def __init__(self, spec: ExperimentSpec):
+        self.spec = spec
+        self._data = spec.model_dump(mode="json", by_alias=True)
+
+    def evaluate(self, policy: Artifact | None) -> Request:
+        greedy = self.spec.evaluate.temperature == 0
+        part = {"model": self.spec.model.base(), **self._parts("environment", "reward", "agent", "evaluate")}
+        return self._request("evaluate", part, {"policy": policy}, seed=0 if greedy else self.spec.seed)
+
+    def demonstrate(self) -> Request:
+        assert self.spec.warmup is not None
+        collect = {**self._data["collect"], "scenarios": self.spec.warmup.demonstrations, "group_size": 1}
+        part = {"model": self.spec.model.base(), **self._parts("environment", "agent"), "collect": collect}
+        return self._request("collect", {**part, "actor": "solver", "round": 0}, {}, seed=self.spec.seed)
+
+    def collect(self, policy: Artifact | None, number: int) -> Request:
+        part = {"model": self.spec.model.base(), **self._parts("environment", "agent", "collect")}
+        part |= {"actor": "policy", "round": number - 1}
+        return self._request("collect", part, {"policy": policy}, seed=self.spec.seed)
+
+    def judge(self, trajectories: Artifact) -> Request:
+        return self._request("judge", self._parts("reward"), {"trajectories": trajectories})
+
+    def filter(self, trajectories: Artifact, scores: Artifact, *, warmup: bool = False) -> Request:
+        part = self._data["warmup"] if warmup else self._data
+        return self._request("filter", {"filter": part["filter"]}, {"trajectories": trajectories, "scores": scores})
+
+    def warm_up(self, trajectories: Artifact, scores: Artifact, selection: Artifact) -> Request:
+        part = {**self._parts("model"), "algorithm": self._data["warmup"]["algorithm"]}
+        inputs = {"trajectories": trajectories, "scores": scores, "selection": selection}
+        return self._request("train", part, inputs, seed=self.spec.seed)
+
+    def train(
+        self,
+        trajectories: Artifact,
+        scores: Artifact,
+        selection: Artifact,
+        *,
+        start: Artifact | None,
+        reference: Artifact | None,
+    ) -> Request:
+        inputs = {"trajectories": trajectories, "scores": scores, "selection": selection, "start": start}
+        if getattr(self.spec.algorithm, "reference", "base") == "start":
+            inputs["reference"] = reference
+        return self._request("train", self._parts("model", "algorithm"), inputs, seed=self.spec.seed)
+
+    def deploy(self, policy: Artifact, evaluations: dict[str, Artifact]) -> Request:
+        part = {
+            "name": self.spec.deploy.name or self.spec.name,
+            **self._parts("model", "agent", "deploy"),
+            "experiment": self._data,
+        }
+        inputs = {"policy": policy, **{f"evaluation_{name}": found for name, found in evaluations.items()}}
+        return self._request("deploy", part, inputs)
+
+    def _parts(self, *names: str) -> dict[str, Any]:
+        return {name: self._data[name] for name in names}
+
+    def _request(self, stage: str, part: dict[str, Any], inputs: dict[str, Any], seed: int = 0) -> Request:
+        keys = {name: artifact.key for name, artifact in inputs.items() if artifact is not None}
+        return Request(stage, part, keys, seed, tuple(self.spec.allow))
+
+
+def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | None = None) -> float:
+    """Runs the experiment as a Prefect flow and prints its result: a table on stderr, one JSON object as the last line
+    on stdout. Returns held-out success of the last evaluation.
+
+    sweep: id of the sweep that this run belongs to; its MLflow run becomes a child of the sweep's. Raises SpecError,
+    ResourceError, whatever a stage raises, and KeyboardInterrupt where a signal stopped it.
+    """
+    import contextlib
+
+    from components.models.weights import check_weights
+    from flows import server
+    from flows.console import Console, hush, logging_to
+    from flows.interrupt import Interruption
+
+    start = time.monotonic()
+    root = Path(spec.root)
+    context = Context.at(root)
+    hush()
+    stdout = sys.stdout
+    with ExitStack() as stack:
+        interruption = stack.enter_context(Interruption())
+        check_weights(spec.model, context.cache)
+        stack.enter_context(redirect_stdout(sys.stderr))  # what libraries print is no result
+        console = Console()
+        log = root / "logs" / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        stack.enter_context(logging_to(log, console))
+        logger.info("%s, seed %d, overrides: %s", spec.name, spec.seed, " ".join(overrides) or "none")
+        prefect = stack.enter_context(server.for_run(root, keep=sweep is not None))  # boots while we import
+        interruption.last_words.append(prefect.kill)
+        stack.callback(context.warm.close)
+
+        from flows import results, tasks, tracking
+        from flows.execution import Execution
+
+        tracker = stack.enter_context(tracking.track(spec, overrides, sweep))
+        interruption.last_words.append(lambda: tracker.finish("KILLED"))
+        execution = Execution(spec, context, console, tracker, log)
+        console.line(f"{spec.name}: MLflow run {tracker.run_id}, log {log}")
+        say_round = results.round_teller(execution)
+
+        def body(call: Call) -> results.Results:
+            outcome = online_rl(spec, call, say_round)
+            return results.conclude(execution, outcome, overrides, seconds=time.monotonic() - start)
+
+        found = tasks.run_flow("online-rl", execution, body, prefect, interruption)
+        results.show(found, execution, prefect.ui_command)
+    with contextlib.redirect_stdout(stdout):
+        print(found.to_json(), flush=True)
+    return found.success

@@ -1,0 +1,280 @@
+"""What a run leaves for people: the line of a round, the table at the end, the report, the JSON line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from components.artifacts import Artifact
+from components.trajectories.schema import Trajectory
+from flows.console import duration
+from flows.execution import Execution
+from flows.online_rl import Outcome
+
+TITLES = {"start": "start", "sft": "after SFT", "final": "after {algorithm}"}
+"""Names of the policies that are evaluated."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """The result of a run."""
+
+    run_id: str
+    policy_digest: str | None
+    """sha256 over the tensors of the final adapter; None where nothing was trained."""
+    summaries: dict[str, dict[str, Any]]
+    """Of `start`, `sft`, `final`, as far as there are: what `components.evaluation.metrics.summarise` returns."""
+    titles: dict[str, str]
+    differences: dict[str, dict[str, Any]]
+    """By title: what `components.evaluation.metrics.paired_difference` returns."""
+    episodes: int
+    """Played for this result, in training and evaluation, now or earlier."""
+    seconds: float
+    stages: dict[str, str]
+    """Label to `ran` or `cached`."""
+    report: str
+    export: str | None = None
+    model: str | None = None
+    """Name and version in the model registry."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def last(self) -> dict[str, Any]:
+        return list(self.summaries.values())[-1]
+
+    @property
+    def success(self) -> float:
+        """Held-out success of the final policy; NaN where no episode could be measured."""
+        value = self.last["success"]["mean"]
+        return float("nan") if value is None else float(value)
+
+    def to_json(self) -> str:
+        """The last line on stdout."""
+        return json.dumps(
+            {
+                "run_id": self.run_id,
+                "policy_digest": self.policy_digest,
+                **_measure("success", self.last),
+                **_measure("success", self.summaries.get("start"), "_start"),
+                **_measure("success", self.summaries.get("sft"), "_sft"),
+                **_measure("reward", self.last),
+                "episodes": self.episodes,
+                "seconds": round(self.seconds, 2),
+                "stages": self.stages,
+                "export": self.export,
+                "report": self.report,
+            }
+        )
+
+    def rows(self) -> list[list[str]]:
+        """The table at the end: policy, success, reward, turns, with 95 % intervals."""
+        return [
+            [self.titles[name], *(_with_interval(summary[measure]) for measure in ("success", "reward", "turns"))]
+            for name, summary in self.summaries.items()
+        ]
+
+    def differences_text(self) -> list[str]:
+        """The paired differences in words."""
+        return [
+            f"{title}: success {found['difference']:+.3f} {_interval(found)} on the same {found['n']} scenarios, "
+            f"{len(found['improved'])} better, {len(found['regressed'])} worse"
+            for title, found in self.differences.items()
+        ]
+
+    def markdown(self) -> str:
+        """For Prefect's UI."""
+        link = self.report if "://" in self.report else f"file://{self.report}"
+        head = ["| Policy | Success | Reward | Turns |", "|---|---|---|---|"]
+        rows = ["| " + " | ".join(row) + " |" for row in self.rows()]
+        lines = [*head, *rows, "", *(f"- {text}" for text in self.differences_text())]
+        return "\n".join([*lines, "", f"[Report]({link}), MLflow run `{self.run_id}`"])
+
+
+def round_teller(execution: Execution) -> Callable[[int, dict[str, Artifact]], None]:
+    """Says one line about each finished round."""
+
+    def tell(number: int, artifacts: dict[str, Artifact]) -> None:
+        row = round_figures(artifacts)
+        done = {stage: execution.done[f"{stage}[{number}]"] for stage in artifacts}
+        parts = [f"round {number}/{execution.spec.rounds}"]
+        parts += [f"{title} {row[name]:{form}}" for name, title, form in _ROUND if name in row]
+        if all(one.status == "cached" for one in done.values()):
+            parts.append("cached")
+        else:
+            total = sum(one.seconds for one in done.values())
+            each = ", ".join(f"{stage} {one.seconds:.1f}" for stage, one in done.items())
+            parts.append(f"{duration(total)} ({each})")
+        execution.console.line("  ".join(parts))
+        if execution.tracker is not None:
+            execution.tracker.log_metrics({"time/round": sum(one.seconds for one in done.values())}, number)
+
+    return tell
+
+
+_ROUND = (
+    ("reward", "reward", ".3f"),
+    ("success", "success", ".3f"),
+    ("kl", "KL", ".4f"),
+    ("entropy", "entropy", ".3f"),
+    ("sampling_tokens_per_s", "tokens/s sampled", ".0f"),
+    ("tokens_per_s", "trained", ".0f"),
+)
+
+
+def round_figures(artifacts: dict[str, Artifact]) -> dict[str, float]:
+    """A round's metrics under the names that the report plots."""
+    collect, judge, train = (artifacts[stage].metrics for stage in ("collect", "judge", "train"))
+    row = dict(train)
+    for name, metrics, key in (
+        ("reward", judge, "reward"),
+        ("success", collect, "success"),
+        ("turns", collect, "turns"),
+        ("sampled_tokens", collect, "tokens_per_episode"),
+        ("sampling_tokens_per_s", collect, "tokens_per_s"),
+    ):
+        row.pop(name, None)
+        if key in metrics:
+            row[name] = metrics[key]
+    return row | {f"{stage}_s": artifact.seconds for stage, artifact in artifacts.items()}
+
+
+def conclude(execution: Execution, outcome: Outcome, overrides: Sequence[str], *, seconds: float) -> Results:
+    """Reads the evaluations, registers the export, renders and logs the report."""
+    from components.algorithms.train import policy_digest
+    from components.evaluation.metrics import paired_difference
+
+    spec, tracker = execution.spec, execution.tracker
+    assert tracker is not None
+    titles = {name: TITLES[name].format(algorithm=spec.algorithm.name.upper()) for name in outcome.evaluations}
+    summaries = {n: json.loads((a.path / "summary.json").read_text()) for n, a in outcome.evaluations.items()}
+    episodes = {name: _episodes(artifact) for name, artifact in outcome.evaluations.items()}
+    last = list(titles)[-1]
+    differences = {
+        f"{titles[last]} against {titles[name]}": paired_difference(episodes[name], episodes[last])
+        for name in reversed(list(titles)[:-1])
+    }
+    digest = policy_digest(outcome.checkpoint.path) if outcome.checkpoint else None
+    model = None
+    if outcome.export is not None and digest is not None:
+        name = spec.deploy.name or spec.name
+        version = tracker.register_model(name, outcome.export, policy_digest=digest)
+        model = f"{name} version {version}"
+    report = tracker.log_report(
+        _report(execution, outcome, overrides, titles, summaries, episodes, differences, seconds)
+    )
+    results = Results(
+        run_id=tracker.run_id,
+        policy_digest=digest,
+        summaries=summaries,
+        titles=titles,
+        differences=differences,
+        episodes=sum(
+            int(one.artifact.metrics.get("episodes", 0))
+            for one in execution.done.values()
+            if one.artifact.kind in ("trajectories", "evaluation")
+        ),
+        seconds=seconds,
+        stages={label: one.status for label, one in execution.done.items()},
+        report=report,
+        export=str(outcome.export.path) if outcome.export else None,
+        model=model,
+    )
+    figures = {f"{name}/{part}": results.last[name][part] for name in ("success", "reward") for part in ("low", "high")}
+    tracker.log_metrics(
+        {
+            "time/total": seconds,
+            "cost/total": sum(one.artifact.metrics.get("cost", 0.0) for one in execution.done.values()),
+            **{f"eval/{name.replace('/', '_')}": value for name, value in figures.items() if value is not None},
+        },
+        spec.rounds,
+    )
+    return results
+
+
+def show(results: Results, execution: Execution, prefect_ui: str) -> None:
+    """The end of a run, on stderr."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    console, tracker = execution.console, execution.tracker
+    assert tracker is not None
+    table = Table(title="held-out episodes, mean [95 % interval]", box=SIMPLE, title_justify="left")
+    table.add_column("policy")
+    for name in ("success", "reward", "turns"):
+        table.add_column(name, justify="right")
+    for row in results.rows():
+        table.add_row(*row)
+    console.table(table)
+    for text in results.differences_text():
+        console.line(text)
+    ran = sum(status == "ran" for status in results.stages.values())
+    console.line(f"{len(results.stages)} stages, {ran} ran, in {duration(results.seconds)}")
+    if results.export:
+        console.line(f"model:   {results.export} (registered as {results.model})")
+    console.line(f"report:  {results.report}")
+    console.line(f"MLflow:  {tracker.ui_command}")
+    console.line(f"Prefect: {prefect_ui}")
+
+
+def _report(
+    execution: Execution,
+    outcome: Outcome,
+    overrides: Sequence[str],
+    titles: dict[str, str],
+    summaries: dict[str, dict[str, Any]],
+    episodes: dict[str, list[Trajectory]],
+    differences: dict[str, dict[str, Any]],
+    seconds: float,
+) -> str:
+    from components.evaluation.report import Evaluation, Report, StageRow, render
+    from components.tracking.provenance import git_commit, package_versions
+    from flows.spec import CODE
+
+    assert execution.tracker is not None
+    stages = [
+        StageRow(one.label, one.artifact.stage, one.status, one.seconds, one.artifact.key, one.artifact.digest)
+        for one in execution.done.values()
+    ]
+    return render(
+        Report(
+            experiment=execution.spec.name,
+            run_id=execution.tracker.run_id,
+            created=time.strftime("%Y-%m-%d %H:%M:%S"),
+            seed=execution.spec.seed,
+            seconds=seconds,
+            evaluations=[Evaluation(titles[name], summaries[name], episodes[name]) for name in titles],
+            differences=differences,
+            rounds=[round_figures(artifacts) for artifacts in outcome.rounds],
+            stages=stages,
+            config=execution.spec.model_dump(mode="json", by_alias=True),
+            overrides=list(overrides),
+            export=str(outcome.export.path) if outcome.export else "",
+            versions=package_versions(),
+            git_commit=git_commit(CODE) or "",
+            command=shlex.join(["python", "-m", "flows.run", *overrides]),
+        )
+    )
+
+
+def _episodes(artifact: Artifact) -> list[Trajectory]:
+    from components.trajectories.store import load_scored
+
+    return load_scored(artifact.path / "trajectories.parquet", artifact.path / "scores.parquet", None)
+
+
+def _measure(name: str, summary: dict[str, Any] | None, suffix: str = "") -> dict[str, Any]:
+    found = summary[name] if summary else {"mean": None, "low": None, "high": None}
+    interval = None if found["low"] is None else [found["low"], found["high"]]
+    return {f"{name}{suffix}": found["mean"], f"{name}{suffix}_interval": interval}
+
+
+def _with_interval(found: dict[str, Any]) -> str:
+    return "–" if found["mean"] is None else f"{found['mean']:.3f} {_interval(found)}".rstrip()
+
+
+def _interval(found: dict[str, Any]) -> str:
+    return "" if found["low"] is None else f"[{found['low']:.3f}, {found['high']:.3f}]"

@@ -1,0 +1,77 @@
+"""Stages as Prefect tasks. Only references pass through Prefect; the artifact store alone says what is done.
+
+A stage found by its key ends in the state Cached. Prefect's own caching and result storage are off: they would be a
+second truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from components.artifacts import Artifact
+from flows.console import silence_prefect
+from flows.execution import Execution
+from flows.interrupt import Interruption
+from flows.online_rl import Call
+from flows.results import Results
+from flows.server import Api
+from flows.stages import STAGES
+from flows.stages.base import Request
+
+Found = TypeVar("Found")
+
+
+def run_flow(
+    name: str, execution: Execution, body: Callable[[Call], Results], api: Api, interruption: Interruption
+) -> Results:
+    """Runs `body` as a Prefect flow; what it calls become task runs. The result is summed up in a Prefect artifact."""
+    from prefect import flow
+    from prefect.artifacts import create_markdown_artifact
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    silence_prefect()
+    spec = execution.spec
+    found: list[Results] = []
+
+    @flow(name=name, flow_run_name=f"{spec.name} seed {spec.seed}", validate_parameters=False, persist_result=False)
+    def prefect_flow(experiment: dict[str, Any]) -> None:
+        interruption.install()
+        results = body(task_call(execution))
+        found.append(results)
+        create_markdown_artifact(results.markdown(), key="report", description=f"Results of {spec.name}")
+
+    with temporary_settings({PREFECT_API_URL: api.url()}):
+        try:
+            prefect_flow(spec.model_dump(mode="json", by_alias=True))
+        finally:
+            _send_events()
+    return found[0]
+
+
+def task_call(execution: Execution) -> Call:
+    """Runs stages as tasks of the flow that is active."""
+    from prefect import task
+    from prefect.cache_policies import NO_CACHE
+    from prefect.states import Completed
+
+    def stage(label: str, step: int, request: dict[str, Any]) -> Any:
+        done = execution.stage(label, step, Request.from_json(request))
+        if done.status == "cached":
+            return Completed(name="Cached", message=f"found by its key {done.artifact.key[:12]}", data=done.reference())
+        return done.reference()
+
+    tasks = {name: task(stage, name=name, cache_policy=NO_CACHE, persist_result=False) for name in STAGES}
+
+    def call(label: str, step: int, request: Request) -> Artifact:
+        tasks[request.stage].with_options(task_run_name=label)(label, step, request.to_json())
+        return execution.done[label].artifact
+
+    return call
+
+
+def _send_events() -> None:
+    """States of tasks are sent by a thread; the server must hear the last ones before it is stopped."""
+    from prefect.events.worker import EventsWorker
+
+    EventsWorker.drain_all(timeout=3)

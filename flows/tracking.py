@@ -1,0 +1,81 @@
+"""The MLflow run of a flow run: one each, children only in sweeps."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.errors import WaitTimeout
+from flows.spec import CODE, ExperimentSpec
+
+if TYPE_CHECKING:
+    from components.tracking.mlflow_tracker import Tracker
+
+logger = logging.getLogger(__name__)
+
+PARENT_LIMIT = 120.0
+"""Seconds to wait for another run of the sweep that makes the parent."""
+
+
+@contextmanager
+def track(spec: ExperimentSpec, overrides: Sequence[str], sweep: str | None) -> Iterator[Tracker]:
+    """Opens the run with its config, versions and git commit. It ends FINISHED, FAILED, or KILLED by Ctrl-C; a run of a
+    sweep is a child of the sweep's run, which the first of them makes."""
+    from components.tracking.mlflow_tracker import Tracker
+    from components.tracking.provenance import git_commit, package_versions
+
+    root = Path(spec.root)
+    parent = _parent(root, spec, sweep) if sweep else None
+    tags = {"seed": str(spec.seed), **({"sweep": sweep} if sweep else {})}
+    name = " ".join(overrides) if sweep and overrides else None
+    with Tracker.open(root, spec.tracking, spec.name, parent_run_id=parent, tags=tags, run_name=name) as tracker:
+        tracker.log_config(
+            spec.model_dump(mode="json", by_alias=True),
+            overrides,
+            versions=package_versions(),
+            git_commit=git_commit(CODE),
+        )
+        status = "FAILED"
+        try:
+            yield tracker
+            status = "FINISHED"
+        except KeyboardInterrupt:
+            status = "KILLED"
+            raise
+        finally:
+            if parent is not None:  # each run of the sweep says so, the last one stands
+                tracker.client.set_terminated(parent, status)
+
+
+def _parent(root: Path, spec: ExperimentSpec, sweep: str) -> str:
+    """Id of the sweep's own run, made by whichever of its runs comes first; also when they start at the same time."""
+    from components.tracking.mlflow_tracker import Tracker
+
+    folder = root / "sweeps" / sweep
+    folder.mkdir(parents=True, exist_ok=True)
+    note = folder / "mlflow_run_id"
+    with open(folder / ".lock", "w") as lock:
+        _lock(lock, sweep)
+        if not note.is_file():
+            parent = Tracker.open(root, spec.tracking, spec.name, tags={"sweep": sweep}, run_name=f"sweep {sweep}")
+            note.write_text(parent.run_id)
+        return note.read_text()
+
+
+def _lock(file, sweep: str) -> None:
+    limit = time.monotonic() + PARENT_LIMIT
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > limit:
+                raise WaitTimeout(
+                    f"waited {PARENT_LIMIT:.0f} s for another run of the sweep {sweep} to open MLflow"
+                ) from None
+            time.sleep(0.1)
