@@ -40,6 +40,9 @@ COMPOSITION = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 MOST_POINTS = 64
 """Points of a sweep that are checked in all combinations; of more, each value is checked by itself."""
 
+MOST_VALUES = 1000
+"""Values of one key that are checked."""
+
 
 def compose(overrides: Sequence[str] = (), *, config_dir: str | Path | None = None) -> ExperimentSpec:
     """The spec of one run. `config_dir` is a folder of your own config groups. Raises SpecError."""
@@ -93,8 +96,9 @@ class Composer:
             try:
                 overrides.append(self.parser.parse_override(line))
             except HydraException as error:
-                reason = _words(error.__cause__ or error).partition(" See https")[0]
-                problems.append(Problem(line, f"cannot be read; expected key=value ({reason})"))
+                reason = _words(error).partition(" See https")[0]
+                message = f"""cannot be read: {reason}; expected key=value, special characters in quotes: 'key="a b"'"""
+                problems.append(Problem(line, message))
                 continue
             if not overrides[-1].key_or_group:
                 problems.append(Problem(line, "has no key; expected key=value"))
@@ -112,15 +116,14 @@ class Composer:
             params = OmegaConf.select(config, "hydra.sweeper.params") or {}
             more, broken = self.parse([f"{key}={value}" for key, value in params.items()])
             problems += broken
-            parsed = [*more, *parsed]
+            parsed = list({override.get_key_element(): override for override in [*more, *parsed]}.values())
         else:
-            for override in parsed:
-                if override.is_sweep_override():
-                    problems.append(
-                        Problem(override.get_key_element(), "has several values; to sweep over them, add -m")
-                    )
+            sweeping = [override.get_key_element() for override in parsed if override.is_sweep_override()]
+            problems += [Problem(name, "has several values; to sweep over them, add -m") for name in sweeping]
             parsed = fixed
         axes = [self._axis(override) for override in parsed]
+        empty = [override.get_key_element() for override, axis in zip(parsed, axes, strict=True) if not axis]
+        problems += [Problem(name, "sweeps over no value at all") for name in empty]
         if len(list(itertools.islice(itertools.product(*axes), MOST_POINTS + 1))) <= MOST_POINTS:
             return map(list, itertools.product(*axes))
         first = [axis[0] for axis in axes]
@@ -130,7 +133,7 @@ class Composer:
         if not override.is_sweep_override():
             return [override]
         if override.is_discrete_sweep():
-            values = list(override.sweep_string_iterator())
+            values = list(itertools.islice(override.sweep_string_iterator(), MOST_VALUES))
         else:
             sweep = override.value()
             assert isinstance(sweep, IntervalSweep)
@@ -243,12 +246,9 @@ class Composer:
             if override.is_delete():
                 return Problem(f"~{key}", "there is no such key to delete", _below(parents, nearest(last, inside)))
             if last in valid or not valid:  # where nothing is listed, validation knows what may stand there
-                added = override.is_add() or override.is_force_add()
-                return (
-                    None
-                    if added
-                    else Problem(key, "is set by no config file: it is added with +", f"+{override.input_line}")
-                )
+                if override.is_add() or override.is_force_add():
+                    return None
+                return Problem(key, "is set by no config file: it is added with +", f"+{override.input_line}")
             if parents:
                 message = f"no such key in {'.'.join(parents)}; there are {', '.join(valid)}"
                 return Problem(key, message, _below(parents, nearest(last, valid)))

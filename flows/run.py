@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     """The command. Ends by SystemExit where it does not end well."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        if {"-h", "--help"} & set(argv):
+        if not argv or {"-h", "--help"} & set(argv):
             _help(argv)
         else:
             _start(argv)

@@ -53,7 +53,7 @@ class ExperimentSpec(Spec):
     """Folder for everything that a run writes: artifacts, MLflow and Prefect data, logs. Absolute once validated; a
     relative one lies below the working directory, none (null) means `runs` beside the code."""
     rounds: int = Field(4, ge=0)
-    """Rounds of collect, judge, filter, train. 0 without warmup only evaluates."""
+    """Rounds of collect, judge, filter, train. 0 without warmup only evaluates, and deploys nothing."""
     model: ModelSpec
     environment: Target
     """Class that implements the environment protocol."""
@@ -80,13 +80,9 @@ class ExperimentSpec(Spec):
             return str(CODE / "runs")
         return str(Path(value).expanduser().absolute()) if isinstance(value, str) else value
 
-    @property
-    def trains(self) -> bool:
-        return self.rounds > 0 or self.warmup is not None
-
     @classmethod
     def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
-        for check in (_algorithm, _lengths, _local_model, _reward, _filters, _environment, _deploy):
+        for check in (_algorithm, _lengths, _local_model, _reward, _filters, _environment):
             names = list(inspect.signature(check).parameters)
             if all(name in parts for name in names):
                 yield from check(**{name: parts[name] for name in names})
@@ -202,10 +198,3 @@ def _environment(
 def _result(value: Any) -> Any:
     """What a method of an environment gave; it may be plain or async."""
     return asyncio.run(value) if inspect.iscoroutine(value) else value
-
-
-def _deploy(deploy: DeploySpec, rounds: int, warmup: WarmupSpec | None) -> Iterator[Problem]:
-    if rounds == 0 and warmup is None and deploy.mode != "none":
-        yield Problem(
-            "deploy.mode", f"{deploy.mode!r}: nothing is trained with rounds=0 and no warmup; write deploy=none"
-        )

@@ -129,7 +129,7 @@ REFUSED = {
     "environment.train=0": ("environment", "'train'"),
     "environment.train=100000": ("environment", "order numbers"),
     "agent.max_tokens=2048": ("agent.max_tokens", "model.max_length"),
-    "name=../x": ("name", "pattern"),
+    "name=../x": ("name", "matches"),
     "seed=-1": ("seed", "at least 0"),
     "rounds=-1": ("rounds", "at least 0"),
     "reward._target_=components.environments.shop.Shop": ("reward.turn_cost", "no such key"),
@@ -150,8 +150,7 @@ def test_several_reasons_are_given_together():
 def test_what_grpo_refuses_suits_other_algorithms_and_runs_that_do_not_train():
     assert compose(["algorithm=sft", "filter=successful", "collect.group_size=1", "collect.top_k=5"])
     assert compose(["rounds=0", "collect.group_size=1"])
-    assert compose(["rounds=0", "warmup=none", "deploy=none", "environment.train=0"]).warmup is None
-    assert "nothing is trained" in mistakes("rounds=0", "warmup=none")["deploy.mode"]
+    assert compose(["rounds=0", "warmup=none", "environment.train=0"]).warmup is None
 
 
 def test_local_models_must_be_there(tmp_path):

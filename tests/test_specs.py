@@ -256,6 +256,15 @@ def test_an_edited_module_of_a_user_changes_what_is_resolved(package):
     assert world.resolved()["source_sha256"] not in (before["source_sha256"], after["source_sha256"])
 
 
+def test_code_without_a_source_file_is_refused(package, monkeypatch):
+    import types
+
+    made = types.ModuleType("mine.made")
+    exec("class World: pass", vars(made))
+    monkeypatch.setitem(sys.modules, "mine.made", made)
+    assert "no source file" in refusal("mine.made.World")["_target_"]
+
+
 def test_runtime_arguments_are_no_configuration(package):
     package("envs", "class World:\n    def __init__(self, size=1, cache=None): self.cache = cache")
     assert target("mine.envs.World", size=2).build(cache="warm").cache == "warm"

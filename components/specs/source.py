@@ -41,8 +41,8 @@ def source_digest(module: str) -> str:
 def _source(module: str) -> Path | None:
     try:
         found = importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # `from package.module import name`, looked up as if name were a module
-        return None
+    except (ModuleNotFoundError, ValueError):
+        return None  # a name looked up as if it were a module; or `__main__`, which no other process could import
     path = Path(found.origin) if found is not None and found.origin is not None else None
     return path if path is not None and path.suffix == ".py" and path.is_file() else None
 

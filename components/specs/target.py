@@ -32,6 +32,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema, to_jsonable_python
 
+from components.errors import SpecError
 from components.specs.base import Spec, nearest
 from components.specs.source import source_digest
 
@@ -68,6 +69,12 @@ class Target(Spec):
         if problem is not None:
             raise _invalid([(("_target_",), path, problem)])
         assert found is not None
+        if not _below(path, OWN_PACKAGE):
+            try:
+                source_digest(found.__module__)
+            except SpecError as error:
+                reason = PydanticCustomError("target", "{message}", {"message": str(error.problems[0])})
+                raise _invalid([(("_target_",), path, reason)]) from error
         return {"target": path, "arguments": _check_arguments(path, found, arguments, info.context)}
 
     @model_serializer
@@ -97,10 +104,8 @@ class Target(Spec):
         digest of the module's source, so that an edited environment is not taken from the cache."""
         parameters = _parameters(_import(self.target))
         defaults = {n: p.default for n, p in parameters.items() if p.default is not inspect.Parameter.empty}
-        data: dict[str, Any] = {
-            name: _resolved(value) for name, value in {**defaults, **self.arguments}.items() if _is_data(value)
-        }
-        data["_target_"] = self.target
+        given = {**{name: value for name, value in defaults.items() if _is_data(value)}, **self.arguments}
+        data: dict[str, Any] = {"_target_": self.target, **{name: _resolved(value) for name, value in given.items()}}
         if not _below(self.target, OWN_PACKAGE):
             data["source_sha256"] = source_digest(_import(self.target).__module__)
         return data
@@ -168,19 +173,18 @@ def _nearest_module(name: str) -> str | None:
 
 def _parameters(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Parameters by name, with annotations evaluated where that is possible (Any where it is not)."""
-    function = thing.__init__ if inspect.isclass(thing) and "__init__" in vars(thing) else thing
-    names = {**vars(sys.modules[thing.__module__])}
+    function = inspect.unwrap(thing.__init__ if inspect.isclass(thing) else thing)
+    names = getattr(function, "__globals__", {})
     parameters = {}
     for name, parameter in inspect.signature(thing).parameters.items():
         annotation = parameter.annotation
         if isinstance(annotation, str):
             try:
-                annotation = eval(annotation, getattr(function, "__globals__", names))  # text from imported code
-            except (NameError, AttributeError):  # imported for type checkers only
+                annotation = eval(annotation, names)  # text from a module that is imported already
+            except (NameError, AttributeError, TypeError):  # names imported for type checkers only
                 annotation = Any
-        parameters[name] = parameter.replace(
-            annotation=Any if annotation is inspect.Parameter.empty else annotation,
-        )
+        annotation = Any if annotation is inspect.Parameter.empty else annotation
+        parameters[name] = parameter.replace(annotation=annotation)
     return parameters
 
 

@@ -175,6 +175,21 @@ def test_the_parameters_of_a_sweeper_are_checked_too(tmp_path):
     assert len(calls) == 2
 
 
+def test_large_and_continuous_sweeps_are_checked_value_by_value():
+    from components.errors import SpecError
+    from flows.config import MOST_POINTS, check
+
+    assert len(check(["seed=range(100)", "rounds=1,2"], multirun=True)) == 102 > MOST_POINTS
+    assert check(["algorithm.learning_rate=interval(1e-5,1e-3)"], multirun=True)[1].algorithm.learning_rate == 1e-3
+    for line, words in {
+        "algorithm.learning_rate=interval(0,1)": "more than 0",
+        "seed=range(-1,100)": "at least 0",
+        "seed=range(3,3)": "no value",
+    }.items():
+        with pytest.raises(SpecError, match=words):
+            check([line, "rounds=1,2"], multirun=True)
+
+
 @pytest.mark.parametrize(
     ("body", "code", "words"),
     [
