@@ -97,8 +97,8 @@ def log_checkpoint(
 def register(
     client: MlflowClient, name: str, source: str, *, run_id: str, stage_key: str, tags: dict[str, str], description: str
 ) -> str:
-    """Registers a model version whose source is `source`; returns its number. The same stage key under the same name
-    gives the version that is already there, so that a run which finds its export in the store adds nothing."""
+    """Registers a model version whose source is `source`; returns its number. The same stage key and tag `uri` under
+    the same name give the version that is already there: a run which finds its export in the store adds nothing."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -107,7 +107,7 @@ def register(
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     known = client.search_model_versions(f"name='{name}' and tags.stage_key='{stage_key}'", max_results=1)
-    if known and known[0].source == source:
+    if known and known[0].tags.get("uri") == tags["uri"]:
         return str(known[0].version)
     version = client.create_model_version(
         name, source, run_id=run_id, tags={**tags, "stage_key": stage_key}, description=description

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,8 @@ _BATCH = 100
 """Most parameters or tags of one request (a limit of MLflow)."""
 _MAX_TAG = 8000
 """Longest value of a tag in characters (a limit of MLflow)."""
+_UI = "LITELLM_LOCAL_MODEL_COST_MAP=True MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1"
+"""MLflow 3.17 imports litellm for its job runner, and without a network that import never returns."""
 
 
 class Tracker:
@@ -96,8 +99,8 @@ class Tracker:
     def ui_command(self) -> str:
         """The command that shows this run in a browser."""
         if self.uri.startswith(("http://", "https://")):
-            return mask_text(f"open {self.uri}/#/experiments/{self.experiment_id}/runs/{self.run_id}")
-        return mask_text(f"mlflow ui --backend-store-uri {self.uri}")
+            return f"open {mask_text(self.uri)}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+        return f"{_UI} --backend-store-uri {shlex.quote(mask_text(self.uri))}"
 
     # What the run is
 

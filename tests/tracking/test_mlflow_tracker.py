@@ -257,6 +257,10 @@ def test_a_child_run_and_how_runs_end(root):
     assert parent.client.get_experiment_by_name("other").experiment_id == parent.experiment_id
 
 
+def test_the_command_for_the_ui_names_this_store(root, tracker):
+    assert tracker.ui_command.endswith(f"mlflow ui --workers 1 --backend-store-uri '{tracker.uri}'")  # it has a space
+
+
 def test_a_deleted_experiment_is_named(root):
     with Tracker.open(root, TrackingSpec(), "gone") as tracker:
         pass
