@@ -42,7 +42,7 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    """JSON text, exactly as the model wrote it."""
+    """JSON text of a mapping. What the model really wrote is in the token stream."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,57 @@
+"""A checkpoint: the adapter, and everything needed to continue training as if it had never stopped.
+
+adapter/               PEFT folder
+optimizer.safetensors  AdamW's two moments by parameter
+trainer.json           algorithm, gradient steps taken, AdamW's step
+rng.safetensors        state of torch's random generator
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ADAPTER = "adapter"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def save_state(folder: Path, *, algorithm: str, step: int, optimizer: torch.optim.Optimizer, names: list[str]) -> None:
+    """Writes all but the adapter. names: of the optimizer's parameters, in its order."""
+    from safetensors.torch import save_file
+
+    tensors, steps = {}, {}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for name, parameter in zip(names, parameters, strict=True):
+        state = optimizer.state.get(parameter, {})
+        for moment in MOMENTS:
+            if moment in state:
+                tensors[f"{name}/{moment}"] = state[moment].detach().cpu().contiguous()
+        if "step" in state:
+            steps[name] = float(state["step"])
+    save_file(tensors, folder / "optimizer.safetensors")
+    save_file({"torch": torch.get_rng_state()}, folder / "rng.safetensors")
+    text = json.dumps({"algorithm": algorithm, "step": step, "optimizer_steps": steps}, indent=1, sort_keys=True)
+    (folder / "trainer.json").write_text(text + "\n")
+
+
+def load_state(folder: Path, *, algorithm: str, optimizer: torch.optim.Optimizer, names: list[str]) -> int:
+    """Restores optimizer and random state where the checkpoint comes from the same algorithm; returns the gradient
+    steps taken. Another algorithm's moments mean nothing here: then 0, and nothing is restored."""
+    from safetensors.torch import load_file
+
+    trainer: dict[str, Any] = json.loads((folder / "trainer.json").read_text())
+    if trainer["algorithm"] != algorithm:
+        return 0
+    tensors = load_file(folder / "optimizer.safetensors")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for name, parameter in zip(names, parameters, strict=True):
+        if name in trainer["optimizer_steps"]:
+            optimizer.state[parameter] = {
+                "step": torch.tensor(trainer["optimizer_steps"][name]),
+                **{moment: tensors[f"{name}/{moment}"].to(parameter) for moment in MOMENTS},
+            }
+    torch.set_rng_state(load_file(folder / "rng.safetensors")["torch"])
+    return int(trainer["step"])

@@ -1,0 +1,139 @@
+"""Packing of token sequences as a prefix trie: every distinct token is computed once.
+
+The episodes of a group share their prompt and, as far as they agree, their answers and observations. Laid out one
+after another, each would compute them again. In a pack, a token is a node of a trie; sequences that begin alike share
+nodes, at every depth. Attention lets a node see its ancestors, and positions count depth, so each node computes what
+it would have computed in its own sequence.
+
+Legend: N nodes of a pack, U nodes from which a sampled token is predicted, S sampled tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True)
+class Sequence_:
+    """One token stream to learn from."""
+
+    token_ids: Sequence[int]
+    """(T,)"""
+    targets: Sequence[int]
+    """Indices in [1, T) of the sampled tokens."""
+    logprobs: Sequence[float] = ()
+    """Log-probability of each target when it was sampled; NaN where unknown."""
+    advantage: float = 0.0
+    weight: float = 1.0
+    """Weight of each of its tokens in the loss."""
+
+
+@dataclass
+class Pack:
+    """Sequences in one forward pass."""
+
+    token_ids_N: torch.Tensor
+    positions_N: torch.Tensor
+    mask_NN: torch.Tensor
+    """True where the row's node may see the column's node."""
+    predicting_U: torch.Tensor
+    """Nodes whose logits are needed."""
+    row_S: torch.Tensor
+    """For each sampled token, the index in `predicting_U` of the node that predicts it."""
+    token_S: torch.Tensor
+    logprob_S: torch.Tensor
+    advantage_S: torch.Tensor
+    weight_S: torch.Tensor
+    sequence_S: torch.Tensor
+    """Which sequence of the pack the token belongs to."""
+    lengths: list[int] = field(default_factory=list)
+    """Tokens of each sequence, as they would count without sharing."""
+
+
+class _Trie:
+    """Nodes in order of insertion; a parent always comes before its children."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+        self.children: dict[tuple[int, int], int] = {}
+
+    def insert(self, token_ids: Sequence[int]) -> list[int]:
+        """The nodes of a sequence; those that it shares are found, the rest made."""
+        node, depth, path = -1, 0, []
+        for token in token_ids:
+            child = self.children.get((node, token))
+            if child is None:
+                child = len(self.tokens)
+                self.children[(node, token)] = child
+                self.tokens.append(token)
+                self.parents.append(node)
+                self.depths.append(depth)
+            path.append(child)
+            node, depth = child, depth + 1
+        return path
+
+    def growth(self, token_ids: Sequence[int]) -> int:
+        """How many nodes `insert` would add."""
+        node = -1
+        for shared, token in enumerate(token_ids):
+            child = self.children.get((node, token))
+            if child is None:
+                return len(token_ids) - shared
+            node = child
+        return 0
+
+
+def pack(sequences: Sequence[Sequence_], most_tokens: int) -> list[Pack]:
+    """Distributes sequences, in their order, over packs of at most `most_tokens` nodes each (a single longer sequence
+    has a pack of its own). Tokens after the last target are cut off: nothing depends on them."""
+    packs: list[Pack] = []
+    trie, held = _Trie(), []
+    for sequence in sequences:
+        if not len(sequence.targets):
+            continue
+        used = list(sequence.token_ids[: max(sequence.targets)])  # the last target is predicted, not read
+        if held and len(trie.tokens) + trie.growth(used) > most_tokens:
+            packs.append(_finish(trie, held))
+            trie, held = _Trie(), []
+        held.append((sequence, trie.insert(used)))
+    if held:
+        packs.append(_finish(trie, held))
+    return packs
+
+
+def _finish(trie: _Trie, held: list[tuple[Sequence_, list[int]]]) -> Pack:
+    size = len(trie.tokens)
+    mask = torch.zeros(size, size, dtype=torch.bool)
+    for node, parent in enumerate(trie.parents):
+        if parent >= 0:
+            mask[node, : parent + 1] = mask[parent, : parent + 1]
+        mask[node, node] = True
+    nodes, tokens, logprobs, advantages, weights, owners = [], [], [], [], [], []
+    for index, (sequence, path) in enumerate(held):
+        known = sequence.logprobs or [float("nan")] * len(sequence.targets)
+        for target, logprob in zip(sequence.targets, known, strict=True):
+            nodes.append(path[target - 1])
+            tokens.append(sequence.token_ids[target])
+            logprobs.append(logprob)
+            advantages.append(sequence.advantage)
+            weights.append(sequence.weight)
+            owners.append(index)
+    predicting, rows = torch.unique(torch.tensor(nodes), return_inverse=True)
+    return Pack(
+        torch.tensor(trie.tokens),
+        torch.tensor(trie.depths),
+        mask,
+        predicting,
+        rows,
+        torch.tensor(tokens),
+        torch.tensor(logprobs, dtype=torch.float32),
+        torch.tensor(advantages, dtype=torch.float32),
+        torch.tensor(weights, dtype=torch.float32),
+        torch.tensor(owners),
+        [len(sequence.token_ids) for sequence, _ in held],
+    )

@@ -1,0 +1,131 @@
+"""The policy in training: a base model with a LoRA adapter that learns.
+
+It computes the log-probabilities of the sampled tokens of a pack. The reference is the same model with its adapter
+off, or with a second, frozen adapter in its place, so no second copy of the base is held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from components.algorithms.packing import Pack
+from components.errors import ArtifactError
+from components.models import attention
+from components.models.spec import LoraSpec, ModelSpec
+from components.models.weights import load_model, pick_device
+
+LEARNING, REFERENCE = "default", "reference"
+
+
+class Policy:
+    """base_dir: local model folder. The adapter starts as LoRA does: A random from `seed`, B zero, no change."""
+
+    def __init__(self, base_dir: Path, spec: ModelSpec, seed: int):
+        from peft import LoraConfig, get_peft_model
+
+        self.spec = spec
+        self.device = pick_device(spec.device)
+        model = load_model(base_dir, dtype=spec.dtype, device=self.device)
+        model.set_attn_implementation(attention.register())
+        torch.manual_seed(seed)
+        self.model = get_peft_model(model, LoraConfig(**_peft_arguments(spec.lora)), adapter_name=LEARNING)
+        self.model.train()
+        self._reference: Path | None = None
+
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """What learns, by name."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def adapter(self, name: str = LEARNING) -> dict[str, torch.Tensor]:
+        """The adapter's tensors under PEFT's names."""
+        from peft import get_peft_model_state_dict
+
+        return get_peft_model_state_dict(self.model, adapter_name=name)
+
+    def load(self, adapter_dir: Path, name: str = LEARNING) -> None:
+        """Takes the tensors of a saved adapter. Raises ArtifactError where they do not fit."""
+        from peft import set_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        tensors = load_file(adapter_dir / "adapter_model.safetensors")
+        own = self.adapter(name)
+        if set(own) != set(tensors) or any(own[key].shape != tensors[key].shape for key in own):
+            raise ArtifactError(
+                f"the adapter in {adapter_dir} does not fit model.lora (rank {self.spec.lora.rank}, "
+                f"target_modules {self.spec.lora.target_modules}): start from one of the same shape"
+            )
+        set_peft_model_state_dict(self.model, tensors, adapter_name=name)
+
+    def save(self, adapter_dir: Path) -> None:
+        """Writes a PEFT folder. It names the base by its configured name: a path would tie it to one machine."""
+        from peft import LoraConfig
+        from safetensors.torch import save_file
+
+        adapter_dir.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.adapter().items()}
+        save_file(tensors, adapter_dir / "adapter_model.safetensors", metadata={"format": "pt"})
+        config = LoraConfig(**_peft_arguments(self.spec.lora), base_model_name_or_path=self.spec.name).to_dict()
+        text = json.dumps(config, indent=2, sort_keys=True, default=lambda value: sorted(value))
+        (adapter_dir / "adapter_config.json").write_text(text + "\n")
+
+    def use_reference(self, adapter_dir: Path | None) -> None:
+        """Chooses the reference: a saved adapter, or the base model where it is None."""
+        from peft import LoraConfig
+
+        if adapter_dir is not None:
+            if REFERENCE not in self.model.peft_config:
+                self.model.add_adapter(REFERENCE, LoraConfig(**_peft_arguments(self.spec.lora), inference_mode=True))
+                self.model.set_adapter(LEARNING)
+            self.load(adapter_dir, REFERENCE)
+        self._reference = adapter_dir
+
+    @contextlib.contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """Inside, the model computes what the reference would, without gradients."""
+        with torch.no_grad():
+            if self._reference is None:
+                with self.model.disable_adapter():
+                    yield
+            else:
+                self.model.set_adapter(REFERENCE)
+                try:
+                    yield
+                finally:
+                    self.model.set_adapter(LEARNING)
+
+    def logprobs(self, pack: Pack, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """(S,) log-probabilities of the pack's sampled tokens under softmax(logits / temperature), and the (S,)
+        entropies in nats of the distributions they were drawn from (without gradient)."""
+        pack_U = pack.predicting_U.to(self.device)
+        mask = torch.zeros(pack.mask_NN.shape, dtype=self.model.dtype, device=self.device)
+        mask.masked_fill_(~pack.mask_NN.to(self.device), float("-inf"))
+        logits_UV = self.model(
+            input_ids=pack.token_ids_N[None].to(self.device),
+            position_ids=pack.positions_N[None].to(self.device),
+            attention_mask=mask[None, None],
+            use_cache=False,
+            logits_to_keep=pack_U,
+        ).logits[0]
+        logps_UV = torch.log_softmax(logits_UV.float() / temperature, dim=-1)
+        row_S, token_S = pack.row_S.to(self.device), pack.token_S.to(self.device)
+        logprob_S = logps_UV[row_S, token_S]
+        with torch.no_grad():
+            entropy_U = -(logps_UV.exp() * logps_UV).sum(-1)
+        return logprob_S, entropy_U[row_S]
+
+
+def _peft_arguments(lora: LoraSpec) -> dict:
+    return {
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "target_modules": lora.target_modules,
+        "bias": "none",
+        "task_type": "CAUSAL_LM",
+    }

@@ -1,0 +1,109 @@
+"""The train stage's library: scored trajectories and a checkpoint in, a new checkpoint out.
+
+Nothing but the arguments decides the result. `warm` may keep the loaded model for the next call; with an empty one
+the result is the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from components.algorithms.spec import GRPOSpec, OptimizerSpec, SFTSpec
+from components.models.lora import adapter_digest
+from components.models.spec import ModelSpec
+from components.trajectories.schema import Trajectory
+
+
+def train(
+    algorithm: SFTSpec | GRPOSpec,
+    model: ModelSpec,
+    base_dir: Path,
+    trajectories: Sequence[Trajectory],
+    *,
+    start: Path | None,
+    reference: Path | None,
+    out: Path,
+    scratch: Path,
+    seed: int,
+    on_step: Callable[[dict[str, float]], None],
+    warm: dict[str, Any] | None = None,
+) -> dict[str, float]:
+    """Trains from the checkpoint `start` (None: from the base model) and writes the new one to the folder `out`.
+
+    reference: checkpoint for the KL (None: the base model). on_step is called after each gradient step with its
+    metrics. Returns their means. Raises TrainingDiverged, and then writes no checkpoint.
+    """
+    import torch
+
+    from components.algorithms import checkpoint
+
+    policy = _policy(base_dir, model, seed, start, warm)
+    policy.use_reference(reference / checkpoint.ADAPTER if reference else None)
+    names, parameters = list(policy.parameters), list(policy.parameters.values())
+    optimizer = _adamw(algorithm, parameters)
+    torch.manual_seed(seed)
+    step = 0
+    if start is not None:
+        step = checkpoint.load_state(start, algorithm=algorithm.name, optimizer=optimizer, names=names)
+    log = (out / "log.jsonl").open("w")
+
+    def logged(metrics: dict[str, float]) -> None:
+        log.write(json.dumps(metrics) + "\n")
+        log.flush()
+        on_step(metrics)
+
+    with log:
+        if isinstance(algorithm, GRPOSpec):
+            from components.algorithms.grpo import train_grpo
+
+            step, metrics = train_grpo(
+                algorithm, policy, optimizer, trajectories, step=step, seed=seed, scratch=scratch, on_step=logged
+            )
+        else:
+            from components.algorithms.sft import train_sft
+
+            step, metrics = train_sft(
+                algorithm,
+                policy,
+                optimizer,
+                base_dir,
+                trajectories,
+                step=step,
+                seed=seed,
+                scratch=scratch,
+                on_step=logged,
+            )
+    policy.save(out / checkpoint.ADAPTER)
+    checkpoint.save_state(out, algorithm=algorithm.name, step=step, optimizer=optimizer, names=names)
+    return metrics
+
+
+def policy_digest(checkpoint_dir: Path) -> str:
+    """sha256 over the tensors of a checkpoint's adapter."""
+    return adapter_digest(checkpoint_dir / "adapter")
+
+
+def _policy(base_dir: Path, model: ModelSpec, seed: int, start: Path | None, warm: dict[str, Any] | None):
+    """The model in training, holding the adapter of `start`; a fresh adapter where that is None."""
+    from components.algorithms.policy import Policy
+
+    key = f"policy {base_dir} {model.model_dump_json()}"
+    policy = warm.get(key) if warm is not None and start is not None else None
+    if policy is None:
+        policy = Policy(base_dir, model, seed)
+    if warm is not None:
+        warm[key] = policy
+    if start is not None:
+        policy.load(start / "adapter")
+    return policy
+
+
+def _adamw(spec: OptimizerSpec, parameters):
+    import torch
+
+    return torch.optim.AdamW(
+        parameters, lr=spec.learning_rate, betas=(spec.beta1, spec.beta2), weight_decay=spec.weight_decay
+    )

@@ -1,0 +1,253 @@
+"""Customer service for a small shop: the quickstart's environment.
+
+A customer writes; the agent looks the order up, checks the policy where one is needed, does the one right thing
+(refund, exchange, change of address, or refusal) and says so. The tools read and change a database of orders. An
+episode succeeds when, at its end, the database is exactly as it should be, no other order touched, and the answer
+tells the customer the fact that matters.
+
+What is right depends on what the tools say: the state of the order (an address can be changed until it is shipped)
+and the shop's policy for the item, which differs from scenario to scenario, so nothing can be learned by heart.
+Scenarios are generated from a seed; order numbers are unique over all splits, so splits share no scenario.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+from components.environments.protocol import Messages, Step
+from components.trajectories.schema import Scenario
+
+SYSTEM = """You serve the customers of a shop. Find the order first. For a refund or exchange, check the policy and \
+do what it says. An address can change only before shipping. What cannot be done, refuse. Then tell the customer."""
+
+ITEMS = (
+    "lamp", "kettle", "jacket", "chair", "radio", "clock", "carpet", "mirror", "bicycle", "camera", "blanket", "guitar",
+    "toaster", "wallet", "helmet", "backpack", "speaker", "teapot", "sweater", "printer",
+)  # fmt: skip
+STREETS = (
+    "Oak Street",
+    "Mill Road",
+    "Lake Avenue",
+    "Park Lane",
+    "Hill Street",
+    "Station Road",
+    "River Lane",
+    "King Street",
+)
+WORDS = {
+    "refund": (
+        "The {item} from order {order} is broken. I want my money back.",
+        "Please refund order {order}, the {item} does not work.",
+        "I am not happy with the {item} (order {order}) and want my money back.",
+        "Order {order}: I do not need the {item} any more. Can I get a refund?",
+        "Can you refund my {item}? The order is {order}.",
+    ),
+    "exchange": (
+        "The {item} from order {order} is broken. I want a new one.",
+        "Please exchange the {item} of order {order}, it does not work.",
+        "Order {order}: the {item} has a scratch. Can I swap it?",
+        "Can you replace my {item}? The order is {order}.",
+        "I would like another {item} in place of the one from order {order}.",
+    ),
+    "address": (
+        "Please send order {order} to {address}.",
+        "I have moved. Order {order} should go to {address}.",
+        "Can you deliver the {item} of order {order} to {address}?",
+        "Order {order}: the address is wrong, it is {address}.",
+        "My new address is {address}. The order is {order}.",
+    ),
+}
+ASIDES = (
+    "",
+    " My order {other} was fine.",
+    " This is not about order {other}.",
+)
+POLICIES = {
+    "refund": "{item}: refund or exchange",
+    "exchange": "{item}: exchange only",
+    "refuse": "{item}: final sale",
+}
+REFUSALS = ("cannot", "can't", "can not", "not possible", "unable", "sorry")
+
+
+def _tool(name: str, description: str, *arguments: str) -> dict[str, Any]:
+    properties = {argument: {"type": "string"} for argument in arguments}
+    parameters = {"type": "object", "properties": properties, "required": list(arguments)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+TOOLS = [
+    _tool("find_order", "item, price and state of an order", "order"),
+    _tool("check_policy", "what may be done with an item", "item"),
+    _tool("refund", "give the money back", "order"),
+    _tool("exchange", "send a new item", "order"),
+    _tool("change_address", "send it elsewhere", "order", "address"),
+    _tool("refuse", "close the request without action", "order"),
+]
+_ARGUMENTS = {tool["function"]["name"]: tool["function"]["parameters"]["required"] for tool in TOOLS}
+
+
+class Shop:
+    """seed: of the generator. train, heldout: scenarios of the two splits.
+
+    Scenario types: refund, exchange, address. Difficulty: 1 the address of an order that is still packed; 2 what the
+    customer asks for is what the policy allows; 3 it must be refused; 4 something else than asked must be done;
+    one more where the customer also names another order.
+    """
+
+    def __init__(self, seed: int = 0, train: int = 512, heldout: int = 128):
+        if train + heldout > 20_000:
+            raise ValueError(f"train + heldout is {train + heldout}; there are order numbers for 20000 scenarios")
+        rng = random.Random(f"shop-{seed}")
+        numbers = rng.sample(
+            [f"{letter}{n}" for letter in "ABCDEFGHJKLMNPQRSTUVWXYZ" for n in range(1000, 10000)], 3 * (train + heldout)
+        )
+        self._scenarios: dict[str, list[Scenario]] = {"train": [], "heldout": []}
+        for index in range(train + heldout):
+            split = "train" if index < train else "heldout"
+            self._scenarios[split].append(_scenario(rng, numbers[3 * index : 3 * index + 3], split))
+
+    def scenarios(self, split: str) -> Sequence[Scenario]:
+        return self._scenarios.get(split, [])
+
+    def tools(self) -> list[dict[str, Any]]:
+        return TOOLS
+
+    def reset(self, scenario: Scenario) -> Messages:
+        self.input = scenario.input
+        self.orders = deepcopy(scenario.input["orders"])
+        self.invalid = 0
+        return [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": scenario.input["request"]},
+        ]
+
+    def step(self, action: dict[str, Any]) -> Step:
+        calls = action.get("tool_calls") or []
+        if not calls:
+            return Step([], done=True, info=self._judge(action.get("content") or ""))
+        observation = []
+        for call in calls:
+            function = call["function"]
+            result = self._call(function["name"], json.loads(function["arguments"]))
+            observation.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+        return Step(observation, info=self._judge(""))
+
+    def close(self) -> None:
+        pass
+
+    def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
+        """A right solution, as assistant messages."""
+        order, target = scenario.input["order"], scenario.input["orders"][scenario.input["order"]]
+        calls = [("find_order", {"order": order})]
+        if scenario.type != "address":
+            calls.append(("check_policy", {"item": target["item"]}))
+        right = scenario.input["right"]
+        arguments = {"order": order}
+        if right == "change_address":
+            arguments["address"] = scenario.input["address"]
+        calls.append((right, arguments))
+        answers = {
+            "refund": f"I have refunded {target['price']} dollars.",
+            "exchange": f"A new {target['item']} is on its way.",
+            "change_address": f"It will go to {scenario.input['address']}.",
+            "refuse": "Sorry, that is not possible.",
+        }
+        messages: list[dict[str, Any]] = []
+        for turn, (name, given) in enumerate(calls):
+            function = {"name": name, "arguments": json.dumps(given)}
+            call = {"id": f"call_{turn}_0", "type": "function", "function": function}
+            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        return [*messages, {"role": "assistant", "content": answers[right]}]
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        if name not in _ARGUMENTS:
+            self.invalid += 1
+            return f"error: no tool {name}"
+        if set(arguments) != set(_ARGUMENTS[name]) or not all(isinstance(value, str) for value in arguments.values()):
+            self.invalid += 1
+            return f"error: {name} takes {', '.join(_ARGUMENTS[name])}"
+        if name == "check_policy":
+            policy = self.input["policies"].get(arguments["item"])
+            return policy or f"error: no item {arguments['item']}"
+        order = self.orders.get(arguments["order"])
+        if order is None:
+            self.invalid += 1
+            return f"error: no order {arguments['order']}"
+        if name == "find_order":
+            return f"{order['item']}, {order['price']} dollars, {order['state']}"
+        if order["closed"]:
+            self.invalid += 1
+            return f"error: {arguments['order']} is closed"
+        order["closed"] = name
+        if name == "change_address":
+            order["address"] = arguments["address"]
+        return {
+            "refund": f"{order['price']} dollars refunded",
+            "exchange": f"new {order['item']} sent",
+            "change_address": f"address is {order['address']}",
+            "refuse": "request refused",
+        }[name]
+
+    def _judge(self, answer: str) -> dict[str, Any]:
+        """The outcome if the episode ended now."""
+        expected = deepcopy(self.input["orders"])
+        order, right = expected[self.input["order"]], self.input["right"]
+        order["closed"] = right
+        fact = {"refund": str(order["price"]), "exchange": order["item"], "change_address": self.input["address"]}
+        if right == "change_address":
+            order["address"] = self.input["address"]
+        told = fact[right] in answer if right in fact else any(word in answer.lower() for word in REFUSALS)
+        state = self.orders == expected
+        return {"success": state and told, "state": state, "told": told, "invalid_actions": self.invalid}
+
+
+def _scenario(rng: random.Random, numbers: list[str], split: str) -> Scenario:
+    kind = rng.choice(sorted(WORDS))
+    items = rng.sample(ITEMS, len(numbers))
+    order, other = numbers[0], numbers[1]
+    orders = {
+        number: {
+            "item": item,
+            "price": rng.randrange(10, 100),
+            "state": "delivered",
+            "address": _address(rng),
+            "closed": "",
+        }
+        for number, item in zip(numbers, items, strict=True)
+    }
+    allowed = {item: rng.choice(sorted(POLICIES)) for item in items}
+    address = ""
+    if kind == "address":
+        address = _address(rng)
+        shipped = rng.random() < 0.5
+        orders[order]["state"] = "shipped" if shipped else "packed"
+        right, difficulty = ("refuse", 3) if shipped else ("change_address", 1)
+    else:
+        policy = allowed[items[0]]
+        right = "exchange" if kind == "exchange" and policy == "refund" else policy
+        difficulty = 2 if right == kind else 3 if right == "refuse" else 4
+    aside = rng.choice(ASIDES)
+    words = rng.choice(WORDS[kind]) + aside
+    return Scenario(
+        id=f"shop-{order}",
+        input={
+            "request": words.format(order=order, other=other, item=items[0], address=address),
+            "order": order,
+            "orders": orders,
+            "policies": {item: POLICIES[allowed[item]].format(item=item) for item in items},
+            "address": address,
+            "right": right,
+        },
+        split=split,
+        type=kind,
+        difficulty=difficulty + bool(aside),
+    )
+
+
+def _address(rng: random.Random) -> str:
+    return f"{rng.randrange(1, 100)} {rng.choice(STREETS)}"

@@ -1,0 +1,386 @@
+"""The embedded engine: transformers in this process, many conversations at once.
+
+Requests are batched continuously: each pass of the loop admits what waits (prefill), then draws one token for every
+active sequence (decode). What was computed is computed once: a prompt starts from the longest prefix that any slot
+of the cache still holds, so the turns of an episode extend their own keys and values, the episodes of a group share
+their prompt, and all share the system message.
+
+Tokens are exact: the engine remembers the tokens of each answer that it gave, and a conversation that continues one
+is continued on those tokens, never on a new tokenisation of their text.
+
+The loop runs one pass at a time in a worker thread and hands control back in between, so that with environments
+that answer at once the order of requests, and with it every sample, is the same in every run.
+
+The policy is the base model with a LoRA adapter merged in (`components.models.lora.merged_tensors`). Its version is
+checked on every request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
+from components.inference.kv_slots import KVSlots
+from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Sampling
+from components.inference.sampling import draw
+from components.models import attention, lora
+from components.models.weights import load_model, load_tokenizer, pick_device
+from components.trajectories.chat import ChatFormat
+
+REMEMBERED_ANSWERS = 8192
+"""Answers whose exact tokens are kept for conversations that continue them."""
+PREFILL_TOKENS = 4096
+"""Most tokens, padding included, of one prefill pass."""
+
+
+@dataclass(eq=False)
+class _Row:
+    """A request on its way through the engine."""
+
+    request: ChatRequest
+    prompt: list[int]
+    limit: int
+    """Most tokens to sample."""
+    future: asyncio.Future
+    uniform: random.Random
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    slot: int = -1
+    cached: int = 0
+    """Leading tokens whose keys and values are in the slot."""
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.sampled
+
+
+class TransformersEngine:
+    """Serves one model; implements `components.inference.protocol.Engine`.
+
+    base_dir: local model folder. max_length: longest sequence in tokens. slots: conversations held at once; fewer
+    where their cache would pass `cache_bytes`.
+    Raises ResourceError for models that it cannot run exactly (sliding windows, recurrent layers, no chat template).
+    """
+
+    def __init__(
+        self,
+        base_dir: Path,
+        *,
+        max_length: int,
+        dtype: str = "float32",
+        device: str = "auto",
+        slots: int = 64,
+        cache_bytes: int = 4_000_000_000,
+    ):
+        self.base_dir = Path(base_dir)
+        self.device = pick_device(device)
+        self.tokenizer = load_tokenizer(self.base_dir)
+        self.format = ChatFormat(self.tokenizer)
+        self.model = load_model(self.base_dir, dtype=dtype, device=self.device)
+        self.config = self.model.config.get_text_config()
+        _refuse_inexact(self.config, self.base_dir)
+        self.model.set_attn_implementation(attention.register())
+        self.max_length = min(max_length, self.config.max_position_embeddings)
+        heads = self.config.num_key_value_heads or self.config.num_attention_heads
+        dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
+        width = 2 if dtype == "bfloat16" else 4
+        per_sequence = 2 * self.config.num_hidden_layers * heads * dim * width * self.max_length
+        self.slots = max(1, min(slots, cache_bytes // per_sequence))
+        self.stop_ids = _stop_ids(self.model, self.format)
+        self._parameters = dict(self.model.named_parameters())
+        self._changed: list[str] = []
+        self._policy = BASE_POLICY
+        self._answers: OrderedDict[str, tuple[list[int], bool]] = OrderedDict()
+        self._waiting: list[_Row] = []
+        self._active: list[_Row] = []
+        self._task: asyncio.Task | None = None
+        self.counters = {"prompt_tokens": 0, "prefilled_tokens": 0, "sampled_tokens": 0, "passes": 0}
+        """Work done so far: tokens asked for as prompts, of these computed anew, tokens sampled, forward passes."""
+        self.release()
+
+    @property
+    def policy(self) -> str:
+        return self._policy
+
+    def load_policy(self, version: str, adapter_dir: str | None) -> None:
+        """Holds `version` from now on. Raises EngineError while requests are under way."""
+        if self._active or self._waiting:
+            raise EngineError(f"policy {version} cannot be loaded: {len(self._active)} answers are under way")
+        if version == self._policy:
+            return
+        changed = dict(lora.merged_tensors(self.base_dir, Path(adapter_dir))) if adapter_dir else {}
+        restored = dict(lora.base_tensors(self.base_dir, [name for name in self._changed if name not in changed]))
+        with torch.no_grad():
+            for name, tensor in (changed | restored).items():
+                self._parameters[name].copy_(tensor)
+        self._changed = list(changed)
+        self._policy = version
+        self.release()
+
+    def release(self) -> None:
+        """Frees the cache; it grows again on use."""
+        self.cache = KVSlots(self.config, self.slots, self.model.dtype, self.device)
+        self._held: list[list[int]] = [[] for _ in range(self.slots)]
+        """Tokens whose keys and values each slot holds."""
+        self._used = [0] * self.slots
+        """When each slot was last active, for choosing which to give up."""
+        self._clock = 0
+
+    def close(self) -> None:
+        self.release()
+
+    async def chat(self, request: ChatRequest) -> ChatCompletion:
+        """Answers one conversation. Raises StalePolicy, ContextOverflow, EngineError."""
+        if request.policy != self._policy:
+            raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
+        prompt = self._prompt(request)
+        room = self.max_length - len(prompt)
+        if room < 1:
+            raise ContextOverflow(
+                f"the prompt has {len(prompt)} tokens, model.max_length is {self.max_length}: raise it or shorten the task"
+            )
+        loop = asyncio.get_running_loop()
+        row = _Row(
+            request, prompt, min(request.sampling.max_tokens, room), loop.create_future(), random.Random(request.seed)
+        )
+        self._waiting.append(row)
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._run())
+        elif self._task.get_loop() is not loop:
+            self._waiting.remove(row)
+            raise EngineError("the engine is in use by another event loop; give each its own engine")
+        try:
+            await row.future
+        finally:
+            if row in self._waiting:  # cancelled before it began
+                self._waiting.remove(row)
+        return self._completion(row)
+
+    # Prompts and answers
+
+    def _prompt(self, request: ChatRequest) -> list[int]:
+        """Tokens of the conversation: those of the last answer that this engine gave in it, continued."""
+        messages = request.messages
+        for turn in range(len(messages) - 1, -1, -1):
+            if messages[turn]["role"] == "assistant":
+                known = self._answers.get(_conversation_key(messages[: turn + 1], request.tools))
+                if known is None:
+                    break
+                tokens, closed = known
+                between = self.format.continuation(messages, request.tools, turn, closed=closed)
+                if between is None:
+                    break
+                return tokens + self.format.encode(between)
+        return self.format.prompt_ids(messages, request.tools)
+
+    def _completion(self, row: _Row) -> ChatCompletion:
+        request = row.request
+        closed = row.sampled[-1] in self.stop_ids
+        turn = sum(message["role"] == "assistant" for message in request.messages)
+        message = self.format.parse(row.sampled, turn)
+        reason = "tool_calls" if message.get("tool_calls") else "stop"
+        ended = row.sampled[-1] == self.format.end_id
+        self._answers[_conversation_key([*request.messages, message], request.tools)] = (row.tokens, ended)
+        while len(self._answers) > REMEMBERED_ANSWERS:
+            self._answers.popitem(last=False)
+        return ChatCompletion(
+            message, reason if closed else "length", row.prompt, row.sampled, row.logprobs, self._policy
+        )
+
+    # The loop
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting or self._active:
+                done = await loop.run_in_executor(None, self._pass)
+                for row in done:
+                    if not row.future.done():
+                        row.future.set_result(None)
+                for _ in range(4):  # let those who waited ask for their next turn before the next pass
+                    await asyncio.sleep(0)
+        except BaseException as error:
+            for row in [*self._active, *self._waiting]:
+                if not row.future.done():
+                    if isinstance(error, Exception):
+                        row.future.set_exception(EngineError(f"{type(error).__name__}: {error}"))
+                    else:
+                        row.future.cancel()
+            self._active, self._waiting = [], []
+            self.release()
+            if not isinstance(error, Exception):
+                raise
+
+    @torch.inference_mode()
+    def _pass(self) -> list[_Row]:
+        """Admits what waits, then samples one token for every active row. Returns the rows that ended."""
+        for row in [row for row in self._active if row.future.done()]:  # cancelled by its caller
+            self._park(row)
+        while batch := self._admit():
+            self._prefill(batch)
+        logits = self._decode_logits()
+        return self._sample(logits)
+
+    def _admit(self) -> list[_Row]:
+        """Gives slots to waiting rows. A row whose prefix another row of the same batch is about to compute waits
+        for the next batch, and finds it computed."""
+        self._waiting = [row for row in self._waiting if not row.future.done()]
+        batch: list[_Row] = []
+        for row in list(self._waiting):
+            if len(self._active) == self.slots:
+                break
+            if batch and sum(len(other.prompt) - other.cached for other in batch) >= PREFILL_TOKENS:
+                break
+            shared = [_shared(held, row.prompt) for held in self._held]
+            donor = max(range(self.slots), key=lambda slot: (shared[slot], -slot))
+            prefix = min(shared[donor], len(row.prompt) - 1)  # the last token is computed for its logits
+            if any(_shared(other.prompt, row.prompt) > prefix + 16 for other in batch):
+                continue
+            slot = self._slot_for(donor, prefix)
+            if slot != donor:
+                self.cache.reserve(prefix)
+                self.cache.copy(donor, slot, prefix)
+            self._held[slot] = row.prompt[:prefix]
+            row.slot, row.cached = slot, prefix
+            self._swap(slot, len(self._active))
+            self._active.append(row)
+            self._waiting.remove(row)
+            batch.append(row)
+            self.counters["prompt_tokens"] += len(row.prompt)
+        for index, row in enumerate(self._active):
+            row.slot = index
+        return batch
+
+    def _slot_for(self, donor: int, prefix: int) -> int:
+        """The donor itself where it is parked and would be extended; else the slot that was unused longest."""
+        parked = range(len(self._active), self.slots)
+        if donor in parked and prefix >= len(self._held[donor]) - 1:
+            return donor
+        return min(parked, key=lambda slot: (bool(self._held[slot]), slot == donor, self._used[slot], slot))
+
+    def _swap(self, a: int, b: int) -> None:
+        length = max(len(self._held[a]), len(self._held[b]))
+        self.cache.swap(a, b, length)
+        self._held[a], self._held[b] = self._held[b], self._held[a]
+        self._used[a], self._used[b] = self._used[b], self._used[a]
+
+    def _park(self, row: _Row) -> None:
+        """Takes a row out of the active ones; its slot keeps what it holds."""
+        self._clock += 1
+        self._held[row.slot] = row.tokens[: row.cached]
+        self._used[row.slot] = self._clock
+        last = len(self._active) - 1
+        self._swap(row.slot, last)
+        moved = self._active[last]
+        self._active[row.slot] = moved
+        moved.slot = row.slot
+        self._active.pop()
+
+    def _prefill(self, batch: list[_Row]) -> None:
+        """Computes all prompt tokens but the last, in parts of like length."""
+        rest = sorted((row for row in batch if row.cached < len(row.prompt) - 1), key=lambda row: _missing(row))
+        while rest:
+            part = [rest.pop()]
+            width = _missing(part[0])
+            while rest and width * (len(part) + 1) <= PREFILL_TOKENS and _missing(rest[-1]) * 2 > width:
+                part.append(rest.pop())
+            tokens = torch.zeros(len(part), width, dtype=torch.long)
+            positions = torch.zeros(len(part), width, dtype=torch.long)
+            for index, row in enumerate(part):
+                new = row.prompt[row.cached : -1]
+                tokens[index, : len(new)] = torch.tensor(new)
+                positions[index] = torch.arange(row.cached, row.cached + width)
+                self.counters["prefilled_tokens"] += len(new)
+                row.cached += len(new)
+            self._forward(tokens, positions, torch.tensor([row.slot for row in part]))
+        for row in batch:
+            self._held[row.slot] = row.tokens[: row.cached]
+
+    def _decode_logits(self) -> torch.Tensor:
+        """(B, V) logits after the last token of every active row."""
+        rows = self._active
+        tokens = torch.tensor([[row.sampled[-1] if row.sampled else row.prompt[-1]] for row in rows])
+        positions = torch.tensor([[row.cached] for row in rows])
+        logits = self._forward(tokens, positions, slice(0, len(rows)))[:, -1]
+        for row in rows:
+            row.cached += 1
+            self._held[row.slot].append(row.tokens[row.cached - 1] if row.sampled else row.prompt[-1])
+        return logits
+
+    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, rows: slice | torch.Tensor) -> torch.Tensor:
+        self.counters["passes"] += 1
+        tokens, positions = tokens.to(self.device), positions.to(self.device)
+        mask = self.cache.aim(rows if isinstance(rows, slice) else rows.to(self.device), positions)
+        return self.model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+
+    def _sample(self, logits: torch.Tensor) -> list[_Row]:
+        rows = list(self._active)
+        tokens, logprobs = draw(
+            logits.float(), [row.request.sampling for row in rows], [row.uniform.random() for row in rows]
+        )
+        self.counters["sampled_tokens"] += len(rows)
+        done = []
+        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
+            row.sampled.append(token)
+            row.logprobs.append(logprob)
+            if token in self.stop_ids or len(row.sampled) == row.limit:
+                self._park(row)
+                done.append(row)
+        return done
+
+
+def _missing(row: _Row) -> int:
+    return len(row.prompt) - 1 - row.cached
+
+
+def _shared(a: list[int], b: list[int]) -> int:
+    """Length of the common prefix."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # list comparison runs in C: halving beats a loop over tokens
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _conversation_key(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+    """The same for a message however its sender fills the optional fields."""
+    said = []
+    for message in messages:
+        calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls") or []]
+        said.append([message["role"], message.get("content") or "", calls])
+    return json.dumps([said, tools], sort_keys=True)
+
+
+def _stop_ids(model, chat: ChatFormat) -> frozenset[int]:
+    declared = model.generation_config.eos_token_id
+    listed = declared if isinstance(declared, list) else [declared]
+    return frozenset([*(token for token in listed if token is not None), chat.end_id])
+
+
+def _refuse_inexact(config, base_dir: Path) -> None:
+    kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
+    if kinds or not getattr(config, "num_attention_heads", None):
+        raise ResourceError(
+            f"the embedded engine runs models of full-attention layers; {base_dir.name} has {sorted(kinds) or 'none'}"
+        )
+
+
+__all__ = ["Sampling", "TransformersEngine"]

