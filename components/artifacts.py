@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from components.errors import ArtifactDamaged, Problem, SpecError, WaitTimeout
 
@@ -138,11 +138,7 @@ class Store:
         path = self.root / ".locks" / key
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a+") as file:
-            _acquire(file, f"artifact {key[:12]}", timeout, on_wait)
-            file.seek(0)
-            file.truncate()
-            json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}, file)
-            file.flush()
+            lock_file(file, f"artifact {key[:12]}", timeout, on_wait)
             self._holders[key] = threading.get_ident()
             try:
                 yield
@@ -305,25 +301,33 @@ def _check_keys(value: Any) -> None:
             _check_keys(item)
 
 
-def _acquire(file, what: str, timeout: float, on_wait: Callable[[str], None] | None) -> None:
+def lock_file(file: IO[str], what: str, timeout: float, on_wait: Callable[[str], None] | None = None) -> None:
+    """Locks an open file against other threads and processes, until it is closed, and writes into it who holds it.
+
+    what: for messages. `on_wait` is told once whom we wait for; WaitTimeout says it after `timeout` seconds.
+    """
     start = time.monotonic()
     told = False
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            break
         except BlockingIOError:
             waited = time.monotonic() - start
         holder = _holder(file)
         if waited >= timeout:
-            raise WaitTimeout(f"waited {waited:.0f} s for {what}, which is being made by {holder}")
+            raise WaitTimeout(f"waited {waited:.0f} s for {what}, which {holder} is making")
         if not told and on_wait is not None:
-            on_wait(f"waiting for {what}, which is being made by {holder}")
+            on_wait(f"waiting for {what}, which {holder} is making")
             told = True
         time.sleep(min(0.25, 0.02 + waited / 10, max(timeout - waited, 0.001)))
+    file.seek(0)
+    file.truncate()
+    json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}, file)
+    file.flush()
 
 
-def _holder(file) -> str:
+def _holder(file: IO[str]) -> str:
     file.seek(0)
     try:
         holder = json.loads(file.read())

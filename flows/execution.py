@@ -20,7 +20,7 @@ from components.compute.runners import Event, LocalRunner, ProcessRunner, Result
 from flows.console import Console, duration
 from flows.spec import CODE, ExperimentSpec
 from flows.stages.base import Context, Progress, Request
-from flows.stages.execute import run_stage
+from flows.stages.execute import find_stage, run_stage
 
 if TYPE_CHECKING:
     from components.tracking.mlflow_tracker import Tracker
@@ -78,21 +78,26 @@ class Execution:
 
     def stage(self, label: str, step: int, request: Request) -> Done:
         """Runs the stage where `compute` places it, or finds it; logs it to MLflow."""
-        runner = self._runners[self.spec.compute.placement(request.stage)]  # type: ignore[arg-type]  a stage's name
         start = time.monotonic()
-        with self.console.stage(label, UNITS.get(request.stage, "parts")) as view:
-            result = runner.run(request.to_json(), _listener(view, self.console))
-        seconds = time.monotonic() - start
-        artifact = self.context.store.find(result.key)
-        assert artifact is not None, f"{label}: {result.key} is not in {self.context.store.root}"
-        done = Done(label, step, artifact, result.status, seconds)
+        artifact, status = self._artifact(label, request)
+        done = Done(label, step, artifact, status, time.monotonic() - start)
         self.done[label] = done
-        logger.info("%s %s in %s: %s %s", label, result.status, duration(seconds), artifact.kind, artifact.key)
+        logger.info("%s %s in %s: %s %s", label, status, duration(done.seconds), artifact.kind, artifact.key)
         self._track(done)
         if step <= 0 or request.stage in ("evaluate", "deploy"):  # those of a round are summed up in its line
             figures = [f"{name} {artifact.metrics[name]:.4g}" for name in SHOWN if name in artifact.metrics]
-            self.console.line("  ".join([f"{label} {result.status} in {duration(seconds)}", *figures]))
+            self.console.line("  ".join([f"{label} {status} in {duration(done.seconds)}", *figures]))
         return done
+
+    def _artifact(self, label: str, request: Request) -> tuple[Artifact, str]:
+        if (found := find_stage(request, self.context)) is not None:
+            return found, "cached"
+        runner = self._runners[self.spec.compute.placement(request.stage)]  # type: ignore[arg-type]  # a stage's name
+        with self.console.stage(label, UNITS.get(request.stage, "parts")) as view:
+            result = runner.run(request.to_json(), _listener(view, self.console))
+        artifact = self.context.store.find(result.key)
+        assert artifact is not None, f"{label}: {result.key} is not in {self.context.store.root}"
+        return artifact, result.status
 
     def _track(self, done: Done) -> None:
         if self.tracker is None:

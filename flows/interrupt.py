@@ -46,7 +46,7 @@ class Interruption:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  it came from getsignal
+            signal.signal(number, handler)  # type: ignore[arg-type]  # it came from getsignal
 
     def install(self) -> None:
         """Takes the signals (again: Prefect puts its own handler for SIGTERM over ours when a flow starts)."""

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,10 +31,8 @@ class Call(Protocol):
     def __call__(self, label: str, step: int, request: Request) -> Artifact: ...
 
 
-class OnRound(Protocol):
-    """Told of each finished round, with its artifacts by stage."""
-
-    def __call__(self, number: int, artifacts: dict[str, Artifact]) -> None: ...
+OnRound = Callable[[int, dict[str, Artifact]], None]
+"""Told of each finished round: its number and its artifacts by stage."""
 
 
 @dataclass
@@ -159,8 +157,6 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
     sweep: id of the sweep that this run belongs to; its MLflow run becomes a child of the sweep's. Raises SpecError,
     ResourceError, whatever a stage raises, and KeyboardInterrupt where a signal stopped it.
     """
-    import contextlib
-
     from components.models.weights import check_weights
     from flows import server
     from flows.console import Console, hush, logging_to
@@ -178,7 +174,8 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
         console = Console()
         log = root / "logs" / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
         stack.enter_context(logging_to(log, console))
-        logger.info("%s, seed %d, overrides: %s", spec.name, spec.seed, " ".join(overrides) or "none")
+        console.line(f"{spec.name}, seed {spec.seed}; log: {log}")
+        logger.info("overrides: %s", " ".join(overrides) or "none")
         prefect = stack.enter_context(server.for_run(root, keep=sweep is not None))  # boots while we import
         interruption.last_words.append(prefect.kill)
         stack.callback(context.warm.close)
@@ -189,7 +186,7 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
         tracker = stack.enter_context(tracking.track(spec, overrides, sweep))
         interruption.last_words.append(lambda: tracker.finish("KILLED"))
         execution = Execution(spec, context, console, tracker, log)
-        console.line(f"{spec.name}: MLflow run {tracker.run_id}, log {log}")
+        logger.info("MLflow run %s", tracker.run_id)
         say_round = results.round_teller(execution)
 
         def body(call: Call) -> results.Results:
@@ -198,6 +195,5 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
 
         found = tasks.run_flow("online-rl", execution, body, prefect, interruption)
         results.show(found, execution, prefect.ui_command)
-    with contextlib.redirect_stdout(stdout):
-        print(found.to_json(), flush=True)
+    print(found.to_json(), file=stdout, flush=True)
     return found.success

@@ -6,7 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from components.artifacts import Artifact
@@ -40,7 +40,6 @@ class Results:
     export: str | None = None
     model: str | None = None
     """Name and version in the model registry."""
-    notes: list[str] = field(default_factory=list)
 
     @property
     def last(self) -> dict[str, Any]:
@@ -102,6 +101,8 @@ def round_teller(execution: Execution) -> Callable[[int, dict[str, Artifact]], N
         done = {stage: execution.done[f"{stage}[{number}]"] for stage in artifacts}
         parts = [f"round {number}/{execution.spec.rounds}"]
         parts += [f"{title} {row[name]:{form}}" for name, title, form in _ROUND if name in row]
+        if "skipped" in row:
+            parts.append("nothing to learn from: no training")
         if all(one.status == "cached" for one in done.values()):
             parts.append("cached")
         else:
@@ -183,15 +184,8 @@ def conclude(execution: Execution, outcome: Outcome, overrides: Sequence[str], *
         export=str(outcome.export.path) if outcome.export else None,
         model=model,
     )
-    figures = {f"{name}/{part}": results.last[name][part] for name in ("success", "reward") for part in ("low", "high")}
-    tracker.log_metrics(
-        {
-            "time/total": seconds,
-            "cost/total": sum(one.artifact.metrics.get("cost", 0.0) for one in execution.done.values()),
-            **{f"eval/{name.replace('/', '_')}": value for name, value in figures.items() if value is not None},
-        },
-        spec.rounds,
-    )
+    cost = sum(one.artifact.metrics.get("cost", 0.0) for one in execution.done.values())
+    tracker.log_metrics({"time/total": seconds, "cost/total": cost}, spec.rounds)
     return results
 
 

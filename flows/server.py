@@ -30,6 +30,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
+from components.artifacts import lock_file
 from components.compute.lifeline import watch_parent
 from components.compute.runners import end
 from components.errors import ResourceError, WaitTimeout
@@ -216,7 +217,7 @@ def main() -> None:
                 ready()
                 print(json.dumps({"url": f"http://127.0.0.1:{listener.getsockname()[1]}/api"}), file=out)
 
-        server.startup = announced  # type: ignore[method-assign]  uvicorn has no hook for this
+        server.startup = announced  # type: ignore[method-assign]  # uvicorn has no hook for this
         server.run([listener])
 
 
@@ -230,9 +231,9 @@ def _migrated(root: Path) -> Iterator[Callable[[], None]]:
     def current() -> bool:
         return marker.is_file() and marker.read_text() == version and (home(root) / "prefect.db").is_file()
 
-    with open(home(root) / ".lock", "w") as lock:
+    with open(home(root) / ".lock", "a+") as lock:
         if not current():
-            _wait_for_lock(lock)
+            lock_file(lock, "Prefect's database", START_LIMIT)
         if current():
             os.environ["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] = "false"
             fcntl.flock(lock, fcntl.LOCK_UN)
@@ -242,20 +243,6 @@ def _migrated(root: Path) -> Iterator[Callable[[], None]]:
             fcntl.flock(lock, fcntl.LOCK_UN)
 
         yield ready
-
-
-def _wait_for_lock(lock) -> None:
-    limit = time.monotonic() + START_LIMIT
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > limit:
-                raise WaitTimeout(
-                    f"waited {START_LIMIT:.0f} s for another Prefect server to migrate the database"
-                ) from None
-            time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.errors import WaitTimeout
+from components.artifacts import lock_file
 from flows.spec import CODE, ExperimentSpec
 
 if TYPE_CHECKING:
@@ -59,23 +57,9 @@ def _parent(root: Path, spec: ExperimentSpec, sweep: str) -> str:
     folder = root / "sweeps" / sweep
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / "mlflow_run_id"
-    with open(folder / ".lock", "w") as lock:
-        _lock(lock, sweep)
+    with open(folder / ".lock", "a+") as lock:
+        lock_file(lock, f"the MLflow run of sweep {sweep}", PARENT_LIMIT)
         if not note.is_file():
             parent = Tracker.open(root, spec.tracking, spec.name, tags={"sweep": sweep}, run_name=f"sweep {sweep}")
             note.write_text(parent.run_id)
         return note.read_text()
-
-
-def _lock(file, sweep: str) -> None:
-    limit = time.monotonic() + PARENT_LIMIT
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > limit:
-                raise WaitTimeout(
-                    f"waited {PARENT_LIMIT:.0f} s for another run of the sweep {sweep} to open MLflow"
-                ) from None
-            time.sleep(0.1)

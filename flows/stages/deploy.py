@@ -12,6 +12,7 @@ from components.deployment.spec import DeploySpec
 from components.errors import Problem, SpecError
 from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec
+from components.trajectories.schema import Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec
 
 EVALUATIONS = ("start", "sft", "final")
@@ -78,7 +79,9 @@ def deploy(spec: DeployStage, inputs: Inputs, draft: Draft, context: Context) ->
     return metrics
 
 
-def _check(spec: DeployStage, inputs: Inputs, draft: Draft, context: Context, episodes) -> dict[str, float]:
+def _check(
+    spec: DeployStage, inputs: Inputs, draft: Draft, context: Context, episodes: list[Trajectory]
+) -> dict[str, float]:
     from components.deployment.check import check_serving, opening_requests
     from components.inference.server import serve_model
     from flows.stages.episodes import warm_engine

@@ -63,7 +63,9 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     scored = load_scored(draft.path / "trajectories.parquet", draft.path / "scores.parquet", None)
     summary = summarise(scored)
     (draft.path / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
-    return figures(trajectories) | judge.figures(scores) | speed
+    limits = {f"{name}_{end}": summary[name][end] for name in ("success", "reward") for end in ("low", "high")}
+    found = {name: value for name, value in limits.items() if value is not None}
+    return figures(trajectories) | judge.figures(scores) | found | speed
 
 
 STAGE = Stage("evaluate", 1, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))
