@@ -108,7 +108,7 @@ class Policy:
         logits_UV = self.model(
             input_ids=pack.token_ids_N[None].to(self.device),
             position_ids=pack.positions_N[None].to(self.device),
-            attention_mask=mask[None, None],
+            attention_mask=attention.repeat_mask(mask[None, None], self.model.config.get_text_config()),
             use_cache=False,
             logits_to_keep=pack_U,
         ).logits[0]

@@ -27,8 +27,6 @@ from components.trajectories.chat import ChatFormat
 from components.trajectories.convert import to_openai
 from components.trajectories.schema import Trajectory
 
-UNBOUNDED = 1 << 62
-
 
 def train_sft(
     spec: SFTSpec,
@@ -60,12 +58,18 @@ def train_sft(
     computed = [0, 0]
 
     class PackedSFTTrainer(SFTTrainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            [batch] = pack([Sequence_(row["input_ids"], row["targets"]) for row in inputs["rows"]], UNBOUNDED)
-            logprob_S, _ = policy.logprobs(batch, temperature=1.0)
-            computed[0] += sum(batch.lengths)
-            computed[1] += len(batch.token_ids_N)
-            return -logprob_S.mean()
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            sequences = [Sequence_(row["input_ids"], row["targets"]) for row in inputs["rows"]]
+            learned = sum(len(sequence.targets) for sequence in sequences)
+            total = torch.zeros((), device=policy.device)
+            for part in pack(sequences, spec.pack_tokens):
+                logprob_S, _ = policy.logprobs(part, temperature=1.0)
+                loss = -logprob_S.sum() / learned
+                self.accelerator.backward(loss)
+                total += loss.detach()
+                computed[0] += sum(part.lengths)
+                computed[1] += len(part.token_ids_N)
+            return total
 
     class Report(TrainerCallback):
         def on_log(self, args, state, control, logs=None, **_):

@@ -20,6 +20,8 @@ class OptimizerSpec(Spec):
     beta2: float = Field(0.99, ge=0, lt=1)
     max_grad_norm: float = Field(1.0, gt=0)
     """The gradient is scaled down to this L2 norm."""
+    pack_tokens: int = Field(1024, ge=64)
+    """Most distinct tokens that one forward pass computes; bounds memory, changes nothing else."""
 
 
 class SFTSpec(OptimizerSpec):
@@ -53,8 +55,6 @@ class GRPOSpec(OptimizerSpec):
     """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
     max_kl: float = Field(10.0, gt=0)
     """Training stops with an error where the KL to the sampling policy (nats a token) passes this."""
-    pack_tokens: int = Field(2048, ge=64)
-    """Most distinct tokens that one forward pass computes; bounds memory."""
 
 
 AlgorithmSpec = Annotated[SFTSpec | GRPOSpec, Field(discriminator="name")]
