@@ -166,7 +166,8 @@ def logging_to(path: Path, console: Console) -> Iterator[None]:
         yield
     finally:
         logging.captureWarnings(False)
-        root.handlers, root.level = before, level
+        root.handlers = before
+        root.setLevel(level)
         file.close()
 
 

@@ -1,0 +1,115 @@
+"""Running a stage in a process of its own: results, errors, and nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from components.compute.runners import LocalRunner, ProcessRunner, Result, error_from_json, error_to_json
+from components.errors import EspalierError, Problem, SpecError, TooManyFailures, WaitTimeout
+
+
+def runner(tmp_path, code, **options):
+    """A runner whose command is a small script instead of `python -m flows.stage`."""
+    script = tmp_path / "stage.py"
+    script.write_text("import json, sys, time\ndef say(**line): print(json.dumps(line), flush=True)\n")
+    with script.open("a") as file:
+        file.write(textwrap.dedent(code))
+    return ProcessRunner([sys.executable, str(script)], tmp_path, tmp_path / "log.txt", **options)
+
+
+def test_the_local_runner_calls_the_function():
+    done = Result("k", "d", "ran")
+    assert LocalRunner(lambda request, on_event: done).run({}, print) is done
+
+
+def test_a_process_gets_the_request_and_reports(tmp_path):
+    code = """
+        request = json.load(open(sys.argv[sys.argv.index("--request") + 1]))
+        say(progress=[1, 2, {"loss": 0.5}])
+        print("a note", file=sys.stderr)
+        say(key=request["stage"], digest=sys.argv[sys.argv.index("--root") + 1], status="ran")
+    """
+    events = []
+    result = runner(tmp_path, code).run({"stage": "train"}, events.append)
+    assert result == Result("train", str(tmp_path), "ran")
+    assert events == [{"progress": [1, 2, {"loss": 0.5}]}]
+    assert "a note" in (tmp_path / "log.txt").read_text()
+
+
+def test_an_error_comes_back_as_itself(tmp_path):
+    error = json.dumps(error_to_json(TooManyFailures("3 of 8 failed")))
+    with pytest.raises(TooManyFailures, match="3 of 8 failed"):
+        runner(tmp_path, f"say(error=json.loads({error!r}))").run({}, print)
+
+
+@pytest.mark.parametrize(
+    "error", [WaitTimeout("late"), SpecError([Problem("a.b", "is wrong", "c")]), EspalierError("x")]
+)
+def test_errors_survive_json(error):
+    again = error_from_json(json.loads(json.dumps(error_to_json(error))))
+    assert (type(again), str(again)) == (type(error), str(error))
+
+
+def test_an_unknown_error_keeps_its_name_and_words():
+    again = error_from_json({"type": "ZeroDivisionError", "message": "by zero"})
+    assert (type(again), str(again)) == (EspalierError, "ZeroDivisionError: by zero")
+
+
+def test_a_process_that_dies_is_an_error_that_names_its_log(tmp_path):
+    with pytest.raises(EspalierError, match=r"train ended with exit code 3.*log\.txt"):
+        runner(tmp_path, "sys.exit(3)").run({"stage": "train"}, print)
+    with pytest.raises(EspalierError, match="by signal 9"):
+        runner(tmp_path, "import os; os.kill(os.getpid(), 9)").run({"stage": "train"}, print)
+
+
+def test_a_process_that_takes_too_long_is_ended(tmp_path):
+    with pytest.raises(WaitTimeout, match="train was ended after 1 s"):
+        runner(tmp_path, "time.sleep(60)", limit=1.0).run({"stage": "train"}, print)
+
+
+def test_an_interrupt_ends_the_process(tmp_path):
+    pids = []
+
+    def interrupt(event):
+        pids.append(event["pid"])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner(tmp_path, "import os; say(pid=os.getpid()); time.sleep(60)").run({}, interrupt)
+    assert not psutil.pid_exists(pids[0])
+
+
+def test_a_child_ends_with_its_parent(tmp_path):
+    """The parent is killed without a chance to say goodbye."""
+    child = "from components.compute.lifeline import watch_parent; watch_parent(); import time; time.sleep(60)"
+    parent = f"""
+        import subprocess, sys, time
+        child = subprocess.Popen([sys.executable, "-c", {child!r}], stdin=subprocess.PIPE, start_new_session=True)
+        print(child.pid, flush=True)
+        time.sleep(60)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(parent)], stdout=subprocess.PIPE, text=True, env={**os.environ}
+    )
+    pid = int(process.stdout.readline())
+    assert psutil.pid_exists(pid)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=10)
+    limit = time.monotonic() + 20
+    while _runs(pid) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
+def _runs(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

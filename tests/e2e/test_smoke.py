@@ -1,0 +1,204 @@
+"""The whole line as a user runs it: `python -m flows.run +experiment=smoke`, in processes of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+CODE = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(600)
+
+LABELS = [
+    "evaluate[start]",
+    *(f"{stage}[sft]" for stage in ("collect", "judge", "filter", "train", "evaluate")),
+    *(f"{stage}[1]" for stage in ("collect", "judge", "filter", "train")),
+    "evaluate[final]",
+    "deploy",
+]
+
+
+@dataclass
+class Done:
+    result: dict
+    """The last line on stdout."""
+    lines: list[str]
+    """All lines on stdout."""
+    errors: str
+
+
+class Place:
+    """A fresh folder for everything: run root, working directory, home."""
+
+    def __init__(self, folder: Path):
+        self.root, self.work, self.home = folder / "root", folder / "work", folder / "home"
+        for path in (self.work, self.home):
+            path.mkdir()
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW", "XDG"))}
+        self.environment = {**kept, "HOME": str(self.home), "PYTHONPATH": str(CODE)}
+
+    def start(self, *overrides: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows.run", "+experiment=smoke", f"root={self.root}", *overrides],
+            cwd=self.work,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *overrides: str) -> Done:
+        process = self.start(*overrides)
+        out, errors = process.communicate(timeout=500)
+        assert process.returncode == 0, errors
+        return Done(json.loads(out.splitlines()[-1]), out.splitlines(), errors)
+
+    def processes(self) -> list[str]:
+        """Command lines of processes that have to do with this root."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                line = process.cmdline()
+                if process.pid != os.getpid() and any(str(self.root) in part for part in line):
+                    found.append(" ".join(line))
+        return found
+
+    def states(self) -> list[dict[str, str]]:
+        """Of each Prefect flow run, in order: the states of its tasks by name."""
+        with contextlib.closing(sqlite3.connect(self.root / "prefect" / "prefect.db")) as database:
+            flows = [row[0] for row in database.execute("select id from flow_run order by start_time")]
+            query = "select name, state_name from task_run where flow_run_id = ?"
+            return [dict(database.execute(query, (flow,)).fetchall()) for flow in flows]
+
+    def mlflow(self):
+        from components.tracking.store import connect, local_uri
+
+        return connect(local_uri(self.root), self.root / "mlflow" / "artifacts")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("smoke"))
+
+
+@pytest.fixture(scope="module")
+def first(place):
+    return place.run()
+
+
+def test_the_last_line_says_everything(first):
+    result = first.result
+    assert len(first.lines) == 1
+    assert list(result["stages"]) == LABELS
+    assert set(result["stages"].values()) == {"ran"}
+    assert len(result["policy_digest"]) == 64
+    for name in ("success", "success_start", "success_sft"):
+        low, high = result[f"{name}_interval"]
+        assert 0 <= low <= result[name] <= high <= 1
+    assert isinstance(result["reward"], float)
+    assert result["episodes"] == 3 * 8 + 8 + 4
+    assert result["seconds"] > 0
+    assert Path(result["report"]).read_text().startswith("<!DOCTYPE html>")
+
+
+def test_the_end_is_readable(first, place):
+    for words in ("after SFT", "after GRPO", "round 1/1", "mlflow ui", "prefect server start", first.result["export"]):
+        assert words in first.errors
+    assert "Traceback" not in first.errors
+    (log,) = (place.root / "logs").glob("smoke-*.log")
+    assert "evaluate[final] ran" in log.read_text()
+
+
+def test_everything_lies_under_the_root_and_nothing_runs_on(first, place):
+    assert list(place.work.iterdir()) == []
+    assert [str(path) for path in place.home.rglob("*") if path.is_file()] == []
+    assert place.processes() == []
+
+
+def test_the_export_loads_as_a_model_of_its_own(first):
+    folder = Path(first.result["export"])
+    assert {"config.json", "model.safetensors", "tokenizer_config.json", "README.md"} <= set(os.listdir(folder))
+
+
+def test_mlflow_holds_the_run(first, place):
+    client = place.mlflow()
+    run = client.get_run(first.result["run_id"])
+    assert run.info.status == "FINISHED"
+    prefixes = {name.partition("/")[0] for name in run.data.metrics}
+    assert {"collect", "judge", "filter", "train", "eval", "time", "cost"} <= prefixes
+    steps = [metric.step for metric in client.get_metric_history(run.info.run_id, "eval/success")]
+    assert steps == [-1, 0, 1]
+    assert run.data.params["seed"] == "0"
+    files = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert {"config.yaml", "overrides.txt", "report.html", "stages"} <= files
+    (version,) = client.search_model_versions("name='smoke'")
+    assert version.source == Path(first.result["export"]).as_uri()
+    assert version.tags["policy_digest"] == first.result["policy_digest"]
+
+
+def test_again_it_finds_everything(first, place):
+    again = place.run()
+    assert set(again.result["stages"].values()) == {"cached"}
+    same = ("policy_digest", "success", "success_interval", "reward", "episodes", "export")
+    assert {name: again.result[name] for name in same} == {name: first.result[name] for name in same}
+    assert again.result["run_id"] != first.result["run_id"]
+    before, after = place.states()[:2]
+    assert before == dict.fromkeys(LABELS, "Completed")
+    assert after == dict.fromkeys(LABELS, "Cached")
+
+
+def test_with_one_override_only_what_depends_on_it_runs(first, place):
+    stages = place.run("algorithm.learning_rate=1e-5").result["stages"]
+    assert [label for label in LABELS[: LABELS.index("train[1]")] if stages[label] != "cached"] == []
+    assert (stages["train[1]"], stages["deploy"]) == ("ran", "ran")
+
+
+ONE_EVALUATION = (
+    "rounds=0",
+    "warmup=none",
+    "deploy=none",
+    "environment.heldout=48",
+    "agent.max_tokens=200",
+    "evaluate.concurrency=4",
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_it_ends_at_once_and_goes_on_later(tmp_path, number):
+    place = Place(tmp_path)
+    process = place.start(*ONE_EVALUATION, "seed=3")
+    limit = time.monotonic() + 240
+    while not list(place.root.glob("artifacts/.scratch/*/episodes-*.parquet")):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert (out, "Traceback" in errors) == ("", False)
+    assert place.processes() == []
+    client = place.mlflow()
+    (experiment,) = [found for found in client.search_experiments() if found.name == "smoke"]
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "KILLED"
+    after = place.run(*ONE_EVALUATION, "seed=3")
+    assert after.result["stages"] == {"evaluate[start]": "ran"}
+    assert after.result["success_sft"] is None
+    assert after.result["policy_digest"] is None
+    metrics = client.get_run(after.result["run_id"]).data.metrics
+    assert 0 < metrics["eval/resumed"] < metrics["eval/episodes"] == 48
+
+
+def test_in_processes_of_their_own_the_stages_give_the_same(first, tmp_path):
+    elsewhere = Place(tmp_path)
+    there = elsewhere.run("compute=process", "deploy=none")
+    assert there.result["policy_digest"] == first.result["policy_digest"]
+    assert elsewhere.processes() == []

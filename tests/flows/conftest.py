@@ -1,0 +1,71 @@
+"""What the tests of flows share: tiny stages, and one Prefect server for the session, started only if a test asks."""
+
+import io
+from typing import Any
+
+import pytest
+
+from flows.console import Console
+from flows.stages import STAGES
+from flows.stages.base import Context, Stage, StageSpec
+
+
+class AddSpec(StageSpec):
+    amount: float
+    width: int = 1
+
+    def key_part(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"width"})
+
+
+def add(spec, inputs, draft, context):
+    """Adds `amount` to the numbers of its inputs; keeps what it got so far in scratch, one file a part."""
+    parts = [float((artifact.path / "number").read_text()) for artifact in inputs.values()] + [spec.amount]
+    total = 0.0
+    for index, part in enumerate(parts):
+        context.progress(index, len(parts), {"loss": total})
+        done = context.scratch / str(index)
+        done.write_text(str(part))
+        total += part
+    if total < 0:
+        raise ValueError("below zero")
+    (draft.path / "number").write_text(str(total))
+    (draft.path / "log").write_text(str(spec.width))
+    return {"total": total, "seed": float(context.seed), "unknown": float("nan")}
+
+
+@pytest.fixture
+def tiny_stages(monkeypatch):
+    """A stage `add` in the registry."""
+    monkeypatch.setitem(STAGES, "add", Stage("add", 1, AddSpec, "number", 1, add, volatile=("log",)))
+    return STAGES
+
+
+@pytest.fixture
+def context(tmp_path):
+    return Context.at(tmp_path)
+
+
+@pytest.fixture
+def screen():
+    """A console that writes into a text."""
+    stream = io.StringIO()
+    return Console(stream), stream
+
+
+@pytest.fixture(scope="session")
+def prefect_root(tmp_path_factory):
+    return tmp_path_factory.mktemp("prefect-root")
+
+
+@pytest.fixture(scope="session")
+def prefect_server(prefect_root):
+    """A server of our own kind. Its environment is set before Prefect is first imported."""
+    import os
+
+    from flows import server
+
+    os.environ.update(server.client_environment(prefect_root))
+    running = server.start(prefect_root)
+    yield running
+    running.stop()

@@ -1,0 +1,52 @@
+"""One console, one log file."""
+
+import logging
+
+import pytest
+
+from flows import console
+from flows.console import duration, logging_to
+
+
+def test_lines_go_to_the_screen_and_to_the_file(screen, tmp_path):
+    shown, stream = screen
+    with logging_to(tmp_path / "logs" / "run.log", shown):
+        shown.line("round 1/2  reward 0.500 [not markup]")
+        logging.getLogger("flows.x").info("only in the file")
+        logging.getLogger("some.library").warning("take care")
+        logging.getLogger("prefect.flow_runs").error("Crash detected!")
+        logging.getLogger("py.warnings").warning("old")  # where captureWarnings sends them
+    text, log = stream.getvalue(), (tmp_path / "logs" / "run.log").read_text()
+    assert "round 1/2  reward 0.500 [not markup]" in text
+    assert "take care" in text
+    assert "only in the file" not in text
+    assert "Crash" not in text
+    assert "old" not in text
+    for words in ("round 1/2", "only in the file", "take care", "Crash detected!", "old"):
+        assert words in log
+
+
+def test_root_logging_is_put_back(screen, tmp_path):
+    before = logging.getLogger().handlers[:]
+    with logging_to(tmp_path / "run.log", screen[0]):
+        assert logging.getLogger().handlers != before
+    assert logging.getLogger().handlers == before
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(screen, monkeypatch):
+    shown, stream = screen
+    clock = iter([0.0, 0.0, 20.0, 21.0, 40.0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    with shown.stage("collect[1]", "episodes") as progress:
+        progress(8, 48)  # eight from an earlier try
+        progress(18, 48, {"loss": 0.25})
+        progress(19, 48)
+        progress(48, 48)
+    assert stream.getvalue() == "  collect[1]: 18/48 episodes, 20 s, about 60 s left  loss 0.25\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0 s"), (59.6, "60 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")]
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text

@@ -1,0 +1,71 @@
+"""Signals: a clean way out, and a hard end where that is blocked."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from flows.interrupt import EXIT_CODE, LIMIT
+
+
+def start(code):
+    head = "import time, sys\nfrom flows.interrupt import Interruption\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", head + textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_raises_where_the_program_is(number):
+    process = start("""
+        try:
+            with Interruption() as interruption:
+                print("ready", flush=True)
+                time.sleep(60)
+        except KeyboardInterrupt:
+            print("put away", interruption.happened, flush=True)
+    """)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=20)
+    assert (out, process.returncode) == ("put away True\n", 0)
+
+
+def test_what_blocks_the_way_out_is_cut_short_after_the_last_words():
+    process = start("""
+        def words():
+            print("last words", flush=True)
+        def broken():
+            raise RuntimeError("of no use")
+        with Interruption() as interruption:
+            interruption.last_words += [words, broken]
+            print("ready", flush=True)
+            try:
+                time.sleep(60)
+            finally:
+                time.sleep(60)
+    """)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    out, errors = process.communicate(timeout=30)
+    assert time.monotonic() - began >= LIMIT
+    assert (out, process.returncode) == ("last words\n", EXIT_CODE)
+    assert "of no use" in errors
+
+
+def test_after_the_run_signals_are_what_they_were():
+    process = start("""
+        import signal
+        before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+        with Interruption():
+            pass
+        assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+        print("ready", flush=True)
+    """)
+    assert process.wait(20) == 0
+    process.communicate()

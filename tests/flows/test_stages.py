@@ -1,0 +1,209 @@
+"""Running a stage: found or made, keyed by what matters, resumed after a death."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from components.errors import ArtifactDamaged, SpecError
+from components.inference.protocol import ChatCompletion
+from components.models.spec import ModelSpec
+from components.specs import validate
+from components.trajectories.store import read_trajectories
+from flows.stages import STAGES
+from flows.stages.base import Request, Warm
+from flows.stages.episodes import Episodes
+from flows.stages.execute import find_stage, request_key, run_stage
+
+pytestmark = pytest.mark.usefixtures("tiny_stages")
+
+
+def number(artifact):
+    return float((artifact.path / "number").read_text())
+
+
+def test_a_stage_runs_once_and_is_found_after(context):
+    first, ran = run_stage(Request("add", {"amount": 2}), context)
+    again, cached = run_stage(Request("add", {"amount": 2.0}), context)
+    assert (ran, cached) == ("ran", "cached")
+    assert first == again
+    assert number(first) == 2
+    assert first.metrics == {"total": 2.0, "seed": 0.0}  # what is no number is not kept
+    assert find_stage(Request("add", {"amount": 2}), context) == first
+
+
+def test_inputs_are_found_by_key_and_count_by_content(context):
+    two, _ = run_stage(Request("add", {"amount": 2}), context)
+    also_two, _ = run_stage(Request("add", {"amount": 2}, seed=7), context)
+    assert (two.key == also_two.key, two.digest == also_two.digest) == (False, True)
+    three, ran = run_stage(Request("add", {"amount": 1}, {"start": two.key}), context)
+    same, cached = run_stage(Request("add", {"amount": 1}, {"start": also_two.key}), context)
+    assert (ran, cached, number(three)) == ("ran", "cached", 3)
+    assert same.inputs == {"start": two.key}
+
+
+def test_width_is_not_in_the_key_and_neither_is_a_volatile_file_in_the_digest(context):
+    narrow, _ = run_stage(Request("add", {"amount": 2, "width": 1}), context)
+    assert run_stage(Request("add", {"amount": 2, "width": 9}), context) == (narrow, "cached")
+    keys = {request_key(Request("add", {"amount": 2}, seed=seed), context) for seed in (0, 0, 1)}
+    assert len(keys) == 2
+
+
+def test_the_allowed_packages_are_not_in_the_key(context):
+    request = Request("add", {"amount": 2})
+    assert request_key(replace(request, allow=("my_package",)), context) == request_key(request, context)
+
+
+def test_a_request_survives_json():
+    request = Request("add", {"amount": 2}, {"start": "k"}, 3, ("mine",))
+    assert Request.from_json(request.to_json()) == request
+
+
+def test_mistakes_in_a_request_are_named(context):
+    with pytest.raises(SpecError, match="Did you mean 'add'"):
+        run_stage(Request("ad", {}), context)
+    with pytest.raises(SpecError, match=r"add\.amount"):
+        run_stage(Request("add", {"amount": "many"}), context)
+    with pytest.raises(ArtifactDamaged, match="start"):
+        run_stage(Request("add", {"amount": 1}, {"start": "0" * 64}), context)
+
+
+def test_a_failed_stage_leaves_its_scratch_and_no_artifact(context):
+    request = Request("add", {"amount": -1})
+    with pytest.raises(ValueError, match="below zero"):
+        run_stage(request, context)
+    assert find_stage(request, context) is None
+    assert (context.store.scratch(request_key(request, context)) / "0").read_text() == "-1.0"
+
+
+def test_equal_requests_in_threads_do_the_work_once(context):
+    statuses = []
+    threads = [
+        threading.Thread(target=lambda: statuses.append(run_stage(Request("add", {"amount": 5}), context)[1]))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(statuses) == ["cached", "cached", "cached", "ran"]
+
+
+def test_warm_things_are_filed_under_what_they_were_built_from():
+    class Thing:
+        closed = False
+
+        def close(self):
+            self.closed = True
+
+    warm = Warm()
+    first = warm.get("engine", {"name": "a"}, Thing)
+    assert warm.get("engine", {"name": "a"}, Thing) is first
+    second = warm.get("engine", {"name": "b"}, Thing)
+    assert (second is first, first.closed, second.closed) == (False, True, False)
+    warm.close()
+    assert second.closed
+
+
+SHOP = {"_target_": "components.environments.shop.Shop", "train": 8, "heldout": 4}
+MODEL = {"name": "tiny", "source": "random"}
+COLLECT = {"model": MODEL, "environment": SHOP, "agent": {}, "collect": {"scenarios": 2, "group_size": 2}}
+
+
+def key_part(stage, data):
+    return validate(STAGES[stage].spec, data, allow=()).key_part()
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"collect": {"scenarios": 2, "group_size": 2, "concurrency": 1, "timeout": 5.0}}, True),
+        ({"model": {**MODEL, "device": "cpu"}}, True),
+        ({"model": {**MODEL, "lora": {"rank": 4}}}, True),
+        ({"environment": {**SHOP, "seed": 0}}, True),  # the default, written out
+        ({"collect": {"scenarios": 2, "group_size": 3}}, False),
+        ({"model": {**MODEL, "max_length": 512}}, False),
+        ({"environment": {**SHOP, "seed": 1}}, False),
+        ({"round": 1}, False),
+        ({"agent": {"max_turns": 3}}, False),
+        ({"actor": "solver"}, False),
+    ],
+)
+def test_what_changes_the_key_of_collect(change, same):
+    assert (key_part("collect", COLLECT | change) == key_part("collect", COLLECT)) is same
+
+
+def test_demonstrations_do_not_depend_on_the_model_or_on_sampling():
+    solver = {**COLLECT, "actor": "solver"}
+    other = {**solver, "model": {"name": "other"}, "collect": {"scenarios": 2, "group_size": 1, "temperature": 0.5}}
+    assert key_part("collect", solver) == key_part("collect", other)
+
+
+class Scripted:
+    """An engine that says one sentence; it is killed after `limit` answers."""
+
+    def __init__(self, limit):
+        self.limit = limit
+        self.answers = 0
+        self.policy = "base"
+
+    def load_policy(self, version, adapter_dir):
+        assert (version, adapter_dir) == ("base", None)
+
+    async def chat(self, request):
+        if self.answers == self.limit:
+            raise KeyboardInterrupt
+        self.answers += 1
+        message = {"role": "assistant", "content": "Sorry, no."}
+        return ChatCompletion(message, "stop", [1, 2, 3], [4, 5], [-0.5, -0.25], self.policy)
+
+    def close(self):
+        pass
+
+
+def warm_with(context, engine):
+    warm = Warm()
+    warm.get("engine", ModelSpec(**MODEL).base(), lambda: engine)
+    return replace(context, warm=warm)
+
+
+def test_a_collect_that_dies_keeps_its_finished_episodes(context):
+    request = Request("collect", {**COLLECT, "collect": {"scenarios": 4, "group_size": 2, "concurrency": 1}})
+    dying, whole = Scripted(5), Scripted(100)
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(request, warm_with(context, dying))
+    artifact, status = run_stage(request, warm_with(context, whole))
+    assert status == "ran"
+    assert artifact.metrics["resumed"] == 5
+    assert whole.answers == 3
+    undisturbed, _ = run_stage(request, warm_with(type(context).at(context.store.root / "other"), Scripted(100)))
+    assert undisturbed.digest == artifact.digest
+    assert len(list(read_trajectories(artifact.path / "trajectories.parquet"))) == 8
+    assert not list((context.store.root / ".scratch").iterdir())
+
+
+def test_demonstrations_judge_and_filter_from_end_to_end(context):
+    shown, _ = run_stage(Request("collect", {**COLLECT, "actor": "solver"}), context)
+    assert shown.metrics["success"] == 1
+    outcome = {"_target_": "components.rewards.outcome.Outcome"}
+    scores, _ = run_stage(Request("judge", {"reward": outcome}, {"trajectories": shown.key}), context)
+    assert scores.metrics["reward"] == 1
+    everything = {"_target_": "components.filters.everything.Everything"}
+    inputs = {"trajectories": shown.key, "scores": scores.key}
+    kept, _ = run_stage(Request("filter", {"filter": everything}, inputs), context)
+    assert (kept.metrics["kept"], kept.metrics["dropped"]) == (2, 0)
+
+
+def test_failed_episodes_are_played_again(tmp_path, context):
+    from components.trajectories.schema import Failure
+
+    request = Request("collect", {**COLLECT, "actor": "solver"})
+    shown, _ = run_stage(request, context)
+    good, bad = read_trajectories(shown.path / "trajectories.parquet")
+    bad.failure = Failure("engine", "EngineError", "out of luck")
+    episodes = Episodes(tmp_path)
+    episodes.add(good, 1.0)
+    episodes.add(bad, 2.0)
+    episodes.flush()
+    again = Episodes(tmp_path)
+    assert (set(again.finished), again.seconds) == ({good.id}, {good.id: 1.0})
