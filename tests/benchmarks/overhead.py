@@ -4,9 +4,9 @@
 
 Two fresh processes, one after the other, each with an empty store and the converted weights at hand. `flow` is
 `python -m flows.run`: Hydra, Prefect with its server, MLflow, the report. `plain` composes the same spec and calls the
-same stage functions in the same order, with nothing around them but the artifact store switched to memory-cheap local
-folders. Wall-clock time of the process, start and imports included. `overhead_seconds` is the difference,
-`overhead_fraction` that difference over the plain time.
+same stage functions in the same order, writing into plain folders: no store, no keys, no Prefect, no MLflow. Both are
+wall-clock times of a process, start and imports included. `overhead_seconds` is the difference, `overhead_fraction`
+that difference over the plain time.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ CODE = Path(__file__).resolve().parents[2]
 
 PLAIN = """
 import sys
+from dataclasses import replace
 from pathlib import Path
-from components.artifacts import Artifact
+
+from components.artifacts import Artifact, Draft
+from components.specs import validate
 from flows.config import compose
 from flows.console import hush
 from flows.online_rl import online_rl
-hush()
-spec = compose(sys.argv[1:])
-from components.artifacts import Draft
-from components.specs import validate
-from dataclasses import replace
 from flows.stages import STAGES
 from flows.stages.base import Context
 
+hush()
+spec = compose(sys.argv[1:])
 context = Context.at(spec.root)
 made = {}
 

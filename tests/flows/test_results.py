@@ -1,0 +1,81 @@
+"""What a run says at its end."""
+
+import json
+
+from components.artifacts import Artifact
+from flows.results import Results, round_figures
+
+MEASURE = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 8}
+SUMMARY = {"success": MEASURE, "reward": {**MEASURE, "mean": 0.4}, "turns": {**MEASURE, "low": None, "high": None}}
+DIFFERENCE = {"difference": 0.25, "low": 0.1, "high": 0.4, "n": 8, "improved": ["a", "b"], "regressed": []}
+
+
+def results(**changes):
+    data = {
+        "run_id": "run",
+        "policy_digest": "digest",
+        "summaries": {"start": SUMMARY, "final": SUMMARY},
+        "titles": {"start": "start", "final": "after GRPO"},
+        "differences": {"after GRPO against start": DIFFERENCE},
+        "episodes": 20,
+        "seconds": 12.345,
+        "stages": {"evaluate[start]": "cached", "train[1]": "ran"},
+        "report": "/runs/report.html",
+    }
+    return Results(**{**data, **changes})
+
+
+def test_the_json_line_has_every_field_and_null_for_what_there_is_not():
+    found = json.loads(results().to_json())
+    assert found == {
+        "run_id": "run",
+        "policy_digest": "digest",
+        "success": 0.5,
+        "success_interval": [0.25, 0.75],
+        "success_start": 0.5,
+        "success_start_interval": [0.25, 0.75],
+        "success_sft": None,
+        "success_sft_interval": None,
+        "reward": 0.4,
+        "reward_interval": [0.25, 0.75],
+        "episodes": 20,
+        "seconds": 12.35,
+        "stages": {"evaluate[start]": "cached", "train[1]": "ran"},
+        "export": None,
+        "report": "/runs/report.html",
+    }
+
+
+def test_the_table_shows_intervals_where_there_are_some():
+    assert results().rows()[1] == ["after GRPO", "0.500 [0.250, 0.750]", "0.400 [0.250, 0.750]", "0.500"]
+
+
+def test_differences_are_told_in_words():
+    (text,) = results().differences_text()
+    assert text == (
+        "after GRPO against start: success +0.250 [0.100, 0.400] on the same 8 scenarios, 2 better, 0 worse"
+    )
+
+
+def test_the_summary_for_prefect_links_the_report():
+    text = results().markdown()
+    assert "[Report](file:///runs/report.html)" in text
+    assert "| after GRPO | 0.500 [0.250, 0.750] |" in text
+    assert "(https://host/report.html)" in results(report="https://host/report.html").markdown()
+
+
+def test_a_round_is_told_under_the_names_of_the_report(tmp_path):
+    def artifact(stage, **metrics):
+        return Artifact(stage, stage, stage, 1, stage, tmp_path, metrics, {}, (), 2.0)
+
+    row = round_figures(
+        {
+            "collect": artifact("collect", success=0.5, turns=3.0, tokens_per_episode=40.0, tokens_per_s=600.0),
+            "judge": artifact("judge", reward=0.4),
+            "filter": artifact("filter", kept=8.0),
+            "train": artifact("train", kl=0.01, entropy=0.5, tokens_per_s=150.0, sampled_tokens=320.0),
+        }
+    )
+    assert (row["reward"], row["success"], row["kl"], row["entropy"], row["turns"]) == (0.4, 0.5, 0.01, 0.5, 3.0)
+    assert (row["sampled_tokens"], row["tokens_per_s"], row["sampling_tokens_per_s"]) == (40.0, 150.0, 600.0)
+    assert (row["collect_s"], row["train_s"]) == (2.0, 2.0)
