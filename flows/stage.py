@@ -23,6 +23,7 @@ from typing import Any
 from components.compute.lifeline import watch_parent
 from components.compute.runners import error_to_json
 from components.errors import EspalierError, ResourceError, SpecError
+from flows.interrupt import leave
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,4 +79,4 @@ def _interrupt(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

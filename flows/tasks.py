@@ -15,7 +15,7 @@ from flows.execution import Execution
 from flows.interrupt import Interruption
 from flows.online_rl import Call
 from flows.results import Results
-from flows.server import Api
+from flows.server import Api, Server
 from flows.stages import STAGES
 from flows.stages.base import Request
 
@@ -28,7 +28,7 @@ def run_flow(
     """Runs `body` as a Prefect flow; what it calls become task runs. The result is summed up in a Prefect artifact."""
     from prefect import flow
     from prefect.artifacts import create_markdown_artifact
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     silence_prefect()
     spec = execution.spec
@@ -41,7 +41,10 @@ def run_flow(
         found.append(results)
         create_markdown_artifact(results.markdown(), key="report", description=f"Results of {spec.name}")
 
-    with temporary_settings({PREFECT_API_URL: api.url()}):
+    settings: dict[Any, Any] = {PREFECT_API_URL: api.url()}
+    if isinstance(api, Server):  # nobody watches for heartbeats there, and their thread takes a second to stop
+        settings[PREFECT_FLOWS_HEARTBEAT_FREQUENCY] = None
+    with temporary_settings(settings):
         try:
             prefect_flow(spec.model_dump(mode="json", by_alias=True))
         finally:

@@ -16,7 +16,6 @@ import os
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,10 +104,15 @@ class ProcessRunner:
 
     def _follow(self, child: subprocess.Popen, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
         assert child.stdout is not None
-        late = threading.Timer(self._limit, child.kill)
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            child.kill()
+
+        late = threading.Timer(self._limit, expire)
         late.daemon = True
         late.start()
-        start = time.monotonic()
         last: Event = {}
         try:
             for line in child.stdout:
@@ -123,7 +127,7 @@ class ProcessRunner:
             return Result(last["key"], last["digest"], last["status"])
         if "error" in last:
             raise error_from_json(last["error"])
-        if time.monotonic() - start >= self._limit:
+        if expired.is_set():
             raise WaitTimeout(f"{stage} was ended after {self._limit:.0f} s in its own process")
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         raise EspalierError(f"the process of {stage} ended {how} without a result; its last words are in {self._log}")

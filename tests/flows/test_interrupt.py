@@ -69,3 +69,29 @@ def test_after_the_run_signals_are_what_they_were():
     """)
     assert process.wait(20) == 0
     process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("return None", 0),
+        ("return 3", 3),
+        ("sys.exit(2)", 2),
+        ("sys.exit('wrong')", 1),
+        ("raise ValueError('wrong')", 1),
+    ],
+)
+def test_a_command_is_left_with_its_exit_code_and_its_last_duties_done(body, code):
+    process = start(f"""
+        import atexit
+        from flows.interrupt import leave
+        atexit.register(print, "duty", file=sys.stderr)
+        def main():
+            print("ready", flush=True)
+            {body}
+        leave(main)
+    """)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert "duty" in errors
+    assert ("wrong" in errors) == ("wrong" in body)
