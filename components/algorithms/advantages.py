@@ -7,7 +7,7 @@ advantages are exactly zero, whatever the size of the rewards.
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Sequence
 
 from components.trajectories.groups import have_spread
@@ -17,13 +17,11 @@ EPSILON = 1e-6
 
 def group_advantages(rewards_G: Sequence[float], *, scale: bool) -> list[float]:
     """(G,) rewards of one group to (G,) advantages; `scale` divides by the standard deviation."""
-    count = len(rewards_G)
     if not have_spread(rewards_G):
-        return [0.0] * count
-    mean = math.fsum(rewards_G) / count
+        return [0.0] * len(rewards_G)
+    mean = statistics.mean(rewards_G)  # exact inside: sums and squares of huge or tiny rewards would leave the floats
     centred = [reward - mean for reward in rewards_G]
     if not scale:
         return centred
-    size = max(abs(value) for value in centred)  # squares of huge or tiny rewards leave the range of floats
-    deviation = size * math.sqrt(math.fsum((value / size) ** 2 for value in centred) / count)
+    deviation = statistics.pstdev(rewards_G)
     return [value / (deviation + EPSILON) for value in centred]

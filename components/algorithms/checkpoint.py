@@ -3,7 +3,7 @@
 adapter/               PEFT folder
 optimizer.safetensors  AdamW's two moments by parameter
 trainer.json           algorithm, gradient steps taken, AdamW's step
-rng.safetensors        state of torch's random generator
+rng.safetensors        state of torch's random generators
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def save_state(folder: Path, *, algorithm: str, step: int, optimizer: torch.opti
         if "step" in state:
             steps[name] = float(state["step"])
     save_file(tensors, folder / "optimizer.safetensors")
-    save_file({"torch": torch.get_rng_state()}, folder / "rng.safetensors")
+    save_file(_random_states(), folder / "rng.safetensors")
     text = json.dumps({"algorithm": algorithm, "step": step, "optimizer_steps": steps}, indent=1, sort_keys=True)
     (folder / "trainer.json").write_text(text + "\n")
 
@@ -53,5 +53,15 @@ def load_state(folder: Path, *, algorithm: str, optimizer: torch.optim.Optimizer
                 "step": torch.tensor(trainer["optimizer_steps"][name]),
                 **{moment: tensors[f"{name}/{moment}"].to(parameter) for moment in MOMENTS},
             }
-    torch.set_rng_state(load_file(folder / "rng.safetensors")["torch"])
+    states = load_file(folder / "rng.safetensors")
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
     return int(trainer["step"])
+
+
+def _random_states() -> dict[str, torch.Tensor]:
+    states = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states

@@ -12,7 +12,6 @@ of only such groups leaves the adapter and the optimizer as they are, byte for b
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import time
@@ -22,12 +21,12 @@ from pathlib import Path
 
 import torch
 
-from components.algorithms import losses
+from components.algorithms import divergence, losses
 from components.algorithms.advantages import group_advantages
 from components.algorithms.packing import Pack, Sequence_, pack
 from components.algorithms.policy import Policy
 from components.algorithms.spec import GRPOSpec
-from components.errors import TrainingDiverged
+from components.errors import ArtifactError
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Trajectory
 
@@ -45,9 +44,11 @@ def train_grpo(
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
 ) -> tuple[int, dict[str, float]]:
-    """Takes `spec.epochs * spec.minibatches` gradient steps. Returns the new step count and the mean metrics.
+    """Takes `spec.epochs * spec.minibatches` gradient steps, or fewer where fewer groups carry signal. Returns the new
+    step count and the mean metrics.
 
-    Raises TrainingDiverged, with the batch's trajectory ids written to `scratch/diverged.json`.
+    Raises TrainingDiverged, with the batch's trajectory ids written to `scratch/diverged.json`; ArtifactError for
+    trajectories of which the ratio cannot be computed.
     """
     groups = with_advantages(trajectories, scale=spec.scale_advantages)
     logs: list[dict[str, float]] = []
@@ -64,16 +65,21 @@ def train_grpo(
 
 
 def with_advantages(trajectories: Sequence[Trajectory], *, scale: bool) -> list[Group]:
-    """Groups that carry signal, their advantages set. Unscored and failed trajectories take no part."""
+    """Groups that carry signal, their advantages set: rewards that differ, and sampled tokens to learn from. Unscored
+    and failed trajectories take no part."""
     scored = [one for one in trajectories if one.reward is not None and one.failure is None]
     kept = []
     for group in by_scenario(scored).values():
         advantages = group_advantages([trajectory.reward or 0.0 for trajectory in group], scale=scale)
         for trajectory, advantage in zip(group, advantages, strict=True):
             trajectory.advantage = advantage
-        if any(advantages):
+        if any(advantages) and any(_sampled_tokens(trajectory) for trajectory in group):
             kept.append(group)
     return kept
+
+
+def _sampled_tokens(trajectory: Trajectory) -> int:
+    return sum(sum(history.sampled_mask()) for history in trajectory.histories)
 
 
 def _parts(groups: list[Group], count: int) -> list[list[Group]]:
@@ -86,12 +92,10 @@ def _gradient_step(
 ) -> dict[str, float]:
     started = time.monotonic()
     trajectories = [trajectory for group in groups for trajectory in group]
-    temperature = float(trajectories[0].sampling.get("temperature", 1.0))
-    packs = pack(_sequences(trajectories, spec.normalization), spec.pack_tokens)
+    packs = _packs(trajectories, spec)
     sums: dict[str, float] = defaultdict(float)
-    count = sum(len(one.token_S) for one in packs)
-    measured = 0
-    for index, one in enumerate(packs):
+    count = sum(len(one.token_S) for _, one in packs)
+    for index, (temperature, one) in enumerate(packs):
         logprob_S, entropy_S = policy.logprobs(one, temperature)
         advantage_S, weight_S, old_S = (
             tensor.to(policy.device) for tensor in (one.advantage_S, one.weight_S, one.logprob_S)
@@ -103,56 +107,81 @@ def _gradient_step(
                 reference_S, _ = policy.logprobs(one, temperature)
             kl_S = losses.kl_k3(logprob_S, reference_S)
             sums["kl"] += kl_S.sum().item()
-            measured += len(kl_S)
+            sums["kl_tokens"] += len(kl_S)
             if spec.kl_coefficient:
                 loss_S = loss_S + spec.kl_coefficient * kl_S
         loss = (loss_S * weight_S).sum()
         loss.backward()
         sums["loss"] += loss.item()
         with torch.no_grad():
-            finite_S = torch.isfinite(old_S)
-            sums["kl_sampler"] += (ratio_S - 1 - ratio_S.log())[finite_S].sum().item()
+            known_S = torch.isfinite(old_S)
+            sums["kl_sampler"] += (ratio_S - 1 - ratio_S.log())[known_S].sum().item()
+            sums["known"] += known_S.sum().item()
             sums["entropy"] += entropy_S.sum().item()
             sums["clipped"] += losses.clipped(ratio_S, advantage_S, spec.clip_low, spec.clip_high).sum().item()
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
-    kl_sampler = sums["kl_sampler"] / count
+    kl_sampler = sums["kl_sampler"] / max(sums["known"], 1)
     if not (math.isfinite(sums["loss"]) and math.isfinite(grad_norm) and kl_sampler <= spec.max_kl):
-        optimizer.zero_grad(set_to_none=True)
-        _diverged(spec, trajectories, step, sums["loss"], grad_norm, kl_sampler, scratch)
+        divergence.stop(
+            scratch,
+            step,
+            {"loss": sums["loss"], "grad_norm": grad_norm, "kl_sampler": kl_sampler},
+            [trajectory.id for trajectory in trajectories],
+            advice="kl_sampler is the KL to the sampling policy in nats a token; algorithm.max_kl allows "
+            f"{spec.max_kl:g}. Lower algorithm.learning_rate or algorithm.epochs",
+        )
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     seconds = time.monotonic() - started
-    computed = sum(len(one.token_ids_N) for one in packs)
+    tokens = sum(sum(one.lengths) for _, one in packs)
     return {
         "loss": sums["loss"],
-        "kl": sums["kl"] / max(measured, 1),
+        "kl": sums["kl"] / sums["kl_tokens"],
         "kl_sampler": kl_sampler,
         "entropy": sums["entropy"] / count,
         "clip_fraction": sums["clipped"] / count,
         "grad_norm": grad_norm,
         "learning_rate": optimizer.param_groups[0]["lr"],
         "sampled_tokens": float(count),
-        "tokens": float(sum(sum(one.lengths) for one in packs)),
-        "computed_tokens": float(computed),
-        "tokens_per_s": sum(sum(one.lengths) for one in packs) / seconds,
+        "tokens": float(tokens),
+        "computed_tokens": float(sum(len(one.token_ids_N) for _, one in packs)),
+        "tokens_per_s": tokens / seconds,
         "seconds": seconds,
     }
 
 
-def _sequences(trajectories: list[Trajectory], normalization: str) -> list[Sequence_]:
-    """Histories as sequences; weights add up to 1 over the batch."""
-    sampled = {
-        trajectory.id: sum(sum(history.sampled_mask()) for history in trajectory.histories)
-        for trajectory in trajectories
-    }
-    total = sum(sampled.values())
-    sequences = []
-    for trajectory in trajectories:
-        own = sampled[trajectory.id]
-        weight = 1 / total if normalization == "tokens" else 1 / (max(own, 1) * len(trajectories))
+def _packs(trajectories: list[Trajectory], spec: GRPOSpec) -> list[tuple[float, Pack]]:
+    """(sampling temperature, pack): what was sampled at one temperature is computed together."""
+    by_temperature: dict[float, list[Sequence_]] = defaultdict(list)
+    for trajectory, sequences in zip(trajectories, _sequences(trajectories, spec.normalization), strict=True):
+        by_temperature[_temperature(trajectory)] += sequences
+    return [(value, one) for value, each in by_temperature.items() for one in pack(each, spec.pack_tokens)]
+
+
+def _temperature(trajectory: Trajectory) -> float:
+    """At which it was sampled. Raises ArtifactError where it was not drawn from the whole distribution."""
+    temperature = float(trajectory.sampling.get("temperature", 1.0))
+    if temperature <= 0 or trajectory.sampling.get("top_p", 1.0) < 1 or trajectory.sampling.get("top_k", 0) > 0:
+        raise ArtifactError(
+            f"trajectory {trajectory.id} was sampled with {trajectory.sampling}: the ratio of GRPO needs the "
+            "log-probabilities of the whole distribution. Collect with temperature above 0, top_p 1 and top_k 0"
+        )
+    return temperature
+
+
+def _sequences(trajectories: list[Trajectory], normalization: str) -> list[list[Sequence_]]:
+    """The histories of each trajectory as sequences; the weights of all sampled tokens add up to 1."""
+    sampled = [_sampled_tokens(trajectory) for trajectory in trajectories]
+    total, taking_part = sum(sampled), sum(own > 0 for own in sampled)
+    sequences: list[list[Sequence_]] = []
+    for trajectory, own in zip(trajectories, sampled, strict=True):
+        sequences.append([])
+        if not own:
+            continue
+        weight = 1 / total if normalization == "tokens" else 1 / (own * taking_part)
         for history in trajectory.histories:
             targets = [index for index, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
-            sequences.append(
+            sequences[-1].append(
                 Sequence_(
                     history.token_ids,
                     targets,
@@ -168,19 +197,6 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, spec: GRPOSpec, step: i
     share = min(1.0, step / spec.warmup_steps) if spec.warmup_steps else 1.0
     for group in optimizer.param_groups:
         group["lr"] = spec.learning_rate * share
-
-
-def _diverged(
-    spec: GRPOSpec, trajectories: list[Trajectory], step: int, loss: float, grad_norm: float, kl: float, scratch: Path
-) -> None:
-    record = {"step": step, "loss": loss, "grad_norm": grad_norm, "kl_sampler": kl}
-    record["trajectories"] = [trajectory.id for trajectory in trajectories]
-    (scratch / "diverged.json").write_text(json.dumps(record, indent=1))
-    raise TrainingDiverged(
-        f"gradient step {step}: loss {loss:.4g}, gradient norm {grad_norm:.4g}, KL to the sampling policy {kl:.4g} nats a "
-        f"token (algorithm.max_kl is {spec.max_kl:g}). No checkpoint was written; the batch is in "
-        f"{scratch / 'diverged.json'}. Lower algorithm.learning_rate or algorithm.epochs"
-    )
 
 
 def _mean(logs: list[dict[str, float]]) -> dict[str, float]:

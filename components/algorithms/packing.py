@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 
@@ -92,10 +93,12 @@ def pack(sequences: Sequence[Sequence_], most_tokens: int) -> list[Pack]:
     """Distributes sequences, in their order, over packs of at most `most_tokens` nodes each (a single longer sequence
     has a pack of its own). Tokens after the last target are cut off: nothing depends on them."""
     packs: list[Pack] = []
-    trie, held = _Trie(), []
+    trie = _Trie()
+    held: list[tuple[Sequence_, list[int]]] = []
     for sequence in sequences:
         if not len(sequence.targets):
             continue
+        assert min(sequence.targets) > 0, "nothing comes before the first token to predict it from"
         used = list(sequence.token_ids[: max(sequence.targets)])  # the last target is predicted, not read
         if held and len(trie.tokens) + trie.growth(used) > most_tokens:
             packs.append(_finish(trie, held))
@@ -107,12 +110,6 @@ def pack(sequences: Sequence[Sequence_], most_tokens: int) -> list[Pack]:
 
 
 def _finish(trie: _Trie, held: list[tuple[Sequence_, list[int]]]) -> Pack:
-    size = len(trie.tokens)
-    mask = torch.zeros(size, size, dtype=torch.bool)
-    for node, parent in enumerate(trie.parents):
-        if parent >= 0:
-            mask[node, : parent + 1] = mask[parent, : parent + 1]
-        mask[node, node] = True
     nodes, tokens, logprobs, advantages, weights, owners = [], [], [], [], [], []
     for index, (sequence, path) in enumerate(held):
         known = sequence.logprobs or [float("nan")] * len(sequence.targets)
@@ -127,7 +124,7 @@ def _finish(trie: _Trie, held: list[tuple[Sequence_, list[int]]]) -> Pack:
     return Pack(
         torch.tensor(trie.tokens),
         torch.tensor(trie.depths),
-        mask,
+        _ancestors(trie.parents),
         predicting,
         rows,
         torch.tensor(tokens),
@@ -137,3 +134,16 @@ def _finish(trie: _Trie, held: list[tuple[Sequence_, list[int]]]) -> Pack:
         torch.tensor(owners),
         [len(sequence.token_ids) for sequence, _ in held],
     )
+
+
+def _ancestors(parents: Sequence[int]) -> torch.Tensor:
+    """(N, N) True where the column's node is the row's node or one of its ancestors. Filled run by run: in a run, each
+    node is the child of the one before."""
+    mask_NN = torch.ones(len(parents), len(parents), dtype=torch.bool).tril_()
+    starts = [node for node, parent in enumerate(parents) if node == 0 or parent != node - 1]
+    for start, end in pairwise([*starts, len(parents)]):
+        above = parents[start] + 1
+        mask_NN[start:end, :start] = False
+        if above:
+            mask_NN[start:end, :above] = mask_NN[above - 1, :above]
+    return mask_NN

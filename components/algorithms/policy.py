@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from components.algorithms import exactness
 from components.algorithms.packing import Pack
 from components.errors import ArtifactError
 from components.models import attention
@@ -23,18 +24,24 @@ LEARNING, REFERENCE = "default", "reference"
 
 
 class Policy:
-    """base_dir: local model folder. The adapter starts as LoRA does: A random from `seed`, B zero, no change."""
+    """base_dir: local model folder. The adapter starts as LoRA does: A random from `seed`, B zero, no change.
+
+    Raises ResourceError for models that packs do not compute exactly, such as those with sliding windows.
+    """
 
     def __init__(self, base_dir: Path, spec: ModelSpec, seed: int):
         from peft import LoraConfig, get_peft_model
 
         self.spec = spec
         self.device = pick_device(spec.device)
-        model = load_model(base_dir, dtype=spec.dtype, device=self.device)
-        model.set_attn_implementation(attention.register())
+        self.model = load_model(base_dir, dtype=spec.dtype, device=self.device)
+        exactness.refuse_windows(self.model, spec.max_length)
+        alone_S = exactness.probe_alone(self.model)
+        self.model.set_attn_implementation(attention.register())
+        exactness.refuse_difference(self.model, alone_S, self.logprobs(exactness.probe_pack(self.model), 1.0)[0])
         torch.manual_seed(seed)
-        self.model = get_peft_model(model, LoraConfig(**_peft_arguments(spec.lora)), adapter_name=LEARNING)
-        self.model.train()
+        self.model = get_peft_model(self.model, LoraConfig(**_peft_arguments(spec.lora)), adapter_name=LEARNING)
+        self._set_dropout()
         self._reference: Path | None = None
 
     @property
@@ -53,25 +60,37 @@ class Policy:
         from peft import set_peft_model_state_dict
         from safetensors.torch import load_file
 
+        lora = self.spec.lora
+        saved = json.loads((adapter_dir / "adapter_config.json").read_text())
+        if saved["r"] != lora.rank or saved["lora_alpha"] != lora.alpha:
+            raise ArtifactError(
+                f"the adapter in {adapter_dir} has rank {saved['r']} and alpha {saved['lora_alpha']:g}, model.lora has "
+                f"rank {lora.rank} and alpha {lora.alpha:g}. Give model.lora the adapter's values, or start without it"
+            )
         tensors = load_file(adapter_dir / "adapter_model.safetensors")
         own = self.adapter(name)
         if set(own) != set(tensors) or any(own[key].shape != tensors[key].shape for key in own):
             raise ArtifactError(
-                f"the adapter in {adapter_dir} does not fit model.lora (rank {self.spec.lora.rank}, "
-                f"target_modules {self.spec.lora.target_modules}): start from one of the same shape"
+                f"the adapter in {adapter_dir} is for another model or for other layers than model.lora.target_modules="
+                f"{lora.target_modules}. Start from an adapter of this model, or without one"
             )
         set_peft_model_state_dict(self.model, tensors, adapter_name=name)
 
     def save(self, adapter_dir: Path) -> None:
-        """Writes a PEFT folder. It names the base by its configured name: a path would tie it to one machine."""
+        """Writes a PEFT folder. It names the base and the layers; a path would tie it to one machine."""
         from peft import LoraConfig
         from safetensors.torch import save_file
 
         adapter_dir.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.adapter().items()}
         save_file(tensors, adapter_dir / "adapter_model.safetensors", metadata={"format": "pt"})
-        config = LoraConfig(**_peft_arguments(self.spec.lora), base_model_name_or_path=self.spec.name).to_dict()
-        text = json.dumps(config, indent=2, sort_keys=True, default=lambda value: sorted(value))
+        base = Path(self.spec.name)
+        resolved = self.model.peft_config[LEARNING].target_modules  # `all-linear` by now stands as names of layers
+        arguments = _peft_arguments(self.spec.lora) | {
+            "base_model_name_or_path": base.name if base.is_dir() else self.spec.name,
+            "target_modules": sorted({module.rpartition(".")[2] for module in resolved}),
+        }
+        text = json.dumps(LoraConfig(**arguments).to_dict(), indent=2, sort_keys=True, default=sorted)
         (adapter_dir / "adapter_config.json").write_text(text + "\n")
 
     def use_reference(self, adapter_dir: Path | None) -> None:
@@ -82,6 +101,7 @@ class Policy:
             if REFERENCE not in self.model.peft_config:
                 self.model.add_adapter(REFERENCE, LoraConfig(**_peft_arguments(self.spec.lora), inference_mode=True))
                 self.model.set_adapter(LEARNING)
+                self._set_dropout()
             self.load(adapter_dir, REFERENCE)
         self._reference = adapter_dir
 
@@ -118,6 +138,13 @@ class Policy:
         with torch.no_grad():
             entropy_U = -(logps_UV.exp() * logps_UV).sum(-1)
         return logprob_S, entropy_U[row_S]
+
+    def _set_dropout(self) -> None:
+        """Nothing drops out but what `model.lora.dropout` says: the sampler has no dropout, nor has the reference."""
+        self.model.eval()
+        for name, module in self.model.named_modules():
+            if name.endswith(f".lora_dropout.{LEARNING}"):
+                module.train()
 
 
 def _peft_arguments(lora: LoraSpec) -> dict:

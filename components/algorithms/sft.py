@@ -10,22 +10,27 @@ computed once, and logits are made for learned tokens only, which is where the p
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from components.algorithms import divergence
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
 from components.algorithms.spec import SFTSpec
-from components.errors import TrainingDiverged
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
 from components.trajectories.convert import to_openai
 from components.trajectories.schema import Trajectory
+
+log = logging.getLogger(__name__)
 
 
 def train_sft(
@@ -42,7 +47,8 @@ def train_sft(
 ) -> tuple[int, dict[str, float]]:
     """`spec.epochs` passes over the trajectories. Returns the new step count and the mean metrics.
 
-    Raises TrainingDiverged where the loss or the gradient is no longer finite.
+    Raises TrainingDiverged where the loss or the gradient is no longer finite, with the ids of the batch's trajectories
+    written to `scratch/diverged.json`.
     """
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -53,12 +59,14 @@ def train_sft(
     rows = examples(ChatFormat(tokenizer), trajectories, policy.spec.max_length)
     if not rows:
         return step, {"skipped": 1.0}
-    logs: list[dict[str, float]] = []
-    clock = [time.monotonic()]
+    steps: list[dict[str, float]] = []
+    clock = [0.0]
     computed = [0, 0]
+    batch: list[str] = []
 
     class PackedSFTTrainer(SFTTrainer):
         def training_step(self, model, inputs, num_items_in_batch=None):
+            batch[:] = [row["trajectory_id"] for row in inputs["rows"]]
             sequences = [Sequence_(row["input_ids"], row["targets"]) for row in inputs["rows"]]
             learned = sum(len(sequence.targets) for sequence in sequences)
             total = torch.zeros((), device=policy.device)
@@ -71,6 +79,9 @@ def train_sft(
                 computed[1] += len(part.token_ids_N)
             return total
 
+        def _send_telemetry(self):
+            """Nothing leaves this machine."""
+
     class Report(TrainerCallback):
         def on_log(self, args, state, control, logs=None, **_):
             if not logs or "loss" not in logs:
@@ -78,51 +89,52 @@ def train_sft(
             number = step + state.global_step
             metrics = {name: float(logs[name]) for name in ("loss", "grad_norm", "learning_rate")}
             if not all(math.isfinite(value) for value in metrics.values()):
-                raise TrainingDiverged(
-                    f"gradient step {number}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}. No checkpoint "
-                    "was written. Lower the learning rate"
-                )
+                divergence.stop(scratch, number, metrics, batch, advice="Lower the learning rate")
             metrics["seconds"] = time.monotonic() - clock[0]
             clock[0] = time.monotonic()
-            record(number, metrics)
+            steps.append(metrics)
+            on_step({"step": number, **metrics})
 
-    def record(number: int, metrics: dict[str, float]) -> None:
-        logs.append(metrics)
-        on_step({"step": number, **metrics})
+    def share(done: int) -> float:
+        """Of the learning rate, for the step after `done` ones: the warm-up goes on where the checkpoint stood."""
+        return min(1.0, (step + done + 1) / spec.warmup_steps) if spec.warmup_steps else 1.0
 
-    trainer = PackedSFTTrainer(
-        model=policy.model,
-        args=SFTConfig(
-            output_dir=str(scratch / "trl"),
-            per_device_train_batch_size=spec.batch_size,
-            num_train_epochs=spec.epochs,
-            learning_rate=spec.learning_rate,
-            lr_scheduler_type="constant_with_warmup",
-            warmup_steps=max(0, spec.warmup_steps - step),
-            max_grad_norm=spec.max_grad_norm,
-            max_length=None,
-            seed=seed,
-            use_cpu=policy.device == "cpu",
-            logging_steps=1,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            gradient_checkpointing=False,
-            bf16=False,
-            dataset_kwargs={"skip_prepare_dataset": True},
-            remove_unused_columns=False,
-            dataloader_pin_memory=False,
-        ),
-        data_collator=lambda batch: {"rows": batch},
-        train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer,
-        optimizers=(optimizer, None),
-        callbacks=[Report()],
+    config = SFTConfig(
+        output_dir=str(scratch / "trl"),
+        per_device_train_batch_size=spec.batch_size,
+        num_train_epochs=spec.epochs,
+        learning_rate=spec.learning_rate,
+        max_grad_norm=spec.max_grad_norm,
+        max_length=None,
+        seed=seed,
+        use_cpu=policy.device == "cpu",
+        logging_steps=1,
+        logging_nan_inf_filter=False,  # it would report the loss before the first one that is not finite
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+        bf16=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
     )
-    trainer.remove_callback(PrinterCallback)  # it prints every log line to stdout
+    config._n_gpu = 1  # the policy lies on one device, whatever else is in the machine
+    with _undisturbed(policy):
+        trainer = PackedSFTTrainer(
+            model=policy.model,
+            args=config,
+            data_collator=lambda batch: {"rows": batch},
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+            optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, share)),
+            callbacks=[Report()],
+        )
+        trainer.remove_callback(PrinterCallback)  # it prints every log line to stdout
+    clock[0] = time.monotonic()
     trainer.train()
-    seconds = sum(log["seconds"] for log in logs)
-    means = {name: sum(log[name] for log in logs) / len(logs) for name in logs[0]}
+    seconds = sum(one["seconds"] for one in steps)
+    means = {name: sum(one[name] for one in steps) / len(steps) for name in steps[0]}
     means |= {
         "seconds": seconds,
         "tokens": float(computed[0]),
@@ -133,17 +145,59 @@ def train_sft(
     return step + trainer.state.global_step, means
 
 
+@contextlib.contextmanager
+def _undisturbed(policy: Policy) -> Iterator[None]:
+    """TRL's trainer, when it is made, seeds every random generator of the process and replaces the forward method of
+    the model with one that can also fuse the loss. Both are put back: the random state is the checkpoint's, and a warm
+    policy must be the same after any number of trainings."""
+    import numpy
+
+    model = policy.model.get_base_model()
+    own = "forward" in vars(model)
+    forward = model.forward
+    states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        yield
+    finally:
+        if own:
+            model.forward = forward
+        else:
+            vars(model).pop("forward", None)
+        random.setstate(states[0])
+        numpy.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+
+
 def examples(chat: ChatFormat, trajectories: Sequence[Trajectory], max_length: int) -> list[dict[str, Any]]:
-    """`input_ids` and `targets` (indices of the tokens to learn), one row a history. Histories longer than
-    `max_length` tokens are left out whole: a truncated one would teach to stop in the middle."""
+    """`input_ids`, `targets` (indices of the tokens to learn) and `trajectory_id`, one row a history. Histories longer
+    than `max_length` tokens are left out whole: a truncated one would teach to stop in the middle. So are failed
+    episodes."""
     rows = []
     for trajectory in trajectories:
+        if trajectory.failure is not None:
+            continue
         for history in trajectory.histories:
             if history.token_ids:
                 targets = [index for index, sampled in enumerate(history.sampled_mask()) if sampled]
-                rows.append({"input_ids": list(history.token_ids), "targets": targets})
+                rows.append(_row(list(history.token_ids), targets, trajectory))
                 continue
             for stream in chat.streams([to_openai(message) for message in history.messages], trajectory.tools):
                 targets = [index for start, end in stream.spans for index in range(start, end)]
-                rows.append({"input_ids": stream.token_ids, "targets": targets})
-    return [row for row in rows if row["targets"] and len(row["input_ids"]) <= max_length]
+                rows.append(_row(stream.token_ids, targets, trajectory))
+    rows = [row for row in rows if row["targets"]]
+    kept = [row for row in rows if len(row["input_ids"]) <= max_length]
+    if len(kept) < len(rows):
+        log.warning(
+            "histories left out of training, for they are longer than model.max_length=%d tokens: %d of %d",
+            max_length,
+            len(rows) - len(kept),
+            len(rows),
+        )
+    return kept
+
+
+def _row(token_ids: list[int], targets: list[int], trajectory: Trajectory) -> dict[str, Any]:
+    return {"input_ids": token_ids, "targets": targets, "trajectory_id": trajectory.id}

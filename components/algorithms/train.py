@@ -9,12 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.algorithms.spec import GRPOSpec, OptimizerSpec, SFTSpec
 from components.models.lora import adapter_digest
 from components.models.spec import ModelSpec
 from components.trajectories.schema import Trajectory
+
+if TYPE_CHECKING:
+    import torch
+
+    from components.algorithms.policy import Policy
 
 
 def train(
@@ -38,12 +43,13 @@ def train(
     """
     import torch
 
-    from components.algorithms import checkpoint
+    from components.algorithms import checkpoint, divergence
 
     policy = _policy(base_dir, model, seed, start, warm)
     policy.use_reference(reference / checkpoint.ADAPTER if reference else None)
     names, parameters = list(policy.parameters), list(policy.parameters.values())
     optimizer = _adamw(algorithm, parameters)
+    optimizer.zero_grad(set_to_none=True)  # a warm policy may hold those of a call that was interrupted
     torch.manual_seed(seed)
     step = 0
     if start is not None:
@@ -76,6 +82,15 @@ def train(
                 scratch=scratch,
                 on_step=logged,
             )
+    broken = [name for name, parameter in policy.parameters.items() if not parameter.isfinite().all()]
+    if broken:
+        divergence.stop(
+            scratch,
+            step,
+            {"not_finite": len(broken)},
+            [trajectory.id for trajectory in trajectories],
+            advice=f"not_finite counts tensors of the adapter, {broken[0]} first. Lower the learning rate",
+        )
     policy.save(out / checkpoint.ADAPTER)
     checkpoint.save_state(out, algorithm=algorithm.name, step=step, optimizer=optimizer, names=names)
     return metrics
@@ -86,13 +101,14 @@ def policy_digest(checkpoint_dir: Path) -> str:
     return adapter_digest(checkpoint_dir / "adapter")
 
 
-def _policy(base_dir: Path, model: ModelSpec, seed: int, start: Path | None, warm: dict[str, Any] | None):
+def _policy(base_dir: Path, model: ModelSpec, seed: int, start: Path | None, warm: dict[str, Any] | None) -> Policy:
     """The model in training, holding the adapter of `start`; a fresh adapter where that is None."""
     from components.algorithms.policy import Policy
 
     key = f"policy {base_dir} {model.model_dump_json()}"
-    policy = warm.get(key) if warm is not None and start is not None else None
-    if policy is None:
+    policy: Policy | None = warm.pop(key, None) if warm is not None else None
+    if policy is None or start is None:
+        policy = None  # frees the old one before the new one is loaded
         policy = Policy(base_dir, model, seed)
     if warm is not None:
         warm[key] = policy
@@ -101,7 +117,7 @@ def _policy(base_dir: Path, model: ModelSpec, seed: int, start: Path | None, war
     return policy
 
 
-def _adamw(spec: OptimizerSpec, parameters):
+def _adamw(spec: OptimizerSpec, parameters: list[torch.nn.Parameter]) -> torch.optim.AdamW:
     import torch
 
     return torch.optim.AdamW(

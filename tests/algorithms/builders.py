@@ -1,0 +1,147 @@
+"""A tiny model, trajectories with tokens, and the same mathematics on a plain PEFT model, one sequence at a time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from components.models.spec import LoraSpec, ModelSpec
+from components.trajectories.schema import Failure, History, Message, Scenario, Trajectory
+
+MODEL = ModelSpec(name="tiny", source="random", device="cpu", max_length=128, lora=LoraSpec(rank=4, alpha=8.0))
+VOCABULARY = 259
+TEMPERATURE = 0.7
+
+
+def history(parts: Sequence[tuple[bool, Sequence[int]]], logprobs: Sequence[float]) -> History:
+    """parts: (sampled, tokens) in order. logprobs: of the sampled tokens."""
+    token_ids: list[int] = []
+    messages = []
+    for sampled, tokens in parts:
+        span = (len(token_ids), len(token_ids) + len(tokens)) if sampled else None
+        messages.append(Message("assistant" if sampled else "user", "", span=span))
+        token_ids += tokens
+    built = History(messages, token_ids)
+    given = iter(logprobs)
+    built.logprobs = [next(given) if sampled else float("nan") for sampled in built.sampled_mask()]
+    assert next(given, None) is None
+    return built
+
+
+def trajectory(
+    group: str,
+    sample: int,
+    histories: list[History],
+    reward: float | None,
+    *,
+    failure: Failure | None = None,
+    sampling: dict[str, Any] | None = None,
+) -> Trajectory:
+    return Trajectory(
+        f"{group}/{sample}",
+        Scenario(group, {}, "train"),
+        sample,
+        histories,
+        reward=reward,
+        failure=failure,
+        sampling={"temperature": TEMPERATURE} if sampling is None else sampling,
+    )
+
+
+def batch(seed: int = 0, groups: int = 3, size: int = 3, off_policy: float = 0.4) -> list[Trajectory]:
+    """Groups of two-turn episodes that share their prompt and parts of their answers. The log-probabilities scatter
+    around those of an untrained model, so that some ratios are clipped on either side."""
+    draw = random.Random(seed)
+
+    def tokens(count: int) -> list[int]:
+        return [draw.randrange(3, VOCABULARY) for _ in range(count)]
+
+    made = []
+    for group in range(groups):
+        prompt, first, observation = tokens(12), tokens(4), tokens(6)
+        for sample in range(size):
+            answer = first[: draw.randint(1, 4)] + tokens(draw.randint(1, 5))
+            last = tokens(draw.randint(2, 6))
+            parts = [(False, prompt), (True, answer), (False, observation), (True, last)]
+            logprobs = [-5.56 + draw.gauss(0, off_policy) for _ in range(len(answer) + len(last))]
+            made.append(trajectory(f"s{group}", sample, [history(parts, logprobs)], reward=draw.random()))
+    return made
+
+
+def demonstrations(count: int = 6) -> list[Trajectory]:
+    """Written conversations, without tokens."""
+    made = []
+    for index in range(count):
+        messages = [
+            Message("system", "You work in a shop."),
+            Message("user", f"Where is order {index}?"),
+            Message("assistant", "On its way." if index % 2 else f"It left on day {index}."),
+            Message("user", "Thanks."),
+            Message("assistant", "You are welcome."),
+        ]
+        made.append(Trajectory(f"d{index}/0", Scenario(f"d{index}", {}, "train"), 0, [History(messages)]))
+    return made
+
+
+def make_policy(base_dir: Path, seed: int = 0, model: ModelSpec = MODEL):
+    """A policy whose adapter does something: B is random too."""
+    import torch
+
+    from components.algorithms.policy import Policy
+
+    policy = Policy(base_dir, model, seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for name, parameter in policy.parameters.items():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return policy
+
+
+def write_start(base_dir: Path, folder: Path, seed: int = 0) -> Path:
+    """A checkpoint of an algorithm that no trainer here is: an adapter to start from, no moments to restore."""
+    import torch
+
+    from components.algorithms import checkpoint
+
+    policy = make_policy(base_dir, seed)
+    folder.mkdir(parents=True)
+    policy.save(folder / checkpoint.ADAPTER)
+    optimizer = torch.optim.AdamW(policy.parameters.values())
+    checkpoint.save_state(folder, algorithm="none", step=0, optimizer=optimizer, names=list(policy.parameters))
+    return folder
+
+
+def plain_model(base_dir: Path, policy):
+    """The policy's model as PEFT and transformers make it, with standard causal attention."""
+    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(base_dir, attn_implementation="sdpa")
+    lora = policy.spec.lora
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.target_modules, task_type="CAUSAL_LM")
+    model = get_peft_model(base, config)
+    set_peft_model_state_dict(model, {name: tensor.clone() for name, tensor in policy.adapter().items()})
+    return model
+
+
+def plain_logprobs(model, token_ids: Sequence[int], temperature: float):
+    """(T-1,) log-probabilities of the tokens after the first, of one sequence alone."""
+    import torch
+
+    ids_T = torch.tensor(token_ids)
+    logps_TV = torch.log_softmax(model(input_ids=ids_T[None]).logits[0] / temperature, -1)
+    return logps_TV[:-1].gather(-1, ids_T[1:, None])[:, 0]
+
+
+def trainable(model) -> dict[str, Any]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def relative_difference(left: dict[str, Any], right: dict[str, Any]) -> float:
+    """L2 distance of two sets of tensors over the length of the second."""
+    assert set(left) == set(right)
+    distance = sum(float((left[name] - right[name]).square().sum()) for name in left) ** 0.5
+    return distance / sum(float(right[name].square().sum()) for name in right) ** 0.5
