@@ -5,27 +5,32 @@ history; each later prompt is the tokens so far plus the text that the template 
 (`continuation`). Where the template is not prefix-stable (it rewrites earlier turns, as templates that drop old
 reasoning do), `continuation` says so by returning None, and a new history begins.
 
-Templates with a place for tools get them there, and calls are read in the form that most such models write:
-`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Templates without one get the tools in the system message
-as signatures, and calls in the pythonic form, `[find_order(order="K482")]`, which takes half the tokens. Calls are
-parsed, never evaluated.
+A template that shows tools and writes calls as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as most do,
+is left to it. With any other, tools are shown in the system message as signatures, and calls are written in the
+pythonic form, `[find_order(order="K482")]` (`components.trajectories.calls`).
 """
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 from dataclasses import dataclass
 from typing import Any
 
-from components.errors import ResourceError
+from components.errors import EngineError, ResourceError
+from components.trajectories.calls import read_pythonic, read_tagged, write_pythonic
 
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _TOOLS = """{system}
 Tools:
 {signatures}
 Call a tool like this: [{example}]"""
+_PROBE = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "Probes.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string", "description": "Any."}}},
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -39,44 +44,83 @@ class Stream:
 
 
 class ChatFormat:
-    """The chat template of one tokenizer. Raises ResourceError where there is none, or no end-of-turn token."""
+    """The chat template of one tokenizer. Raises ResourceError where there is none, or no end-of-turn token.
+
+    A template is a program that came with the model; where it refuses a conversation, its methods raise EngineError.
+    """
 
     def __init__(self, tokenizer):
         if not tokenizer.chat_template:
             raise ResourceError(f"{tokenizer.name_or_path} has no chat template: choose an instruct model")
         self.tokenizer = tokenizer
-        self.end, self.end_id = _end_of_turn(tokenizer)
-        self.native_tools = "tools" in str(tokenizer.chat_template)
+        self.end, self.end_id = self._end_of_turn()
+        self.native_tools = self._knows_tools()
         self.tool_role = "tool" if self.native_tools or self._knows_tool_role() else "user"
 
-    def _knows_tool_role(self) -> bool:
-        from jinja2.exceptions import TemplateError
+    def _end_of_turn(self) -> tuple[str, int]:
+        """The special token that the template puts after an assistant message. It may differ from the tokenizer's
+        end-of-sequence token, so it is read off a rendered conversation."""
+        talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "stem"}]
+        try:
+            tail = self._apply(talk).rpartition("stem")[2]
+        except EngineError as error:
+            raise ResourceError(f"{error}: a question and its answer; choose another model") from error
+        special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
+        for token in self.encode(tail):
+            if token in special:
+                return self.tokenizer.convert_ids_to_tokens(token), token
+        raise ResourceError(
+            f"the chat template of {self.tokenizer.name_or_path} does not mark where an assistant message ends"
+        )
 
+    def _knows_tools(self) -> bool:
+        """Whether the template shows tools, and writes calls in the form that is read here."""
+        call = {"id": "call_0_0", "type": "function", "function": {"name": "probe", "arguments": {"word": "a"}}}
+        talk: list[dict[str, Any]] = [
+            {"role": "user", "content": "b"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        try:
+            shown = "Probes." in self._apply(talk[:1], tools=[_PROBE])
+            _, tag, written = self._apply(talk, tools=[_PROBE]).rpartition("<tool_call>")
+            return shown and read_tagged(tag + written)[1] == [("probe", '{"word": "a"}')]
+        except (EngineError, ValueError):
+            return False
+
+    def _knows_tool_role(self) -> bool:
         talk = [
             {"role": "user", "content": "a"},
             {"role": "assistant", "content": "b"},
             {"role": "tool", "content": "c?"},
         ]
         try:
-            return "c?" in self.tokenizer.apply_chat_template(talk, tokenize=False)
-        except TemplateError:
+            return "c?" in self._apply(talk)
+        except EngineError:
             return False
 
     # Rendering
 
+    def _apply(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        except Exception as error:
+            raise EngineError(
+                f"the chat template of {self.tokenizer.name_or_path} refuses the conversation "
+                f"({type(error).__name__}: {error})"
+            ) from error
+
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, generate: bool) -> str:
         """The conversation as text; `generate` adds the head of an assistant message to be written."""
         if self.native_tools:
-            shown = [_with_parsed_arguments(message) for message in messages]
-            return self.tokenizer.apply_chat_template(
-                shown, tools=tools or None, tokenize=False, add_generation_prompt=generate
-            )
-        return self.tokenizer.apply_chat_template(
-            _without_tools(messages, tools, self.tool_role), tokenize=False, add_generation_prompt=generate
-        )
+            shown = [_as_template_takes_it(message) for message in messages]
+            return self._apply(shown, tools=tools or None, add_generation_prompt=generate)
+        return self._apply(_without_tools(messages, tools, self.tool_role), add_generation_prompt=generate)
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False).input_ids
+        try:
+            return self.tokenizer(text, add_special_tokens=False).input_ids
+        except TypeError as error:
+            raise EngineError(f"this cannot be tokenised, for it is no valid Unicode: {text[:200]!r}") from error
 
     def prompt_ids(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
         """Tokens of a whole conversation up to where the next assistant message begins."""
@@ -108,11 +152,11 @@ class ChatFormat:
         done: list[Stream] = []
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
-        previous = None
+        previous: int | None = None
         for turn, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            between = None
+            between: str | None = None
             if previous is not None:
                 between = self.continuation(messages[:turn], tools, previous, closed=True)
             if between is None:
@@ -144,112 +188,62 @@ class ChatFormat:
     # Parsing
 
     def parse(self, token_ids: list[int], turn: int) -> dict[str, Any]:
-        """The assistant message that sampled tokens say. A call that is no valid JSON stays in the content, where
-        the environment can see and answer it. `turn` numbers the calls."""
+        """The assistant message that sampled tokens say. What begins like a call and is none stays in the content,
+        where the environment can see and answer it. `turn` numbers the calls."""
         kept = token_ids[:-1] if token_ids and token_ids[-1] == self.end_id else token_ids
         text = self.tokenizer.decode(kept, skip_special_tokens=False)
         try:
-            content, calls = (_tagged_calls if self.native_tools else _pythonic_calls)(text)
-        except (ValueError, SyntaxError, KeyError, TypeError, RecursionError, MemoryError):
+            content, calls = read_tagged(text) if self.native_tools else read_pythonic(text)
+        except (ValueError, RecursionError):
             return {"role": "assistant", "content": text}
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if calls:
             message["tool_calls"] = [
-                {
-                    "id": f"call_{turn}_{index}",
-                    "type": "function",
-                    "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
-                }
-                for index, (name, arguments) in enumerate(calls)
+                {"id": f"call_{turn}_{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+                for i, (name, arguments) in enumerate(calls)
             ]
         return message
 
 
-def _end_of_turn(tokenizer) -> tuple[str, int]:
-    """The special token that the template puts after an assistant message. It may differ from the tokenizer's
-    end-of-sequence token, so it is read off a rendered conversation."""
-    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "stem"}]
-    tail = tokenizer.apply_chat_template(talk, tokenize=False).rpartition("stem")[2]
-    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-    for token in tokenizer(tail, add_special_tokens=False).input_ids:
-        if token in special:
-            return tokenizer.convert_ids_to_tokens(token), token
-    raise ResourceError(f"the chat template of {tokenizer.name_or_path} does not mark where an assistant message ends")
+def _named_arguments(call: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of a call in OpenAI's form, where arguments are JSON text."""
+    name, text = call["function"]["name"], call["function"]["arguments"]
+    try:
+        arguments = json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise EngineError(f"a call of the tool {name} has arguments that are no JSON object: {text!r:.200}")
+    return name, arguments
 
 
-Calls = list[tuple[str, dict[str, Any]]]
-
-
-def _tagged_calls(text: str) -> tuple[str, Calls]:
-    """(text without calls, calls) of `<tool_call>{...}</tool_call>` blocks. Raises where a block is no call."""
-    calls = []
-    for match in _CALL.finditer(text):
-        call = json.loads(match.group(1))
-        name, arguments = call["name"], call.get("arguments", {})
-        if not isinstance(name, str) or not isinstance(arguments, dict):
-            raise ValueError("a call needs a name and a mapping of arguments")
-        calls.append((name, arguments))
-    return (_CALL.sub("", text).strip() if calls else text), calls
-
-
-def _pythonic_calls(text: str) -> tuple[str, Calls]:
-    """("", calls) of `[name(argument=literal, ...), ...]`; (text, []) where the text is no such list."""
-    stripped = text.strip()
-    if not (stripped.startswith("[") and stripped.endswith(")]")):
-        return text, []
-    tree = ast.parse(stripped, mode="eval").body
-    calls = []
-    for call in tree.elts if isinstance(tree, ast.List) else []:
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-            raise ValueError("not a list of calls with named arguments")
-        arguments = {}
-        for keyword in call.keywords:
-            if keyword.arg is None:
-                raise ValueError("** is not an argument")
-            arguments[keyword.arg] = ast.literal_eval(keyword.value)
-        json.dumps(arguments, allow_nan=False)
-        calls.append((call.func.id, arguments))
-    return ("", calls) if calls else (text, [])
-
-
-def _pythonic_text(calls: list[dict[str, Any]]) -> str:
-    """The inverse of `_pythonic_calls` for OpenAI's form."""
-    shown = []
-    for call in calls:
-        arguments = json.loads(call["function"]["arguments"])
-        listed = ", ".join(f"{key}={_literal(value)}" for key, value in arguments.items())
-        shown.append(f"{call['function']['name']}({listed})")
-    return f"[{', '.join(shown)}]"
-
-
-def _literal(value: Any) -> str:
-    """A Python literal; text in double quotes."""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
-
-
-def _with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """Templates expect the arguments of a call as a mapping; OpenAI's form holds them as JSON text."""
-    if not message.get("tool_calls"):
-        return message
-    calls = []
-    for call in message["tool_calls"]:
-        function = dict(call["function"])
-        if isinstance(function["arguments"], str):
-            function["arguments"] = json.loads(function["arguments"])
-        calls.append({**call, "function": function})
-    return {**message, "tool_calls": calls}
+def _as_template_takes_it(message: dict[str, Any]) -> dict[str, Any]:
+    """Templates expect text, and the arguments of a call as a mapping; OpenAI's form has None, and JSON text."""
+    shown = {**message, "content": message.get("content") or ""}
+    if message.get("tool_calls"):
+        named = [(call, *_named_arguments(call)) for call in message["tool_calls"]]
+        shown["tool_calls"] = [
+            {**call, "function": {**call["function"], "name": name, "arguments": arguments}}
+            for call, name, arguments in named
+        ]
+    return shown
 
 
 def _without_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]], tool_role: str) -> list[dict[str, str]]:
     """The same conversation for a template that knows only roles and text."""
-    shown = []
+    shown: list[dict[str, str]] = []
+    answering = False
     for message in messages:
         role, content = message["role"], message.get("content") or ""
-        if role == "tool":
-            role = tool_role
-            content = content if role == "tool" else f"<tool_response>{content}</tool_response>"
         if message.get("tool_calls"):
-            content += _pythonic_text(message["tool_calls"])
+            written = write_pythonic([_named_arguments(call) for call in message["tool_calls"]])
+            content = f"{content}\n{written}" if content else written
+        if role == "tool" and tool_role == "user":
+            role, content = "user", f"<tool_response>{content}</tool_response>"
+            if answering:  # templates without the role often want user and assistant in turn
+                shown[-1]["content"] += f"\n{content}"
+                continue
+        answering = message["role"] == "tool"
         shown.append({"role": role, "content": content})
     if tools:
         if not shown or shown[0]["role"] != "system":
