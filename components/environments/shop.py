@@ -12,6 +12,7 @@ Scenarios are generated from a seed; order numbers are unique over all splits, s
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Sequence
@@ -102,17 +103,10 @@ class Shop:
     def __init__(self, seed: int = 0, train: int = 512, heldout: int = 128):
         if train + heldout > 20_000:
             raise ValueError(f"train + heldout is {train + heldout}; there are order numbers for 20000 scenarios")
-        rng = random.Random(f"shop-{seed}")
-        numbers = rng.sample(
-            [f"{letter}{n}" for letter in "ABCDEFGHJKLMNPQRSTUVWXYZ" for n in range(1000, 10000)], 3 * (train + heldout)
-        )
-        self._scenarios: dict[str, list[Scenario]] = {"train": [], "heldout": []}
-        for index in range(train + heldout):
-            split = "train" if index < train else "heldout"
-            self._scenarios[split].append(_scenario(rng, numbers[3 * index : 3 * index + 3], split))
+        self._scenarios = _generate(seed, train, heldout)
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
-        return self._scenarios.get(split, [])
+        return [scenario for scenario in self._scenarios if scenario.split == split]
 
     def tools(self) -> list[dict[str, Any]]:
         return TOOLS
@@ -133,7 +127,7 @@ class Shop:
         observation = []
         for call in calls:
             function = call["function"]
-            result = self._call(function["name"], json.loads(function["arguments"]))
+            result = self._call(function["name"], _parsed(function["arguments"]))
             observation.append({"role": "tool", "tool_call_id": call["id"], "content": result})
         return Step(observation, info=self._judge(""))
 
@@ -206,6 +200,18 @@ class Shop:
         return {"success": state and told, "state": state, "told": told, "invalid_actions": self.invalid}
 
 
+@functools.lru_cache(maxsize=4)  # a collector makes many shops of the same scenarios
+def _generate(seed: int, train: int, heldout: int) -> tuple[Scenario, ...]:
+    rng = random.Random(f"shop-{seed}")
+    numbers = rng.sample(
+        [f"{letter}{n}" for letter in "ABCDEFGHJKLMNPQRSTUVWXYZ" for n in range(1000, 10000)], 3 * (train + heldout)
+    )
+    return tuple(
+        _scenario(rng, numbers[3 * index : 3 * index + 3], "train" if index < train else "heldout")
+        for index in range(train + heldout)
+    )
+
+
 def _scenario(rng: random.Random, numbers: list[str], split: str) -> Scenario:
     kind = rng.choice(sorted(WORDS))
     items = rng.sample(ITEMS, len(numbers))
@@ -247,6 +253,15 @@ def _scenario(rng: random.Random, numbers: list[str], split: str) -> Scenario:
         type=kind,
         difficulty=difficulty + bool(aside),
     )
+
+
+def _parsed(arguments: str) -> dict[str, Any]:
+    """Arguments of a call; none where they are no JSON object, which no tool takes."""
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _address(rng: random.Random) -> str:
