@@ -5,39 +5,35 @@ at the front ([0, active)), so a decoding step reads them as one view without ga
 with what they hold, because the next turn of an episode, or another episode with the same prompt, continues from
 there. Padding needs no bookkeeping: a query at position p sees keys 0..p only, and what padding wrote beyond a
 sequence's end is overwritten before it can be seen.
+
+On a CPU the table is zero pages of the operating system: memory is taken when a token is written, so room for the
+longest sequence costs nothing until there is one.
 """
 
 from __future__ import annotations
 
-import torch
+import math
+from typing import Any
 
-GROWTH = 128
-"""Capacity in tokens grows in these units."""
+import numpy
+import torch
 
 
 class KVSlots:
     """Legend: L layers, S slots, H key-value heads, T tokens of capacity, D head dimension."""
 
-    def __init__(self, config, slots: int, dtype: torch.dtype, device: str):
-        heads = config.num_key_value_heads or config.num_attention_heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.kv = torch.zeros(config.num_hidden_layers, 2, slots, heads, 0, dim, dtype=dtype, device=device)
+    def __init__(self, config: Any, slots: int, tokens: int, dtype: torch.dtype, device: str):
+        heads, dim = heads_and_dim(config)
+        shape = (config.num_hidden_layers, 2, slots, heads, tokens, dim)
+        if device == "cpu":
+            pages = numpy.zeros(math.prod(shape) * dtype.itemsize, dtype=numpy.uint8)
+            self.kv = torch.from_numpy(pages).view(dtype).view(shape)
+        else:
+            self.kv = torch.zeros(shape, dtype=dtype, device=device)
         """(L, 2, S, H, T, D)"""
         self._rows: slice | torch.Tensor = slice(0, 0)
         self._positions = torch.empty(0, 0, dtype=torch.long)
         self._width = 0
-
-    @property
-    def capacity(self) -> int:
-        return self.kv.shape[4]
-
-    def reserve(self, tokens: int) -> None:
-        """Makes room for sequences of this length."""
-        if tokens > self.capacity:
-            room = -(-tokens // GROWTH) * GROWTH
-            grown = self.kv.new_zeros(*self.kv.shape[:4], room, self.kv.shape[5])
-            grown[..., : self.capacity, :] = self.kv
-            self.kv = grown
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copies the first `length` tokens of a slot to another."""
@@ -53,18 +49,21 @@ class KVSlots:
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Sets where the next forward pass writes: batch row i goes to slot rows[i] at positions[i] (B, Q).
 
-        Returns the boolean attention mask (B, 1, Q, K) over the K tokens that the pass reads.
+        Padding may point beyond the capacity; it is written to the last place, where nothing sees it before the
+        sequence's own token is there. Returns the boolean attention mask (B, 1, Q, K) over the K tokens that are read.
         """
+        positions = positions.clamp(max=self.kv.shape[4] - 1)
         self._rows, self._positions = rows, positions
         self._width = int(positions.max()) + 1
-        self.reserve(self._width)
         return (torch.arange(self._width, device=positions.device) <= positions[:, :, None])[:, None]
 
     # What transformers asks of a cache.
 
     is_compileable = False
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_, **__):
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, ...]:
         """key, value (B, H, Q, D) are stored; returns all keys and values of the rows, (B, H, K, D)."""
         found = []
         for index, new in enumerate((key, value)):
@@ -80,3 +79,9 @@ class KVSlots:
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self._width, 0
+
+
+def heads_and_dim(config: Any) -> tuple[int, int]:
+    """Key-value heads of a model, and the dimension of each."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

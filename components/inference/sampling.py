@@ -6,6 +6,7 @@ number only, never on what else is in the batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +20,7 @@ def draw(
     """Returns one token and its log-probability for each row.
 
     The log-probability is under the distribution that was drawn from: after temperature, top-k and top-p. Greedy
-    rows (temperature 0) carry it at temperature 1.
+    rows (temperature 0) carry it at temperature 1. Raises ArithmeticError where a row's logits are not finite.
     """
     greedy = torch.tensor([sampling.temperature == 0 for sampling in samplings])
     temperature_B = torch.tensor([sampling.temperature or 1.0 for sampling in samplings])
@@ -37,7 +38,10 @@ def draw(
         impossible = logps_BV.gather(-1, tokens_B[:, None])[:, 0] == -torch.inf
         tokens_B = torch.where(impossible | greedy.to(tokens_B.device), logits_BV.argmax(-1), tokens_B)
     logps_B = logps_BV.gather(-1, tokens_B[:, None])[:, 0]
-    return tokens_B.tolist(), logps_B.tolist()
+    tokens, logprobs = tokens_B.tolist(), logps_B.tolist()
+    if any(math.isnan(logprob) for logprob in logprobs):
+        raise ArithmeticError("the model's logits are not finite")
+    return tokens, logprobs
 
 
 def truncate(logps_V: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
@@ -47,9 +51,9 @@ def truncate(logps_V: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
     keep = torch.ones_like(ordered, dtype=torch.bool)
     if top_k:
         keep[top_k:] = False
-    mass_before = torch.where(keep, ordered, -torch.inf).softmax(-1).cumsum(-1)
-    mass_before = mass_before.roll(1)
-    mass_before[0] = 0.0
-    keep &= mass_before < top_p
+    if top_p < 1:
+        mass_before = torch.where(keep, ordered, -torch.inf).softmax(-1).cumsum(-1).roll(1)
+        mass_before[0] = 0.0
+        keep &= mass_before < top_p
     kept = torch.where(keep, ordered, -torch.inf).log_softmax(-1)
     return torch.empty_like(kept).scatter(0, index, kept)

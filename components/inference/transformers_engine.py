@@ -18,8 +18,11 @@ checked on every request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import random
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,18 +30,36 @@ from typing import Any
 
 import torch
 
-from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
-from components.inference.kv_slots import KVSlots
+from components.errors import ArtifactError, ContextOverflow, EngineError, StalePolicy
+from components.inference.kv_slots import KVSlots, heads_and_dim
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Sampling
 from components.inference.sampling import draw
 from components.models import attention, lora
 from components.models.weights import load_model, load_tokenizer, pick_device
 from components.trajectories.chat import ChatFormat
 
+logger = logging.getLogger(__name__)
+
 REMEMBERED_ANSWERS = 8192
 """Answers whose exact tokens are kept for conversations that continue them."""
 PREFILL_TOKENS = 4096
 """Most tokens, padding included, of one prefill pass."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """An answer that was given, with the tokens of the conversation up to its end."""
+
+    message: dict[str, Any]
+    conversation: str
+    """Its key, this answer included."""
+    tokens: list[int]
+    closed: bool
+    """The tokens end with the end-of-turn token."""
+
+
+class _Stopped(Exception):
+    """A pass was given up, because nobody waits for it any more."""
 
 
 @dataclass(eq=False)
@@ -77,8 +98,8 @@ class TransformersEngine:
         max_length: int,
         dtype: str = "float32",
         device: str = "auto",
-        slots: int = 64,
-        cache_bytes: int = 4_000_000_000,
+        slots: int = 128,
+        cache_bytes: int = 8_000_000_000,
     ):
         self.base_dir = Path(base_dir)
         self.device = pick_device(device)
@@ -86,11 +107,10 @@ class TransformersEngine:
         self.format = ChatFormat(self.tokenizer)
         self.model = load_model(self.base_dir, dtype=dtype, device=self.device)
         self.config = self.model.config.get_text_config()
-        _refuse_inexact(self.config, self.base_dir)
-        self.model.set_attn_implementation(attention.register())
         self.max_length = min(max_length, self.config.max_position_embeddings)
-        heads = self.config.num_key_value_heads or self.config.num_attention_heads
-        dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
+        attention.refuse_inexact(self.config, self.max_length, self.base_dir.name)
+        self.model.set_attn_implementation(attention.register())
+        heads, dim = heads_and_dim(self.config)
         width = 2 if dtype == "bfloat16" else 4
         per_sequence = 2 * self.config.num_hidden_layers * heads * dim * width * self.max_length
         self.slots = max(1, min(slots, cache_bytes // per_sequence))
@@ -98,10 +118,14 @@ class TransformersEngine:
         self._parameters = dict(self.model.named_parameters())
         self._changed: list[str] = []
         self._policy = BASE_POLICY
-        self._answers: OrderedDict[str, tuple[list[int], bool]] = OrderedDict()
+        self._answers: OrderedDict[str | int, _Answer] = OrderedDict()
+        """By conversation the latest, and by identity of the message each one."""
+        self._arrived: list[_Row] = []
+        """Requests that the loop has not taken yet: the only list that callers write to while a pass runs."""
         self._waiting: list[_Row] = []
         self._active: list[_Row] = []
         self._task: asyncio.Task | None = None
+        self._stop = threading.Event()
         self.counters = {"prompt_tokens": 0, "prefilled_tokens": 0, "sampled_tokens": 0, "passes": 0}
         """Work done so far: tokens asked for as prompts, of these computed anew, tokens sampled, forward passes."""
         self.release()
@@ -111,12 +135,15 @@ class TransformersEngine:
         return self._policy
 
     def load_policy(self, version: str, adapter_dir: str | None) -> None:
-        """Holds `version` from now on. Raises EngineError while requests are under way."""
-        if self._active or self._waiting:
-            raise EngineError(f"policy {version} cannot be loaded: {len(self._active)} answers are under way")
+        """Holds `version` from now on. Raises EngineError while requests are under way, ArtifactError for an adapter
+        that does not fit; the engine then holds what it held."""
+        if under_way := len(self._active) + len(self._waiting) + len(self._arrived):
+            raise EngineError(f"policy {version} cannot be loaded: {under_way} answers are under way")
         if version == self._policy:
             return
         changed = dict(lora.merged_tensors(self.base_dir, Path(adapter_dir))) if adapter_dir else {}
+        if unknown := sorted(changed.keys() - self._parameters.keys()):
+            raise ArtifactError(f"{adapter_dir} changes {unknown[:3]}, which the loaded model does not have")
         restored = dict(lora.base_tensors(self.base_dir, [name for name in self._changed if name not in changed]))
         with torch.no_grad():
             for name, tensor in (changed | restored).items():
@@ -127,7 +154,7 @@ class TransformersEngine:
 
     def release(self) -> None:
         """Frees the cache; it grows again on use."""
-        self.cache = KVSlots(self.config, self.slots, self.model.dtype, self.device)
+        self.cache = KVSlots(self.config, self.slots, self.max_length, self.model.dtype, self.device)
         self._held: list[list[int]] = [[] for _ in range(self.slots)]
         """Tokens whose keys and values each slot holds."""
         self._used = [0] * self.slots
@@ -145,79 +172,104 @@ class TransformersEngine:
         room = self.max_length - len(prompt)
         if room < 1:
             raise ContextOverflow(
-                f"the prompt has {len(prompt)} tokens, model.max_length is {self.max_length}: raise it or shorten the task"
+                f"the prompt has {len(prompt)} tokens, and a conversation at most {self.max_length}: shorten the task, "
+                "or raise model.max_length where the model allows it"
             )
         loop = asyncio.get_running_loop()
-        row = _Row(
-            request, prompt, min(request.sampling.max_tokens, room), loop.create_future(), random.Random(request.seed)
-        )
-        self._waiting.append(row)
+        limit = min(request.sampling.max_tokens, room)
+        row = _Row(request, prompt, limit, loop.create_future(), random.Random(request.seed))
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
         elif self._task.get_loop() is not loop:
-            self._waiting.remove(row)
-            raise EngineError("the engine is in use by another event loop; give each its own engine")
-        try:
-            await row.future
-        finally:
-            if row in self._waiting:  # cancelled before it began
-                self._waiting.remove(row)
+            if not self._task.get_loop().is_closed():
+                raise EngineError("the engine is in use by another event loop; give each its own engine")
+            self._drop_requests()
+            self._task = loop.create_task(self._run())
+        self._arrived.append(row)
+        await row.future
         return self._completion(row)
 
     # Prompts and answers
 
     def _prompt(self, request: ChatRequest) -> list[int]:
-        """Tokens of the conversation: those of the last answer that this engine gave in it, continued."""
+        """Tokens of the conversation: those of the last answer that this engine gave in it, continued.
+
+        Of answers that read the same, the one whose message is handed back, that very object, is continued; else the
+        latest.
+        """
         messages = request.messages
         for turn in range(len(messages) - 1, -1, -1):
             if messages[turn]["role"] == "assistant":
-                known = self._answers.get(_conversation_key(messages[: turn + 1], request.tools))
-                if known is None:
+                key = _conversation_key(messages[: turn + 1], request.tools)
+                answer = self._answers.get(id(messages[turn]))
+                if answer is None or answer.conversation != key:
+                    answer = self._answers.get(key)
+                if answer is None:
                     break
-                tokens, closed = known
-                between = self.format.continuation(messages, request.tools, turn, closed=closed)
+                between = self.format.continuation(messages, request.tools, turn, closed=answer.closed)
                 if between is None:
                     break
-                return tokens + self.format.encode(between)
+                return answer.tokens + self.format.encode(between)
         return self.format.prompt_ids(messages, request.tools)
 
     def _completion(self, row: _Row) -> ChatCompletion:
         request = row.request
-        closed = row.sampled[-1] in self.stop_ids
+        stopped = row.sampled[-1] in self.stop_ids
         turn = sum(message["role"] == "assistant" for message in request.messages)
-        message = self.format.parse(row.sampled, turn)
-        reason = "tool_calls" if message.get("tool_calls") else "stop"
-        ended = row.sampled[-1] == self.format.end_id
-        self._answers[_conversation_key([*request.messages, message], request.tools)] = (row.tokens, ended)
-        while len(self._answers) > REMEMBERED_ANSWERS:
+        message = self.format.parse(row.sampled[:-1] if stopped else row.sampled, turn)
+        key = _conversation_key([*request.messages, message], request.tools)
+        answer = _Answer(message, key, row.tokens, row.sampled[-1] == self.format.end_id)
+        for name in (key, id(message)):
+            self._answers.pop(name, None)
+            self._answers[name] = answer
+        while len(self._answers) > 2 * REMEMBERED_ANSWERS:
             self._answers.popitem(last=False)
-        return ChatCompletion(
-            message, reason if closed else "length", row.prompt, row.sampled, row.logprobs, self._policy
-        )
+        reason = "length" if not stopped else "tool_calls" if message.get("tool_calls") else "stop"
+        return ChatCompletion(message, reason, row.prompt, row.sampled, row.logprobs, self._policy)
 
     # The loop
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            while self._waiting or self._active:
-                done = await loop.run_in_executor(None, self._pass)
-                for row in done:
+            while self._arrived or self._waiting or self._active:
+                self._waiting += self._arrived
+                self._arrived = []
+                for row in await self._in_thread(loop):
                     if not row.future.done():
                         row.future.set_result(None)
                 for _ in range(4):  # let those who waited ask for their next turn before the next pass
                     await asyncio.sleep(0)
-        except BaseException as error:
-            for row in [*self._active, *self._waiting]:
+        except Exception as error:
+            logger.exception("generation failed")
+            for row in [*self._active, *self._waiting, *self._arrived]:
                 if not row.future.done():
-                    if isinstance(error, Exception):
-                        row.future.set_exception(EngineError(f"{type(error).__name__}: {error}"))
-                    else:
-                        row.future.cancel()
-            self._active, self._waiting = [], []
-            self.release()
-            if not isinstance(error, Exception):
-                raise
+                    row.future.set_exception(EngineError(f"{type(error).__name__}: {error}"))
+            self._drop_requests()
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            for row in [*self._active, *self._waiting, *self._arrived]:
+                row.future.cancel()
+            self._drop_requests()
+            raise
+
+    async def _in_thread(self, loop: asyncio.AbstractEventLoop) -> list[_Row]:
+        """One pass in a worker thread. Where this task is cancelled, the pass is told to end and waited for: until
+        then the state of the engine is its own."""
+        running = loop.run_in_executor(None, self._pass)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self._stop.set()
+            while not running.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([running])
+            self._stop.clear()
+            running.exception()  # `_Stopped`, or what it failed with: nobody is there to tell
+            raise
+
+    def _drop_requests(self) -> None:
+        self._active, self._waiting, self._arrived = [], [], []
+        self.release()
 
     @torch.inference_mode()
     def _pass(self) -> list[_Row]:
@@ -226,8 +278,7 @@ class TransformersEngine:
             self._park(row)
         while batch := self._admit():
             self._prefill(batch)
-        logits = self._decode_logits()
-        return self._sample(logits)
+        return self._sample(self._decode_logits()) if self._active else []
 
     def _admit(self) -> list[_Row]:
         """Gives slots to waiting rows. A row whose prefix another row of the same batch is about to compute waits
@@ -237,7 +288,7 @@ class TransformersEngine:
         for row in list(self._waiting):
             if len(self._active) == self.slots:
                 break
-            if batch and sum(len(other.prompt) - other.cached for other in batch) >= PREFILL_TOKENS:
+            if sum(_missing(other) for other in batch) >= PREFILL_TOKENS:
                 break
             shared = [_shared(held, row.prompt) for held in self._held]
             donor = max(range(self.slots), key=lambda slot: (shared[slot], -slot))
@@ -246,7 +297,6 @@ class TransformersEngine:
                 continue
             slot = self._slot_for(donor, prefix)
             if slot != donor:
-                self.cache.reserve(prefix)
                 self.cache.copy(donor, slot, prefix)
             self._held[slot] = row.prompt[:prefix]
             row.slot, row.cached = slot, prefix
@@ -297,7 +347,7 @@ class TransformersEngine:
             for index, row in enumerate(part):
                 new = row.prompt[row.cached : -1]
                 tokens[index, : len(new)] = torch.tensor(new)
-                positions[index] = torch.arange(row.cached, row.cached + width)
+                positions[index] = torch.arange(row.cached, row.cached + width).clamp(max=self.max_length - 1)
                 self.counters["prefilled_tokens"] += len(new)
                 row.cached += len(new)
             self._forward(tokens, positions, torch.tensor([row.slot for row in part]))
@@ -307,15 +357,18 @@ class TransformersEngine:
     def _decode_logits(self) -> torch.Tensor:
         """(B, V) logits after the last token of every active row."""
         rows = self._active
-        tokens = torch.tensor([[row.sampled[-1] if row.sampled else row.prompt[-1]] for row in rows])
+        last = [row.sampled[-1] if row.sampled else row.prompt[-1] for row in rows]
+        tokens = torch.tensor(last)[:, None]
         positions = torch.tensor([[row.cached] for row in rows])
         logits = self._forward(tokens, positions, slice(0, len(rows)))[:, -1]
-        for row in rows:
+        for row, token in zip(rows, last, strict=True):
             row.cached += 1
-            self._held[row.slot].append(row.tokens[row.cached - 1] if row.sampled else row.prompt[-1])
+            self._held[row.slot].append(token)
         return logits
 
     def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, rows: slice | torch.Tensor) -> torch.Tensor:
+        if self._stop.is_set():
+            raise _Stopped
         self.counters["passes"] += 1
         tokens, positions = tokens.to(self.device), positions.to(self.device)
         mask = self.cache.aim(rows if isinstance(rows, slice) else rows.to(self.device), positions)
@@ -338,7 +391,7 @@ class TransformersEngine:
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             row.sampled.append(token)
             row.logprobs.append(logprob)
-            if token in self.stop_ids or len(row.sampled) == row.limit:
+            if token in self.stop_ids or len(row.sampled) >= row.limit:
                 self._park(row)
                 done.append(row)
         return done
@@ -361,26 +414,15 @@ def _shared(a: list[int], b: list[int]) -> int:
 
 
 def _conversation_key(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-    """The same for a message however its sender fills the optional fields."""
-    said = []
-    for message in messages:
-        calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls") or []]
-        said.append([message["role"], message.get("content") or "", calls])
+    """The same for a message whether its sender fills optional fields with nothing or leaves them out."""
+    said = [{name: value for name, value in message.items() if value not in (None, "", [])} for message in messages]
     return json.dumps([said, tools], sort_keys=True)
 
 
-def _stop_ids(model, chat: ChatFormat) -> frozenset[int]:
+def _stop_ids(model: Any, chat: ChatFormat) -> frozenset[int]:
     declared = model.generation_config.eos_token_id
     listed = declared if isinstance(declared, list) else [declared]
     return frozenset([*(token for token in listed if token is not None), chat.end_id])
-
-
-def _refuse_inexact(config, base_dir: Path) -> None:
-    kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
-    if kinds or not getattr(config, "num_attention_heads", None):
-        raise ResourceError(
-            f"the embedded engine runs models of full-attention layers; {base_dir.name} has {sorted(kinds) or 'none'}"
-        )
 
 
 __all__ = ["Sampling", "TransformersEngine"]

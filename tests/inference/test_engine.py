@@ -1,0 +1,367 @@
+"""The embedded engine against transformers itself: what it answers, and the log-probs that it states."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from components.errors import ArtifactError, ContextOverflow, EngineError, StalePolicy
+from components.inference import transformers_engine
+from components.inference.protocol import BASE_POLICY, ChatRequest, Sampling
+from tests.deployment.tiny import write_adapter
+from tests.inference.exact import ask, assert_exact, go_on, logits
+
+TEXTS = ["Hello.", "Where is my order?", "Grüße aus Köln 🙂", "a" * 90, "Where is my order now?"]
+
+
+def chat(engine, *requests):
+    async def all_at_once():
+        return await asyncio.gather(*(engine.chat(request) for request in requests))
+
+    return asyncio.run(all_at_once())
+
+
+def force(monkeypatch, *token_ids: int) -> None:
+    """Makes the engine draw these tokens, one after another."""
+    left = list(token_ids)
+
+    def draw(logits_BV, samplings, uniforms):
+        token = left.pop(0)
+        return [token] * len(samplings), torch.log_softmax(logits_BV, -1)[:, token].tolist()
+
+    monkeypatch.setattr(transformers_engine, "draw", draw)
+
+
+def test_greedy_answers_are_those_of_generate(engine, reference):
+    answers = chat(engine, *(ask(text, temperature=0, max_tokens=24) for text in TEXTS))
+    for answer in answers:
+        prompt = torch.tensor([answer.prompt_token_ids])
+        whole = reference.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=24, eos_token_id=[0, 2]
+        )
+        assert answer.token_ids == whole[0, prompt.shape[1] :].tolist()
+        assert_exact(reference, answer)
+
+
+def test_logprobs_are_those_of_a_full_forward_pass(engine, reference):
+    temperatures = [1.0, 0.5, 1.7, 0.9, 1.0]
+    requests = [ask(t, temperature=h, seed=i) for i, (t, h) in enumerate(zip(TEXTS, temperatures, strict=True))]
+    for answer, temperature in zip(chat(engine, *requests), temperatures, strict=True):
+        assert_exact(reference, answer, temperature)
+
+
+def test_a_batch_changes_nothing(make_engine):
+    requests = [ask(text, seed=seed) for text in TEXTS for seed in (1, 2)]
+    batched = chat(make_engine(), *requests)
+    alone = [chat(make_engine(slots=1), request)[0] for request in requests]
+    assert [answer.token_ids for answer in batched] == [answer.token_ids for answer in alone]
+
+
+def test_the_seed_decides(make_engine):
+    first, again, other = chat(make_engine(), ask("Hi", seed=3), ask("Hi", seed=3), ask("Hi", seed=4))
+    (later,) = chat(make_engine(), ask("Hi", seed=3))
+    assert first.token_ids == again.token_ids == later.token_ids
+    assert first.message == later.message
+    assert other.token_ids != first.token_ids
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.5, 0), (1.0, 5), (0.7, 20), (0.01, 0), (1.0, 1000)])
+def test_truncated_logprobs_are_renormalised(engine, reference, top_p, top_k):
+    """The distribution written out: sort, keep k, of these the smallest set whose mass reaches p, and divide by it."""
+    answers = chat(engine, *(ask("Hello", top_p=top_p, top_k=top_k, temperature=0.8, seed=seed) for seed in range(6)))
+    for answer in answers:
+        for row, token, logprob in zip(logits(reference, answer), answer.token_ids, answer.logprobs, strict=True):
+            probabilities = torch.softmax(row.double() / 0.8, -1)
+            order = sorted(range(len(probabilities)), key=lambda index: -probabilities[index])
+            kept = order[: top_k or None]
+            total = sum(probabilities[index] for index in kept)
+            mass, nucleus = 0.0, []
+            for index in kept:
+                if mass >= top_p:
+                    break
+                nucleus.append(index)
+                mass += float(probabilities[index] / total)
+            assert token in nucleus
+            expected = probabilities[token] / sum(probabilities[index] for index in nucleus)
+            assert logprob == pytest.approx(float(expected.log()), abs=1e-4)
+
+
+def test_a_second_turn_computes_only_what_is_new(engine, reference):
+    opening = ask("Where is order K482?", max_tokens=20)
+    (first,) = chat(engine, opening)
+    before = dict(engine.counters)
+    (second,) = chat(engine, go_on(opening, first, "Thanks."))
+    held = len(first.prompt_token_ids) + len(first.token_ids) - 1  # the last token was drawn, not read
+    last = 1  # the prompt's last token is computed with the first step of decoding
+    assert (
+        engine.counters["prefilled_tokens"] - before["prefilled_tokens"] == len(second.prompt_token_ids) - held - last
+    )
+    assert engine.counters["prompt_tokens"] - before["prompt_tokens"] == len(second.prompt_token_ids)
+    assert_exact(reference, second)
+
+
+def test_a_group_computes_its_prompt_once(engine, reference):
+    answers = chat(engine, *(ask("Where is my order?", seed=seed) for seed in range(6)))
+    assert engine.counters["prefilled_tokens"] == len(answers[0].prompt_token_ids) - 1
+    for answer in answers:
+        assert_exact(reference, answer)
+
+
+def test_a_turn_continues_the_tokens_that_were_sampled(engine, reference):
+    """The tiny model writes bytes that are no text: read again, they would be other tokens."""
+    opening = ask("Hello", max_tokens=8)
+    (first,) = chat(engine, opening)
+    written_again = engine.format.encode(first.message["content"])
+    assert written_again != first.token_ids
+    request = go_on(opening, first, "And?")
+    (second,) = chat(engine, request)
+    stream = first.prompt_token_ids + first.token_ids
+    assert second.prompt_token_ids[: len(stream)] == stream
+    assert engine.format.prompt_ids(request.messages, []) != second.prompt_token_ids
+    (third,) = chat(engine, go_on(request, second, "More?"))
+    stream = second.prompt_token_ids + second.token_ids
+    assert third.prompt_token_ids[: len(stream)] == stream
+    assert_exact(reference, third)
+
+
+def test_answers_that_read_the_same_keep_their_own_tokens(engine):
+    """One byte that is no text reads as U+FFFD, whichever byte it is."""
+    requests = [ask("Hello", max_tokens=1, seed=seed) for seed in range(40)]
+    firsts = chat(engine, *requests)
+    pairs = [(r, a) for r, a in zip(requests, firsts, strict=True) if a.message["content"] == "\ufffd"]
+    assert len({answer.token_ids[0] for _, answer in pairs}) > 3
+    seconds = chat(engine, *(go_on(request, answer, "And?") for request, answer in pairs))
+    for (_, first), second in zip(pairs, seconds, strict=True):
+        stream = first.prompt_token_ids + first.token_ids
+        assert second.prompt_token_ids[: len(stream)] == stream
+
+
+def test_a_message_that_was_copied_is_known_too(engine):
+    """As a client over HTTP sends it: another object, optional fields filled with nothing."""
+    opening = ask("Hello")
+    (first,) = chat(engine, opening)
+    copied = {**first.message, "refusal": None, "tool_calls": None}
+    request = ChatRequest([*opening.messages, copied, {"role": "user", "content": "And?"}], sampling=opening.sampling)
+    (second,) = chat(engine, request)
+    stream = first.prompt_token_ids + first.token_ids
+    assert second.prompt_token_ids[: len(stream)] == stream
+
+
+def test_a_changed_message_is_another_conversation(engine):
+    opening = ask("Hello")
+    (first,) = chat(engine, opening)
+    changed = [*opening.messages, {"role": "assistant", "content": "No."}, {"role": "user", "content": "And?"}]
+    (second,) = chat(engine, ChatRequest(changed, sampling=opening.sampling))
+    assert second.prompt_token_ids == engine.format.prompt_ids(changed, [])
+    named = [*opening.messages, {**first.message, "name": "Ann"}, {"role": "user", "content": "And?"}]
+    (third,) = chat(engine, ChatRequest(named, sampling=opening.sampling))
+    assert third.prompt_token_ids == engine.format.prompt_ids(named, [])
+
+
+def test_finish_reasons(engine, monkeypatch):
+    end = engine.format.end_id
+    letters = engine.format.encode("ok")
+    force(monkeypatch, *letters, end)
+    (stopped,) = chat(engine, ask("Hi"))
+    assert (stopped.message["content"], stopped.finish_reason) == ("ok", "stop")
+    assert stopped.token_ids == [*letters, end]
+    force(monkeypatch, *letters)
+    (cut,) = chat(engine, ask("Hi", max_tokens=2))
+    assert (cut.message["content"], cut.finish_reason) == ("ok", "length")
+    called = engine.format.encode('[find(order="K1")]')
+    force(monkeypatch, *called, end)
+    (call,) = chat(engine, ask("Hi", max_tokens=99))
+    assert call.finish_reason == "tool_calls"
+    assert call.message["tool_calls"][0]["function"] == {"name": "find", "arguments": '{"order": "K1"}'}
+
+
+def test_a_model_may_stop_with_another_token(base_dir, make_engine, tmp_path, monkeypatch):
+    """Such a token ends the answer, is no part of what was said, and the conversation goes on behind it."""
+    folder = shutil.copytree(base_dir, tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0, 2]}')
+    engine = make_engine(folder)
+    called = engine.format.encode('[find(order="K1")]')
+    force(monkeypatch, *called, 0, 2)
+    opening = ask("Hi", max_tokens=99)
+    (first,) = chat(engine, opening)
+    assert first.finish_reason == "tool_calls"
+    request = go_on(opening, first, "And?")
+    (second,) = chat(engine, request)
+    text = engine.tokenizer.decode(second.prompt_token_ids)
+    assert text == engine.format.render(request.messages, [], generate=True).replace(
+        '[find(order="K1")]', '[find(order="K1")]<|endoftext|>'
+    )
+
+
+def test_a_stale_policy_is_refused(engine):
+    with pytest.raises(StalePolicy, match="asked for policy v2, but the engine holds base"):
+        chat(engine, ask("Hi", policy="v2"))
+    assert chat(engine, ask("Hi"))
+
+
+def test_the_context_is_used_to_its_end_and_no_further(engine, make_engine, reference):
+    length = len(engine.format.prompt_ids(ask("x" * 40).messages, []))
+    (last,) = chat(make_engine(max_length=length + 1), ask("x" * 40, temperature=0))
+    assert (len(last.token_ids), last.finish_reason) == (1, "length")
+    assert_exact(reference, last)
+    with pytest.raises(ContextOverflow, match=f"the prompt has {length} tokens.*at most {length}.*max_length"):
+        chat(make_engine(max_length=length), ask("x" * 40))
+
+
+def test_padding_near_the_end_of_the_context(make_engine, reference):
+    """Rows of unlike length are padded together beyond the end of the shorter ones' context."""
+    engine = make_engine(max_length=260)
+    opening = ask("x" * 190, max_tokens=4)
+    (first,) = chat(engine, opening)
+    answers = chat(engine, go_on(opening, first, "y"), ask("z" * 30, seed=1), ask("w" * 40, seed=2))
+    for answer in answers:
+        assert_exact(reference, answer)
+
+
+def test_an_adapter_gives_what_peft_gives(engine, adapter_dir, reference, base_dir):
+    import peft
+
+    from components.models.weights import load_model
+
+    (base,) = chat(engine, ask("Hello", seed=5))
+    weights = {name: parameter.clone() for name, parameter in engine.model.named_parameters()}
+    engine.load_policy("v1", str(adapter_dir))
+    adapted = peft.PeftModel.from_pretrained(load_model(base_dir), adapter_dir)
+    answers = chat(engine, *(ask(text, seed=5, policy="v1") for text in ["Hello", *TEXTS]))
+    assert answers[0].logprobs != base.logprobs
+    for answer in answers:
+        assert answer.policy == "v1"
+        assert_exact(adapted, answer)
+    engine.load_policy(BASE_POLICY, None)
+    assert all(torch.equal(parameter, weights[name]) for name, parameter in engine.model.named_parameters())
+    (again,) = chat(engine, ask("Hello", seed=5))
+    assert (again.token_ids, again.logprobs) == (base.token_ids, base.logprobs)
+
+
+def test_one_adapter_replaces_another(engine, make_engine, adapter_dir, base_dir, tmp_path):
+    other = write_adapter(base_dir, tmp_path / "other", seed=2)
+    engine.load_policy("v1", str(adapter_dir))
+    chat(engine, ask("Hello", policy="v1"))
+    engine.load_policy("v2", str(other))
+    fresh = make_engine()
+    fresh.load_policy("v2", str(other))
+    request = ask("Hello", policy="v2")
+    assert chat(engine, request)[0] == chat(fresh, request)[0]
+
+
+def test_an_adapter_that_does_not_fit_changes_nothing(engine, base_dir, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    bad = write_adapter(base_dir, tmp_path / "bad", seed=3)
+    tensors = load_file(bad / "adapter_model.safetensors")
+    save_file(
+        {name.replace("layers.1.", "layers.7."): tensor for name, tensor in tensors.items()},
+        bad / "adapter_model.safetensors",
+    )
+    (before,) = chat(engine, ask("Hello"))
+    with pytest.raises(ArtifactError, match=r"layers\.7"):
+        engine.load_policy("v1", str(bad))
+    assert engine.policy == BASE_POLICY
+    assert chat(engine, ask("Hello"))[0] == before
+
+
+def test_no_policy_is_loaded_under_an_answer(engine, adapter_dir):
+    async def load_meanwhile():
+        task = asyncio.create_task(engine.chat(ask("Hello", max_tokens=30)))
+        await asyncio.sleep(0.01)
+        with pytest.raises(EngineError, match="1 answers are under way"):
+            engine.load_policy("v1", str(adapter_dir))
+        return await task
+
+    answer = asyncio.run(load_meanwhile())
+    assert answer.policy == BASE_POLICY
+    engine.load_policy("v1", str(adapter_dir))
+    assert engine.policy == "v1"
+
+
+def test_arguments_that_are_no_json_are_an_engine_error(engine):
+    call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": "{not json"}}
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    request = ChatRequest([*messages, {"role": "user", "content": "b"}])
+    with pytest.raises(EngineError, match=r"tool find has arguments that are no JSON object: '\{not json'"):
+        chat(engine, request)
+
+
+def test_text_that_is_no_unicode_is_an_engine_error(engine):
+    with pytest.raises(EngineError, match="no valid Unicode"):
+        chat(engine, ask("half a pair: \ud83d"))
+
+
+def test_bad_arguments_over_http(engine):
+    """The server says what was wrong, in OpenAI's form."""
+    import openai
+
+    from components.inference.server import Server
+
+    call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": "[1]"}}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "b"},
+    ]
+    with Server(engine, "tiny") as server, openai.OpenAI(base_url=server.url, api_key="none") as client:
+        with pytest.raises(openai.APIStatusError, match="arguments that are no JSON object"):
+            client.chat.completions.create(model="tiny", messages=messages)
+        call["function"]["arguments"] = '{"order": "K1"}'
+        answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=3, seed=1)
+        assert answer.usage.completion_tokens == 3
+
+
+CONFIGS = {
+    "qwen2": {"num_key_value_heads": 2},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 24},
+    "mistral": {"num_key_value_heads": 1, "sliding_window": None},
+    "gpt2": {},
+    "olmo2": {"num_key_value_heads": 4},
+    "gemma": {"num_key_value_heads": 1, "head_dim": 32},
+}
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_other_families_are_exact_too(family, base_dir, make_engine, tmp_path):
+    """Random weights of other architectures: biases, norms on queries and keys, other head sizes, no shared heads."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from components.models.weights import load_model
+
+    folder = Path(shutil.copytree(base_dir, tmp_path / family))
+    (folder / "model.safetensors").unlink()
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=259,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=1024,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        **CONFIGS[family],
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    engine, model = make_engine(folder), load_model(folder)
+    openings = [ask(text, seed=index) for index, text in enumerate(TEXTS)]
+    firsts = chat(engine, *openings)
+    seconds = chat(engine, *(go_on(o, f, "And?", seed=9) for o, f in zip(openings, firsts, strict=True)))
+    for answer in [*firsts, *seconds]:
+        assert_exact(model, answer)
+
+
+def test_sampling_is_part_of_the_request(engine):
+    """Rows of one batch may be sampled in different ways."""
+    request = ask("Hello")
+    greedy = ChatRequest(request.messages, sampling=Sampling(temperature=0, max_tokens=12), seed=1)
+    alone = chat(engine, greedy)[0]
+    mixed = chat(engine, greedy, ask("Hello", top_k=3), ask("Hello", temperature=2.0, seed=1))[0]
+    assert alone.token_ids == mixed.token_ids
