@@ -3,18 +3,26 @@
 The model is shown the conversation, its answer goes to the environment, the observation is appended; until the
 environment is done, or the turns are used up. A truncated answer is an action like any other: the environment says
 what it thinks of it.
+
+What an engine or an environment raises, and what an environment says that is no message, ends the episode as a failure
+with the name of its boundary. Only two things pass through: cancellation, which is nobody's failure, and a user's
+mistake (SpecError, ResourceError), which would fail every episode alike.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from typing import Any
+import json
+from collections.abc import Callable
+from typing import Any, get_args
 
-from components.environments.protocol import Environment, Step
-from components.errors import BoundaryError, EnvironmentFailed, EspalierError
+from components.environments.protocol import Environment, Messages, Step
+from components.errors import BoundaryError, EngineError, EnvironmentFailed, ResourceError, SpecError
 from components.inference.protocol import ChatRequest, Engine, Sampling
 from components.rollout.recorder import Recorder
-from components.trajectories.schema import Failure, Scenario, Trajectory
+from components.trajectories.convert import to_message
+from components.trajectories.schema import Failure, Role, Scenario, Trajectory
 
 
 async def play(
@@ -26,37 +34,48 @@ async def play(
     sampling: Sampling,
     max_turns: int,
     seed: int,
+    timeout: float | None = None,
 ) -> Trajectory:
-    """Plays one episode with the policy that the engine holds. A failure of engine or environment is recorded in the
-    trajectory, with what was said until then; cancellation passes through."""
+    """Plays one episode with the policy that the engine holds.
+
+    timeout: seconds that it may take. A failure of engine or environment, and running out of time, is recorded in the
+    trajectory, with what was said until then; cancellation passes through.
+    """
     policy = engine.policy
     recorder = Recorder()
-    messages: list[dict[str, Any]] = []
+    messages: Messages = []
     rewards: list[float] = []
     outcome: dict[str, Any] = {}
     failure = None
     tools: list[dict[str, Any]] = []
     turns = sampled = truncated = 0
+    awaited: type[BoundaryError] = EnvironmentFailed
     try:
-        tools = await _ask(environment.tools)
-        messages = list(await _ask(environment.reset, scenario))
-        for turn in range(max_turns):
-            request = ChatRequest(list(messages), tools, policy, sampling, seed=seed * 1009 + turn)
-            completion = await engine.chat(request)
-            recorder.record(messages, completion)
-            messages.append(completion.message)
-            turns, sampled = turns + 1, sampled + len(completion.token_ids)
-            truncated += completion.finish_reason == "length"
-            step = await _ask(environment.step, completion.message)
-            if not isinstance(step, Step):
-                raise EnvironmentFailed(f"step returned {type(step).__name__}, expected Step")
-            rewards.append(float(step.reward))
-            outcome = step.info
-            messages.extend(step.observation)
-            if step.done:
-                break
+        async with asyncio.timeout(timeout):
+            tools = as_json(await ask(environment.tools), "tools")
+            messages += as_messages(await ask(environment.reset, scenario), "reset")
+            for turn in range(max_turns):
+                request = ChatRequest(list(messages), tools, policy, sampling, seed=seed * 1009 + turn)
+                awaited = EngineError
+                completion = await ask(engine.chat, request, error=EngineError)
+                awaited = EnvironmentFailed
+                recorder.record(messages, completion)
+                messages.append(completion.message)
+                turns, sampled = turns + 1, sampled + len(completion.token_ids)
+                truncated += completion.finish_reason == "length"
+                step = as_step(await ask(environment.step, completion.message))
+                rewards.append(step.reward)
+                outcome = step.info
+                messages += step.observation
+                if step.done:
+                    break
     except BoundaryError as error:
         failure = Failure(error.boundary, type(error).__name__, str(error))
+    except TimeoutError:
+        text = (
+            f"the episode took longer than {timeout:g} s (collect.timeout), last it waited for the {awaited.boundary}"
+        )
+        failure = Failure(awaited.boundary, "WaitTimeout", text)
     recorder.close(messages)
     return Trajectory(
         id=f"{scenario.id}/{sample}",
@@ -79,12 +98,57 @@ async def play(
     )
 
 
-async def _ask(method, *arguments):
-    """Calls a method of an environment, plain or async; what it raises becomes EnvironmentFailed."""
+async def ask(method: Callable[..., Any], *arguments: Any, error: type[BoundaryError] = EnvironmentFailed) -> Any:
+    """Calls a method, plain or async; what it raises becomes `error`."""
+    name = getattr(method, "__name__", str(method))
     try:
         answer = method(*arguments)
         return await answer if inspect.isawaitable(answer) else answer
-    except EspalierError:
+    except (BoundaryError, SpecError, ResourceError):
         raise
-    except Exception as error:
-        raise EnvironmentFailed(f"{getattr(method, '__name__', method)}: {type(error).__name__}: {error}") from error
+    except asyncio.CancelledError as cause:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise error(f"{name}: cancelled itself") from cause  # nobody asked for it: the other side broke
+    except Exception as cause:
+        raise error(f"{name}: {type(cause).__name__}: {cause}") from cause
+
+
+def as_messages(found: Any, where: str) -> Messages:
+    """What an environment said, if these are messages; else EnvironmentFailed."""
+    if not isinstance(found, list | tuple):
+        raise EnvironmentFailed(f"{where} returned {type(found).__name__}, expected a list of messages")
+    for message in found:
+        try:
+            said = to_message(message)
+        except (KeyError, TypeError, AttributeError):
+            said = None
+        if said is None or said.role not in get_args(Role) or not isinstance(said.content, str):
+            raise EnvironmentFailed(
+                f"{where} returned {message!r:.200} for a message; expected a mapping with a role "
+                f"({', '.join(get_args(Role))}) and text as content"
+            )
+    return list(found)
+
+
+def as_step(step: Any) -> Step:
+    """What `step` returned, if it keeps the protocol; else EnvironmentFailed."""
+    if not isinstance(step, Step):
+        raise EnvironmentFailed(f"step returned {type(step).__name__}, expected Step")
+    try:
+        reward = float(step.reward)
+    except (TypeError, ValueError):
+        raise EnvironmentFailed(f"step returned the reward {step.reward!r:.200}, expected a number") from None
+    if not isinstance(step.info, dict):
+        raise EnvironmentFailed(f"step returned the info {step.info!r:.200}, expected a mapping")
+    return Step(as_messages(step.observation, "step"), reward, bool(step.done), as_json(step.info, "step (info)"))
+
+
+def as_json(data: Any, where: str) -> Any:
+    """The data, if they can be stored; else EnvironmentFailed."""
+    try:
+        json.dumps(data)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EnvironmentFailed(f"{where} returned what is no JSON data: {error}") from None
+    return data

@@ -3,40 +3,55 @@
 Every scenario is played `group_size` times. Episodes that finished in an earlier try are taken as they are. A failed
 episode is a trajectory with a failure; when more fail than allowed, the collector stops and says why the first ones
 did. Cancellation stops everything at once and counts as nobody's failure.
+
+Each of the workers plays one episode at a time in an environment of its own, and takes a new environment after one
+that failed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import hashlib
+import logging
+import queue
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from components.environments.protocol import Environment, Solver
-from components.errors import SpecError, Problem, TooManyFailures
+from components.errors import EnvironmentFailed, Problem, SpecError, TooManyFailures
 from components.inference.protocol import Engine, Sampling
-from components.rollout.agent import play
+from components.rollout.agent import as_json, as_messages, as_step, ask, play
 from components.trajectories.convert import to_message
-from components.trajectories.schema import Failure, History, Scenario, Trajectory
+from components.trajectories.schema import History, Scenario, Trajectory
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT = 10.0
+"""Seconds that an environment may take to close."""
+Result = TypeVar("Result")
 
 
 def choose_scenarios(available: Sequence[Scenario], count: int, round_: int, seed: int) -> list[Scenario]:
     """The scenarios of a round: `count` of them in an order that the seed fixes, continued where the round before
-    ended; after the last one, a new order begins. No scenario comes twice in a round."""
+    ended; after the last one, a new order begins. No scenario comes twice in a round, and none comes again before all
+    have come."""
     if count > len(available):
         raise SpecError([Problem("collect.scenarios", f"is {count}, but the split has {len(available)} scenarios")])
-    chosen: list[Scenario] = []
-    position = round_ * count
-    while len(chosen) < count:
-        turn, start = divmod(position, len(available))
+    drawn: list[Scenario] = []
+    turn = 0
+    while len(drawn) < (round_ + 1) * count:
         order = list(available)
         random.Random(f"{seed}-{turn}").shuffle(order)
-        taken = {scenario.id for scenario in chosen}
-        part = [scenario for scenario in order[start:] if scenario.id not in taken][: count - len(chosen)]
-        chosen += part
-        position = (turn + 1) * len(available)
-    return chosen
+        # The round that this order has to complete holds some scenarios already: they come later in it.
+        held = {scenario.id for scenario in drawn[len(drawn) - len(drawn) % count :]}
+        new = [scenario for scenario in order if scenario.id not in held][: count - len(held)] if held else []
+        first = {scenario.id for scenario in new}
+        drawn += new + [scenario for scenario in order if scenario.id not in first]
+        turn += 1
+    return drawn[round_ * count : (round_ + 1) * count]
 
 
 def run_episodes(
@@ -57,77 +72,68 @@ def run_episodes(
     """Plays all episodes; returns them in order of scenario and sample.
 
     timeout: seconds that one episode may take. max_failures: below 1 a share of the episodes, from 1 on a count.
-    on_episode is called with each new episode and the seconds it took. Raises TooManyFailures.
+    on_episode is called with each new episode and the seconds it took. Raises TooManyFailures, and SpecError where
+    two scenarios have the same id.
     """
-    return asyncio.run(
-        _run(
-            engine,
-            make_environment,
-            [(scenario, sample) for scenario in scenarios for sample in range(group_size)],
-            sampling,
-            max_turns,
-            concurrency,
-            timeout,
-            max_failures,
-            seed,
-            finished or {},
-            on_episode,
-        )
-    )
-
-
-async def _run(
-    engine, make_environment, jobs, sampling, max_turns, concurrency, timeout, max_failures, seed, finished, on_episode
-) -> list[Trajectory]:
+    if len({scenario.id for scenario in scenarios}) < len(scenarios):
+        raise SpecError([Problem("environment", "gives the same id to several scenarios; ids must be unique")])
+    jobs = [(scenario, sample) for scenario in scenarios for sample in range(group_size)]
+    allowed = int(max_failures * len(jobs) if max_failures < 1 else max_failures)
     done: dict[str, Trajectory] = {}
-    allowed = max_failures * len(jobs) if max_failures < 1 else max_failures
-    failures: list[Trajectory] = []
-    idle: list[Environment] = []
-    queue = iter(jobs)
+    rest = iter(jobs)
 
-    async def worker() -> None:
-        environment = make_environment()
-        idle.append(environment)
-        for scenario, sample in queue:
-            name = f"{scenario.id}/{sample}"
-            if name in finished:
-                done[name] = finished[name]
-                continue
-            started = time.monotonic()
-            episode_seed = episode_number(seed, name)
-            try:
-                async with asyncio.timeout(timeout):
-                    trajectory = await play(
-                        engine,
-                        environment,
-                        scenario,
-                        sample=sample,
-                        sampling=sampling,
-                        max_turns=max_turns,
-                        seed=episode_seed,
-                    )
-            except TimeoutError:
-                trajectory = _timed_out(scenario, sample, engine.policy, timeout)
-            done[name] = trajectory
-            if trajectory.failure:
-                failures.append(trajectory)
-            if on_episode:
-                on_episode(trajectory, time.monotonic() - started)
-            if len(failures) > allowed:
-                shown = "; ".join(f"{one.id}: {one.failure.kind}: {one.failure.message}" for one in failures[:3])
-                raise TooManyFailures(
-                    f"{len(failures)} of {len(jobs)} episodes failed, {max_failures:g} allowed (collect.max_failures). {shown}"
+    def take(trajectory: Trajectory) -> None:
+        done[trajectory.id] = trajectory
+        failed = [one for one in done.values() if one.failure] if trajectory.failure else []
+        if len(failed) > allowed:
+            shown = "; ".join(
+                f"{one.id}: {one.failure.kind}: {one.failure.message}" for one in failed[:3] if one.failure
+            )
+            raise TooManyFailures(
+                f"{len(failed)} of {len(jobs)} episodes failed, more than the {allowed} that "
+                f"collect.max_failures={max_failures:g} allows. {shown}"
+            )
+
+    async def work() -> None:
+        environment = None
+        try:
+            for scenario, sample in rest:
+                name = f"{scenario.id}/{sample}"
+                if finished and name in finished:
+                    take(finished[name])
+                    continue
+                started = time.monotonic()
+                if environment is None:
+                    environment = make_environment()
+                trajectory = await play(
+                    engine,
+                    environment,
+                    scenario,
+                    sample=sample,
+                    sampling=sampling,
+                    max_turns=max_turns,
+                    seed=episode_number(seed, name),
+                    timeout=timeout,
                 )
+                if on_episode:
+                    on_episode(trajectory, time.monotonic() - started)
+                take(trajectory)
+                if trajectory.failure and trajectory.failure.boundary == EnvironmentFailed.boundary:
+                    broken, environment = environment, None
+                    await _close(broken)
+        finally:
+            if environment is not None:
+                await _close(environment)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(concurrency, len(jobs))):
-                group.create_task(worker())
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    finally:
-        for environment in idle:
-            environment.close()
+    async def work_all() -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(concurrency, len(jobs))):
+                    group.create_task(work())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    _run(work_all())
     return [done[f"{scenario.id}/{sample}"] for scenario, sample in jobs]
 
 
@@ -137,48 +143,81 @@ def episode_number(seed: int, name: str) -> int:
 
 
 def demonstrate(make_environment: Callable[[], Environment], scenarios: Sequence[Scenario]) -> list[Trajectory]:
-    """Plays the environment's own solution of each scenario; raises SpecError where it has none."""
+    """Plays the environment's own solution of each scenario.
+
+    Raises SpecError where it has none, EnvironmentFailed where the environment breaks.
+    """
     environment = make_environment()
     if not isinstance(environment, Solver):
         raise SpecError(
             [Problem("environment", f"{type(environment).__name__} has no solve(scenario), needed for demonstrations")]
         )
-    shown = []
-    for scenario in scenarios:
-        messages = list(environment.reset(scenario))
-        rewards, outcome = [], {}
-        answers = environment.solve(scenario)
-        for answer in answers:
-            messages.append(answer)
-            step = environment.step(answer)
-            rewards.append(float(step.reward))
-            outcome = step.info
-            messages.extend(step.observation)
-            if step.done:
-                break
-        shown.append(
-            Trajectory(
-                id=f"{scenario.id}/0",
-                scenario=scenario,
-                sample=0,
-                histories=[History([to_message(message) for message in messages])],
-                tools=environment.tools(),
-                step_rewards=rewards,
-                outcome=outcome,
-                metrics={"turns": float(len(answers))},
-                policy="solver",
-            )
-        )
-    environment.close()
-    return shown
+
+    async def show_all() -> list[Trajectory]:
+        try:
+            return [await _demonstration(environment, environment, scenario) for scenario in scenarios]
+        finally:
+            await _close(environment)
+
+    return _run(show_all())
 
 
-def _timed_out(scenario: Scenario, sample: int, policy: str, timeout: float) -> Trajectory:
+async def _demonstration(environment: Environment, solver: Solver, scenario: Scenario) -> Trajectory:
+    tools = as_json(await ask(environment.tools), "tools")
+    messages = as_messages(await ask(environment.reset, scenario), "reset")
+    rewards: list[float] = []
+    outcome: dict[str, Any] = {}
+    for answer in as_messages(await ask(solver.solve, scenario), "solve"):
+        messages.append(answer)
+        step = as_step(await ask(environment.step, answer))
+        rewards.append(step.reward)
+        outcome = step.info
+        messages += step.observation
+        if step.done:
+            break
     return Trajectory(
-        id=f"{scenario.id}/{sample}",
+        id=f"{scenario.id}/0",
         scenario=scenario,
-        sample=sample,
-        histories=[],
-        failure=Failure("environment", "WaitTimeout", f"the episode took longer than {timeout:g} s (collect.timeout)"),
-        policy=policy,
+        sample=0,
+        histories=[History([to_message(message) for message in messages])],
+        tools=tools,
+        step_rewards=rewards,
+        outcome=outcome,
+        metrics={"turns": float(len(rewards))},
+        policy="solver",
     )
+
+
+async def _close(environment: Environment) -> None:
+    """Closes an environment; one that fails at it costs a warning, not the episodes."""
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT):
+            await ask(environment.close)
+    except EnvironmentFailed as error:
+        logger.warning("an environment did not close: %s", error)
+    except TimeoutError:
+        logger.warning("an environment did not close within %g s", CLOSE_TIMEOUT)
+
+
+def _run(work: Coroutine[Any, Any, Result]) -> Result:
+    """Runs to its end, on a loop of its own; in a thread where this one has a loop already, as a notebook has."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    started: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Task]] = queue.SimpleQueue()
+
+    async def told() -> Result:
+        task = asyncio.current_task()
+        assert task is not None
+        started.put((task.get_loop(), task))
+        return await work
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        result = pool.submit(asyncio.run, told())
+        loop, task = started.get()
+        try:
+            return result.result()
+        except KeyboardInterrupt:
+            loop.call_soon_threadsafe(task.cancel)
+            raise

@@ -1,0 +1,375 @@
+"""The collector: every episode in order, failures as data, nothing lost and nothing played twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.environments.protocol import Step
+from components.errors import EngineError, ResourceError, SpecError, TooManyFailures, WaitTimeout
+from components.rollout import collector
+from components.rollout.agent import play
+from components.rollout.collector import choose_scenarios, demonstrate, run_episodes
+from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, scenarios
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def made():
+    """The environments that a test made."""
+    Echo.made = []
+    return Echo.made
+
+
+def raises(error: BaseException):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+def test_all_episodes_in_order():
+    found = collect(Parrot(), Echo, scenarios(3))
+    assert [t.id for t in found] == ["s0/0", "s0/1", "s1/0", "s1/1", "s2/0", "s2/1"]
+    for trajectory in found:
+        assert trajectory.failure is None
+        assert trajectory.success
+        assert trajectory.step_rewards == [0.5, 0.5]
+        assert trajectory.metrics["turns"] == 2
+        (history,) = trajectory.histories
+        assert [message.role for message in history.messages] == ["user", "assistant", "user", "assistant"]
+        assert trajectory.outcome["said"] == [history.messages[1].content, history.messages[3].content]
+        spoken = [history.token_ids[slice(*m.span)] for m in history.messages if m.span]
+        assert ["".join(map(chr, ids)) for ids in spoken] == trajectory.outcome["said"]
+
+
+def test_two_runs_are_equal_whatever_their_width():
+    """Seeds come from names, so neither order nor concurrency shows. (NaN differs from itself: compare by text.)"""
+    runs = [
+        repr(collect(Parrot(seconds=s), Echo, scenarios(4), concurrency=n)) for s, n in [(0, 1), (0.002, 3), (0, 64)]
+    ]
+    assert runs[0] == runs[1] == runs[2]
+    assert runs[0] != repr(collect(Parrot(), Echo, scenarios(4), seed=1))
+    seeds = [t.sampling["seed"] for t in collect(Parrot(), Echo, scenarios(4))]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_max_turns_end_an_episode_as_it_stands():
+    (trajectory, _) = collect(Parrot(), Echo, scenarios(1), max_turns=1)
+    assert trajectory.failure is None
+    assert not trajectory.success
+    assert trajectory.histories[0].messages[-1].content == "Again."
+
+
+@pytest.mark.parametrize("place", ["tools", "reset", "step"])
+@pytest.mark.parametrize("make", [Echo, AsyncEcho])
+def test_an_environment_that_raises_is_data(place, make, made):
+    found = collect(Parrot(), lambda: make(**{place: raises(KeyError("no such order"))}), scenarios(1))
+    for trajectory in found:
+        failure = trajectory.failure
+        assert (failure.boundary, failure.kind) == ("environment", "EnvironmentFailed")
+        assert failure.message == f"{place}: KeyError: 'no such order'"
+        assert not trajectory.success
+    assert len(made) == 2  # each episode after a failure has a new one
+    assert all(environment.closed for environment in made)
+    said = {"tools": [], "reset": [], "step": ["user", "assistant"]}[place]
+    assert [message.role for message in found[0].histories[0].messages] == said
+
+
+BAD = {
+    "no step": ("step", lambda: {"observation": []}, "step returned dict, expected Step"),
+    "no list": ("step", lambda: Step(None), "step returned NoneType, expected a list of messages"),
+    "no message": ("step", lambda: Step(["Again."]), "step returned 'Again.' for a message"),
+    "no role": ("reset", lambda: [{"content": "a"}], "reset returned {'content': 'a'} for a message"),
+    "odd role": ("reset", lambda: [{"role": "robot", "content": "a"}], "expected a mapping with a role"),
+    "no text": ("reset", lambda: [{"role": "user", "content": 7}], "text as content"),
+    "no calls": ("reset", lambda: [{"role": "assistant", "content": "", "tool_calls": [{}]}], "for a message"),
+    "no number": ("step", lambda: Step([], "much"), "step returned the reward 'much', expected a number"),
+    "no mapping": ("step", lambda: Step([], info=[1]), "step returned the info [1], expected a mapping"),
+    "no JSON": ("step", lambda: Step([], info={"at": object()}), "step (info) returned what is no JSON data"),
+    "no tools": ("tools", lambda: [object()], "tools returned what is no JSON data"),
+    "own end": ("step", raises(asyncio.CancelledError()), "step: cancelled itself"),
+    "own limit": ("step", raises(TimeoutError("socket")), "step: TimeoutError: socket"),
+    "own wait": ("step", raises(WaitTimeout("waited 3 s")), "step: WaitTimeout: waited 3 s"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_an_environment_that_breaks_the_protocol_is_data(name):
+    place, answer, message = BAD[name]
+    for trajectory in collect(Parrot(), lambda: Echo(**{place: answer}), scenarios(1)):
+        assert trajectory.failure.boundary == "environment"
+        assert message in trajectory.failure.message
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (EngineError("out of memory"), "EngineError", "out of memory"),
+        (ConnectionError("refused"), "EngineError", "chat: ConnectionError: refused"),
+        (TimeoutError("slow"), "EngineError", "chat: TimeoutError: slow"),
+        (asyncio.CancelledError(), "EngineError", "chat: cancelled itself"),
+    ],
+)
+def test_an_engine_that_raises_is_data(error, kind, message, made):
+    (trajectory, other) = collect(Parrot(fail=raises(error)), Echo, scenarios(1), concurrency=1)
+    assert trajectory.failure == other.failure
+    assert (trajectory.failure.boundary, trajectory.failure.kind) == ("engine", kind)
+    assert trajectory.failure.message == message
+    assert trajectory.histories[0].messages[0].content == "Say 0."
+    assert len(made) == 1  # the environment did nothing wrong
+
+
+@pytest.mark.parametrize("error", [SpecError([]), ResourceError("no weights")])
+def test_a_mistake_of_the_user_ends_the_stage(error, made):
+    with pytest.raises(type(error)):
+        collect(Parrot(), lambda: Echo(step=raises(error)), scenarios(3))
+    assert all(environment.closed for environment in made)
+
+
+def some(count: int):
+    """Fails the first `count` requests."""
+    left = [count]
+
+    def fail(_):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise EngineError("overheated")
+
+    return fail
+
+
+@pytest.mark.parametrize(("max_failures", "allowed"), [(0.25, 2), (0.3, 2), (0, 0), (1, 1), (5, 5)])
+def test_too_many_failures(max_failures, allowed):
+    """Of eight episodes: a share below 1, a count from 1 on."""
+    found = collect(Parrot(fail=some(allowed)), Echo, scenarios(4), max_failures=max_failures)
+    assert sum(t.failure is not None for t in found) == allowed
+    told = []
+    with pytest.raises(TooManyFailures) as caught:
+        collect(
+            Parrot(fail=some(allowed + 1)),
+            Echo,
+            scenarios(4),
+            max_failures=max_failures,
+            concurrency=1,
+            on_episode=lambda trajectory, seconds: told.append(trajectory.id),
+        )
+    head = (
+        f"{allowed + 1} of 8 episodes failed, more than the {allowed} that collect.max_failures={max_failures:g} allows"
+    )
+    assert str(caught.value).startswith(head)
+    assert "s0/0: EngineError: overheated" in str(caught.value)
+    assert len(told) == allowed + 1  # it stopped there, and each was handed on
+
+
+def test_an_episode_that_takes_too_long_keeps_what_was_said():
+    class Slow(AsyncEcho):
+        async def step(self, action):
+            step = await super().step(action)
+            if step.done:
+                await asyncio.sleep(30)
+            return step
+
+    (trajectory, _) = collect(Parrot(), Slow, scenarios(1), timeout=0.2)
+    assert (trajectory.failure.boundary, trajectory.failure.kind) == ("environment", "WaitTimeout")
+    assert trajectory.failure.message == (
+        "the episode took longer than 0.2 s (collect.timeout), last it waited for the environment"
+    )
+    assert [m.role for m in trajectory.histories[0].messages] == ["user", "assistant", "user", "assistant"]
+    assert trajectory.metrics["turns"] == 2
+    (slow, _) = collect(Parrot(seconds=30), Echo, scenarios(1), timeout=0.05)
+    assert (slow.failure.boundary, slow.failure.kind) == ("engine", "WaitTimeout")
+
+
+def test_cancellation_is_nobodys_failure(made):
+    """It raises through, and no episode is handed on."""
+    told = []
+
+    async def cancelled():
+        task = asyncio.current_task()
+        asyncio.get_running_loop().call_later(0.1, task.cancel)
+        await play(Parrot(seconds=30), AsyncEcho(), scenarios(1)[0], sample=0, sampling=None, max_turns=2, seed=0)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())
+
+    def interrupt():
+        while len(made) < 4:
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        collect(Parrot(seconds=30), AsyncEcho, scenarios(2), on_episode=lambda *a: told.append(a))
+    thread.join()
+    assert told == []
+    assert all(environment.closed for environment in made[1:])
+
+
+def test_finished_episodes_are_not_played_again():
+    first = collect(Parrot(), Echo, scenarios(3))
+    engine, told = Parrot(), []
+    finished = {t.id: t for t in first if t.id != "s1/1"}
+    second = collect(engine, Echo, scenarios(3), finished=finished, on_episode=lambda t, seconds: told.append(t.id))
+    assert told == ["s1/1"]
+    assert len(engine.requests) == 2
+    assert repr(second) == repr(first)
+    assert all(a is b for a, b in zip(first, second, strict=True) if a.id != "s1/1")
+
+
+def test_with_everything_finished_nothing_is_made(made):
+    first = collect(Parrot(), Echo, scenarios(2))
+    made.clear()
+    assert collect(Parrot(), Echo, scenarios(2), finished={t.id: t for t in first}) == first
+    assert made == []
+
+
+def test_finished_failures_count():
+    first = collect(Parrot(fail=some(3)), Echo, scenarios(2))
+    with pytest.raises(TooManyFailures, match="3 of 4 episodes failed"):
+        collect(Parrot(), Echo, scenarios(2), finished={t.id: t for t in first}, max_failures=2)
+
+
+def test_environments_are_reused_and_closed(made):
+    collect(Parrot(), AsyncEcho, scenarios(5), concurrency=2)
+    assert len(made) == 2
+    assert all(environment.closed for environment in made)
+
+
+def test_an_environment_that_does_not_close_costs_a_warning(caplog, monkeypatch):
+    assert len(collect(Parrot(), lambda: Echo(close=raises(OSError("gone"))), scenarios(1), concurrency=1)) == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "an environment did not close: close: OSError: gone",
+    ]
+    caplog.clear()
+
+    class Stuck(Echo):
+        async def close(self):
+            await asyncio.sleep(30)
+
+    monkeypatch.setattr(collector, "CLOSE_TIMEOUT", 0.05)
+    assert len(collect(Parrot(), Stuck, scenarios(1), concurrency=1)) == 2
+    assert [record.getMessage() for record in caplog.records] == ["an environment did not close within 0.05 s"]
+
+
+def test_equal_ids_are_refused():
+    with pytest.raises(SpecError, match="same id to several scenarios"):
+        collect(Parrot(), Echo, [*scenarios(2), *scenarios(1)])
+
+
+def test_under_a_running_loop():
+    """As in a notebook."""
+
+    async def cell():
+        return collect(Parrot(), AsyncEcho, scenarios(2)), demonstrate(AsyncEcho, scenarios(2))
+
+    found, shown = asyncio.run(cell())
+    assert [t.failure for t in found] == [None] * 4
+    assert len(shown) == 2
+
+
+def test_ctrl_c_reaches_a_process_in_time():
+    code = """
+import asyncio, sys
+from tests.rollout.worlds import *
+def told(*_): print("EPISODE", flush=True)
+print("ready", flush=True)
+try:
+    collect(Parrot(seconds=60), AsyncEcho, scenarios(4), on_episode=told)
+except KeyboardInterrupt:
+    print("interrupted", all(one.closed for one in Echo.made), flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=10)[0] == "interrupted True\n"
+
+
+# Demonstrations
+
+
+def test_demonstrations():
+    shown = demonstrate(AsyncEcho, scenarios(2))
+    assert [t.id for t in shown] == ["s0/0", "s1/0"]
+    for trajectory in shown:
+        assert trajectory.policy == "solver"
+        assert trajectory.success
+        assert trajectory.metrics == {"turns": 2.0}
+        (history,) = trajectory.histories
+        assert [m.content for m in history.messages if m.role == "assistant"] == ["one", "two"]
+        assert history.token_ids == []
+        assert all(message.span is None for message in history.messages)
+
+
+def test_demonstrations_need_a_solver(made):
+    with pytest.raises(SpecError, match=r"Echo has no solve\(scenario\)"):
+        demonstrate(Echo, scenarios(1))
+
+
+def test_a_demonstration_that_breaks_says_where(made):
+    with pytest.raises(collector.EnvironmentFailed, match="reset: KeyError: 'gone'"):
+        demonstrate(lambda: AsyncEcho(reset=raises(KeyError("gone"))), scenarios(1))
+    assert made[0].closed
+
+
+# Scenarios of a round
+
+
+@given(size=st.integers(1, 25), data=st.data(), rounds=st.integers(1, 12), seed=st.integers(0, 5))
+def test_rounds_use_all_scenarios_before_any_comes_again(size, data, rounds, seed):
+    count = data.draw(st.integers(1, size))
+    available = scenarios(size)
+    drawn = []
+    for number in range(rounds):
+        chosen = choose_scenarios(available, count, number, seed)
+        assert len(chosen) == count
+        assert len({one.id for one in chosen}) == count
+        drawn += [one.id for one in chosen]
+    for start in range(0, len(drawn), size):
+        part = drawn[start : start + size]
+        assert len(set(part)) == len(part)
+        if len(part) == size:
+            assert set(part) == {one.id for one in available}
+
+
+def test_the_seed_orders_scenarios():
+    orders = {tuple(one.id for one in choose_scenarios(scenarios(10), 10, 0, seed)) for seed in range(5)}
+    assert len(orders) == 5
+    again = [one.id for one in choose_scenarios(scenarios(10), 4, 3, 1)]
+    assert again == [one.id for one in choose_scenarios(scenarios(10), 4, 3, 1)]
+
+
+def test_more_scenarios_than_there_are():
+    with pytest.raises(SpecError, match=r"collect.scenarios: is 5, but the split has 4 scenarios"):
+        choose_scenarios(scenarios(4), 5, 0, 0)
+
+
+def test_run_episodes_takes_no_jobs():
+    assert (
+        run_episodes(
+            Parrot(),
+            Echo,
+            [],
+            group_size=1,
+            sampling=None,
+            max_turns=1,
+            concurrency=4,
+            timeout=1.0,
+            max_failures=0.1,
+            seed=0,
+        )
+        == []
+    )
