@@ -6,7 +6,7 @@ import math
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.algorithms.advantages import group_advantages
@@ -23,6 +23,7 @@ def test_a_group_by_hand():
     assert group_advantages(rewards, scale=True) == pytest.approx(expected, rel=1e-12)
 
 
+@settings(deadline=None)
 @given(REWARDS)
 def test_the_formula(rewards):
     mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
@@ -35,6 +36,7 @@ def test_the_formula(rewards):
     assert group_advantages(rewards, scale=True) == pytest.approx(scaled, rel=1e-6, abs=1e-6)
 
 
+@settings(deadline=None)
 @given(REWARDS, st.floats(-1e3, 1e3), st.booleans())
 def test_a_shift_of_all_rewards_changes_nothing(rewards, shift, scale):
     if statistics.pstdev(rewards) < 1e-3:
@@ -43,6 +45,7 @@ def test_a_shift_of_all_rewards_changes_nothing(rewards, shift, scale):
     assert shifted == pytest.approx(group_advantages(rewards, scale=scale), rel=1e-6, abs=1e-6)
 
 
+@settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 9), st.booleans())
 def test_equal_rewards_carry_no_signal(reward, count, scale):
     assert group_advantages([reward] * count, scale=scale) == [0.0] * count
@@ -60,6 +63,7 @@ def test_huge_rewards_that_differ(size):
     assert group_advantages([size, -size, 0.0], scale=True) == pytest.approx([1.5**0.5, -(1.5**0.5), 0.0], rel=1e-6)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-8e307, 8e307), min_size=1, max_size=8), st.booleans())
 def test_advantages_are_finite_at_any_size(rewards, scale):
     assert all(math.isfinite(value) for value in group_advantages(rewards, scale=scale))
@@ -68,3 +72,19 @@ def test_advantages_are_finite_at_any_size(rewards, scale):
 def test_tiny_rewards_carry_little_signal_because_of_the_constant_in_the_denominator():
     assert group_advantages([2e-6, 0.0], scale=True) == pytest.approx([0.5, -0.5])
     assert group_advantages([5e-324, 0.0], scale=True) == pytest.approx([0.0, 0.0], abs=1e-300)
+
+
+@settings(deadline=None)
+@given(REWARDS)
+def test_trl_divides_by_the_sample_deviation_instead(rewards):
+    """TRL 1.16: (r - mean) / (nanstd + 1e-4), Bessel-corrected. Up to the two constants, ours is sqrt(G / (G - 1)) of
+    it: the papers' population deviation."""
+    import torch
+    from trl.trainer.utils import nanstd
+
+    if statistics.pstdev(rewards) < 1:
+        return
+    rewards_G = torch.tensor(rewards, dtype=torch.float64)
+    trl_G = (rewards_G - rewards_G.mean()) / nanstd(rewards_G[None], dim=1)
+    factor = (len(rewards) / (len(rewards) - 1)) ** 0.5
+    assert group_advantages(rewards, scale=True) == pytest.approx((trl_G * factor).tolist(), rel=1e-5, abs=1e-9)

@@ -1,0 +1,128 @@
+"""Losses against loops over plain numbers, and what must hold for any input."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.algorithms import losses
+
+LOW, HIGH = 0.2, 0.3
+LOGPROB = st.floats(-12, 0, width=32)
+ODD = st.sampled_from([math.nan, -math.inf, math.inf, -1e30, -500.0, 0.0])
+ADVANTAGE = st.floats(-4, 4, width=32)
+TOKENS = st.lists(st.tuples(LOGPROB, LOGPROB, ADVANTAGE), min_size=1, max_size=12)
+
+
+def columns(rows) -> list[torch.Tensor]:
+    return [torch.tensor(column, dtype=torch.float32) for column in zip(*rows, strict=True)]
+
+
+@settings(deadline=None)
+@given(TOKENS)
+def test_the_clipped_loss_written_out(rows):
+    logprob_S, old_S, advantage_S = columns(rows)
+    expected = []
+    for logprob, old, advantage in rows:
+        ratio = math.exp(logprob - old)
+        inside = min(max(ratio, 1 - LOW), 1 + HIGH)
+        expected.append(-min(ratio * advantage, inside * advantage))
+    ratio_S = losses.policy_ratio(logprob_S, old_S)
+    loss_S = losses.clipped_policy_loss(ratio_S, advantage_S, LOW, HIGH)
+    assert loss_S.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@settings(deadline=None)
+@given(TOKENS)
+def test_clipped_is_where_the_gradient_is_gone(rows):
+    logprob_S, old_S, advantage_S = columns(rows)
+    logprob_S.requires_grad_()
+    ratio_S = losses.policy_ratio(logprob_S, old_S)
+    losses.clipped_policy_loss(ratio_S, advantage_S, LOW, HIGH).sum().backward()
+    told = losses.clipped(ratio_S, advantage_S, LOW, HIGH)
+    for index, (logprob, old, advantage) in enumerate(rows):
+        ratio = math.exp(logprob - old)
+        if min(abs(ratio - (1 - LOW)), abs(ratio - (1 + HIGH))) < 1e-4 or abs(advantage) < 1e-3:
+            continue
+        gone = (ratio > 1 + HIGH and advantage > 0) or (ratio < 1 - LOW and advantage < 0)
+        assert bool(told[index]) == gone
+        expected = 0.0 if gone else -ratio * advantage
+        assert logprob_S.grad[index].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_the_clip_is_asymmetric():
+    ratio_S = torch.tensor([1.25, 1.35, 0.75, 0.85])
+    up = losses.clipped_policy_loss(ratio_S, torch.ones(4), LOW, HIGH)
+    down = losses.clipped_policy_loss(ratio_S, -torch.ones(4), LOW, HIGH)
+    assert up.tolist() == pytest.approx([-1.25, -1.3, -0.75, -0.85])
+    assert down.tolist() == pytest.approx([1.25, 1.35, 0.8, 0.85])
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(LOGPROB, LOGPROB | ODD, ADVANTAGE, LOGPROB | st.just(-500.0)), min_size=1, max_size=12))
+def test_no_old_logprob_makes_loss_or_gradient_infinite(rows):
+    logprob_S, old_S, advantage_S, reference_S = columns(rows)
+    logprob_S.requires_grad_()
+    ratio_S = losses.policy_ratio(logprob_S, old_S)
+    loss_S = losses.clipped_policy_loss(ratio_S, advantage_S, LOW, HIGH) + losses.kl_k3(logprob_S, reference_S)
+    loss_S.sum().backward()
+    assert bool(torch.isfinite(loss_S).all())
+    assert bool(torch.isfinite(logprob_S.grad).all())
+
+
+@pytest.mark.parametrize("old", [math.nan, math.inf, -math.inf])
+def test_a_token_without_an_old_logprob_is_on_policy(old):
+    logprob_S = torch.tensor([-2.0], requires_grad=True)
+    ratio_S = losses.policy_ratio(logprob_S, torch.tensor([old]))
+    losses.clipped_policy_loss(ratio_S, torch.tensor([1.5]), LOW, HIGH).sum().backward()
+    assert ratio_S.item() == 1
+    assert logprob_S.grad.item() == pytest.approx(-1.5)  # the gradient of REINFORCE: -A for each nat
+
+
+def test_nan_of_the_policy_itself_shows():
+    ratio_S = losses.policy_ratio(torch.tensor([math.nan, math.nan]), torch.tensor([-1.0, math.nan]))
+    assert bool(ratio_S.isnan().all())
+    assert bool(losses.kl_k3(torch.tensor([math.nan]), torch.tensor([-1.0])).isnan().all())
+
+
+@settings(deadline=None)
+@given(LOGPROB, LOGPROB)
+def test_k3_written_out_and_never_negative(logprob, reference):
+    value = losses.kl_k3(torch.tensor([logprob]), torch.tensor([reference])).item()
+    ratio = math.exp(reference - logprob)
+    assert value == pytest.approx(ratio - math.log(ratio) - 1, rel=1e-4, abs=1e-5)
+    assert value > -1e-6  # rounding where the two are equal
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_mean_of_k3_over_samples_is_the_exact_kl(seed):
+    generator = torch.Generator().manual_seed(seed)
+    policy, reference = torch.randn(2, 20, generator=generator).mul(0.7).log_softmax(-1)
+    exact = (policy.exp() * (policy - reference)).sum().item()
+    drawn = torch.multinomial(policy.exp(), 400_000, replacement=True, generator=generator)
+    samples = losses.kl_k3(policy[drawn], reference[drawn])
+    error = samples.std().item() / len(samples) ** 0.5
+    assert abs(samples.mean().item() - exact) < 5 * error
+    assert error < 0.01 * exact
+
+
+def test_the_mean_gradient_of_the_ratio_is_the_policy_gradient():
+    """On policy, E[A ∇r] = E[A ∇log pi]: exactly what a finite difference of the expected advantage gives."""
+    logits_V = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
+    advantage_V = torch.tensor([1.0, -0.5, 0.25], dtype=torch.float64)
+    logps_V = logits_V.log_softmax(-1)
+    loss_V = losses.clipped_policy_loss(losses.policy_ratio(logps_V, logps_V.detach()), advantage_V, LOW, HIGH)
+    (loss_V * logps_V.detach().exp()).sum().backward()
+
+    def expected(logits) -> float:
+        return float((logits.softmax(-1) * advantage_V).sum())
+
+    for index in range(3):
+        step = torch.zeros(3, dtype=torch.float64)
+        step[index] = 1e-6
+        slope = (expected(logits_V.detach() + step) - expected(logits_V.detach() - step)) / 2e-6
+        assert logits_V.grad[index].item() == pytest.approx(-slope, rel=1e-6)

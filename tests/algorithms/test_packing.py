@@ -1,0 +1,172 @@
+"""Packs against their definition (hypothesis), and against each sequence computed alone with the plain model."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.algorithms.packing import Pack, Sequence_, pack
+from tests.algorithms.builders import make_policy, plain_logprobs, plain_model, relative_difference, trainable
+
+
+@st.composite
+def sequences(draw) -> list[Sequence_]:
+    """Of few different tokens, so that they share prefixes at many depths."""
+    made = []
+    for index in range(draw(st.integers(0, 8))):
+        token_ids = draw(st.lists(st.integers(0, 2), min_size=2, max_size=10))
+        targets = draw(st.lists(st.integers(1, len(token_ids) - 1), unique=True, max_size=5))
+        logprobs = [float(-number) for number in range(len(targets))]
+        made.append(Sequence_(token_ids, targets, logprobs, advantage=float(index), weight=1.0 / (index + 1)))
+    return made
+
+
+def by_pack(given: list[Sequence_], packs: list[Pack]) -> list[tuple[Pack, list[Sequence_]]]:
+    """Each pack with the sequences that it should hold."""
+    rest = iter([sequence for sequence in given if sequence.targets])
+    found = [(one, [next(rest) for _ in one.lengths]) for one in packs]
+    assert next(rest, None) is None
+    return found
+
+
+def read(sequence: Sequence_) -> list[int]:
+    """The tokens that have to be computed: those before the last target."""
+    return list(sequence.token_ids[: max(sequence.targets)])
+
+
+def prefixes(held: list[Sequence_]) -> set[tuple[int, ...]]:
+    return {tuple(read(one)[:end]) for one in held for end in range(1, len(read(one)) + 1)}
+
+
+def path(one: Pack, node: int) -> list[int]:
+    """The node and its ancestors, root first, by the mask alone."""
+    seen = one.mask_NN[node].nonzero()[:, 0].tolist()
+    return sorted(seen, key=lambda other: int(one.mask_NN[other].sum()))
+
+
+@settings(deadline=None)
+@given(sequences(), st.integers(1, 40))
+def test_every_target_is_predicted_at_the_end_of_its_own_prefix(given, most):
+    for one, held in by_pack(given, pack(given, most)):
+        at = 0
+        for index, sequence in enumerate(held):
+            for target, logprob in zip(sequence.targets, sequence.logprobs, strict=True):
+                nodes = path(one, int(one.predicting_U[one.row_S[at]]))
+                assert one.token_ids_N[nodes].tolist() == list(sequence.token_ids[:target])
+                assert one.token_S[at] == sequence.token_ids[target]
+                assert one.logprob_S[at] == logprob
+                assert one.advantage_S[at] == sequence.advantage
+                assert one.weight_S[at] == pytest.approx(sequence.weight)
+                assert one.sequence_S[at] == index
+                at += 1
+        assert at == len(one.token_S)
+        assert one.lengths == [len(sequence.token_ids) for sequence in held]
+
+
+@settings(deadline=None)
+@given(sequences(), st.integers(1, 40))
+def test_each_distinct_prefix_is_one_node(given, most):
+    for one, held in by_pack(given, pack(given, most)):
+        nodes = [tuple(one.token_ids_N[path(one, node)].tolist()) for node in range(len(one.token_ids_N))]
+        assert Counter(nodes) == Counter(prefixes(held))
+
+
+@settings(deadline=None)
+@given(sequences(), st.integers(1, 40))
+def test_positions_count_depth_and_the_mask_holds_ancestors(given, most):
+    for one, _ in by_pack(given, pack(given, most)):
+        size = len(one.token_ids_N)
+        for node in range(size):
+            nodes = path(one, node)
+            assert nodes[-1] == node
+            assert one.positions_N[nodes].tolist() == list(range(len(nodes)))
+            for ancestor in nodes:  # a chain: what an ancestor sees, its descendants see
+                assert bool((one.mask_NN[node] | ~one.mask_NN[ancestor]).all())
+        assert not bool(one.mask_NN.triu(1).any())
+
+
+@settings(deadline=None)
+@given(sequences(), st.integers(1, 40))
+def test_packs_hold_as_much_as_they_may_in_the_order_given(given, most):
+    found = by_pack(given, pack(given, most))
+    for index, (one, held) in enumerate(found):
+        assert len(one.token_ids_N) <= most or len(prefixes(held)) == len(prefixes(held[:1]))
+        if index + 1 < len(found):
+            assert len(prefixes([*held, found[index + 1][1][0]])) > most
+
+
+def test_nothing_to_learn_gives_no_pack():
+    assert pack([], 100) == []
+    assert pack([Sequence_([1, 2, 3], [])], 100) == []
+
+
+def test_unknown_logprobs_are_nan():
+    (one,) = pack([Sequence_([1, 2, 3], [1, 2])], 100)
+    assert all(math.isnan(value) for value in one.logprob_S.tolist())
+
+
+def test_the_first_token_cannot_be_a_target():
+    with pytest.raises(AssertionError):
+        pack([Sequence_([1, 2, 3], [0, 1])], 100)
+
+
+def shared_at_several_depths(seed: int) -> list[Sequence_]:
+    """Twelve sequences: a common prompt, then a tree of answers, lengths from 12 to 45; targets all over."""
+    draw = random.Random(seed)
+
+    def tokens(count: int) -> list[int]:
+        return [draw.randrange(3, 259) for _ in range(count)]
+
+    prompt = tokens(10)
+    branches = [prompt + tokens(5) for _ in range(3)]
+    made = []
+    for _ in range(12):
+        stem = draw.choice([prompt, *branches])
+        token_ids = stem[: draw.randint(8, len(stem))] + tokens(draw.randint(2, 30))
+        branches.append(token_ids)
+        targets = sorted(draw.sample(range(1, len(token_ids)), draw.randint(1, 8)))
+        made.append(Sequence_(token_ids, targets, [0.0] * len(targets), weight=draw.uniform(-1, 1)))
+    return made
+
+
+@pytest.mark.parametrize("most", [16, 60, 1000])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_a_pack_computes_what_each_sequence_computes_alone(base_dir, most, temperature):
+    policy = make_policy(base_dir)
+    given = shared_at_several_depths(seed=most)
+    packs = pack(given, most)
+    packed = []
+    for one in packs:
+        logprob_S, entropy_S = policy.logprobs(one, temperature)
+        (logprob_S * one.weight_S).sum().backward()
+        packed += logprob_S.tolist()
+        assert not entropy_S.requires_grad
+    if most == 1000:
+        assert sum(len(one.token_ids_N) for one in packs) < 0.8 * sum(len(sequence.token_ids) for sequence in given)
+
+    plain = plain_model(base_dir, policy)
+    alone = []
+    for sequence in given:
+        logprob_T = plain_logprobs(plain, sequence.token_ids, temperature)
+        chosen_S = logprob_T[[target - 1 for target in sequence.targets]]
+        (chosen_S.sum() * sequence.weight).backward()
+        alone += chosen_S.tolist()
+
+    assert packed == pytest.approx(alone, abs=1e-5)
+    gradients = [{name: p.grad for name, p in trainable(model).items()} for model in (policy.model, plain)]
+    assert relative_difference(*gradients) <= 1e-5
+
+
+def test_entropies_are_those_of_the_distributions_drawn_from(base_dir):
+    policy = make_policy(base_dir)
+    sequence = Sequence_([5, 6, 7, 8, 9], [2, 4])
+    _, entropy_S = policy.logprobs(pack([sequence], 100)[0], 0.5)
+    logits_TV = plain_model(base_dir, policy)(input_ids=torch.tensor([sequence.token_ids])).logits[0].detach()
+    expected = [torch.distributions.Categorical(logits=logits_TV[at] / 0.5).entropy().item() for at in (1, 3)]
+    assert entropy_S.tolist() == pytest.approx(expected, abs=1e-5)
