@@ -1,0 +1,171 @@
+"""README and docs say nothing that is not so: links, commands, blocks, pictures, the table of keys.
+
+`tests/test_readme.py` runs the blocks; here is what takes no time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+
+import pytest
+import yaml
+
+from components.specs import names_below
+from flows.config import Composer, check
+from flows.spec import ExperimentSpec
+from tests.docs.pages import PAGES, ROOT, anchors, blocks, commands, prose, words
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+COMMANDS = [(page, line) for page in PAGES for line in commands(page)]
+RUNS = [
+    pytest.param(words(line)[3:], id=f"{page.stem}: {line.partition(' -m flows.run ')[2].partition(' #')[0].strip()}")
+    for page, line in COMMANDS
+    if words(line)[1:3] == ["-m", "flows.run"]
+]
+OPTIONS = {"-m", "--help", "--cfg", "job", "--package"}
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+def test_all_pages_are_looked_at():
+    assert {page.stem for page in PAGES} == {
+        "README",
+        *("algorithms", "architecture", "configuration", "environments", "trajectories"),
+    }
+    assert len(RUNS) > 15
+
+
+@each_page
+def test_every_link_leads_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), link
+        assert target.is_relative_to(ROOT), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+@each_page
+def test_every_page_is_linked_from_the_readme(page):
+    readme = PAGES[0]
+    assert page == readme or f"]({page.relative_to(ROOT)})" in readme.read_text()
+
+
+@each_page
+def test_every_path_and_name_exists(page):
+    """In prose: `components/...`, `flows/...`, `conf/...` as files, dotted names as modules or what they hold."""
+    named = set(re.findall(r"`((?:components|flows|conf|docs|tests)/[\w./]*)`", prose(page)))
+    assert not [path for path in named if not (ROOT / path).exists()]
+    for name in set(re.findall(r"`((?:components|flows)(?:\.\w+)+)`", prose(page))):
+        module, _, last = name.rpartition(".")
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            assert hasattr(importlib.import_module(module), last), name
+
+
+@each_page
+def test_every_key_exists(page):
+    """`group.key` and `group=option` in prose."""
+    composer = Composer()
+    data, _ = composer.point([])
+    assert data is not None
+    groups = [name for name in ExperimentSpec.model_fields if composer._is_group(name)]
+    for key in set(re.findall(rf"`((?:{'|'.join(groups)})(?:\.[a-z_]+)+)`", prose(page))):
+        *parents, last = key.split(".")
+        sft, _ = composer.point(composer.parse(["algorithm=sft", "filter=successful"])[0])
+        known = [name for one in (data, sft) for name in names_below(ExperimentSpec, one, parents)]
+        assert last in known or last == "yaml" or parents[-1] == "stages", key
+    for option in set(re.findall(rf"`(\+?(?:experiment|{'|'.join(groups)})=\w+)`", prose(page))):
+        if option not in ("environment=stock",):
+            check([option, *(["model.name=organisation/name"] if option == "model=hf" else [])])
+
+
+@pytest.mark.parametrize("arguments", RUNS)
+def test_every_run_command_is_valid(arguments):
+    """Options exist, and Hydra composes what the rest describes."""
+    if "--config-dir" in arguments:
+        return  # test_readme runs it
+    assert {word for word in arguments if word.startswith("-")} <= OPTIONS
+    check([word for word in arguments if "=" in word], multirun="-m" in arguments)
+
+
+def test_every_other_command_exists():
+    """What stands in shell blocks is a command of ours, of the virtual environment, or of make."""
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for _, line in COMMANDS:
+        match words(line):
+            case ["make", target]:
+                assert target in targets, line
+            case ["python", "-m", module, *_]:
+                assert importlib.util.find_spec(module) is not None, line
+            case [".", ".venv/bin/activate"] | ["mlflow", "ui", *_] | ["prefect", "server", "start", *_]:
+                pass
+            case _:
+                pytest.fail(f"not a known command: {line}")
+
+
+def test_the_mlflow_command_is_the_one_that_runs_print():
+    from components.tracking.mlflow_tracker import _UI
+
+    assert [line for _, line in COMMANDS if line.startswith(f"{_UI} --backend-store-uri ")]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_every_block_says_what_it_is(block):
+    """python and yaml are read here and run in test_readme, sh is checked above; console and text are output."""
+    if block.language == "python":
+        compile(block.text, str(block), "exec")
+    elif block.language == "yaml":
+        assert isinstance(yaml.safe_load(block.text), dict)
+    else:
+        assert block.language in ("sh", "console", "text")
+
+
+def test_the_mistakes_in_the_readme_are_answered_so():
+    """The console block under `A key, group or value is wrong`."""
+    from components.errors import SpecError
+
+    (block,) = blocks(PAGES[0], "console")
+    command, _, answer = block.text.partition("\n")
+    with pytest.raises(SpecError) as caught:
+        check(words(command.removeprefix("$ "))[3:])
+    assert str(caught.value) == answer.rstrip("\n")
+
+
+def test_user_code_in_the_readme_is_short():
+    files = [block for block in blocks(PAGES[0]) if block.file]
+    assert [block.file for block in files] == [
+        "stock/environment.py",
+        "stock/reward.py",
+        "conf/experiment/stock.yaml",
+    ]
+    for block in files:
+        lines = [line for line in block.text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+        assert len(lines) < 30, block.file
+
+
+def test_the_readme_names_what_continuous_integration_calls():
+    assert "make test" in commands(PAGES[0])[-4]
+    assert "make check" in PAGES[0].read_text()
+
+
+def test_pictures_are_small_and_shown():
+    images = sorted((ROOT / "docs" / "images").iterdir())
+    assert [path.name for path in images] == ["mlflow.png", "prefect.png", "report.png"]
+    for path in images:
+        assert path.stat().st_size < 200_000
+        assert f"docs/images/{path.name}" in PAGES[0].read_text()
+
+
+def test_the_table_of_keys_is_current():
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    assert reference.page() == reference.PAGE.read_text(encoding="utf-8"), "run `python -m docs.reference`"
