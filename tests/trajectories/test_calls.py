@@ -1,0 +1,191 @@
+"""Tool calls as text: what is written is read again, and what is no call is never evaluated."""
+
+from __future__ import annotations
+
+import ast
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.trajectories.calls import read_pythonic, read_tagged, write_pythonic
+
+unicode = st.text(
+    st.characters(exclude_categories=["Cs"]) | st.sampled_from("\"'\\\n[]{}()=,<>🙂é\u2028\0"), max_size=12
+)
+names = st.from_regex(r"\A[A-Za-z_][\w.-]{0,10}\Z") | st.sampled_from(
+    ["class", "from", "True", "get-order", "mcp.find"]
+)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | unicode,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(unicode, inner, max_size=3),
+    max_leaves=6,
+)
+calls = st.lists(st.tuples(names, st.dictionaries(names | unicode, values, max_size=3)), min_size=1, max_size=3)
+said = unicode.map(str.strip).filter(lambda text: not text.startswith("["))
+
+
+def parsed(found):
+    return [(name, json.loads(arguments)) for name, arguments in found]
+
+
+@given(calls)
+def test_pythonic_calls_round_trip(made):
+    content, found = read_pythonic(write_pythonic(made))
+    assert content == ""
+    assert parsed(found) == made
+    # And in order, which shows where they are written again.
+    assert [list(arguments) for _, arguments in parsed(found)] == [list(arguments) for _, arguments in made]
+
+
+@given(calls, said.filter(bool))
+def test_what_is_said_before_calls_is_kept(made, text):
+    content, found = read_pythonic(f"{text}\n{write_pythonic(made)}")
+    assert (content, parsed(found)) == (text, made)
+
+
+@given(calls, said)
+def test_tagged_calls_round_trip(made, text):
+    blocks = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in made]
+    written = text + "".join(f"\n<tool_call>\n{block}\n</tool_call>" for block in blocks)
+    if "<tool_call>" in text:
+        return
+    content, found = read_tagged(written)
+    assert (content, parsed(found)) == (text, made)
+
+
+def test_a_tag_inside_an_argument_is_text():
+    call = {"name": "say", "arguments": {"text": "</tool_call><tool_call>"}}
+    assert parsed(read_tagged(f"<tool_call>{json.dumps(call)}</tool_call>")[1]) == [("say", call["arguments"])]
+
+
+@given(st.dictionaries(st.from_regex(r"\A[a-z]{1,5}\Z"), values, max_size=3))
+def test_reads_what_python_writes(arguments):
+    """Python's own spelling of literals, single quotes and all; ast reads it independently."""
+    import keyword
+
+    arguments = {f"{name}_" if keyword.iskeyword(name) else name: value for name, value in arguments.items()}
+    text = f"[f({', '.join(f'{name}={value!r}' for name, value in arguments.items())})]"
+    keywords = ast.parse(text, mode="eval").body.elts[0].keywords
+    expected = {one.arg: ast.literal_eval(one.value) for one in keywords}
+    assert parsed(read_pythonic(text)[1]) == [("f", expected)]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("[f()]", {}),
+        ("  [ f ( a = 1 , ) , ]\n", {"a": 1}),
+        ("[f(a=true, b=null, c=False, d=None)]", {"a": True, "b": None, "c": False, "d": None}),
+        ("[f(a=-1.5e3, b=+2, c=.5)]", {"a": -1500.0, "b": 2, "c": 0.5}),
+        (
+            r'[f(a="\u00e9\x41\n\t\"\'\\", b="\ud83d\ude42", c="C:\dir")]',
+            {"a": "éA\n\t\"'\\", "b": "🙂", "c": "C:\\dir"},
+        ),
+        ("[f(a='two\nlines')]", {"a": "two\nlines"}),
+        ('[f(from="here", class="x")]', {"from": "here", "class": "x"}),
+        ('[f(**{"any key": [1, {"b": 2}]}, c=3)]', {"any key": [1, {"b": 2}], "c": 3}),
+    ],
+)
+def test_spellings(text, arguments):
+    assert parsed(read_pythonic(text)[1]) == [("f", arguments)]
+
+
+NO_CALLS = [
+    "",
+    "Your order is on its way.",
+    "[]",
+    "[1]",
+    '["f()"]',
+    "[f]",
+    'f(a="x")',
+    '[f(a="x")',
+    '[f(a="x")] and more',
+    '[f("x")]',
+    "[f(*[1])]",
+    "[f(**1)]",
+    "[f(a=K482)]",
+    "[f(a=007)]",
+    "[f(a=1 b=2)]",
+    "[f(a=1, a=2)]",
+    '[f(a=1, **{"a": 2})]',
+    "[f(a=1+1)]",
+    "[f(a=9**9**9)]",
+    "[f(a={1: 2})]",
+    "[f(a={1})]",
+    "[f(a=1e999)]",
+    "[f(a=inf)]",
+    "[f(a=NaN)]",
+    r'[f(a="\ud800")]',
+    '[f(a="\ud800")]',
+    r'[f(a="\U00FFFFFF")]',
+    "[f(a=lambda: 1)]",
+    '[f(a=f"{1}")]',
+    '[f(a=__import__("os").system("touch evaluated"))]',
+    '[__import__("os").system("touch evaluated")]',
+    '[f(a=open("evaluated", "w"))]',
+    "[f(a=" + "9" * 5000 + ")]",
+]
+
+
+@pytest.mark.parametrize("text", NO_CALLS)
+def test_what_is_no_list_of_calls(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError):
+        read_pythonic(text)
+    assert not list(tmp_path.iterdir())
+
+
+NO_TAGGED = [
+    "<tool_call>",
+    "<tool_call></tool_call>",
+    "<tool_call>find()</tool_call>",
+    '<tool_call>{"name": "f", "arguments": {}}',
+    '<tool_call>{"name": "f", "arguments": {}} more</tool_call>',
+    '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>',
+    '<tool_call>{"name": 1, "arguments": {}}</tool_call>',
+    '<tool_call>{"arguments": {}}</tool_call>',
+    '<tool_call>["f"]</tool_call>',
+    '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
+    r'<tool_call>{"name": "f", "arguments": {"a": "\ud800"}}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": {}}</tool_call><tool_call>{</tool_call>',
+]
+
+
+@pytest.mark.parametrize("text", NO_TAGGED)
+def test_what_is_no_tagged_call(text):
+    with pytest.raises(ValueError):
+        read_tagged(text)
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (read_pythonic, "[f(a=" + "[" * 100_000),
+        (read_pythonic, "[f(a=" + '{"a":' * 100_000),
+        (read_tagged, '<tool_call>{"name": "f", "arguments": ' + '{"a":' * 100_000),
+    ],
+)
+def test_depth_is_an_error_and_no_crash(read, text):
+    with pytest.raises((ValueError, RecursionError)):
+        read(text)
+
+
+def test_text_without_tags_is_kept_as_it_is():
+    assert read_tagged(" as it is\n") == (" as it is\n", [])
+    assert read_tagged('{"name": "f"}') == ('{"name": "f"}', [])
+
+
+@given(unicode | st.from_regex(r"\A\[[a-z(=\"',)\]\\{}0-9.]{0,20}\Z"))
+def test_any_text_is_read_or_refused(text):
+    for read in (read_pythonic, read_tagged):
+        try:
+            content, found = read(text)
+        except ValueError:
+            continue
+        for name, arguments in found:
+            assert isinstance(json.loads(arguments), dict)
+            assert name
+        assert found or content == text

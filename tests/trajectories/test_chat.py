@@ -1,0 +1,287 @@
+"""Conversations as tokens: what a template says, continued exactly, and calls read from what was sampled."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from components.errors import EngineError, ResourceError
+from components.trajectories.chat import ChatFormat
+from tests.trajectories.templates import ENDLESS, FORGETFUL, HERMES, OPENED, OTHER_CALLS, REASONING, STRICT
+
+FIND = {
+    "type": "function",
+    "function": {
+        "name": "find-order",
+        "description": "Finds an order.",
+        "parameters": {"type": "object", "properties": {"order": {"type": "string"}, "from": {"type": "string"}}},
+    },
+}
+words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=15)
+arguments = st.dictionaries(words, words | st.integers() | st.none() | st.lists(words, max_size=2), max_size=2)
+
+
+def user(text: str) -> dict:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str, *calls: tuple[str, dict]) -> dict:
+    message: dict = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [
+            {"id": f"call_{i}", "type": "function", "function": {"name": n, "arguments": json.dumps(a)}}
+            for i, (n, a) in enumerate(calls)
+        ]
+    return message
+
+
+def tool(text: str, index: int = 0) -> dict:
+    return {"role": "tool", "tool_call_id": f"call_{index}", "content": text}
+
+
+@st.composite
+def conversations(draw):
+    """Turns of user, perhaps a call and its answers, and assistant."""
+    messages = [{"role": "system", "content": draw(words)}] if draw(st.booleans()) else []
+    for _ in range(draw(st.integers(1, 3))):
+        messages.append(user(draw(words)))
+        if draw(st.booleans()):
+            count = draw(st.integers(1, 2))
+            messages.append(assistant(draw(words), *(("find-order", draw(arguments)) for _ in range(count))))
+            messages += [tool(draw(words), index) for index in range(count)]
+        messages.append(assistant(draw(words)))
+    return messages
+
+
+TALK = [
+    {"role": "system", "content": "You serve a shop."},
+    user("Where is K482?"),
+    assistant("", ("find-order", {"order": "K482", "from": "Grüße"})),
+    tool("shipped"),
+    assistant("On its way."),
+    user("Thanks."),
+    assistant("You are welcome."),
+]
+
+
+# Stable templates: each prompt extends the one before.
+
+
+@pytest.mark.parametrize("template", [None, HERMES], ids=["chatml", "hermes"])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(messages=conversations(), tools=st.sampled_from([[], [FIND]]))
+def test_the_continuation_is_the_templates_own_text(make_format, template, messages, tools):
+    chat = make_format(template)
+    turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+    for turn, following in itertools.pairwise(turns):
+        head = chat.render(messages[:turn], tools, generate=True)
+        through = chat.render(messages[: turn + 1], tools, generate=False)
+        said = through[len(head) :].removesuffix("\n").removesuffix(chat.end)
+        after = chat.continuation(messages[:following], tools, turn, closed=True)
+        assert head + said + chat.end + after == chat.render(messages[:following], tools, generate=True)
+        cut = chat.continuation(messages[:following], tools, turn, closed=False)
+        assert cut == chat.end + after
+
+
+@pytest.mark.parametrize("template", [None, HERMES], ids=["chatml", "hermes"])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(messages=conversations(), tools=st.sampled_from([[], [FIND]]))
+def test_a_demonstration_is_one_stream_of_the_whole_text(make_format, template, messages, tools):
+    chat = make_format(template)
+    (stream,) = chat.streams(messages, tools)
+    whole = chat.render(messages, tools, generate=False).removesuffix("\n")
+    assert chat.tokenizer.decode(stream.token_ids) == whole
+    answers = [message for message in messages if message["role"] == "assistant"]
+    assert len(stream.spans) == len(answers)
+    for (start, end), message in zip(stream.spans, answers, strict=True):
+        assert stream.token_ids[end - 1] == chat.end_id
+        said = chat.tokenizer.decode(stream.token_ids[start : end - 1])
+        assert said.startswith(message["content"])
+        if not message.get("tool_calls"):
+            assert said == message["content"]
+
+
+@pytest.mark.parametrize("template", [None, HERMES, REASONING], ids=["chatml", "hermes", "reasoning"])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(made=st.lists(arguments, min_size=1, max_size=2))
+def test_what_a_template_writes_is_read_again(make_format, template, made):
+    """A demonstration teaches calls that are understood when the model writes them."""
+    chat = make_format(template)
+    messages = [user("a"), assistant("", *(("find-order", given) for given in made))]
+    (stream,) = chat.streams(messages, [FIND])
+    found = chat.parse(stream.token_ids[slice(*stream.spans[0])], turn=3)
+    assert found["content"] == ""
+    assert [call["id"] for call in found["tool_calls"]] == [f"call_3_{index}" for index in range(len(made))]
+    assert [call["function"]["name"] for call in found["tool_calls"]] == ["find-order"] * len(made)
+    assert [json.loads(call["function"]["arguments"]) for call in found["tool_calls"]] == made
+    again = chat.streams([user("a"), found], [FIND])
+    assert again == [stream]
+
+
+def test_tools_without_a_place_go_into_the_system_message(make_format):
+    chat = make_format()
+    assert not chat.native_tools
+    text = chat.render(TALK[:4], [FIND], generate=True)
+    assert text == (
+        "<|im_start|>system\nYou serve a shop.\nTools:\nfind-order(order, from): Finds an order.\n"
+        "Call a tool like this: [find-order(order=..., from=...)]<|im_end|>\n"
+        "<|im_start|>user\nWhere is K482?<|im_end|>\n"
+        '<|im_start|>assistant\n[find-order(order="K482", from="Grüße")]<|im_end|>\n'
+        "<|im_start|>tool\nshipped<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert "You are a helpful assistant.\nTools:" in chat.render(TALK[1:2], [FIND], generate=True)
+    assert "Tools" not in chat.render(TALK, [], generate=True)
+
+
+def test_tools_with_a_place_are_the_templates_business(make_format):
+    chat = make_format(HERMES)
+    assert chat.native_tools
+    text = chat.render(TALK[:4], [FIND], generate=True)
+    assert json.dumps(FIND, ensure_ascii=False) in text
+    call = '<tool_call>\n{"name": "find-order", "arguments": {"order": "K482", "from": "Grüße"}}\n</tool_call>'
+    assert f"<|im_start|>assistant\n\n{call}<|im_end|>\n<|im_start|>user\n<tool_response>\nshipped" in text
+
+
+def test_a_template_with_calls_of_its_own_form_gets_the_pythonic_one(make_format):
+    """Else the calls that the template teaches would never be read."""
+    chat = make_format(OTHER_CALLS)
+    assert not chat.native_tools
+    assert '[find-order(order="K482", from="Grüße")]<|im_end|>' in chat.render(TALK, [FIND], generate=False)
+
+
+# Unstable templates: None, and several streams.
+
+
+def test_reasoning_that_is_dropped_begins_a_new_history(make_format):
+    chat = make_format(REASONING)
+    messages = [
+        user("Where is K482?"),
+        assistant("<think>look</think>", ("find-order", {"order": "K482"})),
+        tool("shipped"),
+        assistant("<think>so</think>On its way."),
+        user("Thanks."),
+        assistant("<think>polite</think>Welcome."),
+    ]
+    # A tool's answer does not end the turn: the reasoning stays.
+    after = chat.continuation(messages[:3], [FIND], 1, closed=True)
+    assert after == "\n<|im_start|>user\n<tool_response>\nshipped\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    # The user's next words do.
+    assert chat.continuation(messages[:5], [FIND], 3, closed=True) is None
+    first, second = chat.streams(messages, [FIND])
+    texts = [[chat.tokenizer.decode(s.token_ids[a:b]) for a, b in s.spans] for s in (first, second)]
+    assert [len(part) for part in texts] == [2, 1]
+    assert "<think>look</think>" in texts[0][0]
+    assert texts[1] == ["<think>polite</think>Welcome.<|im_end|>"]
+    assert "<think>so" not in chat.tokenizer.decode(second.token_ids)
+    assert second.token_ids[: second.spans[0][0]] == chat.prompt_ids(messages[:5], [FIND])
+
+
+def test_a_template_that_forgets_begins_new_histories(make_format):
+    chat = make_format(FORGETFUL)
+    messages = [message for n in range(4) for message in (user(f"Question {n}"), assistant(f"Answer {n}"))]
+    assert chat.continuation(messages[:3], [], 1, closed=True) is not None
+    assert chat.continuation(messages[:5], [], 3, closed=True) is None
+    streams = chat.streams(messages, [])
+    learned = [chat.tokenizer.decode(s.token_ids[a:b]) for s in streams for a, b in s.spans]
+    assert learned == [f"Answer {n}<|im_end|>" for n in range(4)]
+    assert len(streams) > 1
+    for stream in streams:  # each begins with what the template says at that point
+        turn = 2 * learned.index(chat.tokenizer.decode(stream.token_ids[slice(*stream.spans[0])])) + 1
+        assert stream.token_ids[: stream.spans[0][0]] == chat.prompt_ids(messages[:turn], [])
+
+
+def test_a_head_that_is_not_part_of_the_message(make_format):
+    """Every prompt is rendered whole; a demonstration cannot be learned exactly, and is refused by name."""
+    chat = make_format(OPENED)
+    assert chat.continuation(TALK[1:2] + TALK[4:6], [], 1, closed=True) is None
+    with pytest.raises(ResourceError, match="differently from the head"):
+        chat.streams([user("a"), assistant("b")], [])
+
+
+# What is refused.
+
+
+def test_no_template_is_refused_by_name(make_format):
+    tokenizer = make_format().tokenizer
+    tokenizer.chat_template = None
+    tokenizer.name_or_path = "some/base-model"
+    with pytest.raises(ResourceError, match="some/base-model has no chat template: choose an instruct model"):
+        ChatFormat(tokenizer)
+
+
+def test_no_end_of_message_is_refused(make_format):
+    with pytest.raises(ResourceError, match="does not mark where an assistant message ends"):
+        make_format(ENDLESS)
+
+
+def test_a_template_that_refuses_everything_is_refused(make_format):
+    with pytest.raises(ResourceError, match="choose another model"):
+        make_format("{{ raise_exception('no') }}")
+
+
+def test_a_conversation_that_the_template_refuses(make_format):
+    chat = make_format(STRICT)
+    with pytest.raises(EngineError, match=r"refuses the conversation \(TemplateError: System role not supported"):
+        chat.render(TALK, [], generate=True)
+
+
+def test_answers_of_several_tools_are_one_message_for_a_strict_template(make_format):
+    chat = make_format(STRICT)
+    assert chat.tool_role == "user"
+    messages = [user("a"), assistant("", ("f", {}), ("g", {})), tool("1"), tool("2", 1), assistant("done")]
+    assert chat.render(messages, [], generate=False) == (
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[f(), g()]<|im_end|>\n"
+        "<|im_start|>user\n<tool_response>1</tool_response>\n<tool_response>2</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\ndone<|im_end|>\n"
+    )
+
+
+@pytest.mark.parametrize("template", [None, HERMES], ids=["chatml", "hermes"])
+@pytest.mark.parametrize("text", ["{", "", "[1]", "null", '"a"', "[" * 100_000])
+def test_arguments_that_are_no_mapping(make_format, template, text):
+    messages = [user("a"), assistant("", ("find-order", {}))]
+    messages[1]["tool_calls"][0]["function"]["arguments"] = text
+    with pytest.raises(EngineError, match="a call of the tool find-order has arguments that are no JSON object"):
+        make_format(template).render(messages, [FIND], generate=True)
+
+
+def test_content_may_be_none(make_format):
+    for template in (None, HERMES):
+        chat = make_format(template)
+        nothing = [user("a"), {**assistant("", ("find-order", {})), "content": None}]
+        empty = [user("a"), assistant("", ("find-order", {}))]
+        assert chat.render(nothing, [FIND], generate=False) == chat.render(empty, [FIND], generate=False)
+
+
+# Parsing
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (None, "[find-order(order=K482)]"),
+        (None, '[find-order(order="K482"'),
+        (None, '<tool_call>{"name": "find-order", "arguments": {}}</tool_call>'),
+        (HERMES, "<tool_call>find-order</tool_call>"),
+        (HERMES, '[find-order(order="K482")]'),
+        (HERMES, " spaces stay \n"),
+        (None, " spaces stay \n"),
+        (None, "[" * 50_000),
+    ],
+)
+def test_what_is_no_call_stays_content(make_format, template, text):
+    chat = make_format(template)
+    expected = {"role": "assistant", "content": text}
+    assert chat.parse(chat.encode(text), 0) == expected
+    assert chat.parse([*chat.encode(text), chat.end_id], 0) == expected
+
+
+def test_bytes_that_are_no_text(make_format):
+    """A model may sample half a character; it reads as U+FFFD."""
+    chat = make_format()
+    half = chat.encode("é")[:1]
+    assert chat.parse(half, 0) == {"role": "assistant", "content": "\ufffd"}
