@@ -107,6 +107,7 @@ def train_sft(
         max_grad_norm=spec.max_grad_norm,
         max_length=None,
         seed=seed,
+        data_seed=seed,  # of the order; left out, it would be read off torch's own generator
         use_cpu=policy.device == "cpu",
         logging_steps=1,
         logging_nan_inf_filter=False,  # it would report the loss before the first one that is not finite

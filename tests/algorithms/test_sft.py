@@ -1,0 +1,242 @@
+"""SFT on packs against TRL's SFTTrainer on padded rows: the same loss, gradient and weights."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from components.algorithms.sft import examples, train_sft
+from components.algorithms.spec import SFTSpec
+from components.algorithms.train import train
+from components.errors import TrainingDiverged
+from components.models.weights import load_tokenizer
+from components.trajectories.chat import ChatFormat
+from components.trajectories.schema import History, Message
+from tests.algorithms.builders import (
+    MODEL,
+    batch,
+    demonstrations,
+    history,
+    make_policy,
+    plain_model,
+    relative_difference,
+    trainable,
+    trajectory,
+    write_start,
+)
+from tests.trajectories.builders import FAILURE
+
+SPEC = SFTSpec(learning_rate=1e-3, batch_size=3, epochs=2, pack_tokens=64, weight_decay=0.01)
+LONG = 512
+
+
+@pytest.fixture
+def chat(base_dir) -> ChatFormat:
+    return ChatFormat(load_tokenizer(base_dir))
+
+
+def adamw(spec: SFTSpec, parameters) -> torch.optim.AdamW:
+    betas = (spec.beta1, spec.beta2)
+    return torch.optim.AdamW(parameters, lr=spec.learning_rate, betas=betas, weight_decay=spec.weight_decay)
+
+
+def watch(optimizer, parameters: dict) -> list[dict[str, torch.Tensor]]:
+    """The gradients of each step to come."""
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def note(*_) -> None:
+        seen.append({name: parameter.grad.clone() for name, parameter in parameters.items()})
+
+    optimizer.register_step_pre_hook(note)
+    return seen
+
+
+def trl(spec: SFTSpec, base_dir: Path, rows: list[dict], folder: Path):
+    """(losses by step, gradients by step, weights in the end) of TRL's trainer with its own collator and loss."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    model = plain_model(base_dir, make_policy(base_dir))
+    padded = [
+        {
+            "input_ids": row["input_ids"],
+            "labels": [token if at in row["targets"] else -100 for at, token in enumerate(row["input_ids"])],
+        }
+        for row in rows
+    ]
+    optimizer = adamw(spec, trainable(model).values())
+    grads = watch(optimizer, trainable(model))
+    trainer = SFTTrainer(
+        model=model,
+        args=SFTConfig(
+            output_dir=str(folder),
+            per_device_train_batch_size=spec.batch_size,
+            num_train_epochs=spec.epochs,
+            learning_rate=spec.learning_rate,
+            lr_scheduler_type="constant",
+            max_grad_norm=spec.max_grad_norm,
+            max_length=None,
+            seed=5,
+            use_cpu=True,
+            bf16=False,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            gradient_checkpointing=False,
+            dataloader_pin_memory=False,
+        ),
+        train_dataset=Dataset.from_list(padded),
+        processing_class=load_tokenizer(base_dir),
+        optimizers=(optimizer, None),
+    )
+    trainer.train()
+    losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+    return losses, grads, {name: p.detach() for name, p in trainable(model).items()}
+
+
+@pytest.mark.parametrize("pack_tokens", [64, 1024])
+def test_loss_gradient_and_weights_are_those_of_trl(base_dir, chat, tmp_path, pack_tokens):
+    spec = SPEC.model_copy(update={"pack_tokens": pack_tokens})
+    trajectories = [*demonstrations(5), *batch(groups=1, size=2)]
+    policy = make_policy(base_dir, model=MODEL.model_copy(update={"max_length": LONG}))
+    optimizer = adamw(spec, policy.parameters.values())
+    grads = watch(optimizer, policy.parameters)
+    logs: list[dict[str, float]] = []
+    step, metrics = train_sft(
+        spec, policy, optimizer, base_dir, trajectories, step=0, seed=5, scratch=tmp_path, on_step=logs.append
+    )
+    losses, expected_grads, expected = trl(spec, base_dir, examples(chat, trajectories, LONG), tmp_path)
+    assert step == len(logs) == len(losses) == 6  # 7 rows in batches of 3, twice
+    assert [log["step"] for log in logs] == [1, 2, 3, 4, 5, 6]
+    assert [log["loss"] for log in logs] == pytest.approx(losses, abs=1e-5)
+    for ours, theirs in zip(grads, expected_grads, strict=True):
+        assert relative_difference(ours, theirs) <= 1e-4
+    assert relative_difference(grads[0], expected_grads[0]) <= 1e-5
+    assert relative_difference({name: p.detach() for name, p in policy.parameters.items()}, expected) <= 1e-5
+    assert metrics["computed_tokens"] < metrics["tokens"]
+    assert metrics["examples"] == 7
+    assert metrics["loss"] == pytest.approx(sum(losses) / 6, abs=1e-5)
+
+
+def test_only_what_the_assistant_says_is_learned(chat):
+    rows = examples(chat, demonstrations(2), LONG)
+    learned = [chat.tokenizer.decode([row["input_ids"][at] for at in row["targets"]]) for row in rows]
+    assert learned == [
+        "It left on day 0.<|im_end|>You are welcome.<|im_end|>",
+        "On its way.<|im_end|>You are welcome.<|im_end|>",
+    ]
+    whole = chat.tokenizer.decode(rows[0]["input_ids"])
+    assert whole.startswith("<|im_start|>system\nYou work in a shop.<|im_end|>\n<|im_start|>user\nWhere is order 0?")
+    assert [row["trajectory_id"] for row in rows] == ["d0/0", "d1/0"]
+
+
+def test_sampled_tokens_are_learned_as_they_were_sampled(chat):
+    tokens = [7, 7, 200, 201, 202, 9]  # no text would be tokenised so
+    (row,) = examples(
+        chat, [trajectory("a", 0, [history([(False, tokens[:3]), (True, tokens[3:])], [0.0] * 3)], 1.0)], LONG
+    )
+    assert (row["input_ids"], row["targets"]) == (tokens, [3, 4, 5])
+
+
+def test_other_tokens_leave_no_gradient(base_dir, chat, tmp_path):
+    """The gradient for tokens of users and tools is that of no loss at all: changing the last one changes nothing."""
+    grads = []
+    for last in (20, 21):
+        parts = [(False, [5, 6, 7]), (True, [8, 9]), (False, [10, last])]
+        policy = make_policy(base_dir)
+        optimizer = torch.optim.SGD(policy.parameters.values(), lr=0.0)
+        seen = watch(optimizer, policy.parameters)
+        one = trajectory("a", 0, [history(parts, [0.0, 0.0])], 1.0)
+        spec = SPEC.model_copy(update={"epochs": 1})
+        train_sft(spec, policy, optimizer, base_dir, [one], step=0, seed=0, scratch=tmp_path, on_step=lambda _: None)
+        grads += seen
+    assert relative_difference(grads[0], grads[1]) == 0
+
+
+def test_long_histories_and_failed_episodes_are_left_out(chat, caplog):
+    demos = demonstrations(3)
+    demos[1].failure = FAILURE
+    long = len(examples(chat, demos[:1], LONG)[0]["input_ids"])
+    with caplog.at_level(logging.WARNING):
+        kept = examples(chat, [*demos, *batch(groups=1, size=1)], long - 1)
+    assert [row["trajectory_id"] for row in kept] == ["s0/0"]
+    assert f"longer than model.max_length={long - 1} tokens" in caplog.text
+
+
+def test_several_histories_are_several_rows(chat):
+    (demo,) = demonstrations(1)
+    demo.histories.append(History([Message("user", "Hello."), Message("assistant", "Hi.")], agent="helper"))
+    assert [row["trajectory_id"] for row in examples(chat, [demo], LONG)] == ["d0/0", "d0/0"]
+
+
+def run(base_dir, spec, trajectories, folder: Path, **more):
+    out, scratch = folder / "out", folder / "scratch"
+    out.mkdir(parents=True)
+    scratch.mkdir()
+    arguments = {"start": None, "reference": None, "seed": 0, "on_step": lambda _: None, **more}
+    metrics = train(spec, MODEL, base_dir, trajectories, out=out, scratch=scratch, **arguments)
+    return out, metrics
+
+
+def test_nothing_is_printed_and_nothing_left_in_the_working_directory(base_dir, tmp_path, capfd, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    run(base_dir, SPEC, demonstrations(), tmp_path / "run")
+    assert capfd.readouterr().out == ""
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_the_learning_rate_warms_up(base_dir, tmp_path):
+    logs: list[dict[str, float]] = []
+    spec = SPEC.model_copy(update={"warmup_steps": 3})
+    run(base_dir, spec, demonstrations(), tmp_path, on_step=logs.append)
+    rates = [spec.learning_rate * share for share in (1 / 3, 2 / 3, 1, 1)]
+    assert [log["learning_rate"] for log in logs] == pytest.approx(rates)
+
+
+def test_the_random_generators_of_the_process_are_not_seeded(base_dir, tmp_path):
+    import random
+
+    import numpy
+
+    before = random.getstate(), numpy.random.get_state()[1].tolist()
+    run(base_dir, SPEC, demonstrations(), tmp_path)
+    assert (random.getstate(), numpy.random.get_state()[1].tolist()) == before
+
+
+def test_a_warm_policy_keeps_its_own_forward(base_dir, tmp_path):
+    warm: dict = {}
+    for name in ("a", "b"):
+        run(base_dir, SPEC, demonstrations(), tmp_path / name, warm=warm)
+        (policy,) = warm.values()
+        assert "forward" not in vars(policy.model.get_base_model())
+
+
+def test_no_examples_change_nothing(base_dir, start, tmp_path):
+    empty = batch(groups=1, size=1)
+    empty[0].histories = [history([(False, [5, 6])], [])]
+    out, metrics = run(base_dir, SPEC, empty, tmp_path, start=start)
+    assert metrics == {"skipped": 1.0}
+    name = "adapter/adapter_model.safetensors"
+    assert (out / name).read_bytes() == (start / name).read_bytes()
+
+
+def test_a_loss_that_is_no_number_stops_before_a_checkpoint_is_written(base_dir, tmp_path):
+    begin = write_start(base_dir, tmp_path / "poisoned")
+    path = begin / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    next(iter(tensors.values()))[0, 0] = math.nan
+    save_file(tensors, path)
+    with pytest.raises(TrainingDiverged, match=r"gradient step 1: loss nan.*No checkpoint was written"):
+        run(base_dir, SPEC, demonstrations(), tmp_path / "run", start=begin)
+    assert not (tmp_path / "run" / "out" / "adapter").exists()
+    record = json.loads((tmp_path / "run" / "scratch" / "diverged.json").read_text())
+    assert record["loss"] == "nan"
+    assert len(record["trajectories"]) == 3
