@@ -57,8 +57,8 @@ check: setup docs  ## lint, format, types, import rules, docs
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --no-logo
 
-docs: setup  ## what README and docs name must be there
-	$(RUN) -m pytest -q tests/test_packaging.py -k docs
+docs: setup  ## what README and docs say must be so: links, commands, keys, pictures
+	$(RUN) -m pytest -q tests/test_packaging.py tests/docs -k docs
 
 # torch pins its own CUDA packages, and its CPU build has none: without them one lock serves both.
 lock: setup  ## resolve pyproject.toml into requirements/lock.txt; UPGRADE=--upgrade takes newer versions

@@ -1,0 +1,145 @@
+"""The blocks of README and docs, run exactly as they stand there.
+
+The files of the README are written into a home folder of their own, its command is run by a shell, and everything else
+(the server and its client, a stage alone, reading trajectories) works on what that run left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT, Block, blocks, commands
+
+README = PAGES[0]
+pytestmark = pytest.mark.timeout(600)
+
+SCRIPTS = {
+    page.stem: [block for block in blocks(page, "python") if not block.file and "127.0.0.1" not in block.text]
+    for page in PAGES
+}
+"""By page: blocks to run in a folder that holds `runs/`, one after another."""
+
+
+@dataclass
+class Home:
+    """Where the README is followed."""
+
+    folder: Path
+    result: dict
+    """The last line that the run printed on stdout."""
+    errors: str
+
+    def shell(self, command: str) -> subprocess.CompletedProcess[str]:
+        return shell(self.folder, command)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW", "PYTHONPATH"))
+    }
+    return kept | {
+        "HOME": str(folder),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}",  # `. .venv/bin/activate`
+    }
+
+
+def shell(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Runs a line in the checkout, the virtual environment activated."""
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, env=environment(folder), capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def execute(block: Block) -> None:
+    exec(compile(block.text, str(block), "exec"), {"__name__": "__main__"})
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Home:
+    folder = tmp_path_factory.mktemp("home")
+    for block in blocks(README):
+        if block.file:
+            path = folder / "mine" / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+    (command,) = [line for line in commands(README) if "--config-dir ~/mine/conf" in line]
+    done = shell(folder, f"{command} root={folder}/runs")
+    return Home(folder, json.loads(done.stdout.splitlines()[-1]), done.stderr)
+
+
+def test_the_users_environment_reward_and_experiment_train(home):
+    stages = home.result["stages"]
+    assert set(stages.values()) == {"ran"}
+    assert "train[2]" in stages
+    assert "deploy" in stages
+    assert home.result["episodes"] == 16 + 3 * 32 + 2 * 16
+    assert "collect[sft] ran" in home.errors
+    assert "nothing to learn from" not in home.errors
+    assert (Path(home.result["export"]) / "model.safetensors").is_file()
+
+
+def test_the_demonstrations_succeed_and_the_reward_is_the_users(home):
+    from components.artifacts import MANIFEST, read_artifact
+
+    found = [read_artifact(path.parent) for path in (home.folder / "runs" / "artifacts").glob(f"*/{MANIFEST}")]
+    shown = next(one for one in found if one.kind == "trajectories" and one.metrics["turns"] == 2)
+    assert shown.metrics["success"] == 1
+    scores = next(one for one in found if one.kind == "scores" and one.inputs == {"trajectories": shown.key})
+    assert scores.metrics["reward"] == pytest.approx(1 - 0.02)
+
+
+@pytest.mark.parametrize("page", [page for page, scripts in SCRIPTS.items() if scripts])
+def test_the_blocks_of_the_page_run(home, monkeypatch, page):
+    monkeypatch.chdir(home.folder)
+    for block in SCRIPTS[page]:
+        execute(block)
+
+
+def test_a_stage_runs_alone(home, monkeypatch):
+    """The request that docs/architecture.md writes, by the command that stands below it."""
+    monkeypatch.chdir(home.folder)
+    execute(SCRIPTS["architecture"][0])
+    (command,) = commands(ROOT / "docs" / "architecture.md")
+    assert command in commands(README)
+    done = home.shell(f"cd {home.folder} && PYTHONPATH={ROOT} {command}")
+    assert json.loads(done.stdout.splitlines()[-1])["status"] in ("ran", "cached")
+
+
+def test_the_export_is_served_and_the_client_gets_an_answer(home, capsys):
+    (command,) = [line for line in commands(README) if "components.inference.server" in line]
+    (client,) = [block for block in blocks(README, "python") if "127.0.0.1" in block.text]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    arguments = command.replace("MODEL", home.result["export"]).replace("8000", port).split()
+    server = subprocess.Popen(arguments, cwd=ROOT, env=environment(home.folder), stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 120
+        while not answers(f"http://127.0.0.1:{port}/health"):
+            assert server.poll() is None, server.stderr and server.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        execute(replace(client, text=client.text.replace("8000", port)))
+        assert capsys.readouterr().out.rstrip().endswith("]")  # the token ids
+    finally:
+        server.terminate()
+        server.communicate(timeout=30)
+
+
+def answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=5).close()
+    except OSError:
+        return False
+    return True
