@@ -104,23 +104,22 @@ def flow_run(url: str) -> str:
 def running(arguments: list[str], environment: Mapping[str, str], health: str) -> Iterator[None]:
     """Runs a command of this virtual environment until the block is left; first waits until it answers."""
     command = [str(Path(sys.executable).with_name(arguments[0])), *arguments[1:]]
-    log = tempfile.TemporaryFile()
-    process = subprocess.Popen(
-        command, env={**os.environ, **environment}, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-    )
-    try:
-        deadline = time.monotonic() + START_LIMIT
-        while not answers(health):
-            if process.poll() is not None or time.monotonic() > deadline:
-                log.seek(0)
-                sys.exit(f"{' '.join(arguments)} does not answer:\n{log.read().decode()}")
-            time.sleep(0.5)
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, 15)
-        process.wait(30)
-        log.close()
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, env={**os.environ, **environment}, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            deadline = time.monotonic() + START_LIMIT
+            while not answers(health):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    sys.exit(f"{' '.join(arguments)} does not answer:\n{log.read().decode()}")
+                time.sleep(0.5)
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 15)
+            process.wait(30)
 
 
 def answers(url: str) -> bool:

@@ -150,7 +150,7 @@ def test_user_code_in_the_readme_is_short():
 
 
 def test_the_readme_names_what_continuous_integration_calls():
-    assert "make test" in commands(PAGES[0])[-4]
+    assert any(line.startswith("make test ") for line in commands(PAGES[0]))
     assert "make check" in PAGES[0].read_text()
 
 
