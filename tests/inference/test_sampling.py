@@ -1,0 +1,112 @@
+"""Drawing tokens: the right distribution, the right log-probability, and a draw that depends on its own row only."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.inference.protocol import Sampling
+from components.inference.sampling import draw, truncate
+
+logits = st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=12)
+
+
+def nucleus(values: list[float], top_p: float, top_k: int) -> dict[int, float]:
+    """Token to probability, written out; ties in the order of `sort`."""
+    weights = [math.exp(value) for value in values]
+    order = torch.tensor(values).sort(descending=True).indices.tolist()
+    kept = order[: top_k or None]
+    total = math.fsum(weights[index] for index in kept)
+    chosen: list[int] = []
+    for index in kept:
+        if chosen and math.fsum(weights[one] for one in chosen) / total >= top_p:
+            break
+        chosen.append(index)
+    mass = math.fsum(weights[index] for index in chosen)
+    return {index: weights[index] / mass for index in chosen}
+
+
+@given(logits, st.floats(0.05, 0.95), st.integers(0, 14))
+def test_truncation_is_the_formula(values, top_p, top_k):
+    logps = torch.log_softmax(torch.tensor(values, dtype=torch.float64), -1)
+    expected = nucleus(logps.tolist(), top_p, top_k)
+    found = truncate(logps, top_p, top_k)
+    masses = sorted(nucleus(logps.tolist(), 1.0, top_k).values(), reverse=True)
+    if any(abs(math.fsum(masses[:n]) - top_p) < 1e-9 for n in range(1, len(masses))):
+        return  # a sum that rounds to either side of top_p
+    assert {index for index, logp in enumerate(found.tolist()) if logp > -math.inf} == set(expected)
+    for index, probability in expected.items():
+        assert math.exp(found[index]) == pytest.approx(probability, abs=1e-9)
+
+
+def test_top_k_alone_keeps_k():
+    """Also where the sum of the first few rounds to one."""
+    logps = torch.log_softmax(torch.tensor([30.0, 0.0, -1.0, -2.0, -3.0]), -1)
+    assert int((truncate(logps, 1.0, 4) > -math.inf).sum()) == 4
+    assert int((truncate(logps, 1.0, 99) > -math.inf).sum()) == 5
+
+
+@given(logits, st.floats(0.2, 3.0), st.floats(0, 1, exclude_max=True))
+def test_a_token_is_the_inverse_of_the_cumulative_distribution(values, temperature, uniform):
+    tokens, logprobs = draw(torch.tensor([values]), [Sampling(temperature=temperature)], [uniform])
+    probabilities = torch.softmax(torch.tensor(values, dtype=torch.float64) / temperature, -1)
+    cumulative = probabilities.cumsum(-1)
+    below = float(cumulative[tokens[0] - 1]) if tokens[0] else 0.0
+    assert below - 1e-5 <= uniform <= float(cumulative[tokens[0]]) + 1e-5
+    assert logprobs[0] == pytest.approx(float(probabilities[tokens[0]].log()), abs=1e-4)
+
+
+def test_frequencies_are_the_distribution():
+    """Chi-squared over 20,000 draws of 6 tokens, at each setting."""
+    from scipy.stats import chisquare
+
+    rng = random.Random(0)
+    values = [1.0, 0.0, -1.0, 2.0, 0.5, -3.0]
+    rows = torch.tensor([values]).expand(20_000, -1)
+    for sampling in (Sampling(), Sampling(temperature=0.7, top_p=0.9), Sampling(top_k=3)):
+        scaled = [value / sampling.temperature for value in values]
+        expected = nucleus(scaled, sampling.top_p, sampling.top_k)
+        tokens, logprobs = draw(rows.clone(), [sampling] * 20_000, [rng.random() for _ in range(20_000)])
+        assert set(tokens) == set(expected)
+        counts = [tokens.count(token) for token in expected]
+        assert chisquare(counts, [20_000 * p for p in expected.values()]).pvalue > 1e-3
+        for token, logprob in set(zip(tokens, logprobs, strict=True)):
+            assert logprob == pytest.approx(math.log(expected[token]), abs=1e-5)
+
+
+def test_greedy_carries_the_logprob_at_temperature_one():
+    rows = torch.tensor([[1.0, 3.0, 2.0], [5.0, 0.0, 0.0]])
+    tokens, logprobs = draw(rows, [Sampling(temperature=0, top_k=1, top_p=0.5)] * 2, [0.99, 0.99])
+    assert tokens == [1, 0]
+    assert logprobs == pytest.approx([row.log_softmax(-1).max().item() for row in rows])
+
+
+def test_a_row_does_not_depend_on_its_batch():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(7, 50, generator=generator)
+    ways = [Sampling(), Sampling(temperature=0), Sampling(top_p=0.3), Sampling(top_k=2), Sampling(temperature=2.0)]
+    samplings = [ways[index % len(ways)] for index in range(7)]
+    uniforms = [0.1 * index for index in range(7)]
+    together = draw(rows, samplings, uniforms)
+    alone = [draw(rows[i : i + 1], samplings[i : i + 1], uniforms[i : i + 1]) for i in range(7)]
+    assert together == ([tokens[0] for tokens, _ in alone], [logprobs[0] for _, logprobs in alone])
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
+def test_the_ends_of_the_interval_draw_what_can_be_drawn(uniform):
+    rows = torch.tensor([[-torch.inf, 1.0, 1.0, -torch.inf], [-200.0, 0.0, 0.0, -200.0]])
+    tokens, logprobs = draw(rows, [Sampling(), Sampling(top_p=0.9)], [uniform] * 2)
+    assert all(token in (1, 2) for token in tokens)
+    assert logprobs == pytest.approx([math.log(0.5)] * 2)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(top_p=0.5)])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_logits_that_are_not_finite_are_no_distribution(sampling, value):
+    with pytest.raises(ArithmeticError, match="not finite"):
+        draw(torch.tensor([[0.0, value, 1.0]]), [sampling], [0.5])
