@@ -1,0 +1,90 @@
+"""The policy and its reference: what drops out, what the reference computes, what learns."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from components.algorithms.packing import Sequence_, pack
+from components.algorithms.policy import Policy
+from components.models.spec import LoraSpec
+from tests.algorithms.builders import MODEL, make_policy, plain_logprobs, plain_model
+
+TOKENS = [5, 9, 17, 3, 200, 44]
+(PACK,) = pack([Sequence_(TOKENS, list(range(1, len(TOKENS))))], 100)
+
+
+def logprobs(policy: Policy) -> list[float]:
+    with torch.no_grad():
+        return policy.logprobs(PACK, 1.0)[0].tolist()
+
+
+def reference_logprobs(policy: Policy) -> list[float]:
+    with policy.as_reference():
+        return policy.logprobs(PACK, 1.0)[0].tolist()
+
+
+def test_a_fresh_adapter_changes_nothing(base_dir):
+    policy = Policy(base_dir, MODEL, seed=0)
+    base = AutoModelForCausalLM.from_pretrained(base_dir)
+    expected = plain_logprobs(base, TOKENS, 1.0).tolist()
+    assert logprobs(policy) == pytest.approx(expected, abs=1e-5)
+    assert reference_logprobs(policy) == logprobs(policy)
+
+
+def test_the_seed_decides_the_adapter(base_dir):
+    first, again, other = (Policy(base_dir, MODEL, seed=seed).adapter() for seed in (0, 0, 1))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_the_reference_is_the_base_or_a_saved_adapter(base_dir, tmp_path):
+    policy, other = make_policy(base_dir, seed=0), make_policy(base_dir, seed=1)
+    other.save(tmp_path)
+    own, learning = logprobs(policy), list(policy.parameters)
+    base = plain_logprobs(AutoModelForCausalLM.from_pretrained(base_dir), TOKENS, 1.0).tolist()
+    for adapter_dir, expected in [(None, base), (tmp_path, logprobs(other)), (None, base)]:
+        policy.use_reference(adapter_dir)
+        assert reference_logprobs(policy) == pytest.approx(expected, abs=1e-5)
+        assert logprobs(policy) == own
+        assert list(policy.parameters) == learning
+
+
+def test_after_an_error_inside_the_reference_the_policy_is_itself_again(base_dir, tmp_path):
+    policy = make_policy(base_dir)
+    make_policy(base_dir, seed=1).save(tmp_path)
+    own = logprobs(policy)
+    for adapter_dir in (None, tmp_path):
+        policy.use_reference(adapter_dir)
+        with pytest.raises(KeyboardInterrupt), policy.as_reference():
+            raise KeyboardInterrupt
+        assert logprobs(policy) == own
+
+
+def test_only_what_learns_drops_out(base_dir, tmp_path):
+    lora = LoraSpec(rank=4, alpha=8.0, dropout=0.5)
+    policy = make_policy(base_dir, model=MODEL.model_copy(update={"lora": lora}))
+    policy.save(tmp_path)
+    assert logprobs(policy) != logprobs(policy)
+    plain = plain_model(base_dir, policy).eval()
+    for adapter_dir in (None, tmp_path):
+        policy.use_reference(adapter_dir)
+        state = torch.get_rng_state()
+        assert reference_logprobs(policy) == reference_logprobs(policy)
+        assert torch.equal(torch.get_rng_state(), state)
+    assert reference_logprobs(policy) == pytest.approx(plain_logprobs(plain, TOKENS, 1.0).tolist(), abs=1e-5)
+    assert logprobs(policy) != logprobs(policy)
+
+
+def test_dropout_in_the_base_model_is_off_as_it_is_while_sampling(base_dir, tmp_path):
+    shutil.copytree(base_dir, tmp_path / "model")
+    path = Path(tmp_path / "model" / "config.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "attention_dropout": 0.5}))
+    with_it, without = make_policy(tmp_path / "model"), make_policy(base_dir)
+    assert with_it.model.config.attention_dropout == 0.5
+    assert logprobs(with_it) == logprobs(without)
