@@ -167,16 +167,14 @@ def _check_folder(path: Path) -> None:
 
 
 def _check_hub(spec: ModelSpec, cache: Path) -> None:
-    from huggingface_hub import try_to_load_from_cache
-
-    names = ("model.safetensors", "model.safetensors.index.json")
-    if any(isinstance(try_to_load_from_cache(spec.name, name, revision=spec.revision), str) for name in names):
-        return
     from httpx import HTTPError
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
+        for name in ("model.safetensors", "model.safetensors.index.json"):
+            if isinstance(try_to_load_from_cache(spec.name, name, revision=spec.revision), str):
+                return
         info = HfApi().model_info(spec.name, revision=spec.revision, timeout=10, files_metadata=True)
     except HFValidationError as error:
         raise ResourceError(

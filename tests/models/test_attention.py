@@ -1,0 +1,94 @@
+"""Grouped attention against the plain formula, and the models that it does not compute."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from components.errors import ResourceError
+from components.models.attention import grouped_attention, refuse_inexact, repeat_mask
+
+
+def formula(query, key, value, mask, scale):
+    """softmax(q k' scale) v, each head by itself."""
+    batch, heads, length, _ = query.shape
+    out = torch.empty(batch, length, heads, value.shape[-1], dtype=torch.float64)
+    for b in range(batch):
+        for head in range(heads):
+            shared = head // (heads // key.shape[1])
+            scores = query[b, head].double() @ key[b, shared].double().T * scale
+            scores = scores.masked_fill(~mask[b, 0], -math.inf)
+            out[b, :, head] = scores.softmax(-1) @ value[b, shared].double()
+    return out
+
+
+@pytest.mark.parametrize(("heads", "shared"), [(4, 4), (4, 2), (6, 1), (9, 3)])
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_it_is_the_formula(heads, shared, length):
+    generator = torch.Generator().manual_seed(heads * length)
+    query = torch.randn(2, heads, length, 8, generator=generator)
+    key, value = (torch.randn(2, shared, 7, 8, generator=generator) for _ in range(2))
+    mask = torch.rand(2, 1, length, 7, generator=generator) < 0.6
+    mask[..., 0] = True
+    expected = formula(query, key, value, mask, 0.3)
+    config = type("Config", (), {"num_attention_heads": heads, "num_key_value_heads": shared})
+    additive = torch.zeros(mask.shape).masked_fill_(~mask, -math.inf)
+    for form in (mask, repeat_mask(mask, config), additive, repeat_mask(additive, config)):
+        found, _ = grouped_attention(torch.nn.Module(), query, key, value, form, scaling=0.3)
+        torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("extra", ["softcap", "s_aux", "position_bias"])
+def test_attention_that_needs_more_is_refused(extra):
+    tensor = torch.zeros(1, 1, 1, 4)
+    with pytest.raises(ResourceError, match=f"Module needs attention with {extra}"):
+        grouped_attention(torch.nn.Module(), tensor, tensor, tensor, tensor.bool(), **{extra: 1.0})
+    grouped_attention(torch.nn.Module(), tensor, tensor, tensor, torch.ones(1, 1, 1, 1).bool(), **{extra: None})
+
+
+def config(family: str, **options):
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(family, **options)
+
+
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 48,
+    "long_factor": [2.0] * 48,
+}
+REFUSED = {
+    "mistral": ({"sliding_window": 1000}, "a sliding window of 1000 tokens"),
+    "qwen2": ({"use_sliding_window": True, "sliding_window": 1000, "max_window_layers": 0}, "a sliding window of 1000"),
+    "gemma2": ({"sliding_window": 4096}, "capped attention scores"),
+    "gpt_oss": ({"sliding_window": 128}, "a sliding window of 128 tokens"),
+    "deepseek_v3": ({}, "latent attention"),
+    "mamba": ({}, "layers without attention"),
+    "phi3": (
+        {"rope_parameters": LONG, "original_max_position_embeddings": 1024, "sliding_window": None},
+        "positions that change beyond 1024 tokens",
+    ),
+}
+TAKEN = {
+    "llama": {},
+    "qwen3": {},
+    "gpt2": {},
+    "mistral": {"sliding_window": 2048},
+    "phi3": {"rope_parameters": LONG, "original_max_position_embeddings": 4096, "sliding_window": 4096},
+    "smollm3": {},
+}
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_models_that_would_be_wrong_are_refused_by_name(family):
+    options, message = REFUSED[family]
+    with pytest.raises(ResourceError, match=f"some-model cannot be run exactly here: it needs .*{message}"):
+        refuse_inexact(config(family, **options), 2048, "some-model")
+
+
+@pytest.mark.parametrize("family", TAKEN)
+def test_models_that_are_right_are_taken(family):
+    refuse_inexact(config(family, **TAKEN[family]), 2048, "some-model")

