@@ -209,4 +209,4 @@ def _mean(logs: list[dict[str, float]]) -> dict[str, float]:
     return means
 
 
-__all__ = ["Pack", "train_grpo", "with_advantages"]
+__all__ = ["train_grpo", "with_advantages"]

@@ -30,7 +30,7 @@ class SFTSpec(OptimizerSpec):
     name: Literal["sft"] = "sft"
     epochs: int = Field(1, ge=1)
     batch_size: int = Field(8, ge=1)
-    """Trajectories of one gradient step."""
+    """Trajectories of one gradient step; one of several histories counts as several."""
 
 
 class GRPOSpec(OptimizerSpec):
