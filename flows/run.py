@@ -121,6 +121,7 @@ def job(config: DictConfig) -> float:
 
 
 if __name__ == "__main__":
+    from flows.interrupt import leave
     from flows.run import main as run_main  # so that `job` has an importable name where a launcher sends it elsewhere
 
-    run_main()
+    leave(run_main)

@@ -34,6 +34,7 @@ from components.artifacts import lock_file
 from components.compute.lifeline import watch_parent
 from components.compute.runners import end
 from components.errors import ResourceError, WaitTimeout
+from components.tracking.provenance import command_path
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class Server:
     """A server of our own that boots in the background. Make it with `start`."""
 
     def __init__(self, process: subprocess.Popen, root: Path, log: Path):
-        self.ui_command = f"PREFECT_HOME={home(root)} prefect server start"
+        self.ui_command = f"PREFECT_HOME={home(root)} {command_path('prefect')} server start"
         self._process = process
         self._log = log
         self._url: str | None = None

@@ -30,7 +30,7 @@ GROUPS = {
     "model": 4,
     "reward": 1,
     "tracking": 1,
-    "warmup": 2,
+    "warmup": 3,
 }
 """How many files each group has: a folder that is forgotten here, or a file that no test found, fails."""
 

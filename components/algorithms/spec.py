@@ -13,11 +13,15 @@ class OptimizerSpec(Spec):
     """AdamW."""
 
     learning_rate: float = Field(1e-4, gt=0)
+    """Step size of AdamW, after the warm-up."""
     warmup_steps: int = Field(0, ge=0)
     """Gradient steps over which the learning rate rises linearly; constant after."""
     weight_decay: float = Field(0.0, ge=0)
+    """Decoupled: each step shrinks the adapter by learning_rate times this."""
     beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the running mean of the gradient."""
     beta2: float = Field(0.99, ge=0, lt=1)
+    """Decay of the running mean of its square."""
     max_grad_norm: float = Field(1.0, gt=0)
     """The gradient is scaled down to this L2 norm."""
     pack_tokens: int = Field(1024, ge=64)
@@ -29,6 +33,7 @@ class SFTSpec(OptimizerSpec):
 
     name: Literal["sft"] = "sft"
     epochs: int = Field(1, ge=1)
+    """Passes over the trajectories."""
     batch_size: int = Field(8, ge=1)
     """Trajectories of one gradient step; one of several histories counts as several."""
 
@@ -44,6 +49,7 @@ class GRPOSpec(OptimizerSpec):
     clip_low: float = Field(0.2, gt=0, lt=1)
     """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     clip_high: float = Field(0.2, gt=0)
+    """See clip_low."""
     scale_advantages: bool = True
     """Divide by the group's standard deviation (GRPO); False leaves r - mean (Dr. GRPO, arXiv:2503.20783)."""
     normalization: Literal["tokens", "sequences"] = "tokens"

@@ -225,7 +225,7 @@ class TransformersEngine:
         while len(self._answers) > 2 * REMEMBERED_ANSWERS:
             self._answers.popitem(last=False)
         reason = "length" if not stopped else "tool_calls" if message.get("tool_calls") else "stop"
-        return ChatCompletion(message, reason, row.prompt, row.sampled, row.logprobs, self._policy)
+        return ChatCompletion(message, reason, row.prompt, row.sampled, row.logprobs, request.policy)
 
     # The loop
 

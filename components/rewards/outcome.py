@@ -4,8 +4,11 @@
            + progress_weight · progress · (1 - success)
            - turn_cost · turns
            - invalid_cost · invalid_actions
+           - repetition_cost · repetition
 
-`success` is 1 or 0, `progress` is between 0 and 1. With the defaults the reward is the success itself.
+`success` is 1 or 0, `progress` is between 0 and 1, `repetition` is the share of the n-grams of sampled tokens, within
+one message, that the message has said before (1 - distinct-n of arXiv:1510.03055). With the defaults the reward is the
+success itself.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ class Outcome:
             outcome); 0 or more.
         progress_weight: Partial credit: what an unsuccessful episode gets for `outcome["progress"]` = 1; 0 to 1, so
             that no failure ever beats a success by it. 0 leaves progress unread.
+        repetition_cost: Taken off for a policy that says only one thing over and over (`repetition` = 1); 0 or more.
+        repetition_ngram: Tokens of one n-gram.
 
     The parts of the sum are the components of the Score, signs included. An episode whose count or progress is asked
     for and missing is unscored and says so, except that an episode cut off before the environment reported anything
@@ -40,10 +45,14 @@ class Outcome:
         turn_cost: Annotated[float, Field(ge=0)] = 0.0,
         invalid_cost: Annotated[float, Field(ge=0)] = 0.0,
         progress_weight: Annotated[float, Field(ge=0, le=1)] = 0.0,
+        repetition_cost: Annotated[float, Field(ge=0)] = 0.0,
+        repetition_ngram: Annotated[int, Field(ge=1)] = 3,
     ):
         self.turn_cost = turn_cost
         self.invalid_cost = invalid_cost
         self.progress_weight = progress_weight
+        self.repetition_cost = repetition_cost
+        self.repetition_ngram = repetition_ngram
 
     def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
         """Scores each trajectory for itself."""
@@ -59,9 +68,23 @@ class Outcome:
                 parts["turns"] = -self.turn_cost * _count(trajectory, "turns")
             if self.invalid_cost:
                 parts["invalid_actions"] = -self.invalid_cost * _count(trajectory, "invalid_actions")
+            if self.repetition_cost:
+                parts["repetition"] = -self.repetition_cost * repetition(trajectory, self.repetition_ngram)
         except JudgeError as error:
             return Score(trajectory.id, None, failure=Failure(error.boundary, type(error).__name__, str(error)))
         return Score(trajectory.id, sum(parts.values()), parts)
+
+
+def repetition(trajectory: Trajectory, size: int) -> float:
+    """Share of repeated n-grams over the sampled messages of an episode; 0 where none is long enough to have one."""
+    total = distinct = 0
+    for history in trajectory.histories:
+        for message in history.messages:
+            if message.span is not None:
+                tokens = history.token_ids[slice(*message.span)]
+                grams = [tuple(tokens[start : start + size]) for start in range(len(tokens) - size + 1)]
+                total, distinct = total + len(grams), distinct + len(set(grams))
+    return 1.0 - distinct / total if total else 0.0
 
 
 def _count(trajectory: Trajectory, name: str) -> float:

@@ -22,7 +22,9 @@ class CollectSpec(Spec):
     group_size: int = Field(6, ge=1)
     """Episodes of each scenario."""
     temperature: float = Field(1.0, ge=0)
+    """Logits are divided by it; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
+    """Tokens are drawn from the smallest set that has this mass; 1 means all."""
     top_k: int = Field(0, ge=0)
     """0 means no limit."""
     concurrency: int = Field(64, ge=1)

@@ -25,6 +25,7 @@ from components.errors import Problem, ResourceError, SpecError
 from components.redaction import mask, mask_override, mask_text
 from components.tracking import lineage, store, traces
 from components.tracking.params import MAX_NAME, clean_name, flatten
+from components.tracking.provenance import command_path
 from components.tracking.spec import TrackingSpec
 from components.trajectories.schema import Trajectory
 
@@ -41,7 +42,7 @@ _BATCH = 100
 """Most parameters or tags of one request (a limit of MLflow)."""
 _MAX_TAG = 8000
 """Longest value of a tag in characters (a limit of MLflow)."""
-_UI = "LITELLM_LOCAL_MODEL_COST_MAP=True MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1"
+_UI = "LITELLM_LOCAL_MODEL_COST_MAP=True MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false {mlflow} ui --workers 1"
 """MLflow 3.17 imports litellm for its job runner, and without a network that import never returns."""
 
 
@@ -100,7 +101,8 @@ class Tracker:
         """The command that shows this run in a browser."""
         if self.uri.startswith(("http://", "https://")):
             return f"open {mask_text(self.uri)}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
-        return f"{_UI} --backend-store-uri {shlex.quote(mask_text(self.uri))}"
+        mlflow = shlex.quote(command_path("mlflow"))
+        return f"{_UI.format(mlflow=mlflow)} --backend-store-uri {shlex.quote(mask_text(self.uri))}"
 
     # What the run is
 

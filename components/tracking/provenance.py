@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -33,3 +35,8 @@ def git_commit(folder: Path) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def command_path(name: str) -> str:
+    """What to type for a command of this environment: its name where the shell finds it, else its full path."""
+    return name if shutil.which(name) else str(Path(sys.executable).with_name(name))

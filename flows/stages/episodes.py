@@ -150,6 +150,7 @@ def play(
         )
     finally:
         episodes.flush()
+        engine.release()  # the trainer needs the memory, and the next policy could not use what is cached
     elapsed = time.monotonic() - start
     sampled = sum(t.metrics.get("sampled_tokens", 0) for t in trajectories if t.id not in finished)
     speed = {"seconds": elapsed, "tokens_per_s": sampled / elapsed, "resumed": float(len(finished))}
