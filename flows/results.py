@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import resource
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from components.artifacts import Artifact
@@ -40,6 +41,11 @@ class Results:
     export: str | None = None
     model: str | None = None
     """Name and version in the model registry."""
+    seed: int = 0
+    peak_memory_gb: float = 0.0
+    """Largest resident memory of this process so far, in GB (10^9 bytes)."""
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    """Time that each kind of stage took in this run."""
 
     @property
     def last(self) -> dict[str, Any]:
@@ -60,9 +66,13 @@ class Results:
                 **_measure("success", self.last),
                 **_measure("success", self.summaries.get("start"), "_start"),
                 **_measure("success", self.summaries.get("sft"), "_sft"),
+                **_gain(self.differences),
                 **_measure("reward", self.last),
+                "seed": self.seed,
                 "episodes": self.episodes,
                 "seconds": round(self.seconds, 2),
+                "stage_seconds": self.stage_seconds,
+                "peak_memory_gb": self.peak_memory_gb,
                 "stages": self.stages,
                 "export": self.export,
                 "report": self.report,
@@ -183,6 +193,9 @@ def conclude(execution: Execution, outcome: Outcome, overrides: Sequence[str], *
         report=report,
         export=str(outcome.export.path) if outcome.export else None,
         model=model,
+        seed=spec.seed,
+        peak_memory_gb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 2),
+        stage_seconds=_stage_seconds(execution),
     )
     cost = sum(one.artifact.metrics.get("cost", 0.0) for one in execution.done.values())
     tracker.log_metrics({"time/total": seconds, "cost/total": cost}, spec.rounds)
@@ -264,6 +277,21 @@ def _measure(name: str, summary: dict[str, Any] | None, suffix: str = "") -> dic
     found = summary[name] if summary else {"mean": None, "low": None, "high": None}
     interval = None if found["low"] is None else [found["low"], found["high"]]
     return {f"{name}{suffix}": found["mean"], f"{name}{suffix}_interval": interval}
+
+
+def _gain(differences: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Success of the final policy less that of the policy evaluated before it, on the same scenarios."""
+    if not differences:
+        return {"gain": None, "gain_interval": None}
+    found = next(iter(differences.values()))
+    return {"gain": found["difference"], "gain_interval": [found["low"], found["high"]]}
+
+
+def _stage_seconds(execution: Execution) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for one in execution.done.values():
+        seconds[one.artifact.stage] = round(seconds.get(one.artifact.stage, 0.0) + one.seconds, 2)
+    return seconds
 
 
 def _with_interval(found: dict[str, Any]) -> str:

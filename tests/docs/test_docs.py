@@ -162,10 +162,21 @@ def test_pictures_are_small_and_shown():
         assert f"docs/images/{path.name}" in PAGES[0].read_text()
 
 
-def test_the_table_of_keys_is_current():
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+def script(name: str):
+    """A module of docs/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    reference = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(reference)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_of_keys_is_current():
+    reference = script("reference")
     assert reference.page() == reference.PAGE.read_text(encoding="utf-8"), "run `python -m docs.reference`"
+
+
+def test_the_table_of_results_is_what_was_recorded():
+    results = script("results")
+    assert results.page() == results.README.read_text(encoding="utf-8"), "run `python -m docs.results`"

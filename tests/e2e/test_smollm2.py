@@ -1,0 +1,45 @@
+"""The quickstart's path with its real weights, in short form: every stage on SmolLM2, and the export served."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CODE = Path(__file__).resolve().parents[2]
+
+SHORT = (
+    "rounds=1",
+    "warmup.demonstrations=16",
+    "collect.scenarios=2",
+    "collect.group_size=3",
+    "reward.repetition_cost=0.5",  # so short a warmup solves nothing; this gives each group something to compare
+    "evaluate.scenarios=4",
+    "deploy=serve",
+    "deploy.prompts=2",
+)
+
+
+@pytest.mark.timeout(1200)  # the weights are converted once: about 30 s
+def test_the_quickstart_in_short_form(tmp_path):
+    command = [sys.executable, "-m", "flows.run", "+experiment=quickstart", f"root={tmp_path}", *SHORT]
+    done = subprocess.run(command, cwd=CODE, capture_output=True, text=True, timeout=1100, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert set(result["stages"].values()) == {"ran"}
+
+    made = {}
+    for file in tmp_path.glob("artifacts/**/manifest.json"):
+        manifest = json.loads(file.read_text())
+        made.setdefault(manifest["stage"], []).append(manifest["metrics"])
+    [warmup, grpo] = sorted(made["train"], key=lambda metrics: "clip_fraction" in metrics)
+    assert warmup["loss"] < 2.0  # demonstrations in the chat format: a base model says them at about 1.4 nats a token
+    # The trainer gives the sampled tokens the log-probabilities that the engine gave them.
+    assert 0 <= grpo["kl_sampler"] < 1e-8
+    assert grpo["clip_fraction"] == 0
+    assert math.isfinite(grpo["grad_norm"])
+    assert grpo["computed_tokens"] < grpo["tokens"]
+    [deploy] = made["deploy"]
+    assert deploy["served/prompts"] == 2  # the served export answered as the policy, token for token
