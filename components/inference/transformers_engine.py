@@ -264,7 +264,9 @@ class TransformersEngine:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([running])
             self._stop.clear()
-            running.exception()  # `_Stopped`, or what it failed with: nobody is there to tell
+            if running.exception() is None:  # else `_Stopped`, or what it failed with: nobody is there to tell
+                for row in running.result():
+                    row.future.cancel()
             raise
 
     def _drop_requests(self) -> None:
