@@ -17,9 +17,9 @@ logits = st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=12)
 
 
 def nucleus(values: list[float], top_p: float, top_k: int) -> dict[int, float]:
-    """Token to probability, written out; ties in the order of `sort`."""
+    """Token to probability, written out."""
     weights = [math.exp(value) for value in values]
-    order = torch.tensor(values).sort(descending=True).indices.tolist()
+    order = torch.tensor(values, dtype=torch.float64).sort(descending=True).indices.tolist()
     kept = order[: top_k or None]
     total = math.fsum(weights[index] for index in kept)
     chosen: list[int] = []
@@ -39,9 +39,10 @@ def test_truncation_is_the_formula(values, top_p, top_k):
     masses = sorted(nucleus(logps.tolist(), 1.0, top_k).values(), reverse=True)
     if any(abs(math.fsum(masses[:n]) - top_p) < 1e-9 for n in range(1, len(masses))):
         return  # a sum that rounds to either side of top_p
-    assert {index for index, logp in enumerate(found.tolist()) if logp > -math.inf} == set(expected)
-    for index, probability in expected.items():
-        assert math.exp(found[index]) == pytest.approx(probability, abs=1e-9)
+    kept = [index for index, logp in enumerate(found.tolist()) if logp > -math.inf]
+    left_out = [index for index in range(len(values)) if index not in kept]
+    assert not left_out or min(logps[kept]) >= max(logps[left_out])  # of equals, either may be kept
+    assert sorted(found[kept].exp().tolist()) == pytest.approx(sorted(expected.values()), abs=1e-9)
 
 
 def test_top_k_alone_keeps_k():
