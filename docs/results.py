@@ -45,6 +45,8 @@ def page() -> str:
 
 
 def table() -> str:
+    if not recorded():
+        return "No run of this version is recorded yet; the run itself prints the table.\n"
     rows = [
         "| Seed | Start | After SFT | After GRPO | GRPO against SFT | Minutes | Memory |",
         "|---|---|---|---|---|---|---|",

@@ -31,7 +31,7 @@ def export(base_dir: Path, adapter_dir: Path | None, out: Path, card: str) -> in
     for path in sorted(base_dir.iterdir()):
         if path.is_file() and not _belongs(path.name):
             logger.info("%s of the base model is not exported", path.name)
-            (out / path.name).unlink()
+            (out / path.name).unlink(missing_ok=True)
     if not list(out.glob("*.safetensors")):
         raise ArtifactError(f"{base_dir} has no safetensors weights; pickled weights are not exported")
     if not (out / "tokenizer_config.json").is_file():

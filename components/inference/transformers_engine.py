@@ -171,10 +171,11 @@ class TransformersEngine:
         prompt = self._prompt(request)
         room = self.max_length - len(prompt)
         if room < 1:
-            raise ContextOverflow(
-                f"the prompt has {len(prompt)} tokens, and a conversation at most {self.max_length}: shorten the task, "
-                "or raise model.max_length where the model allows it"
-            )
+            if self.max_length < self.config.max_position_embeddings:
+                limit = f"model.max_length is {self.max_length}: raise it or shorten the task"
+            else:
+                limit = f"the model takes {self.max_length} at most: shorten the task"
+            raise ContextOverflow(f"the prompt has {len(prompt)} tokens, {limit}")
         loop = asyncio.get_running_loop()
         limit = min(request.sampling.max_tokens, room)
         row = _Row(request, prompt, limit, loop.create_future(), random.Random(request.seed))

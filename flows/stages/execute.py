@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from components.artifacts import Artifact, stage_key
+from components.compute.memory import give_back, resident_gb
 from components.errors import ArtifactDamaged, Problem, SpecError
 from components.specs import nearest, validate
 from flows.stages import STAGES
@@ -41,7 +42,9 @@ def run_stage(request: Request, context: Context) -> tuple[Artifact, Status]:
             spec=spec.key_part(),
         ) as draft:
             metrics = stage.function(spec, inputs, draft, own)
+            logger.debug("%s holds %.2f GB at its end", stage.name, resident_gb())
             draft.metrics.update({name: float(value) for name, value in metrics.items() if math.isfinite(value)})
+    give_back()
     artifact = context.store.find(key)
     assert artifact is not None, f"{stage.name} {key} vanished after its commit"
     return artifact, "ran"

@@ -112,7 +112,7 @@ def test_every_other_command_exists():
 def test_the_mlflow_command_is_the_one_that_runs_print():
     from components.tracking.mlflow_tracker import _UI
 
-    assert [line for _, line in COMMANDS if line.startswith(f"{_UI} --backend-store-uri ")]
+    assert [line for _, line in COMMANDS if line.startswith(f"{_UI.format(mlflow='mlflow')} --backend-store-uri ")]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)

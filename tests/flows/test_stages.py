@@ -157,6 +157,9 @@ class Scripted:
         message = {"role": "assistant", "content": "Sorry, no."}
         return ChatCompletion(message, "stop", [1, 2, 3], [4, 5], [-0.5, -0.25], self.policy)
 
+    def release(self):
+        pass
+
     def close(self):
         pass
 

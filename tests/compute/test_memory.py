@@ -1,0 +1,18 @@
+"""Memory that was freed goes back to the operating system."""
+
+import sys
+
+import pytest
+
+from components.compute.memory import give_back, resident_gb
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other C libraries return memory when they like")
+def test_freed_memory_is_returned():
+    small = [bytearray(16_000) for _ in range(20_000)]  # too small to be mapped one by one
+    kept = bytearray(16_000)  # above them on the heap: without a trim they stay
+    held = resident_gb()
+    del small
+    give_back()
+    assert resident_gb() < held - 0.2
+    assert len(kept) == 16_000
