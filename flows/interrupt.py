@@ -54,6 +54,7 @@ class Interruption:
     def install(self) -> None:
         """Takes the signals (again: Prefect puts its own handler for SIGTERM over ours when a flow starts)."""
         if threading.current_thread() is threading.main_thread():
+            assert self._before, "only inside the context, which puts the handlers back"
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self._handle)
 

@@ -26,7 +26,8 @@ def run(execution, body, prefect_server):
 
     handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
     try:
-        return run_flow("online-rl", execution, body, prefect_server, Interruption())
+        with Interruption() as interruption:
+            return run_flow("online-rl", execution, body, prefect_server, interruption)
     finally:
         logging.getLogger().handlers[:], logging.getLogger().level = handlers, level
 
