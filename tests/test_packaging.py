@@ -73,7 +73,9 @@ def test_ci_runs_make_test():
 
 
 def test_help_lists_every_target():
-    shown = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30).stdout
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30
+    ).stdout
     assert {line.split()[1] for line in shown.splitlines()} == targets()
     assert {"setup", "quickstart", "smoke", "test", "check", "lock", "clean"} <= targets()
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
@@ -166,8 +167,10 @@ class Shop:
             self.invalid += 1
             return f"error: {name} takes {', '.join(_ARGUMENTS[name])}"
         if name == "check_policy":
-            policy = self.input["policies"].get(arguments["item"])
-            return policy or f"error: no item {arguments['item']}"
+            if arguments["item"] not in self.input["policies"]:
+                self.invalid += 1
+                return f"error: no item {arguments['item']}"
+            return str(self.input["policies"][arguments["item"]])
         order = self.orders.get(arguments["order"])
         if order is None:
             self.invalid += 1
@@ -195,7 +198,7 @@ class Shop:
         fact = {"refund": str(order["price"]), "exchange": order["item"], "change_address": self.input["address"]}
         if right == "change_address":
             order["address"] = self.input["address"]
-        told = fact[right] in answer if right in fact else any(word in answer.lower() for word in REFUSALS)
+        told = _says(answer, fact[right]) if right in fact else any(_says(answer, word) for word in REFUSALS)
         state = self.orders == expected
         return {"success": state and told, "state": state, "told": told, "invalid_actions": self.invalid}
 
@@ -262,6 +265,11 @@ def _parsed(arguments: str) -> dict[str, Any]:
     except (ValueError, TypeError, RecursionError):
         return {}
     return parsed if isinstance(parsed, dict) else {}
+
+
+def _says(answer: str, words: str) -> bool:
+    """As whole words: order B4512 does not say 45."""
+    return re.search(rf"\b{re.escape(words)}\b", answer, re.IGNORECASE) is not None
 
 
 def _address(rng: random.Random) -> str:

@@ -17,7 +17,8 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from types import SimpleNamespace
+from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import (
     ConfigDict,
@@ -179,8 +180,9 @@ def _parameters(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     for name, parameter in inspect.signature(thing).parameters.items():
         annotation = parameter.annotation
         if isinstance(annotation, str):
+            one = SimpleNamespace(__annotations__={name: annotation})
             try:
-                annotation = eval(annotation, names)  # text from a module that is imported already
+                annotation = get_type_hints(one, globalns=names, include_extras=True)[name]
             except (NameError, AttributeError, TypeError):  # names imported for type checkers only
                 annotation = Any
         annotation = Any if annotation is inspect.Parameter.empty else annotation

@@ -176,6 +176,20 @@ def test_success_needs_deed_and_word(shop):
         assert (idle["state"], idle["told"], idle["success"]) == (False, True, False)
 
 
+def test_the_fact_counts_as_whole_words(shop):
+    scenario = first(shop, "refund")
+    order = scenario.input["order"]
+    *deeds, _ = shop.solve(scenario)
+    price = scenario.input["orders"][order]["price"]
+    for answer, told in (
+        (f"It was {price} dollars.", True),
+        (f"${price}.", True),
+        (f"Order B{price}7 is refunded.", False),
+        (f"1{price} dollars.", False),
+    ):
+        assert play(shop, scenario, [*deeds, say(answer)]).info["told"] is told
+
+
 def test_another_order_must_not_be_touched(shop):
     scenario = first(shop, "refund")
     *deeds, answer = shop.solve(scenario)
@@ -229,6 +243,7 @@ BAD = [
     (call("find_order", order="K1", item="lamp"), "error: find_order takes order"),
     (call("change_address", order="K1"), "error: change_address takes order, address"),
     (call("find_order", order="K1"), "error: no order K1"),
+    (call("check_policy", item="unicorn"), "error: no item unicorn"),
     (call("delete_shop"), "error: no tool delete_shop"),
     (call(""), "error: no tool "),
 ]
