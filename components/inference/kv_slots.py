@@ -6,16 +6,16 @@ with what they hold, because the next turn of an episode, or another episode wit
 there. Padding needs no bookkeeping: a query at position p sees keys 0..p only, and what padding wrote beyond a
 sequence's end is overwritten before it can be seen.
 
-On a CPU the table is zero pages of the operating system: memory is taken when a token is written, so room for the
-longest sequence costs nothing until there is one.
+On a CPU the table is anonymous pages of the operating system: memory is taken when a token is written, so room for
+the longest sequence costs nothing until there is one. (Not an array of numpy, which asks for pages of 2 MB.)
 """
 
 from __future__ import annotations
 
 import math
+import mmap
 from typing import Any
 
-import numpy
 import torch
 
 
@@ -26,8 +26,8 @@ class KVSlots:
         heads, dim = heads_and_dim(config)
         shape = (config.num_hidden_layers, 2, slots, heads, tokens, dim)
         if device == "cpu":
-            pages = numpy.zeros(math.prod(shape) * dtype.itemsize, dtype=numpy.uint8)
-            self.kv = torch.from_numpy(pages).view(dtype).view(shape)
+            pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+            self.kv = torch.frombuffer(pages, dtype=dtype).view(shape)
         else:
             self.kv = torch.zeros(shape, dtype=dtype, device=device)
         """(L, 2, S, H, T, D)"""

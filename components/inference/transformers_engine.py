@@ -44,6 +44,9 @@ REMEMBERED_ANSWERS = 8192
 """Answers whose exact tokens are kept for conversations that continue them."""
 PREFILL_TOKENS = 4096
 """Most tokens, padding included, of one prefill pass."""
+PADDING_TOKENS = 2048
+"""Most padding of one prefill pass: about what is computed in the time that one more pass would take."""
+PADDING_TOKENS_CPU = 32
 
 
 @dataclass(frozen=True)
@@ -338,12 +341,16 @@ class TransformersEngine:
         self._active.pop()
 
     def _prefill(self, batch: list[_Row]) -> None:
-        """Computes all prompt tokens but the last, in parts of like length."""
+        """Computes all prompt tokens but the last, in parts of like length: one more part where padding costs more."""
         rest = sorted((row for row in batch if row.cached < len(row.prompt) - 1), key=lambda row: _missing(row))
         while rest:
             part = [rest.pop()]
             width = _missing(part[0])
-            while rest and width * (len(part) + 1) <= PREFILL_TOKENS and _missing(rest[-1]) * 2 > width:
+            padding = 0
+            while rest and width * (len(part) + 1) <= PREFILL_TOKENS:
+                padding += width - _missing(rest[-1])
+                if padding > (PADDING_TOKENS_CPU if self.device == "cpu" else PADDING_TOKENS):
+                    break
                 part.append(rest.pop())
             tokens = torch.zeros(len(part), width, dtype=torch.long)
             positions = torch.zeros(len(part), width, dtype=torch.long)

@@ -8,6 +8,7 @@ and `token_ids`, as vLLM has them.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -220,6 +221,10 @@ def _message(message: ChatMessage, path: str, problems: list[Problem]) -> dict[s
         problems.append(Problem(f"{path}.content", "is missing; only an assistant message with tool_calls has none"))
     if message.tool_calls and message.role != "assistant":
         problems.append(Problem(f"{path}.tool_calls", f"a message of role '{message.role}' cannot call tools"))
+    for place, call in enumerate(message.tool_calls or []):
+        if not _is_object(call.function.arguments):
+            at = f"{path}.tool_calls.{place}.function.arguments"
+            problems.append(Problem(at, f"expected the text of a JSON object, got {call.function.arguments!r:.200}"))
     if (message.role == "tool") != (message.tool_call_id is not None):
         problems.append(Problem(f"{path}.tool_call_id", "belongs to every message of role 'tool', and to no other"))
     said: dict[str, Any] = {
@@ -233,6 +238,13 @@ def _message(message: ChatMessage, path: str, problems: list[Problem]) -> dict[s
     if message.name is not None:
         said["name"] = message.name
     return said
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _check_tool(tool: dict[str, Any], path: str, problems: list[Problem]) -> None:

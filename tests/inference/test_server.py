@@ -276,6 +276,14 @@ def test_all_mistakes_are_reported_at_once(client):
         ({"role": "tool", "content": "31"}, "messages.0.tool_call_id"),
         ({"role": "robot", "content": "31"}, "messages.0.role"),
         ({"role": "user", "content": "x", "tool_calls": [_call({"name": "f", "arguments": "{}"})]}, "tool_calls"),
+        (
+            {"role": "assistant", "content": "", "tool_calls": [_call({"name": "f", "arguments": '["x"]'})]},
+            "messages.0.tool_calls.0.function.arguments",
+        ),
+        (
+            {"role": "assistant", "content": "", "tool_calls": [_call({"name": "f", "arguments": "{"})]},
+            "messages.0.tool_calls.0.function.arguments",
+        ),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages.0.content"),
     ],
 )
