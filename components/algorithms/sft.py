@@ -95,9 +95,12 @@ def train_sft(
             steps.append(metrics)
             on_step({"step": number, **metrics})
 
+    steps_ahead = spec.epochs * math.ceil(len(rows) / spec.batch_size)
+
     def share(done: int) -> float:
         """Of the learning rate, for the step after `done` ones: the warm-up goes on where the checkpoint stood."""
-        return min(1.0, (step + done + 1) / spec.warmup_steps) if spec.warmup_steps else 1.0
+        risen = min(1.0, (step + done + 1) / spec.warmup_steps) if spec.warmup_steps else 1.0
+        return risen * (1 - done / steps_ahead) if spec.schedule == "linear" else risen
 
     config = SFTConfig(
         output_dir=str(scratch / "trl"),

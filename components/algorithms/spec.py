@@ -15,7 +15,7 @@ class OptimizerSpec(Spec):
     learning_rate: float = Field(1e-4, gt=0)
     """Step size of AdamW, after the warm-up."""
     warmup_steps: int = Field(0, ge=0)
-    """Gradient steps over which the learning rate rises linearly; constant after."""
+    """Gradient steps over which the learning rate rises linearly."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled: each step shrinks the adapter by learning_rate times this."""
     beta1: float = Field(0.9, ge=0, lt=1)
@@ -36,6 +36,8 @@ class SFTSpec(OptimizerSpec):
     """Passes over the trajectories."""
     batch_size: int = Field(8, ge=1)
     """Trajectories of one gradient step; one of several histories counts as several."""
+    schedule: Literal["constant", "linear"] = "linear"
+    """`linear`: the learning rate falls to 0 by the end of each training."""
 
 
 class GRPOSpec(OptimizerSpec):

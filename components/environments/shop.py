@@ -73,6 +73,11 @@ POLICIES = {
     "exchange": "{item}: exchange only",
     "refuse": "{item}: final sale",
 }
+STATES = {
+    "packed": "packed, address may change",
+    "shipped": "shipped, address is final",
+    "delivered": "delivered",
+}
 REFUSALS = ("cannot", "can't", "can not", "not possible", "unable", "sorry")
 
 
@@ -176,7 +181,7 @@ class Shop:
             self.invalid += 1
             return f"error: no order {arguments['order']}"
         if name == "find_order":
-            return f"{order['item']}, {order['price']} dollars, {order['state']}"
+            return f"{order['item']}, {order['price']} dollars, {STATES[order['state']]}"
         if order["closed"]:
             self.invalid += 1
             return f"error: {arguments['order']} is closed"
@@ -233,7 +238,7 @@ def _scenario(rng: random.Random, numbers: list[str], split: str) -> Scenario:
     address = ""
     if kind == "address":
         address = _address(rng)
-        shipped = rng.random() < 0.5
+        shipped = rng.random() < 1 / 3
         orders[order]["state"] = "shipped" if shipped else "packed"
         right, difficulty = ("refuse", 3) if shipped else ("change_address", 1)
     else:

@@ -17,6 +17,7 @@ import logging
 import queue
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -37,14 +38,14 @@ Result = TypeVar("Result")
 def choose_scenarios(available: Sequence[Scenario], count: int, round_: int, seed: int) -> list[Scenario]:
     """The scenarios of a round: `count` of them in an order that the seed fixes, continued where the round before
     ended; after the last one, a new order begins. No scenario comes twice in a round, and none comes again before all
-    have come."""
+    have come. In each stretch of the order, every type and difficulty comes as often as its share says, give or take
+    one, so that no round leaves one out by chance."""
     if count > len(available):
         raise SpecError([Problem("collect.scenarios", f"is {count}, but the split has {len(available)} scenarios")])
     drawn: list[Scenario] = []
     turn = 0
     while len(drawn) < (round_ + 1) * count:
-        order = list(available)
-        random.Random(f"{seed}-{turn}").shuffle(order)
+        order = _mixed(available, random.Random(f"{seed}-{turn}"))
         # The round that this order has to complete holds some scenarios already: they come later in it.
         held = {scenario.id for scenario in drawn[len(drawn) - len(drawn) % count :]}
         new = [scenario for scenario in order if scenario.id not in held][: count - len(held)] if held else []
@@ -52,6 +53,19 @@ def choose_scenarios(available: Sequence[Scenario], count: int, round_: int, see
         drawn += new + [scenario for scenario in order if scenario.id not in first]
         turn += 1
     return drawn[round_ * count : (round_ + 1) * count]
+
+
+def _mixed(scenarios: Sequence[Scenario], rng: random.Random) -> list[Scenario]:
+    """In random order, with the n scenarios of one type and difficulty spread evenly (systematic sampling)."""
+    kinds: dict[tuple[str, int], list[Scenario]] = defaultdict(list)
+    for scenario in scenarios:
+        kinds[scenario.type, scenario.difficulty].append(scenario)
+    placed = []
+    for kind in sorted(kinds):
+        members, offset = kinds[kind], rng.random()
+        rng.shuffle(members)
+        placed += [((place + offset) / len(members), scenario) for place, scenario in enumerate(members)]
+    return [scenario for _, scenario in sorted(placed, key=lambda one: one[0])]
 
 
 def run_episodes(

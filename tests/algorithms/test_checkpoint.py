@@ -40,7 +40,7 @@ DROPOUT = MODEL.model_copy(update={"lora": LoraSpec(rank=4, alpha=8.0, dropout=0
 """With dropout, what comes out hangs on the random state."""
 ROUNDS: dict[str, tuple[Any, Any]] = {
     "grpo": (GRPOSpec(learning_rate=1e-3, kl_coefficient=0.1, minibatches=2, warmup_steps=5), batch),
-    "sft": (SFTSpec(learning_rate=1e-3, batch_size=4, warmup_steps=5), demonstrations),
+    "sft": (SFTSpec(learning_rate=1e-3, batch_size=4, warmup_steps=5, schedule="constant"), demonstrations),
 }
 """Algorithm and what it is trained on, in each round the same."""
 

@@ -79,7 +79,7 @@ def trl(spec: SFTSpec, base_dir: Path, rows: list[dict], folder: Path):
             per_device_train_batch_size=spec.batch_size,
             num_train_epochs=spec.epochs,
             learning_rate=spec.learning_rate,
-            lr_scheduler_type="constant",
+            lr_scheduler_type="linear",
             max_grad_norm=spec.max_grad_norm,
             max_length=None,
             seed=5,
@@ -195,9 +195,17 @@ def test_nothing_is_printed_and_nothing_left_in_the_working_directory(base_dir, 
 
 def test_the_learning_rate_warms_up(base_dir, tmp_path):
     logs: list[dict[str, float]] = []
-    spec = SPEC.model_copy(update={"warmup_steps": 3})
+    spec = SPEC.model_copy(update={"warmup_steps": 3, "schedule": "constant"})
     run(base_dir, spec, demonstrations(), tmp_path, on_step=logs.append)
     rates = [spec.learning_rate * share for share in (1 / 3, 2 / 3, 1, 1)]
+    assert [log["learning_rate"] for log in logs] == pytest.approx(rates)
+
+
+def test_the_learning_rate_falls_linearly(base_dir, tmp_path):
+    logs: list[dict[str, float]] = []
+    spec = SPEC.model_copy(update={"warmup_steps": 2})
+    run(base_dir, spec, demonstrations(), tmp_path, on_step=logs.append)
+    rates = [spec.learning_rate * share for share in (1 / 2, 3 / 4, 2 / 4, 1 / 4)]
     assert [log["learning_rate"] for log in logs] == pytest.approx(rates)
 
 

@@ -20,6 +20,7 @@ from components.errors import EngineError, ResourceError, SpecError, TooManyFail
 from components.rollout import collector
 from components.rollout.agent import play
 from components.rollout.collector import choose_scenarios, demonstrate, run_episodes
+from components.trajectories.schema import Scenario
 from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, scenarios
 
 ROOT = Path(__file__).parents[2]
@@ -283,6 +284,7 @@ def test_under_a_running_loop():
 def test_ctrl_c_reaches_a_process_in_time():
     code = """
 import asyncio, sys
+from components.trajectories.schema import Scenario
 from tests.rollout.worlds import *
 def told(*_): print("EPISODE", flush=True)
 print("ready", flush=True)
@@ -350,6 +352,17 @@ def test_the_seed_orders_scenarios():
     assert len(orders) == 5
     again = [one.id for one in choose_scenarios(scenarios(10), 4, 3, 1)]
     assert again == [one.id for one in choose_scenarios(scenarios(10), 4, 3, 1)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_round_has_its_share_of_each_type_and_difficulty(seed):
+    kinds = [("a", 1)] * 48 + [("a", 2)] * 12 + [("b", 1)] * 36
+    available = [Scenario(f"s{i}", {}, "train", type=kind, difficulty=level) for i, (kind, level) in enumerate(kinds)]
+    for number in range(8):
+        chosen = choose_scenarios(available, 12, number, seed)
+        for (kind, level), share in {("a", 1): 6, ("a", 2): 1.5, ("b", 1): 4.5}.items():
+            came = sum((one.type, one.difficulty) == (kind, level) for one in chosen)
+            assert abs(came - share) < 1 + 1e-9
 
 
 def test_more_scenarios_than_there_are():
