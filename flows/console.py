@@ -59,6 +59,8 @@ class Console:
         stream = stream or sys.stderr
         width = None if stream.isatty() else 120
         self.rich = RichConsole(file=stream, width=width, highlight=False, soft_wrap=True)
+        self.took: dict[tuple[str, int], float] = {}
+        """Seconds that the last stage of a kind took, by kind and number of units."""
 
     @property
     def interactive(self) -> bool:
@@ -91,32 +93,61 @@ class StageView:
         self.console = console
         self.label = label
         self.unit = unit
+        self._kind = label.partition("[")[0]
         self._start = self._told = time.monotonic()
         self._first: int | None = None
+        self._done = self._total = 0
 
     def __call__(self, done: int, total: int, values: Mapping[str, float] | None = None) -> None:
         now = time.monotonic()
-        if self._first is None:
-            self._first = done  # finished in an earlier try: says nothing about the speed
+        self._count(done, total)
         if now - self._told < PLAIN_EVERY or done >= total:
             return
         self._told = now
-        fresh, elapsed = done - self._first, now - self._start
-        left = f", about {duration(elapsed / fresh * (total - done))} left" if fresh else ""
-        self.console.line(f"  {self.label}: {done}/{total} {self.unit}, {duration(elapsed)}{left}{_shown(values)}")
+        left = self.left(now)
+        ahead = f", about {duration(left)} left" if left else ""
+        elapsed = duration(now - self._start)
+        self.console.line(f"  {self.label}: {done}/{total} {self.unit}, {elapsed}{ahead}{_shown(values)}")
+
+    def left(self, now: float) -> float | None:
+        """Seconds that the stage will still take; None while that cannot be said.
+
+        As long as the last one of its kind and size took: episodes end late and together, so the first ones say little.
+        Without such a one by its own speed, once a tenth is done.
+        """
+        elapsed, first = now - self._start, self._first or 0
+        last = self.console.took.get((self._kind, self._total), 0.0) * (1 - first / max(self._total, 1))
+        if last > elapsed:
+            return last - elapsed
+        fresh = self._done - first
+        return elapsed / fresh * (self._total - self._done) if 0 < fresh >= self._total / 10 else None
 
     def close(self) -> None:
         """The stage has ended."""
+        if self._total and self._done == self._total and not self._first:
+            self.console.took[self._kind, self._total] = time.monotonic() - self._start
+
+    def _count(self, done: int, total: int) -> None:
+        if self._first is None:
+            self._first = done  # finished in an earlier try: says nothing about the speed
+        self._done, self._total = done, total
 
 
 class _Bar(StageView):
     """Progress of one stage as a bar."""
 
     def __init__(self, console: Console, label: str, unit: str):
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-        from rich.progress import TimeRemainingColumn as Remaining
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+        from rich.text import Text
 
         super().__init__(console, label, unit)
+        view = self
+
+        class Left(ProgressColumn):
+            def render(self, task):
+                left = view.left(time.monotonic())
+                return Text("-" if left is None else duration(left))
+
         self._progress = Progress(
             TextColumn("  {task.description}"),
             BarColumn(bar_width=30),
@@ -124,7 +155,7 @@ class _Bar(StageView):
             TextColumn(unit),
             TimeElapsedColumn(),
             TextColumn("ETA"),
-            Remaining(),
+            Left(),
             TextColumn("{task.fields[values]}"),
             console=console.rich,
             transient=True,
@@ -135,9 +166,11 @@ class _Bar(StageView):
         self._progress.start()
 
     def __call__(self, done: int, total: int, values: Mapping[str, float] | None = None) -> None:
+        self._count(done, total)
         self._progress.update(self._task, completed=done, total=total, values=_shown(values))
 
     def close(self) -> None:
+        super().close()
         self._progress.stop()
 
 

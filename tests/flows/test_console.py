@@ -35,7 +35,7 @@ def test_root_logging_is_put_back(screen, tmp_path):
 
 def test_progress_without_a_terminal_is_a_line_now_and_then(screen, monkeypatch):
     shown, stream = screen
-    clock = iter([0.0, 0.0, 20.0, 21.0, 40.0])
+    clock = iter([0.0, 0.0, 20.0, 21.0, 40.0, 41.0])
     monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
     with shown.stage("collect[1]", "episodes") as progress:
         progress(8, 48)  # eight from an earlier try
@@ -43,6 +43,26 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(screen, monkeypatch)
         progress(19, 48)
         progress(48, 48)
     assert stream.getvalue() == "  collect[1]: 18/48 episodes, 20 s, about 60 s left  loss 0.25\n"
+
+
+def test_a_stage_takes_about_as_long_as_the_last_of_its_kind(screen, monkeypatch):
+    shown, stream = screen
+    clock = iter([0.0, 0.0, 16.0, 50.0, 50.0, 100.0, 100.0, 120.0, 160.0, 161.0, 161.0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    with shown.stage("collect[1]", "episodes") as progress:
+        progress(0, 48)
+        progress(1, 48)  # too little to go by
+        progress(48, 48)
+    with shown.stage("collect[2]", "episodes") as progress:
+        progress(0, 48)
+        progress(1, 48)
+        progress(24, 48)  # longer than the last one: by its own speed
+        progress(48, 48)
+    assert stream.getvalue().splitlines() == [
+        "  collect[1]: 1/48 episodes, 16 s",
+        "  collect[2]: 1/48 episodes, 20 s, about 30 s left",
+        "  collect[2]: 24/48 episodes, 60 s, about 60 s left",
+    ]
 
 
 @pytest.mark.parametrize(
