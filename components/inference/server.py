@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -279,6 +280,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     options = vars(parser.parse_args(arguments))
+    os.environ.setdefault("TQDM_DISABLE", "1")  # no bar of the loading among the lines of the log
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the server ends in order on SIGTERM too
     if options["host"] not in ("127.0.0.1", "::1", "localhost"):
