@@ -1,6 +1,7 @@
 """What holds for every test: few threads, no network, no telemetry. Set before a test imports anything heavy."""
 
 import os
+import signal
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "2",  # torch: more threads than cores make small models slower
@@ -16,3 +17,6 @@ ENVIRONMENT = {
 
 for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: Ctrl-C is tested all the same
+    signal.signal(signal.SIGINT, signal.default_int_handler)

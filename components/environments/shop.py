@@ -1,12 +1,12 @@
 """Customer service for a small shop: the quickstart's environment.
 
-A customer writes; the agent looks the order up, checks the policy where one is needed, does the one right thing
+A customer writes; the agent looks the order up, checks the policy for its item, does the one right thing
 (refund, exchange, change of address, or refusal) and says so. The tools read and change a database of orders. An
 episode succeeds when, at its end, the database is exactly as it should be, no other order touched, and the answer
 tells the customer the fact that matters.
 
-What is right depends on what the tools say: the state of the order (an address can be changed until it is shipped)
-and the shop's policy for the item, which differs from scenario to scenario, so nothing can be learned by heart.
+What is right depends on what the customer asks for and on the shop's policy for the item, which differs from
+scenario to scenario (an address can be changed until the order is shipped), so nothing can be learned by heart.
 Scenarios are generated from a seed; order numbers are unique over all splits, so splits share no scenario.
 """
 
@@ -23,8 +23,8 @@ from typing import Any
 from components.environments.protocol import Messages, Step
 from components.trajectories.schema import Scenario
 
-SYSTEM = """You serve the customers of a shop. Find the order first. For a refund or exchange, check the policy and \
-do what it says. An address can change only before shipping. What cannot be done, refuse. Then tell the customer."""
+SYSTEM = """You serve the customers of a shop. Find the order, check the policy for its item, and do what it says. \
+What cannot be done, refuse. Then tell the customer."""
 
 ITEMS = (
     "lamp", "kettle", "jacket", "chair", "radio", "clock", "carpet", "mirror", "bicycle", "camera", "blanket", "guitar",
@@ -73,11 +73,12 @@ POLICIES = {
     "exchange": "{item}: exchange only",
     "refuse": "{item}: final sale",
 }
-STATES = {
-    "packed": "packed, address may change",
-    "shipped": "shipped, address is final",
-    "delivered": "delivered",
+"""Of a delivered item, by what is allowed."""
+UNDELIVERED = {
+    "packed": ("change_address", "{item}: address can change"),
+    "shipped": ("refuse", "{item}: on its way, no change"),
 }
+"""What is right, and the policy, by state of the order."""
 REFUSALS = ("cannot", "can't", "can not", "not possible", "unable", "sorry")
 
 
@@ -143,9 +144,7 @@ class Shop:
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
         """A right solution, as assistant messages."""
         order, target = scenario.input["order"], scenario.input["orders"][scenario.input["order"]]
-        calls = [("find_order", {"order": order})]
-        if scenario.type != "address":
-            calls.append(("check_policy", {"item": target["item"]}))
+        calls = [("find_order", {"order": order}), ("check_policy", {"item": target["item"]})]
         right = scenario.input["right"]
         arguments = {"order": order}
         if right == "change_address":
@@ -181,7 +180,7 @@ class Shop:
             self.invalid += 1
             return f"error: no order {arguments['order']}"
         if name == "find_order":
-            return f"{order['item']}, {order['price']} dollars, {STATES[order['state']]}"
+            return f"{order['item']}, {order['price']} dollars, {order['state']}"
         if order["closed"]:
             self.invalid += 1
             return f"error: {arguments['order']} is closed"
@@ -235,15 +234,17 @@ def _scenario(rng: random.Random, numbers: list[str], split: str) -> Scenario:
         for number, item in zip(numbers, items, strict=True)
     }
     allowed = {item: rng.choice(sorted(POLICIES)) for item in items}
+    policies = {item: POLICIES[allowed[item]].format(item=item) for item in items}
     address = ""
     if kind == "address":
         address = _address(rng)
-        shipped = rng.random() < 1 / 3
-        orders[order]["state"] = "shipped" if shipped else "packed"
-        right, difficulty = ("refuse", 3) if shipped else ("change_address", 1)
+        state = "shipped" if rng.random() < 1 / 3 else "packed"
+        orders[order]["state"] = state
+        right, policy = UNDELIVERED[state]
+        policies[items[0]] = policy.format(item=items[0])
+        difficulty = 1 if right == "change_address" else 3
     else:
-        policy = allowed[items[0]]
-        right = "exchange" if kind == "exchange" and policy == "refund" else policy
+        right = "exchange" if kind == "exchange" and allowed[items[0]] == "refund" else allowed[items[0]]
         difficulty = 2 if right == kind else 3 if right == "refuse" else 4
     aside = rng.choice(ASIDES)
     words = rng.choice(WORDS[kind]) + aside
@@ -253,7 +254,7 @@ def _scenario(rng: random.Random, numbers: list[str], split: str) -> Scenario:
             "request": words.format(order=order, other=other, item=items[0], address=address),
             "order": order,
             "orders": orders,
-            "policies": {item: POLICIES[allowed[item]].format(item=item) for item in items},
+            "policies": policies,
             "address": address,
             "right": right,
         },

@@ -313,7 +313,7 @@ def test_bad_arguments_over_http(engine):
         {"role": "tool", "tool_call_id": "c", "content": "b"},
     ]
     with Server(engine, "tiny") as server, openai.OpenAI(base_url=server.url, api_key="none") as client:
-        with pytest.raises(openai.APIStatusError, match="arguments that are no JSON object"):
+        with pytest.raises(openai.APIStatusError, match="expected the text of a JSON object"):
             client.chat.completions.create(model="tiny", messages=messages)
         call["function"]["arguments"] = '{"order": "K1"}'
         answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=3, seed=1)
