@@ -83,11 +83,14 @@ def _keys(group: str) -> Iterator[str]:
             yield f"Keys of `{group}={name}`. {_text(cls.__doc__)}"
             yield _table(_rows(cls, group, values, CONF / group / f"{name}.yaml"))
     elif group == "warmup":
+        path = CONF / group / "sft.yaml"
+        values = _read(path)
+        own = " and ".join(f"`{name}` {_value(value)}" for name, value in values.pop("algorithm").items())
         yield (
-            "`warmup.algorithm` has the keys of `algorithm=sft`, `warmup.filter` those of `filter=successful`; another "
-            "filter is chosen by `filter@warmup.filter=everything`."
+            f"`warmup.algorithm` has the keys of `algorithm=sft`, but {own}; `warmup.filter` those of "
+            "`filter=successful`; another filter is chosen by `filter@warmup.filter=everything`."
         )
-        yield _table(_rows(WarmupSpec, group, _read(CONF / group / "sft.yaml"), CONF / group / "sft.yaml"))
+        yield _table(_rows(WarmupSpec, group, values, path))
     else:
         assert inspect.isclass(annotation)
         assert issubclass(annotation, Spec)

@@ -47,6 +47,7 @@ PREFILL_TOKENS = 4096
 PADDING_TOKENS = 2048
 """Most padding of one prefill pass: about what is computed in the time that one more pass would take."""
 PADDING_TOKENS_CPU = 32
+"""The same on a CPU, where a pass costs little more than its tokens."""
 
 
 @dataclass(frozen=True)
