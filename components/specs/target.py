@@ -183,7 +183,7 @@ def _parameters(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
             one = SimpleNamespace(__annotations__={name: annotation})
             try:
                 annotation = get_type_hints(one, globalns=names, include_extras=True)[name]
-            except (NameError, AttributeError, TypeError):  # names imported for type checkers only
+            except (NameError, AttributeError, TypeError, SyntaxError):  # imported for type checkers only, or no type
                 annotation = Any
         annotation = Any if annotation is inspect.Parameter.empty else annotation
         parameters[name] = parameter.replace(annotation=annotation)
