@@ -1,7 +1,7 @@
 """Customer service for a small shop: the quickstart's environment.
 
 A customer writes; the agent looks the order up, checks the policy for its item, does the one right thing
-(refund, exchange, change of address, or refusal) and says so. The tools read and change a database of orders. An
+(refund, exchange, change of address, or declining) and says so. The tools read and change a database of orders. An
 episode succeeds when, at its end, the database is exactly as it should be, no other order touched, and the answer
 tells the customer the fact that matters.
 
@@ -24,7 +24,7 @@ from components.environments.protocol import Messages, Step
 from components.trajectories.schema import Scenario
 
 SYSTEM = """You serve the customers of a shop. Find the order, check the policy for its item, and do what it says. \
-What cannot be done, refuse. Then tell the customer."""
+What cannot be done, decline. Then tell the customer."""
 
 ITEMS = (
     "lamp", "kettle", "jacket", "chair", "radio", "clock", "carpet", "mirror", "bicycle", "camera", "blanket", "guitar",
@@ -51,9 +51,9 @@ WORDS = {
     "exchange": (
         "The {item} from order {order} is broken. I want a new one.",
         "Please exchange the {item} of order {order}, it does not work.",
-        "Order {order}: the {item} has a scratch. Can I swap it?",
-        "Can you replace my {item}? The order is {order}.",
-        "I would like another {item} in place of the one from order {order}.",
+        "Order {order}: the {item} has a scratch. Can I get a new one?",
+        "Can you exchange my {item}? The order is {order}.",
+        "I am not happy with the {item} (order {order}) and want a new one.",
     ),
     "address": (
         "Please send order {order} to {address}.",
@@ -71,12 +71,12 @@ ASIDES = (
 POLICIES = {
     "refund": "{item}: refund or exchange",
     "exchange": "{item}: exchange only",
-    "refuse": "{item}: final sale",
+    "decline": "{item}: final sale, decline",
 }
 """Of a delivered item, by what is allowed."""
 UNDELIVERED = {
-    "packed": ("change_address", "{item}: address can change"),
-    "shipped": ("refuse", "{item}: on its way, no change"),
+    "packed": ("change_address", "{item}: change address"),
+    "shipped": ("decline", "{item}: on its way, decline"),
 }
 """What is right, and the policy, by state of the order."""
 REFUSALS = ("cannot", "can't", "can not", "not possible", "unable", "sorry")
@@ -93,8 +93,8 @@ TOOLS = [
     _tool("check_policy", "what may be done with an item", "item"),
     _tool("refund", "give the money back", "order"),
     _tool("exchange", "send a new item", "order"),
-    _tool("change_address", "send it elsewhere", "order", "address"),
-    _tool("refuse", "close the request without action", "order"),
+    _tool("change_address", "send it elsewhere", "address", "order"),
+    _tool("decline", "close the request without action", "order"),
 ]
 _ARGUMENTS = {tool["function"]["name"]: tool["function"]["parameters"]["required"] for tool in TOOLS}
 
@@ -103,7 +103,7 @@ class Shop:
     """seed: of the generator. train, heldout: scenarios of the two splits.
 
     Scenario types: refund, exchange, address. Difficulty: 1 the address of an order that is still packed; 2 what the
-    customer asks for is what the policy allows; 3 it must be refused; 4 something else than asked must be done;
+    customer asks for is what the policy allows; 3 it must be declined; 4 something else than asked must be done;
     one more where the customer also names another order.
     """
 
@@ -148,13 +148,13 @@ class Shop:
         right = scenario.input["right"]
         arguments = {"order": order}
         if right == "change_address":
-            arguments["address"] = scenario.input["address"]
+            arguments = {"address": scenario.input["address"], "order": order}
         calls.append((right, arguments))
         answers = {
             "refund": f"I have refunded {target['price']} dollars.",
             "exchange": f"A new {target['item']} is on its way.",
             "change_address": f"It will go to {scenario.input['address']}.",
-            "refuse": "Sorry, that is not possible.",
+            "decline": "Sorry, that is not possible.",
         }
         messages: list[dict[str, Any]] = []
         for turn, (name, given) in enumerate(calls):
@@ -191,7 +191,7 @@ class Shop:
             "refund": f"{order['price']} dollars refunded",
             "exchange": f"new {order['item']} sent",
             "change_address": f"address is {order['address']}",
-            "refuse": "request refused",
+            "decline": "sorry, not possible",
         }[name]
 
     def _judge(self, answer: str) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class Shop:
 
 @functools.lru_cache(maxsize=4)  # a collector makes many shops of the same scenarios
 def _generate(seed: int, train: int, heldout: int) -> tuple[Scenario, ...]:
-    rng = random.Random(f"shop-{seed}")
+    rng = random.Random(f"shop scenarios {seed}")
     numbers = rng.sample(
         [f"{letter}{n}" for letter in "ABCDEFGHJKLMNPQRSTUVWXYZ" for n in range(1000, 10000)], 3 * (train + heldout)
     )
@@ -245,7 +245,7 @@ def _scenario(rng: random.Random, numbers: list[str], split: str) -> Scenario:
         difficulty = 1 if right == "change_address" else 3
     else:
         right = "exchange" if kind == "exchange" and allowed[items[0]] == "refund" else allowed[items[0]]
-        difficulty = 2 if right == kind else 3 if right == "refuse" else 4
+        difficulty = 2 if right == kind else 3 if right == "decline" else 4
     aside = rng.choice(ASIDES)
     words = rng.choice(WORDS[kind]) + aside
     return Scenario(

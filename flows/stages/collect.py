@@ -77,4 +77,4 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     return figures(trajectories) | speed
 
 
-STAGE = Stage("collect", 2, CollectStage, "trajectories", SCHEMA_VERSION, collect, volatile=("times.json",))
+STAGE = Stage("collect", 3, CollectStage, "trajectories", SCHEMA_VERSION, collect, volatile=("times.json",))

@@ -68,4 +68,4 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     return figures(trajectories) | judge.figures(scores) | found | speed
 
 
-STAGE = Stage("evaluate", 2, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))
+STAGE = Stage("evaluate", 3, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))

@@ -95,7 +95,7 @@ def test_chance_solves_next_to_nothing(shop):
 
 def test_one_habit_does_not_solve_it(shop):
     """Whatever tool is always used: most tasks need another, and which one cannot be read off the request alone."""
-    for habit in ("refund", "exchange", "refuse"):
+    for habit in ("refund", "exchange", "decline"):
         wins = 0
         for scenario in shop.scenarios("train"):
             order = scenario.input["order"]
@@ -130,7 +130,7 @@ def test_every_type_and_difficulty_occurs(shop):
             "refund",
             "exchange",
             "change_address",
-            "refuse",
+            "decline",
         }
 
 
@@ -167,7 +167,7 @@ def test_the_request_names_what_the_agent_needs_and_not_the_answer(shop):
 
 
 def test_success_needs_deed_and_word(shop):
-    for right in ("refund", "exchange", "change_address", "refuse"):
+    for right in ("refund", "exchange", "change_address", "decline"):
         scenario = first(shop, right)
         solution = shop.solve(scenario)
         silent = play(shop, scenario, [*solution[:-1], say("Done.")]).info
@@ -194,7 +194,7 @@ def test_another_order_must_not_be_touched(shop):
     scenario = first(shop, "refund")
     *deeds, answer = shop.solve(scenario)
     other = next(number for number in scenario.input["orders"] if number != scenario.input["order"])
-    for tool in ("refund", "exchange", "refuse"):
+    for tool in ("refund", "exchange", "decline"):
         assert not play(shop, scenario, [*deeds, call(tool, order=other), answer]).info["success"]
     assert not play(shop, scenario, [*deeds, call("change_address", order=other, address="x"), answer]).info["success"]
     assert play(shop, scenario, [*deeds, call("find_order", order=other), answer]).info["success"]
@@ -241,7 +241,7 @@ BAD = [
     (call("find_order", order=7), "error: find_order takes order"),
     (call("find_order", order=None), "error: find_order takes order"),
     (call("find_order", order="K1", item="lamp"), "error: find_order takes order"),
-    (call("change_address", order="K1"), "error: change_address takes order, address"),
+    (call("change_address", order="K1"), "error: change_address takes address, order"),
     (call("find_order", order="K1"), "error: no order K1"),
     (call("check_policy", item="unicorn"), "error: no item unicorn"),
     (call("delete_shop"), "error: no tool delete_shop"),
