@@ -88,6 +88,8 @@ def _tool(name: str, description: str, *arguments: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
+# No two actions begin with the same token, and the argument that only one tool takes comes first: what a small model
+# never tries after a few demonstrations, reinforcement learning cannot reward.
 TOOLS = [
     _tool("find_order", "item, price and state of an order", "order"),
     _tool("check_policy", "what may be done with an item", "item"),
