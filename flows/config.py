@@ -156,9 +156,13 @@ class Composer:
         with open_dict(config):
             del config["hydra"]
         try:
-            return OmegaConf.to_container(config, resolve=True, throw_on_missing=False), problems  # type: ignore[return-value]
+            data: dict[str, Any] = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)  # type: ignore[assignment]
         except OmegaConfBaseException as error:
             return None, [*problems, Problem(str(getattr(error, "full_key", "") or "config"), _words(error))]
+        if "experiment" in data:
+            del data["experiment"]
+            problems.append(Problem("+experiment", "its file has to begin with the line '# @package _global_'"))
+        return data, problems
 
     def _is_group(self, key: str) -> bool:
         return bool(self.loader.repository.group_exists(key))

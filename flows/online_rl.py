@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from components.artifacts import Artifact
+from components.errors import ResourceError
 from flows.spec import ExperimentSpec
 from flows.stages.base import Context, Request
 
@@ -150,6 +152,18 @@ class Requests:
         return Request(stage, part, keys, seed, tuple(self.spec.allow))
 
 
+def _writable(root: Path) -> None:
+    """Raises ResourceError where nothing can be written below the root."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as error:
+        raise ResourceError(
+            f"root: cannot write below {root}: {error.strerror or error}. Choose another folder: root=DIR"
+        ) from None
+
+
 def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | None = None) -> float:
     """Runs the experiment as a Prefect flow and prints its result: a table on stderr, one JSON object as the last line
     on stdout. Returns held-out success of the last evaluation.
@@ -164,6 +178,7 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
 
     start = time.monotonic()
     root = Path(spec.root)
+    _writable(root)
     context = Context.at(root)
     hush()
     stdout = sys.stdout

@@ -118,6 +118,8 @@ def job(config: DictConfig) -> float:
         return run(spec, overrides=list(hydra.overrides.task), sweep=sweep)
     except (SpecError, ResourceError) as error:
         _fail(str(error), 2)  # at once: the other points of a sweep would meet it too
+    except EspalierError as error:
+        _fail(f"{type(error).__name__}: {error}", 1)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Spec, Target
 from components.tracking.spec import TrackingSpec
+from components.trajectories.schema import Scenario
 
 CODE = Path(__file__).resolve().parent.parent
 """The folder that holds flows/, components/ and conf/."""
@@ -166,12 +167,17 @@ def _environment(
             "environment", f"{environment.target} cannot state its scenarios: {type(error).__name__}: {error}"
         )
         return
+    if other := [one for one in (*train, *heldout) if not isinstance(one, Scenario)]:
+        what = f"{environment.target} gives {other[0]!r:.80} ({type(other[0]).__name__}) for a scenario"
+        yield Problem("environment", f"{what}; expected components.trajectories.schema.Scenario")
+        return
     if not heldout:
         yield Problem(
             "evaluate.split", f"{environment.target} has no scenarios in split {evaluate.split!r} to evaluate on"
         )
     elif evaluate.scenarios is not None and evaluate.scenarios > len(heldout):
-        yield Problem("evaluate.scenarios", f"{evaluate.scenarios}: split {evaluate.split!r} has {len(heldout)}")
+        most = f"expected at most the {len(heldout)} scenarios of split {evaluate.split!r}"
+        yield Problem("evaluate.scenarios", f"{evaluate.scenarios}: {most}")
     if rounds == 0 and warmup is None:
         return
     if not train:
@@ -188,9 +194,8 @@ def _environment(
     if evaluate.split == TRAIN:
         yield Problem("evaluate.split", f"{TRAIN!r} is trained on; expected a split that shares no scenario with it")
     elif shared:
-        yield Problem(
-            "environment", f"{len(shared)} scenarios are in {TRAIN!r} and {evaluate.split!r}: {min(shared)!r}, ..."
-        )
+        both = f"both {TRAIN!r} and {evaluate.split!r}"
+        yield Problem("environment", f"{len(shared)} of its scenarios are in {both}, such as {min(shared)!r}")
     if len(set(ids)) < len(ids) or len({s.id for s in heldout}) < len(heldout):
         yield Problem("environment", f"{environment.target} gives the same id to several scenarios")
 

@@ -184,6 +184,8 @@ class Slow(World):
     async def scenarios(self, split): return World.scenarios(self, split)
 class Broken(World):
     def scenarios(self, split): raise KeyError("no data")
+class Rows(World):
+    def scenarios(self, split): return [{"id": "a"}]
 class Half:
     def reset(self, scenario): return []
 def kind(trajectory, weight: float = 1.0) -> float: return weight
@@ -215,7 +217,18 @@ def test_environments_of_a_user_are_held_to_the_protocol(mine):
     assert "'b'" in mine("Leaky", "warmup=none")["environment"]
     assert "same id" in mine("Twice", "warmup=none")["environment"]
     assert "KeyError: 'no data'" in mine("Broken", "warmup=none")["environment"]
+    assert "{'id': 'a'} (dict) for a scenario; expected" in mine("Rows", "warmup=none")["environment"]
     assert "scenarios, tools, step, close" in mine("Half", "warmup=none")["environment._target_"]
+
+
+def test_an_experiment_without_its_package_line_is_told_so(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("rounds: 1\n")
+    with pytest.raises(SpecError) as caught:
+        compose(["+experiment=mine"], config_dir=tmp_path)
+    assert {one.path: one.message for one in caught.value.problems} == {
+        "+experiment": "its file has to begin with the line '# @package _global_'"
+    }
 
 
 def test_a_reward_of_a_user_may_be_a_function(mine, tmp_path):

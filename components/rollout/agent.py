@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import math
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -73,7 +74,8 @@ async def play(
         failure = Failure(error.boundary, type(error).__name__, str(error))
     except TimeoutError:
         text = (
-            f"the episode took longer than {timeout:g} s (collect.timeout), last it waited for the {awaited.boundary}"
+            f"the episode took longer than {timeout:g} s (timeout of this stage), last it waited for the "
+            f"{awaited.boundary}"
         )
         failure = Failure(awaited.boundary, "WaitTimeout", text)
     recorder.close(messages)
@@ -111,7 +113,7 @@ async def ask(method: Callable[..., Any], *arguments: Any, error: type[BoundaryE
         if task is None or task.cancelling():
             raise
         raise error(f"{name}: cancelled itself") from cause  # nobody asked for it: the other side broke
-    except Exception as cause:
+    except (Exception, SystemExit) as cause:  # an environment that exits must not take the run along
         raise error(f"{name}: {type(cause).__name__}: {cause}") from cause
 
 
@@ -136,13 +138,19 @@ def as_step(step: Any) -> Step:
     """What `step` returned, if it keeps the protocol; else EnvironmentFailed."""
     if not isinstance(step, Step):
         raise EnvironmentFailed(f"step returned {type(step).__name__}, expected Step")
+    given: Any = step.reward
     try:
-        reward = float(step.reward)
+        reward = math.nan if isinstance(given, str) else float(given)
     except (TypeError, ValueError):
-        raise EnvironmentFailed(f"step returned the reward {step.reward!r:.200}, expected a number") from None
+        reward = math.nan
+    if not math.isfinite(reward):
+        raise EnvironmentFailed(f"step returned the reward {given!r:.200}, expected a finite number")
     if not isinstance(step.info, dict):
         raise EnvironmentFailed(f"step returned the info {step.info!r:.200}, expected a mapping")
-    return Step(as_messages(step.observation, "step"), reward, bool(step.done), as_json(step.info, "step (info)"))
+    info = as_json(step.info, "step (info)")
+    if (success := info.get("success", False)) not in (True, False):
+        raise EnvironmentFailed(f"step returned the info success={success!r:.200}, expected true or false")
+    return Step(as_messages(step.observation, "step"), reward, bool(step.done), info)
 
 
 def as_json(data: Any, where: str) -> Any:

@@ -105,7 +105,7 @@ def run_episodes(
             )
             raise TooManyFailures(
                 f"{len(failed)} of {len(jobs)} episodes failed, more than the {allowed} that "
-                f"collect.max_failures={max_failures:g} allows. {shown}"
+                f"max_failures={max_failures:g} of this stage allows. {shown}"
             )
 
     async def work() -> None:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 from components.artifacts import Artifact, Draft, Store
+from components.errors import ResourceError
 from components.models.spec import ModelSpec
 from components.specs import Spec
 
@@ -122,6 +123,11 @@ class Request:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Request:
+        """Raises ResourceError where the data are no request."""
+        names = [one.name for one in fields(cls)]
+        if not isinstance(data, Mapping) or not {"stage", "spec"} <= set(data) <= set(names):
+            given = ", ".join(map(str, data)) if isinstance(data, Mapping) else type(data).__name__
+            raise ResourceError(f"a request has {', '.join(names)}, the first two at least; this one has {given}")
         return cls(**{**data, "allow": tuple(data.get("allow", ()))})
 
 

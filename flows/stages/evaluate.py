@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 from components.artifacts import Draft
@@ -15,6 +16,8 @@ from components.trajectories.schema import SCHEMA_VERSION
 from flows.stages import judge
 from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model
 from flows.stages.episodes import figures, play, scenarios_of, write_times
+
+log = logging.getLogger(__name__)
 
 
 class EvaluateStage(StageSpec):
@@ -56,7 +59,10 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
         seed=context.seed,
         context=context,
     )
+    if not any("success" in one.outcome for one in trajectories if one.failure is None):
+        log.warning("%s says `success` in the info of no episode: none counts as one", spec.environment.target)
     scores = apply(spec.reward.build(), trajectories)
+    judge.demand_some(scores)
     write_trajectories(draft.path / "trajectories.parquet", trajectories)
     write_scores(draft.path / "scores.parquet", scores)
     write_times(draft.path / "times.json", times)

@@ -6,6 +6,7 @@ import statistics
 from typing import Any
 
 from components.artifacts import Draft
+from components.errors import JudgeError
 from components.specs import Target
 from components.trajectories.schema import SCHEMA_VERSION, Score
 from flows.stages.base import Context, Inputs, Stage, StageSpec
@@ -25,9 +26,21 @@ def judge(spec: JudgeStage, inputs: Inputs, draft: Draft, context: Context) -> d
 
     trajectories = list(read_trajectories(inputs["trajectories"].path / "trajectories.parquet"))
     scores = apply(spec.reward.build(), trajectories)
+    demand_some(scores)
     write_scores(draft.path / "scores.parquet", scores)
     context.progress(len(scores), len(scores))
     return figures(scores)
+
+
+def demand_some(scores: list[Score]) -> None:
+    """Raises JudgeError where the reward could score none of the finished episodes: then it is the reward that is
+    broken, and a run that went on would train on nothing."""
+    broken = [one.failure for one in scores if one.failure and one.failure.boundary == JudgeError.boundary]
+    if broken and all(one.reward is None for one in scores):
+        raise JudgeError(
+            f"the reward could score none of the {len(broken)} finished episodes; the first one: "
+            f"{broken[0].kind}: {broken[0].message}"
+        )
 
 
 def figures(scores: list[Score]) -> dict[str, float]:

@@ -221,3 +221,12 @@ def test_hydra_leaves_logging_alone(tmp_path):
         assert done.returncode == 0, done.stderr
         assert len(calls) == 1
         assert done.stderr == ""
+
+
+def test_a_root_that_cannot_be_written_is_a_mistake_of_the_user(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = command("+experiment=smoke", f"root={tmp_path}/file")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"root: cannot write below {tmp_path}/file: ")
+    assert "root=DIR" in done.stderr
+    assert "Traceback" not in done.stderr

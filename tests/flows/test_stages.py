@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from components.errors import ArtifactDamaged, SpecError
+from components.errors import ArtifactDamaged, JudgeError, ResourceError, SpecError
 from components.inference.protocol import ChatCompletion
 from components.models.spec import ModelSpec
 from components.specs import validate
@@ -64,6 +64,9 @@ def test_mistakes_in_a_request_are_named(context):
         run_stage(Request("ad", {}), context)
     with pytest.raises(SpecError, match=r"add\.amount"):
         run_stage(Request("add", {"amount": "many"}), context)
+    for data in ({"stage": "add"}, {"stage": "add", "spec": {}, "sed": 1}, ["add"]):
+        with pytest.raises(ResourceError, match="a request has stage, spec, inputs, seed, allow"):
+            Request.from_json(data)
     with pytest.raises(ArtifactDamaged, match="start"):
         run_stage(Request("add", {"amount": 1}, {"start": "0" * 64}), context)
 
@@ -195,6 +198,13 @@ def test_demonstrations_judge_and_filter_from_end_to_end(context):
     inputs = {"trajectories": shown.key, "scores": scores.key}
     kept, _ = run_stage(Request("filter", {"filter": everything}, inputs), context)
     assert (kept.metrics["kept"], kept.metrics["dropped"]) == (2, 0)
+
+
+def test_a_reward_that_can_score_nothing_fails_the_stage(context):
+    shown, _ = run_stage(Request("collect", {**COLLECT, "actor": "solver"}), context)
+    broken = {"_target_": "components.evaluation.metrics.summarise"}
+    with pytest.raises(JudgeError, match="the reward could score none of the 2 finished episodes; the first one"):
+        run_stage(Request("judge", {"reward": broken}, {"trajectories": shown.key}), context)
 
 
 def test_failed_episodes_are_played_again(tmp_path, context):

@@ -96,12 +96,17 @@ BAD = {
     "odd role": ("reset", lambda: [{"role": "robot", "content": "a"}], "expected a mapping with a role"),
     "no text": ("reset", lambda: [{"role": "user", "content": 7}], "text as content"),
     "no calls": ("reset", lambda: [{"role": "assistant", "content": "", "tool_calls": [{}]}], "for a message"),
-    "no number": ("step", lambda: Step([], "much"), "step returned the reward 'much', expected a number"),
+    "no number": ("step", lambda: Step([], "much"), "step returned the reward 'much', expected a finite number"),
+    "text for a number": ("step", lambda: Step([], "1"), "step returned the reward '1', expected a finite number"),
+    "not finite": ("step", lambda: Step([], float("nan")), "step returned the reward nan, expected a finite number"),
+    "half a success": ("step", lambda: Step([], info={"success": 0.5}), "success=0.5, expected true or false"),
+    "success in words": ("step", lambda: Step([], info={"success": "no"}), "success='no', expected true or false"),
     "no mapping": ("step", lambda: Step([], info=[1]), "step returned the info [1], expected a mapping"),
     "no JSON": ("step", lambda: Step([], info={"at": object()}), "step (info) returned what is no JSON data"),
     "no tools": ("tools", lambda: [object()], "tools returned what is no JSON data"),
     "own end": ("step", raises(asyncio.CancelledError()), "step: cancelled itself"),
     "own limit": ("step", raises(TimeoutError("socket")), "step: TimeoutError: socket"),
+    "own exit": ("step", raises(SystemExit(3)), "step: SystemExit: 3"),
     "own wait": ("step", raises(WaitTimeout("waited 3 s")), "step: WaitTimeout: waited 3 s"),
 }
 
@@ -167,7 +172,8 @@ def test_too_many_failures(max_failures, allowed):
             on_episode=lambda trajectory, seconds: told.append(trajectory.id),
         )
     head = (
-        f"{allowed + 1} of 8 episodes failed, more than the {allowed} that collect.max_failures={max_failures:g} allows"
+        f"{allowed + 1} of 8 episodes failed, more than the {allowed} that max_failures={max_failures:g} of this stage "
+        "allows"
     )
     assert str(caught.value).startswith(head)
     assert "s0/0: EngineError: overheated" in str(caught.value)
@@ -185,7 +191,7 @@ def test_an_episode_that_takes_too_long_keeps_what_was_said():
     (trajectory, _) = collect(Parrot(), Slow, scenarios(1), timeout=0.2)
     assert (trajectory.failure.boundary, trajectory.failure.kind) == ("environment", "WaitTimeout")
     assert trajectory.failure.message == (
-        "the episode took longer than 0.2 s (collect.timeout), last it waited for the environment"
+        "the episode took longer than 0.2 s (timeout of this stage), last it waited for the environment"
     )
     assert [m.role for m in trajectory.histories[0].messages] == ["user", "assistant", "user", "assistant"]
     assert trajectory.metrics["turns"] == 2
