@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 
 Status = Literal["ran", "cached"]
 
+WORTH_GIVING_BACK = 0.05
+"""GB by which a stage must have grown the process before memory is looked for, which takes half a second."""
+
 
 def run_stage(request: Request, context: Context) -> tuple[Artifact, Status]:
     """The artifact of the request, made now (`ran`) or found (`cached`).
@@ -32,6 +35,7 @@ def run_stage(request: Request, context: Context) -> tuple[Artifact, Status]:
         if (artifact := context.store.find(key)) is not None:
             return artifact, "cached"
         own = replace(context, key=key, seed=request.seed, scratch=context.store.scratch(key))
+        held = resident_gb()
         with context.store.draft(
             key,
             stage=stage.name,
@@ -44,7 +48,8 @@ def run_stage(request: Request, context: Context) -> tuple[Artifact, Status]:
             metrics = stage.function(spec, inputs, draft, own)
             logger.debug("%s holds %.2f GB at its end", stage.name, resident_gb())
             draft.metrics.update({name: float(value) for name, value in metrics.items() if math.isfinite(value)})
-    give_back()
+    if resident_gb() > held + WORTH_GIVING_BACK:
+        give_back()
     artifact = context.store.find(key)
     assert artifact is not None, f"{stage.name} {key} vanished after its commit"
     return artifact, "ran"
