@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 from components.artifacts import Artifact
 from components.compute.runners import Event, LocalRunner, ProcessRunner, Result, Runner
 from flows.console import Console, duration
+from flows.records import StageRecord, Writer
 from flows.spec import CODE, ExperimentSpec
+from flows.stages import STAGES
 from flows.stages.base import Context, Progress, Request
 from flows.stages.execute import find_stage, run_stage
 
@@ -60,13 +62,22 @@ class Done:
 
 
 class Execution:
-    """The stages of one run. `tracker` may be None: then nothing is tracked."""
+    """The stages of one run. `tracker` and `record` may be None: then nothing is tracked, nothing recorded."""
 
-    def __init__(self, spec: ExperimentSpec, context: Context, console: Console, tracker: Tracker | None, log: Path):
+    def __init__(
+        self,
+        spec: ExperimentSpec,
+        context: Context,
+        console: Console,
+        tracker: Tracker | None,
+        log: Path,
+        record: Writer | None = None,
+    ):
         self.spec = spec
         self.context = context
         self.console = console
         self.tracker = tracker
+        self.record = record
         self.done: dict[str, Done] = {}
         """By label, in order."""
         self._runners: dict[str, Runner] = {
@@ -83,6 +94,8 @@ class Execution:
         done = Done(label, step, artifact, status, time.monotonic() - start)
         self.done[label] = done
         logger.info("%s %s in %s: %s %s", label, status, duration(done.seconds), artifact.kind, artifact.key)
+        if self.record is not None:
+            self.record.add(_recorded(done, request, self._cost(done)))
         self._track(done)
         if step <= 0 or request.stage in ("evaluate", "deploy"):  # those of a round are summed up in its line
             figures = [f"{name} {artifact.metrics[name]:.4g}" for name in SHOWN if name in artifact.metrics]
@@ -103,14 +116,21 @@ class Execution:
         if self.tracker is None:
             return
         self.tracker.log_stage(done.artifact, done.label, done.status, done.seconds, done.step)
-        if "cost" in done.artifact.metrics:
-            self.tracker.log_metrics({f"cost/{done.artifact.stage}": done.artifact.metrics["cost"]}, done.step)
+        if cost := self._cost(done):
+            self.tracker.log_metrics({f"cost/{done.artifact.stage}": cost}, done.step)
         if done.artifact.kind == "evaluation":
             from components.trajectories.store import load_scored
 
             folder = done.artifact.path
             episodes = load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
             self.tracker.log_trajectories(episodes, done.label)
+
+    def _cost(self, done: Done) -> float:
+        """What a stage cost in this run: its judges and its machine; nothing where it was found."""
+        if done.status == "cached":
+            return 0.0
+        price = self.spec.compute.hourly_price(done.artifact.stage)  # type: ignore[arg-type]  # a stage's name
+        return done.artifact.metrics.get("cost", 0.0) + done.seconds / 3600 * price
 
     def _run_here(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
         def progress(done: int, total: int, values: Mapping[str, float] | None = None) -> None:
@@ -122,6 +142,22 @@ class Execution:
         context = replace(self.context, progress=progress, on_wait=on_wait)
         artifact, status = run_stage(Request.from_json(request), context)
         return Result(artifact.key, artifact.digest, status)
+
+
+def _recorded(done: Done, request: Request, cost: float) -> StageRecord:
+    artifact = done.artifact
+    return StageRecord(
+        label=done.label,
+        step=done.step,
+        request=request.to_json(),
+        version=STAGES[artifact.stage].version,
+        key=artifact.key,
+        digest=artifact.digest,
+        kind=artifact.kind,
+        status=done.status,
+        seconds=round(done.seconds, 3),
+        cost=cost,
+    )
 
 
 def _listener(progress: Progress, console: Console) -> Callable[[Event], None]:

@@ -8,6 +8,7 @@ Steps: round r is step r, what comes before the rounds is step 0, the untrained 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -21,7 +22,10 @@ from typing import Any, Protocol
 
 from components.artifacts import Artifact
 from components.errors import ResourceError
-from flows.spec import ExperimentSpec
+from flows import fork
+from flows.fork import Fork
+from flows.records import Records, recording
+from flows.spec import CODE, ExperimentSpec
 from flows.stages.base import Context, Request
 
 logger = logging.getLogger(__name__)
@@ -55,20 +59,22 @@ class Outcome:
         return list(self.evaluations.values())[-1]
 
 
-def online_rl(spec: ExperimentSpec, call: Call, on_round: OnRound | None = None) -> Outcome:
-    """The stages of an experiment, in order."""
+def online_rl(spec: ExperimentSpec, call: Call, on_round: OnRound | None = None, begin: Fork | None = None) -> Outcome:
+    """The stages of an experiment, in order; of a fork, those after the step where it begins."""
     requests = Requests(spec)
-    outcome = Outcome()
-    before = -1 if spec.warmup else 0
-    outcome.evaluations["start"] = call("evaluate[start]", before, requests.evaluate(None))
-    if spec.warmup:
+    outcome = Outcome(checkpoint=begin.checkpoint if begin else None)
+    warmup = spec.warmup if begin is None else None
+    first = begin.step if begin else 0
+    before = -1 if warmup else first
+    outcome.evaluations["start"] = call("evaluate[start]", before, requests.evaluate(outcome.checkpoint))
+    if warmup:
         shown = call("collect[sft]", 0, requests.demonstrate())
         scores = call("judge[sft]", 0, requests.judge(shown))
         kept = call("filter[sft]", 0, requests.filter(shown, scores, warmup=True))
         outcome.checkpoint = call("train[sft]", 0, requests.warm_up(shown, scores, kept))
         outcome.evaluations["sft"] = call("evaluate[sft]", 0, requests.evaluate(outcome.checkpoint))
-    reference = outcome.checkpoint
-    for number in range(1, spec.rounds + 1):
+    reference = begin.reference if begin else outcome.checkpoint
+    for number in range(first + 1, spec.rounds + 1):
         played = call(f"collect[{number}]", number, requests.collect(outcome.checkpoint, number))
         scores = call(f"judge[{number}]", number, requests.judge(played))
         kept = call(f"filter[{number}]", number, requests.filter(played, scores))
@@ -117,7 +123,7 @@ class Requests:
         return self._request("filter", {"filter": part["filter"]}, {"trajectories": trajectories, "scores": scores})
 
     def warm_up(self, trajectories: Artifact, scores: Artifact, selection: Artifact) -> Request:
-        part = {**self._parts("model"), "algorithm": self._data["warmup"]["algorithm"]}
+        part = self._training(self._data["warmup"]["algorithm"])
         inputs = {"trajectories": trajectories, "scores": scores, "selection": selection}
         return self._request("train", part, inputs, seed=self.spec.seed)
 
@@ -133,7 +139,7 @@ class Requests:
         inputs = {"trajectories": trajectories, "scores": scores, "selection": selection, "start": start}
         if getattr(self.spec.algorithm, "reference", "base") == "start":
             inputs["reference"] = reference
-        return self._request("train", self._parts("model", "algorithm"), inputs, seed=self.spec.seed)
+        return self._request("train", self._training(self._data["algorithm"]), inputs, seed=self.spec.seed)
 
     def deploy(self, policy: Artifact, evaluations: dict[str, Artifact]) -> Request:
         part = {
@@ -143,6 +149,9 @@ class Requests:
         }
         inputs = {"policy": policy, **{f"evaluation_{name}": found for name, found in evaluations.items()}}
         return self._request("deploy", part, inputs)
+
+    def _training(self, algorithm: dict[str, Any]) -> dict[str, Any]:
+        return {**self._parts("model"), "algorithm": algorithm, "save_every": self.spec.compute.save_every}
 
     def _parts(self, *names: str) -> dict[str, Any]:
         return {name: self._data[name] for name in names}
@@ -172,6 +181,7 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
     ResourceError, whatever a stage raises, and KeyboardInterrupt where a signal stopped it.
     """
     from components.models.weights import check_weights
+    from components.tracking.provenance import git_commit
     from flows import server
     from flows.console import Console, hush, logging_to
     from flows.interrupt import Interruption
@@ -180,6 +190,7 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
     root = Path(spec.root)
     _writable(root)
     context = Context.at(root)
+    forked = fork.resolve(spec, context.store)
     hush()
     stdout = sys.stdout
     with ExitStack() as stack:
@@ -191,6 +202,8 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
         stack.enter_context(logging_to(log, console))
         console.line(f"{spec.name}, seed {spec.seed}; log: {log}")
         logger.info("overrides: %s", " ".join(overrides) or "none")
+        if forked is not None:
+            console.line(f"begins with the policy of run {forked.run.short} after step {forked.step}")
         prefect = stack.enter_context(server.for_run(root, keep=sweep is not None))  # boots while we import
         interruption.last_words.append(prefect.kill)
         stack.callback(context.warm.close)
@@ -200,15 +213,30 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
 
         tracker = stack.enter_context(tracking.track(spec, overrides, sweep))
         interruption.last_words.append(lambda: tracker.finish("KILLED"))
-        execution = Execution(spec, context, console, tracker, log)
+        dead = tracking.close_dead(Records(root), tracker)
+        record = stack.enter_context(
+            recording(
+                root,
+                tracker.run_id,
+                name=spec.name,
+                seed=spec.seed,
+                spec=spec.model_dump(mode="json", by_alias=True),
+                overrides=overrides,
+                sweep=sweep,
+                git_commit=git_commit(CODE),
+                forked=forked.checkpoints if forked else {},
+            )
+        )
+        execution = Execution(spec, context, console, tracker, log, record)
         logger.info("MLflow run %s", tracker.run_id)
         say_round = results.round_teller(execution)
 
         def body(call: Call) -> results.Results:
-            outcome = online_rl(spec, call, say_round)
+            outcome = online_rl(spec, call, say_round, forked)
             return results.conclude(execution, outcome, overrides, seconds=time.monotonic() - start)
 
-        found = tasks.run_flow("online-rl", execution, body, prefect, interruption)
+        found = tasks.run_flow("online-rl", execution, body, prefect, interruption, dead)
+        record.run.result = json.loads(found.to_json())
         results.show(found, execution, prefect.ui_command)
     print(found.to_json(), file=stdout, flush=True)
     return found.success

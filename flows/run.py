@@ -65,7 +65,10 @@ def _start(argv: list[str]) -> None:
 
     parser = get_args_parser()
     parser.prog = COMMAND
+    parser.add_argument("--fork", metavar="RUN@STEP", help="begin with the policy of another run; the same as fork=")
     args = parser.parse_intermixed_args(argv)
+    if args.fork is not None:
+        args.overrides.append(f"fork={_quoted(args.fork)}")
     for name in ("config_path", "config_name", "experimental_rerun"):
         if getattr(args, name) is not None:
             parser.error(f"--{name.replace('_', '-')} is not supported; add configs with --config-dir")

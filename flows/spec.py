@@ -55,6 +55,10 @@ class ExperimentSpec(Spec):
     relative one lies below the working directory, none (null) means `runs` beside the code."""
     rounds: int = Field(4, ge=0)
     """Rounds of collect, judge, filter, train. 0 without warmup only evaluates, and deploys nothing."""
+    fork: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]+(@\d+)?$")
+    """RUN@STEP: begins with the policy that another run below the same root had after round STEP (0: after its warmup),
+    in place of a warmup and the rounds up to there; without @STEP with its last. `rounds` counts from the start of
+    that run."""
     model: ModelSpec
     environment: Target
     """Class that implements the environment protocol."""

@@ -1,10 +1,16 @@
-"""One stage alone, from a serialised request:
+"""One stage alone, from a serialised request, or that of a past run:
 
     python -m flows.stage --request FILE.json --root DIR
+    python -m flows.stage --run RUN --label "train[3]" [--root DIR] [--again]
 
 The request names the stage, its part of the spec, the keys of its input artifacts in the store below DIR, and the
-seed (`flows.stages.base.Request`). Standard output is JSON lines: progress, and as the last one
-`{"key", "digest", "status"}` or `{"error"}`. It ends when its standard input, if that is a pipe, is closed.
+seed (`flows.stages.base.Request`). Each run records those of its stages; RUN is its id, the beginning of it, an
+experiment's name (its latest run) or `latest`. What is in the store already is found; with --again it is computed once
+more and compared, and the store stays as it is.
+
+Standard output is JSON lines: progress, and as the last one `{"key", "digest", "status"}` or `{"error"}`; with --again
+also `same`, whether the digest is that of the artifact in the store. It ends when its standard input, if that is a
+pipe, is closed.
 """
 
 from __future__ import annotations
@@ -25,13 +31,23 @@ from components.compute.runners import error_to_json
 from components.errors import EspalierError, ResourceError, SpecError
 from flows.interrupt import leave
 
+DEFAULT_ROOT = Path(__file__).resolve().parent.parent / "runs"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 for a mistake in the request, 1 for a stage that failed, 130 where it was stopped."""
     parser = argparse.ArgumentParser(prog="python -m flows.stage", description="Runs one stage from a request.")
-    parser.add_argument("--request", required=True, type=Path, help="JSON file: stage, spec, inputs, seed, allow")
-    parser.add_argument("--root", required=True, type=Path, help="folder of the run: artifacts, models")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--request", type=Path, help="JSON file: stage, spec, inputs, seed, allow")
+    what.add_argument("--run", help="a past run: id, beginning of an id, experiment's name, or latest")
+    parser.add_argument("--label", help="with --run: the stage's name in that run, as train[3]")
+    parser.add_argument("--again", action="store_true", help="compute it again and compare, also where it is there")
+    parser.add_argument(
+        "--root", type=Path, default=DEFAULT_ROOT, help="folder of the runs: artifacts, models, records"
+    )
     options = parser.parse_args(arguments)
+    if (options.run is None) != (options.label is None):
+        parser.error("--run and --label go together")
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever libraries print is no result
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
@@ -43,17 +59,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
         watch_parent()
     try:
+        from flows.records import Records
         from flows.stages.base import Context, Request
-        from flows.stages.execute import run_stage
+        from flows.stages.execute import repeat_stage, run_stage
 
         context = Context.at(
             options.root,
             progress=lambda done, total, values=None: say({"progress": [done, total, dict(values or {})]}),
             on_wait=lambda text: say({"waiting": text}),
         )
-        artifact, status = run_stage(Request.from_json(_read(options.request)), context)
+        if options.run is None:
+            data = _read(options.request)
+        else:
+            data = Records(options.root).get(options.run).stage(options.label).request
+        request = Request.from_json(data)
+        if options.again:
+            before, artifact = repeat_stage(request, context)
+            say(
+                {
+                    "key": artifact.key,
+                    "digest": artifact.digest,
+                    "status": "ran",
+                    "same": before.digest == artifact.digest,
+                }
+            )
+            return 0
+        artifact, status = run_stage(request, context)
     except EspalierError as error:
         say({"error": error_to_json(error)})
+        if options.run is not None:
+            print(error, file=sys.stderr)
         return 2 if isinstance(error, SpecError | ResourceError) else 1
     except KeyboardInterrupt:
         return 130

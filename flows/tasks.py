@@ -6,7 +6,7 @@ second truth.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from components.artifacts import Artifact
@@ -23,10 +23,19 @@ Found = TypeVar("Found")
 
 
 def run_flow(
-    name: str, execution: Execution, body: Callable[[Call], Results], api: Api, interruption: Interruption
+    name: str,
+    execution: Execution,
+    body: Callable[[Call], Results],
+    api: Api,
+    interruption: Interruption,
+    dead: Sequence[str] = (),
 ) -> Results:
-    """Runs `body` as a Prefect flow; what it calls become task runs. The result is summed up in a Prefect artifact."""
-    from prefect import flow
+    """Runs `body` as a Prefect flow; what it calls become task runs. The result is summed up in a Prefect artifact.
+
+    The flow run is tagged with the id of its MLflow run. dead: such ids of runs that were killed, whose flow runs are
+    set to Crashed.
+    """
+    from prefect import flow, tags
     from prefect.artifacts import create_markdown_artifact
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
@@ -46,7 +55,9 @@ def run_flow(
         settings[PREFECT_FLOWS_HEARTBEAT_FREQUENCY] = None
     with temporary_settings(settings):
         try:
-            prefect_flow(spec.model_dump(mode="json", by_alias=True))
+            _close(dead)
+            with tags(*([execution.tracker.run_id] if execution.tracker else [])):
+                prefect_flow(spec.model_dump(mode="json", by_alias=True))
         finally:
             _send_events()
     return found[0]
@@ -71,6 +82,25 @@ def task_call(execution: Execution) -> Call:
         return execution.done[label].artifact
 
     return call
+
+
+def _close(run_ids: Sequence[str]) -> None:
+    """Nobody else does: a killed flow and its task stay Running for Prefect."""
+    if not run_ids:
+        return
+    from prefect import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
+    from prefect.states import Crashed
+
+    killed = FlowRunFilter(tags=FlowRunFilterTags(any_=list(run_ids)))
+    crashed = Crashed(message="its process was killed")
+    with get_client(sync_client=True) as client:
+        for task_run in client.read_task_runs(flow_run_filter=killed):
+            if task_run.state is None or not task_run.state.is_final():
+                client.set_task_run_state(task_run.id, crashed, force=True)
+        for flow_run in client.read_flow_runs(flow_run_filter=killed):
+            if flow_run.state is None or not flow_run.state.is_final():
+                client.set_flow_run_state(flow_run.id, crashed, force=True)
 
 
 def _send_events() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.artifacts import lock_file
+from flows.records import Records
 from flows.spec import CODE, ExperimentSpec
 
 if TYPE_CHECKING:
@@ -48,6 +49,22 @@ def track(spec: ExperimentSpec, overrides: Sequence[str], sweep: str | None) -> 
         finally:
             if parent is not None:  # each run of the sweep says so, the last one stands
                 tracker.client.set_terminated(parent, status)
+
+
+def close_dead(records: Records, tracker: Tracker) -> list[str]:
+    """Ends the runs that were killed before they could say so: in MLflow and in their records. Returns their ids."""
+    from mlflow.exceptions import MlflowException
+
+    ids = []
+    for run in records.dead():
+        logger.info("run %s was killed; what it had finished is used", run.id)
+        try:
+            tracker.client.set_terminated(run.id, "KILLED")
+        except MlflowException as error:  # deleted by hand, or in another store
+            logger.info("MLflow does not know run %s: %s", run.id, error)
+        records.close(run)
+        ids.append(run.id)
+    return ids
 
 
 def _parent(root: Path, spec: ExperimentSpec, sweep: str) -> str:

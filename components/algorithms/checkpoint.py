@@ -18,8 +18,17 @@ ADAPTER = "adapter"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def save_state(folder: Path, *, algorithm: str, step: int, optimizer: torch.optim.Optimizer, names: list[str]) -> None:
-    """Writes all but the adapter. names: of the optimizer's parameters, in its order."""
+def save_state(
+    folder: Path,
+    *,
+    algorithm: str,
+    step: int,
+    optimizer: torch.optim.Optimizer,
+    names: list[str],
+    random: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Writes all but the adapter. names: of the optimizer's parameters, in its order. random: what `random_states` gave
+    at that step; None is now."""
     from safetensors.torch import save_file
 
     tensors, steps = {}, {}
@@ -32,7 +41,7 @@ def save_state(folder: Path, *, algorithm: str, step: int, optimizer: torch.opti
         if "step" in state:
             steps[name] = float(state["step"])
     save_file(tensors, folder / "optimizer.safetensors")
-    save_file(_random_states(), folder / "rng.safetensors")
+    save_file(random or random_states(), folder / "rng.safetensors")
     text = json.dumps({"algorithm": algorithm, "step": step, "optimizer_steps": steps}, indent=1, sort_keys=True)
     (folder / "trainer.json").write_text(text + "\n")
 
@@ -53,14 +62,19 @@ def load_state(folder: Path, *, algorithm: str, optimizer: torch.optim.Optimizer
                 "step": torch.tensor(trainer["optimizer_steps"][name]),
                 **{moment: tensors[f"{name}/{moment}"].to(parameter) for moment in MOMENTS},
             }
-    states = load_file(folder / "rng.safetensors")
-    torch.set_rng_state(states["torch"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
+    set_random_states(load_file(folder / "rng.safetensors"))
     return int(trainer["step"])
 
 
-def _random_states() -> dict[str, torch.Tensor]:
+def set_random_states(states: dict[str, torch.Tensor]) -> None:
+    """Puts back what `random_states` gave."""
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def random_states() -> dict[str, torch.Tensor]:
+    """State of torch's random generators."""
     states = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()

@@ -16,7 +16,7 @@ import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -43,25 +43,26 @@ def train_grpo(
     seed: int,
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
+    taken: Sequence[dict[str, float]] = (),
 ) -> tuple[int, dict[str, float]]:
     """Takes `spec.epochs * spec.minibatches` gradient steps, or fewer where fewer groups carry signal. Returns the new
     step count and the mean metrics.
+
+    taken: metrics of the steps that an earlier try took after step `step`; policy and optimizer are those after them.
 
     Raises TrainingDiverged, with the batch's trajectory ids written to `scratch/diverged.json`; ArtifactError for
     trajectories of which the ratio cannot be computed.
     """
     groups = with_advantages(trajectories, scale=spec.scale_advantages)
-    logs: list[dict[str, float]] = []
-    for epoch in range(spec.epochs):
-        order = list(groups)
-        random.Random(f"{seed}-{step}-{epoch}").shuffle(order)
-        for part in _parts(order, spec.minibatches):
-            step += 1
-            _set_learning_rate(optimizer, spec, step)
-            metrics = _gradient_step(spec, policy, optimizer, part, step, scratch)
-            logs.append(metrics)
-            on_step({"step": step, **metrics})
-    return step, _mean(logs)
+    logs = list(taken)
+    for number, part in enumerate(_batches(groups, spec, seed, step), start=step + 1):
+        if number <= step + len(taken):
+            continue
+        _set_learning_rate(optimizer, spec, number)
+        metrics = {"step": float(number), **_gradient_step(spec, policy, optimizer, part, number, scratch)}
+        logs.append(metrics)
+        on_step(metrics)
+    return step + len(logs), _mean(logs)
 
 
 def with_advantages(trajectories: Sequence[Trajectory], *, scale: bool) -> list[Group]:
@@ -80,6 +81,16 @@ def with_advantages(trajectories: Sequence[Trajectory], *, scale: bool) -> list[
 
 def _sampled_tokens(trajectory: Trajectory) -> int:
     return sum(sum(history.sampled_mask()) for history in trajectory.histories)
+
+
+def _batches(groups: list[Group], spec: GRPOSpec, seed: int, step: int) -> Iterator[list[Group]]:
+    """The groups of each gradient step after step `step`: each epoch in an order of its own."""
+    for epoch in range(spec.epochs):
+        order = list(groups)
+        random.Random(f"{seed}-{step}-{epoch}").shuffle(order)
+        for part in _parts(order, spec.minibatches):
+            step += 1
+            yield part
 
 
 def _parts(groups: list[Group], count: int) -> list[list[Group]]:
@@ -204,7 +215,8 @@ def _mean(logs: list[dict[str, float]]) -> dict[str, float]:
     if not logs:
         return {"skipped": 1.0}
     added = {"sampled_tokens", "tokens", "computed_tokens", "seconds"}
-    means = {name: sum(log[name] for log in logs) / (1 if name in added else len(logs)) for name in logs[0]}
+    names = [name for name in logs[0] if name != "step"]
+    means = {name: sum(log[name] for log in logs) / (1 if name in added else len(logs)) for name in names}
     means["tokens_per_s"] = means["tokens"] / means["seconds"]
     return means
 

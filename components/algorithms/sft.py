@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from components.algorithms import divergence
+from components.algorithms import checkpoint, divergence
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
 from components.algorithms.spec import SFTSpec
@@ -44,8 +44,11 @@ def train_sft(
     seed: int,
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
+    taken: Sequence[dict[str, float]] = (),
 ) -> tuple[int, dict[str, float]]:
     """`spec.epochs` passes over the trajectories. Returns the new step count and the mean metrics.
+
+    taken: metrics of the steps that an earlier try took after step `step`; policy and optimizer are those after them.
 
     Raises TrainingDiverged where the loss or the gradient is no longer finite, with the ids of the batch's trajectories
     written to `scratch/diverged.json`.
@@ -59,13 +62,19 @@ def train_sft(
     rows = examples(ChatFormat(tokenizer), trajectories, policy.spec.max_length)
     if not rows:
         return step, {"skipped": 1.0}
-    steps: list[dict[str, float]] = []
+    steps = list(taken)
+    batches = list(_batches(rows, spec, seed))
+    if len(taken) == len(batches):
+        return step + len(taken), {**_mean(steps), "examples": float(len(rows))}
     clock = [0.0]
     computed = [0, 0]
     batch: list[str] = []
+    random_state: list[dict[str, torch.Tensor]] = []
 
     class PackedSFTTrainer(SFTTrainer):
         def training_step(self, model, inputs, num_items_in_batch=None):
+            if random_state:  # the loader of TRL's trainer draws a number before the first step
+                checkpoint.set_random_states(random_state.pop())
             batch[:] = [row["trajectory_id"] for row in inputs["rows"]]
             sequences = [Sequence_(row["input_ids"], row["targets"]) for row in inputs["rows"]]
             learned = sum(len(sequence.targets) for sequence in sequences)
@@ -86,31 +95,32 @@ def train_sft(
         def on_log(self, args, state, control, logs=None, **_):
             if not logs or "loss" not in logs:
                 return
-            number = step + state.global_step
+            number = step + len(steps) + 1
             metrics = {name: float(logs[name]) for name in ("loss", "grad_norm", "learning_rate")}
             if not all(math.isfinite(value) for value in metrics.values()):
                 divergence.stop(scratch, number, metrics, batch, advice="Lower the learning rate")
             metrics["seconds"] = time.monotonic() - clock[0]
-            clock[0] = time.monotonic()
+            metrics |= {"tokens": float(computed[0]), "computed_tokens": float(computed[1])}
+            metrics = {"step": float(number), **metrics}
+            clock[0], computed[:] = time.monotonic(), (0, 0)
             steps.append(metrics)
-            on_step({"step": number, **metrics})
+            on_step(metrics)
 
-    steps_ahead = spec.epochs * math.ceil(len(rows) / spec.batch_size)
-
-    def share(done: int) -> float:
-        """Of the learning rate, for the step after `done` ones: the warm-up goes on where the checkpoint stood."""
+    def share(now: int) -> float:
+        """Of the learning rate, for the step after `now` ones: the warm-up goes on where the checkpoint stood."""
+        done = len(taken) + now
         risen = min(1.0, (step + done + 1) / spec.warmup_steps) if spec.warmup_steps else 1.0
-        return risen * (1 - done / steps_ahead) if spec.schedule == "linear" else risen
+        return risen * (1 - done / len(batches)) if spec.schedule == "linear" else risen
 
     config = SFTConfig(
         output_dir=str(scratch / "trl"),
-        per_device_train_batch_size=spec.batch_size,
-        num_train_epochs=spec.epochs,
+        per_device_train_batch_size=1,  # a row of the dataset is a batch
+        num_train_epochs=1,
+        train_sampling_strategy="sequential",
         learning_rate=spec.learning_rate,
         max_grad_norm=spec.max_grad_norm,
         max_length=None,
         seed=seed,
-        data_seed=seed,  # of the order; left out, it would be read off torch's own generator
         use_cpu=policy.device == "cpu",
         logging_steps=1,
         logging_nan_inf_filter=False,  # it would report the loss before the first one that is not finite
@@ -128,25 +138,33 @@ def train_sft(
         trainer = PackedSFTTrainer(
             model=policy.model,
             args=config,
-            data_collator=lambda batch: {"rows": batch},
-            train_dataset=Dataset.from_list(rows),
+            data_collator=lambda batches: {"rows": batches[0]["rows"]},
+            train_dataset=Dataset.from_list([{"rows": rows} for rows in batches[len(taken) :]]),
             processing_class=tokenizer,
             optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, share)),
             callbacks=[Report()],
         )
         trainer.remove_callback(PrinterCallback)  # it prints every log line to stdout
     clock[0] = time.monotonic()
+    random_state.append(checkpoint.random_states())
     trainer.train()
-    seconds = sum(one["seconds"] for one in steps)
-    means = {name: sum(one[name] for one in steps) / len(steps) for name in steps[0]}
-    means |= {
-        "seconds": seconds,
-        "tokens": float(computed[0]),
-        "computed_tokens": float(computed[1]),
-        "tokens_per_s": computed[0] / seconds,
-        "examples": float(len(rows)),
-    }
-    return step + trainer.state.global_step, means
+    return step + len(steps), {**_mean(steps), "examples": float(len(rows))}
+
+
+def _batches(rows: list[dict[str, Any]], spec: SFTSpec, seed: int) -> Iterator[list[dict[str, Any]]]:
+    """The rows of each gradient step: each epoch in an order of its own."""
+    for epoch in range(spec.epochs):
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+        for start in range(0, len(order), spec.batch_size):
+            yield [rows[index] for index in order[start : start + spec.batch_size]]
+
+
+def _mean(steps: list[dict[str, float]]) -> dict[str, float]:
+    """Mean over gradient steps; counts and seconds are added up."""
+    sums = {name: sum(one[name] for one in steps) for name in steps[0] if name != "step"}
+    added = {"seconds", "tokens", "computed_tokens"}
+    means = {name: value if name in added else value / len(steps) for name, value in sums.items()}
+    return means | {"tokens_per_s": sums["tokens"] / sums["seconds"]}
 
 
 @contextlib.contextmanager

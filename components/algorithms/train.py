@@ -35,15 +35,19 @@ def train(
     seed: int,
     on_step: Callable[[dict[str, float]], None],
     warm: dict[str, Any] | None = None,
+    save_every: float = 30.0,
 ) -> dict[str, float]:
     """Trains from the checkpoint `start` (None: from the base model) and writes the new one to the folder `out`.
 
     reference: checkpoint for the KL (None: the base model). on_step is called after each gradient step with its
-    metrics. Returns their means. Raises TrainingDiverged, and then writes no checkpoint.
+    metrics, at once for those that an earlier try with the same `scratch` had taken. save_every: seconds between two
+    saves of the unfinished training to `scratch`. Returns the means of the metrics. Raises TrainingDiverged, and then
+    writes no checkpoint.
     """
     import torch
 
     from components.algorithms import checkpoint, divergence
+    from components.algorithms.unfinished import Unfinished
 
     policy = _policy(base_dir, model, seed, start, warm)
     policy.use_reference(reference / checkpoint.ADAPTER if reference else None)
@@ -54,19 +58,31 @@ def train(
     step = 0
     if start is not None:
         step = checkpoint.load_state(start, algorithm=algorithm.name, optimizer=optimizer, names=names)
-    log = (out / "log.jsonl").open("w")
+    unfinished = Unfinished(
+        scratch / "unfinished", policy, optimizer, algorithm=algorithm.name, start=step, every=save_every
+    )
+    unfinished.restore()
+    for taken in unfinished.steps:
+        on_step(taken)
 
-    def logged(metrics: dict[str, float]) -> None:
-        log.write(json.dumps(metrics) + "\n")
-        log.flush()
+    def took(metrics: dict[str, float]) -> None:
+        unfinished.took(metrics)
         on_step(metrics)
 
-    with log:
+    with unfinished.saved_when_stopped():
         if isinstance(algorithm, GRPOSpec):
             from components.algorithms.grpo import train_grpo
 
             step, metrics = train_grpo(
-                algorithm, policy, optimizer, trajectories, step=step, seed=seed, scratch=scratch, on_step=logged
+                algorithm,
+                policy,
+                optimizer,
+                trajectories,
+                step=step,
+                seed=seed,
+                scratch=scratch,
+                taken=tuple(unfinished.steps),
+                on_step=took,
             )
         else:
             from components.algorithms.sft import train_sft
@@ -80,7 +96,8 @@ def train(
                 step=step,
                 seed=seed,
                 scratch=scratch,
-                on_step=logged,
+                taken=tuple(unfinished.steps),
+                on_step=took,
             )
     broken = [name for name, parameter in policy.parameters.items() if not parameter.isfinite().all()]
     if broken:
@@ -91,6 +108,7 @@ def train(
             [trajectory.id for trajectory in trajectories],
             advice=f"not_finite counts tensors of the adapter, {broken[0]} first. Lower the learning rate",
         )
+    (out / "log.jsonl").write_text("".join(json.dumps(taken) + "\n" for taken in unfinished.steps))
     policy.save(out / checkpoint.ADAPTER)
     checkpoint.save_state(out, algorithm=algorithm.name, step=step, optimizer=optimizer, names=names)
     return metrics

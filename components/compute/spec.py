@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from components.specs import Spec
 
@@ -11,12 +13,22 @@ Placement = Literal["local", "process"]
 
 
 class ComputeSpec(Spec):
-    """Placement says how a stage runs, not what it computes: it is in no stage key."""
+    """How stages run, not what they compute: it is in no stage key."""
 
     default: Placement = "local"
     """`local`: in the process of the flow. `process`: each stage in a process of its own, `python -m flows.stage`."""
     stages: dict[StageName, Placement] = {}
     """Placement of single stages, where it is not the default: `{train: process}`."""
+    save_every: float = Field(30.0, ge=0)
+    """Seconds between two saves of a training that goes on, from which it continues if it is killed. 0: after each
+    gradient step."""
+    price: float = Field(0.0, ge=0)
+    """What an hour of the machine costs on which stages run, in a currency of your choice. Plans and costs use it."""
+    prices: dict[StageName, Annotated[float, Field(ge=0)]] = {}
+    """The same for single stages: `{train: 2.5}`."""
 
     def placement(self, stage: StageName) -> Placement:
         return self.stages.get(stage, self.default)
+
+    def hourly_price(self, stage: StageName) -> float:
+        return self.prices.get(stage, self.price)

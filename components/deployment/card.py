@@ -12,8 +12,8 @@ from typing import Any
 
 from components.models.spec import ModelSpec
 
-PLACEMENT = frozenset({"allow", "compute", "concurrency", "device", "root", "timeout", "tracking"})
-"""Config keys that do not change a result."""
+PLACEMENT = frozenset({"allow", "compute", "concurrency", "device", "fork", "root", "timeout", "tracking"})
+"""Config keys that do not change a result, and the name of the run in which a fork begins: its policy is an input."""
 
 
 def model_card(

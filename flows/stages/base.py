@@ -119,7 +119,7 @@ class Request:
     """Packages from which a `_target_` may come besides ours. Not part of the key."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "allow": list(self.allow)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Request:

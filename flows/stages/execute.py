@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import tempfile
 from dataclasses import replace
 from typing import Any, Literal
 
-from components.artifacts import Artifact, stage_key
+from components.artifacts import Artifact, Store, stage_key
 from components.compute.memory import give_back, resident_gb
-from components.errors import ArtifactDamaged, Problem, SpecError
+from components.errors import ArtifactDamaged, Problem, ResourceError, SpecError
 from components.specs import nearest, validate
 from flows.stages import STAGES
 from flows.stages.base import Context, Request, Stage, StageSpec
@@ -34,25 +35,41 @@ def run_stage(request: Request, context: Context) -> tuple[Artifact, Status]:
     with context.store.lock(key, context.lock_timeout, context.on_wait):
         if (artifact := context.store.find(key)) is not None:
             return artifact, "cached"
-        own = replace(context, key=key, seed=request.seed, scratch=context.store.scratch(key))
-        held = resident_gb()
-        with context.store.draft(
-            key,
-            stage=stage.name,
-            kind=stage.kind,
-            schema_version=stage.schema_version,
-            inputs=inputs,
-            volatile=stage.volatile,
-            spec=spec.key_part(),
-        ) as draft:
-            metrics = stage.function(spec, inputs, draft, own)
-            logger.debug("%s holds %.2f GB at its end", stage.name, resident_gb())
-            draft.metrics.update({name: float(value) for name, value in metrics.items() if math.isfinite(value)})
+        return _make(stage, spec, inputs, key, replace(context, key=key, seed=request.seed)), "ran"
+
+
+def repeat_stage(request: Request, context: Context) -> tuple[Artifact, Artifact]:
+    """The artifact of the request as it is in the store, and as it comes out now, made anew without a look at the
+    first; that one's files are gone when this returns. Equal digests mean equal content. Raises what `run_stage` does,
+    and ResourceError where the store has no such artifact."""
+    stage, spec, inputs, key = _resolve(request, context)
+    before = context.store.find(key)
+    if before is None:
+        raise ResourceError(f"{stage.name} {key[:12]} is not in {context.store.root}: there is nothing to compare with")
+    with tempfile.TemporaryDirectory(prefix=".again-", dir=context.store.root.parent) as folder:
+        own = replace(context, store=Store(folder), key=key, seed=request.seed)
+        return before, _make(stage, spec, inputs, key, own)
+
+
+def _make(stage: Stage, spec: StageSpec, inputs: dict[str, Artifact], key: str, context: Context) -> Artifact:
+    held = resident_gb()
+    with context.store.draft(
+        key,
+        stage=stage.name,
+        kind=stage.kind,
+        schema_version=stage.schema_version,
+        inputs=inputs,
+        volatile=stage.volatile,
+        spec=spec.key_part(),
+    ) as draft:
+        metrics = stage.function(spec, inputs, draft, replace(context, scratch=context.store.scratch(key)))
+        logger.debug("%s holds %.2f GB at its end", stage.name, resident_gb())
+        draft.metrics.update({name: float(value) for name, value in metrics.items() if math.isfinite(value)})
     if resident_gb() > held + WORTH_GIVING_BACK:
         give_back()
     artifact = context.store.find(key)
     assert artifact is not None, f"{stage.name} {key} vanished after its commit"
-    return artifact, "ran"
+    return artifact
 
 
 def find_stage(request: Request, context: Context) -> Artifact | None:
@@ -65,12 +82,21 @@ def request_key(request: Request, context: Context) -> str:
     return _resolve(request, context)[3]
 
 
-def _resolve(request: Request, context: Context) -> tuple[Stage, StageSpec, dict[str, Artifact], str]:
+def key_part(request: Request) -> dict[str, Any]:
+    """What of the spec of a request is in its key."""
+    return _spec(request)[1].key_part()
+
+
+def _spec(request: Request) -> tuple[Stage, StageSpec]:
     stage = STAGES.get(request.stage)
     if stage is None:
         message = f"there is no stage '{request.stage}'; expected one of {', '.join(STAGES)}"
         raise SpecError([Problem("stage", message, nearest(request.stage, STAGES))])
-    spec: Any = validate(stage.spec, request.spec, path=stage.name, allow=request.allow)
+    return stage, validate(stage.spec, request.spec, path=stage.name, allow=request.allow)
+
+
+def _resolve(request: Request, context: Context) -> tuple[Stage, StageSpec, dict[str, Artifact], str]:
+    stage, spec = _spec(request)
     inputs = {}
     for name, key in request.inputs.items():
         artifact = context.store.find(key)

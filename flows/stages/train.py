@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import Field
+
 from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Draft
 from components.models.spec import ModelSpec
@@ -17,6 +19,8 @@ CHECKPOINT_VERSION = 1
 class TrainStage(StageSpec):
     model: ModelSpec
     algorithm: AlgorithmSpec
+    save_every: float = Field(30.0, ge=0)
+    """Seconds between two saves of the unfinished training."""
 
     def key_part(self) -> dict[str, Any]:
         return {
@@ -59,6 +63,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         seed=context.seed,
         on_step=on_step,
         warm=context.warm.trainer,
+        save_every=spec.save_every,
     )
 
 

@@ -1,0 +1,148 @@
+"""A training that is not finished yet, kept so that a killed one goes on at the same sample.
+
+    FOLDER/<steps taken>/    a checkpoint (`checkpoint`) and steps.json: the metrics of the steps taken in this stage
+
+A folder is written aside, synced and renamed; only then the one before it is removed. So whenever the process dies, a
+whole one is there, or none yet. What is read is checked against the sums in steps.json; a damaged one is not used.
+
+Batches are a function of the stage's arguments, so the number of steps taken says where to go on; the adapter, the
+optimizer and the random state are those after the last of them. The result is that of a training which was never
+stopped, bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from components.algorithms import checkpoint
+from components.algorithms.policy import Policy
+
+log = logging.getLogger(__name__)
+
+STEPS = "steps.json"
+
+
+class Unfinished:
+    """The state of one training in its stage's scratch folder.
+
+    every: seconds between two saves; 0 saves after each gradient step. `steps` holds the metrics of each gradient step
+    taken so far, those of an earlier try included.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        *,
+        algorithm: str,
+        start: int,
+        every: float,
+    ):
+        self.steps: list[dict[str, float]] = []
+        self._folder = folder
+        self._policy = policy
+        self._optimizer = optimizer
+        self._algorithm = algorithm
+        self._start = start
+        self._every = every
+        self._saved = time.monotonic()
+        self._kept = 0
+        self._whole = True
+        self._random = checkpoint.random_states()
+        optimizer.register_step_pre_hook(lambda *_: self._tear())
+
+    def restore(self) -> int:
+        """Takes up the training where an earlier try left it; returns the gradient steps it had taken, 0 for none."""
+        for folder in sorted(self._folder.glob("[0-9]*"), reverse=True):
+            try:
+                record = json.loads((folder / STEPS).read_text())
+                if record["files"] != _sums(folder, record["steps"]):
+                    raise ValueError("its files do not match their sums")
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                log.warning("%s cannot be used, the training goes on from an earlier state: %s", folder, error)
+                continue
+            self._policy.load(folder / checkpoint.ADAPTER)
+            names = list(self._policy.parameters)
+            checkpoint.load_state(folder, algorithm=self._algorithm, optimizer=self._optimizer, names=names)
+            self._random = checkpoint.random_states()
+            self.steps = record["steps"]
+            self._kept = len(self.steps)
+            log.info("training goes on after gradient step %d", self._start + self._kept)
+            return self._kept
+        return 0
+
+    def took(self, metrics: dict[str, float]) -> None:
+        """A gradient step is done; saves where it is time to."""
+        self.steps.append(metrics)
+        self._random = checkpoint.random_states()
+        self._whole = True
+        if time.monotonic() - self._saved >= self._every:
+            self.save()
+
+    @contextlib.contextmanager
+    def saved_when_stopped(self) -> Iterator[None]:
+        """Inside, Ctrl-C or SIGTERM save what was reached, unless they fell into the very update of the weights."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self._whole and len(self.steps) > self._kept:
+                self.save()
+            raise
+
+    def save(self) -> None:
+        """Writes the state after the last gradient step. A disk that is full costs a warning, not the training."""
+        part = self._folder / f"part-{os.getpid()}"
+        try:
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            self._policy.save(part / checkpoint.ADAPTER)
+            checkpoint.save_state(
+                part,
+                algorithm=self._algorithm,
+                step=self._start + len(self.steps),
+                optimizer=self._optimizer,
+                names=list(self._policy.parameters),
+                random=self._random,
+            )
+            (part / STEPS).write_text(json.dumps({"files": _sums(part, self.steps), "steps": self.steps}))
+            for path in [*part.rglob("*"), part]:
+                _sync(path)
+            part.rename(self._folder / f"{len(self.steps):08d}")
+        except OSError as error:
+            log.warning("the unfinished training could not be saved, if it is killed it starts over: %s", error)
+            shutil.rmtree(part, ignore_errors=True)
+            return
+        if self._kept:
+            shutil.rmtree(self._folder / f"{self._kept:08d}", ignore_errors=True)
+        self._kept = len(self.steps)
+        self._saved = time.monotonic()
+
+    def _tear(self) -> None:
+        self._whole = False
+
+
+def _sums(folder: Path, steps: list[dict[str, float]]) -> dict[str, str]:
+    return {STEPS: hashlib.sha256(json.dumps(steps).encode()).hexdigest()} | {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != STEPS
+    }
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,88 @@
+"""A fork: a run that begins at a step of another one, `fork=RUN@STEP`.
+
+The policy of that step is where its rounds begin; the warmup and the rounds up to STEP are the other run's. Everything
+else is the new run's own: another algorithm, reward or learning rate goes on from the same policy.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from components.artifacts import Artifact, Store
+from components.errors import Problem, SpecError
+from flows.records import Records, RunRecord
+from flows.spec import ExperimentSpec
+
+_TRAINED = re.compile(r"train\[(sft|\d+)\]")
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Where a run begins."""
+
+    run: RunRecord
+    step: int
+    """Rounds that the policy has been through."""
+    checkpoint: Artifact
+    reference: Artifact | None
+    """The checkpoint from which the other run's rounds began; None for the base model."""
+
+    @property
+    def checkpoints(self) -> dict[str, str]:
+        """Step and key of what it begins with, for its record."""
+        found = {str(self.step): self.checkpoint.key}
+        return found if self.reference is None else {"0": self.reference.key, **found}
+
+
+def resolve(spec: ExperimentSpec, store: Store) -> Fork | None:
+    """What `spec.fork` names; None where the run is no fork.
+
+    Raises ResourceError for a run that does not exist; SpecError for a step that it does not have or whose checkpoint
+    is no longer in the store, for one that leaves nothing to do, and for another model.
+    """
+    if spec.fork is None:
+        return None
+    name, _, number = spec.fork.partition("@")
+    run = Records(spec.root).get(name)
+    checkpoints = _checkpoints(run)
+    steps = sorted(checkpoints)
+    if not steps:
+        raise _problem(f"run {run.short} has trained nothing yet")
+    step = steps[-1] if number == "" else int(number)
+    if step not in checkpoints:
+        raise _problem(
+            f"run {run.short} has no checkpoint of step {step}; expected one of {', '.join(map(str, steps))}"
+        )
+    if step >= spec.rounds:
+        raise _problem(
+            f"step {step} of run {run.short} leaves nothing to do with rounds={spec.rounds}, which counts from the "
+            f"start of that run; give rounds={step + 1} or more"
+        )
+    theirs, ours = run.spec.get("model", {}), spec.model.model_dump(mode="json")
+    changed = [f"model.{key}={theirs.get(key)}" for key in ("name", "source", "lora") if theirs.get(key) != ours[key]]
+    if changed:
+        raise _problem(f"run {run.short} trained another model; take its values: {' '.join(changed)}")
+    return Fork(
+        run,
+        step,
+        _artifact(store, run, checkpoints[step], step),
+        _artifact(store, run, checkpoints[0], 0) if 0 in checkpoints else None,
+    )
+
+
+def _checkpoints(run: RunRecord) -> dict[int, str]:
+    """Keys of the checkpoints by step; those of a run that is a fork itself include where it began."""
+    begun = {int(step): key for step, key in run.forked.items()}
+    return begun | {one.step: one.key for one in run.stages if _TRAINED.fullmatch(one.label)}
+
+
+def _artifact(store: Store, run: RunRecord, key: str, step: int) -> Artifact:
+    artifact = store.find(key)
+    if artifact is None:
+        raise _problem(f"the checkpoint of step {step} of run {run.short} is no longer in {store.root}: run it again")
+    return artifact
+
+
+def _problem(message: str) -> SpecError:
+    return SpecError([Problem("fork", message)])

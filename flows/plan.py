@@ -1,0 +1,331 @@
+"""`python -m flows.plan +experiment=NAME [overrides]`: what a run would do, before it does it.
+
+Each stage with its inputs: is it in the store already, will it go on from an earlier try, or will it run, and why:
+which part of its key differs from the nearest stage of an earlier run. Where it would run, how long that took before
+and what it costs. Nothing is started, nothing written, no model is loaded and torch is not imported.
+
+A stage whose input will be made anew has no key yet. Should that input turn out to be what an earlier run had (equal
+content, equal key), then the stage is found after all; so the plan is what will happen at most.
+
+Times are those of the nearest earlier stage of this kind, by episode where the numbers of episodes differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from components.artifacts import MANIFEST, Artifact, Store, read_artifact, stage_key
+from components.errors import ArtifactDamaged, EspalierError, ResourceError, SpecError
+from flows.fork import resolve
+from flows.online_rl import online_rl
+from flows.records import Records, RunRecord, StageRecord
+from flows.spec import ExperimentSpec
+from flows.stages import STAGES
+from flows.stages.base import Context, Request
+from flows.stages.execute import key_part
+
+MOST_DIFFERENCES = 4
+"""Differences that are shown of one stage."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One stage of a run that has not started."""
+
+    label: str
+    stage: str
+    step: int
+    inputs: dict[str, str]
+    """Name of each input and the label of the stage that makes it."""
+    status: str
+    """`cached`: in the store. `unfinished`: an earlier try has left something to go on from. `run`."""
+    why: list[str]
+    """Where it will run: what differs from the nearest earlier stage."""
+    where: str
+    """Its placement: `local` or `process`."""
+    seconds: float | None
+    """0 where it is cached; None where nothing like it has run."""
+    cost: float | None
+    """By the prices in `compute`; None where the time is not known."""
+    key: str | None
+    """None where an input is not made yet."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that has not started."""
+
+    experiment: str
+    root: str
+    stages: list[Planned]
+
+    def count(self, status: str) -> int:
+        return sum(one.status == status for one in self.stages)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of all stages; None where one is not known."""
+        return _sum(one.seconds for one in self.stages)
+
+    @property
+    def cost(self) -> float | None:
+        return _sum(one.cost for one in self.stages)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "seconds": self.seconds, "cost": self.cost}
+
+
+def plan(spec: ExperimentSpec) -> Plan:
+    """The plan of one run. Raises SpecError and ResourceError as the run would for what it finds before its start."""
+    context = Context.at(spec.root)
+    planner = _Planner(spec, context, Records(spec.root))
+    fork = resolve(spec, context.store)
+    if fork is not None:
+        planner.given(fork.checkpoint, f"{fork.run.short}@{fork.step}")
+        if fork.reference is not None:
+            planner.given(fork.reference, f"{fork.run.short}@0")
+    online_rl(spec, planner.call, begin=fork)
+    return Plan(spec.name, spec.root, planner.planned)
+
+
+class _Planner:
+    """Walks the stages of an experiment and asks the store about each, in place of running it."""
+
+    def __init__(self, spec: ExperimentSpec, context: Context, records: Records):
+        self.spec = spec
+        self.context = context
+        self.planned: list[Planned] = []
+        self._store = _Peek(context.store)
+        self._earlier = [(run, one) for run in records.all() for one in run.stages]
+        self._labels: dict[str, str] = {}
+
+    def given(self, artifact: Artifact, label: str) -> None:
+        """An artifact that is there before the first stage."""
+        self._store.known[artifact.key] = artifact
+        self._labels[artifact.key] = label
+
+    def call(self, label: str, step: int, request: Request) -> Artifact:
+        missing = [name for name, key in request.inputs.items() if key not in self._store.known]
+        part = key_part(request)
+        key = None if missing else self._key(request, part)
+        artifact = self._store.find(key) if key else None
+        nearest = self._nearest(label, request, part)
+        seconds = nearest.seconds_for(request) if nearest is not None else None
+        status = "unfinished" if key and _begun(self.context.store, key) else "run"
+        if artifact is not None:
+            status, seconds = "cached", 0.0
+        price = self.spec.compute.hourly_price(request.stage)  # type: ignore[arg-type]  # a stage's name
+        self.planned.append(
+            Planned(
+                label=label,
+                stage=request.stage,
+                step=step,
+                inputs={name: self._labels.get(key, key[:12]) for name, key in request.inputs.items()},
+                status=status,
+                why=[] if artifact else self._why(request, key, part, nearest, missing),
+                where=self.spec.compute.placement(request.stage),  # type: ignore[arg-type]  # a stage's name
+                seconds=seconds,
+                cost=None if seconds is None else seconds / 3600 * price,
+                key=key,
+            )
+        )
+        if artifact is None:
+            artifact = _to_be_made(label, request.stage)
+        self._labels[artifact.key] = label
+        return artifact
+
+    def _key(self, request: Request, part: dict[str, Any]) -> str:
+        stage = STAGES[request.stage]
+        digests = {name: self._store.known[key].digest for name, key in request.inputs.items()}
+        return stage_key(stage.name, stage.version, part, digests, request.seed)
+
+    def _nearest(self, label: str, request: Request, part: dict[str, Any]) -> _Near | None:
+        """The earlier stage of this kind with the fewest differences; of equals one with the same label, the latest."""
+        best: tuple[tuple[int, bool], _Near] | None = None
+        for run, one in self._earlier:
+            if one.request["stage"] != request.stage:
+                continue
+            manifest = self._store.manifest(one.key)
+            if manifest is None:
+                continue
+            changes = list(_changes(manifest["spec"], part))
+            rank = (len(changes) + (one.request["seed"] != request.seed), one.label != label)
+            if best is None or rank < best[0]:
+                best = rank, _Near(run, one, changes, manifest["seconds"])
+        return best[1] if best else None
+
+    def _why(
+        self, request: Request, key: str | None, part: dict[str, Any], nearest: _Near | None, missing: list[str]
+    ) -> list[str]:
+        gone = [run.short for run, one in self._earlier if one.key == key]
+        if gone:
+            return [f"was in run {gone[0]}, but is no longer in the store"]
+        if nearest is None:
+            return ["nothing like it has run"]
+        reasons = [f"{path}: {before} → {now}" for path, before, now in nearest.changes[:MOST_DIFFERENCES]]
+        if len(nearest.changes) > MOST_DIFFERENCES:
+            reasons.append(f"{len(nearest.changes) - MOST_DIFFERENCES} more differences")
+        if nearest.stage.request["seed"] != request.seed:
+            reasons.append(f"seed: {nearest.stage.request['seed']} → {request.seed}")
+        if nearest.stage.version != STAGES[request.stage].version:
+            reasons.append(f"version of the stage: {nearest.stage.version} → {STAGES[request.stage].version}")
+        reasons += [f"{name}: {self._labels[request.inputs[name]]} is made anew" for name in missing]
+        theirs = nearest.stage.request["inputs"]
+        for name, key in request.inputs.items():
+            if name not in missing and theirs.get(name) != key:
+                reasons.append(f"{name}: another one than in run {nearest.run.short}")
+        reasons += [f"{name}: none, as in run {nearest.run.short}" for name in theirs if name not in request.inputs]
+        return reasons
+
+
+@dataclass(frozen=True)
+class _Near:
+    run: RunRecord
+    stage: StageRecord
+    changes: list[tuple[str, str, str]]
+    seconds: float
+    """Time that it took when it was made."""
+
+    def seconds_for(self, request: Request) -> float:
+        """The time of another stage of this kind, by the episodes of both where both say how many."""
+        ours, theirs = _episodes(request), _episodes(Request.from_json(self.stage.request))
+        return self.seconds * ours / theirs if ours and theirs else self.seconds
+
+
+class _Peek:
+    """Looks at artifacts without verifying, setting aside or downloading anything."""
+
+    def __init__(self, store: Store):
+        self._store = store
+        self.known: dict[str, Artifact] = {}
+        self._manifests: dict[str, dict[str, Any] | None] = {}
+
+    def find(self, key: str) -> Artifact | None:
+        try:
+            artifact = read_artifact(self._store.path(key), verify=False)
+        except ArtifactDamaged:
+            return None
+        self.known[key] = artifact
+        return artifact
+
+    def manifest(self, key: str) -> dict[str, Any] | None:
+        """The manifest of an artifact, None where it is not there."""
+        if key not in self._manifests:
+            try:
+                found = json.loads((self._store.path(key) / MANIFEST).read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                found = None
+            self._manifests[key] = found if isinstance(found, dict) and {"spec", "seconds"} <= set(found) else None
+        return self._manifests[key]
+
+
+def _begun(store: Store, key: str) -> bool:
+    scratch = store.root / ".scratch" / key
+    return scratch.is_dir() and any(scratch.iterdir())
+
+
+def _to_be_made(label: str, stage: str) -> Artifact:
+    return Artifact(label, STAGES[stage].kind, stage, 0, "", Path(label), {}, {}, (), 0.0)
+
+
+def _changes(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
+    """(path, value before, value now) of each leaf that differs."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in [*before, *(name for name in now if name not in before)]:
+            below = f"{path}.{name}" if path else str(name)
+            yield from _changes(before.get(name, "–"), now.get(name, "–"), below)
+    elif before != now:
+        yield path, _shown(before), _shown(now)
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:37]}…"
+
+
+def _episodes(request: Request) -> int | None:
+    """Episodes that a stage plays; None where it plays none, or all that there are."""
+    if request.stage == "collect":
+        return int(request.spec["collect"]["scenarios"] * request.spec["collect"]["group_size"])
+    return request.spec["evaluate"]["scenarios"] if request.stage == "evaluate" else None
+
+
+def _sum(values: Iterator[float | None]) -> float | None:
+    found = list(values)
+    return None if None in found else sum(value for value in found if value is not None)
+
+
+def show(planned: Plan) -> str:
+    """The plan as text."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from flows.console import duration
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("stage", "from", "", "where", "time", "cost", "why"):
+        table.add_column(name, overflow="fold", ratio=1 if name == "why" else None)
+    marks = {"cached": "found", "unfinished": "goes on", "run": "runs"}
+    for one in planned.stages:
+        table.add_row(
+            one.label,
+            ", ".join(one.inputs.values()),
+            marks[one.status],
+            "" if one.status == "cached" else one.where,
+            "" if one.status == "cached" else _or_unknown(one.seconds, duration),
+            "" if one.status == "cached" else _or_unknown(one.cost, "{:.2f}".format),
+            "; ".join(one.why),
+        )
+    out = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    with out.capture() as text:
+        out.print(table)
+    known = [one.seconds for one in planned.stages if one.seconds is not None]
+    unknown = len(planned.stages) - len(known)
+    least = "at least " if unknown else ""
+    costs = [one.cost for one in planned.stages if one.cost is not None]
+    total = (
+        f"{planned.experiment}: {len(planned.stages)} stages, {planned.count('cached')} found, "
+        f"{planned.count('run') + planned.count('unfinished')} to run; "
+        f"{least}{duration(sum(known))}, cost {least}{sum(costs):.2f}"
+    )
+    if unknown:
+        total += f"; the time of {unknown} is not known, for nothing like them has run below {planned.root}"
+    return f"{text.get()}{total}\n"
+
+
+def _or_unknown(value: float | None, form: Any) -> str:
+    return "?" if value is None else str(form(value))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0; 2 for a mistake in the configuration."""
+    from flows.config import check
+
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.plan",
+        description="Says what a run would do: which stages are there, which will run, why, how long, at what cost.",
+    )
+    parser.add_argument("overrides", nargs="*", help="as for flows.run: +experiment=NAME key=value")
+    parser.add_argument("--config-dir", "-cd", help="folder of your own config groups")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_intermixed_args(argv)
+    try:
+        planned = plan(check(options.overrides, config_dir=options.config_dir)[0])
+    except (SpecError, ResourceError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except EspalierError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(planned.to_json()) if options.json else show(planned), end="\n" if options.json else "")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

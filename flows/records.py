@@ -1,0 +1,255 @@
+"""What each run did: one JSON file a run, below `<root>/records/`, written anew after each stage.
+
+MLflow shows runs to people. These records are what the other commands read (`flows.plan`, `flows.compare`,
+`flows.clean`, `flows.stage --run`): which stages a run has, by label; the request of each, from which it can be run
+again; the key of what it left in the store. They need no MLflow, and reading them takes milliseconds.
+
+A run that lives holds a lock beside its record. A record that says RUNNING and whose lock is free belongs to a run that
+was killed: no clock and no process id has to be believed for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from components.errors import ResourceError
+from components.redaction import mask, mask_override
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+FOLDER = "records"
+LATEST = "latest"
+SHORTEST = 4
+"""Fewest characters of an id that are taken for one."""
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """One stage of a run."""
+
+    label: str
+    """Its name in the run: `train[3]`."""
+    step: int
+    """Round r is step r; what comes before the rounds 0, before a warmup -1."""
+    request: dict[str, Any]
+    """`flows.stages.base.Request` as JSON: runs the stage again."""
+    version: int
+    """Version of the stage."""
+    key: str
+    digest: str
+    kind: str
+    status: str
+    """`ran` or `cached`."""
+    seconds: float
+    """Time that it took in this run."""
+    cost: float = 0.0
+    """What it cost in this run: judges and machines, in the currency of their prices."""
+
+
+@dataclass
+class RunRecord:
+    """One run."""
+
+    id: str
+    """Its id in MLflow."""
+    name: str
+    """Name of the experiment."""
+    seed: int
+    started: float
+    """Seconds since the epoch, by the clock of the machine."""
+    status: str = "RUNNING"
+    """RUNNING, FINISHED, FAILED or KILLED."""
+    ended: float | None = None
+    spec: dict[str, Any] = field(default_factory=dict)
+    """The composed configuration; secrets are masked."""
+    overrides: list[str] = field(default_factory=list)
+    sweep: str | None = None
+    forked: dict[str, str] = field(default_factory=dict)
+    """Of a fork: step and key of the checkpoints of the other run that it began with."""
+    git_commit: str | None = None
+    process: str = ""
+    """Where it ran, for people: `process 123 on host`."""
+    stages: list[StageRecord] = field(default_factory=list)
+    """In the order in which they ended."""
+    result: dict[str, Any] | None = None
+    """The result line of a run that finished."""
+
+    @property
+    def short(self) -> str:
+        return self.id[:8]
+
+    def stage(self, label: str) -> StageRecord:
+        """Raises ResourceError where the run has no such stage."""
+        for one in self.stages:
+            if one.label == label:
+                return one
+        known = ", ".join(one.label for one in self.stages) or "none yet"
+        raise ResourceError(f"run {self.short} has no stage {label!r}; it has: {known}")
+
+
+class Records:
+    """The records below one root."""
+
+    def __init__(self, root: str | Path):
+        self.root = Path(root).absolute()
+        self.folder = self.root / FOLDER
+
+    def all(self) -> list[RunRecord]:
+        """Every run, the latest first. Raises ResourceError for a record of a newer version; one that cannot be read is
+        left out with a warning."""
+        found = [self._read(path) for path in self.folder.glob("*.json")]
+        return sorted(
+            (record for record in found if record is not None),
+            key=lambda record: (record.started, record.id),
+            reverse=True,
+        )
+
+    def get(self, reference: str) -> RunRecord:
+        """The run that `reference` names: its id, the beginning of it, an experiment's name (its latest run), or
+        `latest`. Raises ResourceError where there is none, or where several begin so."""
+        runs = self.all()
+        if not runs:
+            raise ResourceError(f"there is no run below {self.root} yet; give the folder of your runs: --root DIR")
+        if reference == LATEST:
+            return runs[0]
+        exact = [run for run in runs if run.id == reference] or [run for run in runs if run.name == reference][:1]
+        started = [run for run in runs if len(reference) >= SHORTEST and run.id.startswith(reference)]
+        found = exact or started
+        if len(found) == 1:
+            return found[0]
+        listed = "\n".join(f"  {describe(run)}" for run in (found or runs)[:10])
+        if found:
+            raise ResourceError(f"{reference!r} is the beginning of several runs; give more of the id:\n{listed}")
+        raise ResourceError(f"there is no run {reference!r} below {self.root}. There are:\n{listed}")
+
+    def dead(self) -> list[RunRecord]:
+        """Runs that were killed: their record says RUNNING, and nobody holds their lock."""
+        return [run for run in self.all() if run.status == "RUNNING" and not self.alive(run)]
+
+    def alive(self, run: RunRecord) -> bool:
+        """Whether the process of a run still lives."""
+        try:
+            with open(self._lock(run.id)) as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def write(self, run: RunRecord) -> None:
+        """Replaces the record of a run, all at once."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        part = self.folder / f".{run.id}.{os.getpid()}.part"
+        part.write_text(json.dumps({"version": VERSION, **asdict(run)}, indent=1, ensure_ascii=False) + "\n")
+        part.replace(self.folder / f"{run.id}.json")
+
+    def close(self, run: RunRecord) -> None:
+        """Writes down that a run was killed, when it last wrote."""
+        run.status = "KILLED"
+        run.ended = (self.folder / f"{run.id}.json").stat().st_mtime
+        self.write(run)
+
+    def forget(self, run: RunRecord) -> None:
+        """Removes the record of a run; its artifacts stay."""
+        (self.folder / f"{run.id}.json").unlink(missing_ok=True)
+        self._lock(run.id).unlink(missing_ok=True)
+
+    def hold(self, run_id: str) -> IO[str]:
+        """The lock of a living run; held until the file is closed or the process ends."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = open(self._lock(run_id), "a+")  # noqa: SIM115  the caller's to close
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
+
+    def _lock(self, run_id: str) -> Path:
+        return self.folder / f".{run_id}.lock"
+
+    def _read(self, path: Path) -> RunRecord | None:
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            version = data.pop("version")
+            if version > VERSION:
+                raise ResourceError(f"{path} was written by a newer Espalier: update, or give another --root")
+            stages = [StageRecord(**one) for one in data.pop("stages")]
+            return RunRecord(**data, stages=stages)
+        except (ValueError, KeyError, TypeError) as error:
+            logger.warning("%s is no record of a run and is left out: %r", path, error)
+            return None
+
+
+class Writer:
+    """Writes the record of the run that goes on; a context manager for its whole life."""
+
+    def __init__(self, records: Records, run: RunRecord):
+        self.records = records
+        self.run = run
+
+    def add(self, stage: StageRecord) -> None:
+        """A stage has ended."""
+        self.run.stages.append(stage)
+        self.records.write(self.run)
+
+    def finish(self, status: str) -> None:
+        self.run.status = status
+        self.run.ended = time.time()
+        self.records.write(self.run)
+
+
+@contextlib.contextmanager
+def recording(
+    root: Path,
+    run_id: str,
+    *,
+    name: str,
+    seed: int,
+    spec: Mapping[str, Any],
+    overrides: Sequence[str],
+    sweep: str | None,
+    git_commit: str | None,
+    forked: Mapping[str, str],
+) -> Iterator[Writer]:
+    """The record of a run while it goes on: FINISHED, FAILED, or KILLED by Ctrl-C, at the end."""
+    records = Records(root)
+    run = RunRecord(
+        run_id,
+        name,
+        seed,
+        time.time(),
+        spec=mask(dict(spec)),
+        overrides=[mask_override(one) for one in overrides],
+        sweep=sweep,
+        git_commit=git_commit,
+        forked=dict(forked),
+        process=f"process {os.getpid()} on {socket.gethostname()}",
+    )
+    writer = Writer(records, run)
+    with records.hold(run_id):
+        records.write(run)
+        status = "FAILED"
+        try:
+            yield writer
+            status = "FINISHED"
+        except KeyboardInterrupt:
+            status = "KILLED"
+            raise
+        finally:
+            writer.finish(status)
+
+
+def describe(run: RunRecord) -> str:
+    """One line about a run."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))
+    overrides = " ".join(one for one in run.overrides if not one.startswith("root="))
+    return f"{run.short}  {when}  {run.name} seed {run.seed}  {run.status.lower()}  {overrides}".rstrip()

@@ -1,0 +1,157 @@
+"""A training that is killed goes on at the same sample, and ends in the same bytes as one that never was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from components.algorithms import unfinished
+from components.algorithms.spec import GRPOSpec, SFTSpec
+from components.algorithms.train import train
+from tests.algorithms.builders import batch, demonstrations
+from tests.algorithms.test_checkpoint import DROPOUT, FILES, ROOT, differing
+
+ALGORITHMS = {
+    "grpo": (GRPOSpec(learning_rate=1e-3, epochs=2, minibatches=2, warmup_steps=5), batch),
+    "sft": (SFTSpec(learning_rate=1e-3, epochs=2, batch_size=3, warmup_steps=3), demonstrations),
+}
+OnStep = Callable[[dict[str, float]], None]
+
+
+def run(base_dir: Path, name: str, folder: Path, on_step: OnStep = lambda _: None, every: float = 0.0) -> Path:
+    """One training; a second call with the same folder is the next try. Returns the folder of the checkpoint."""
+    spec, make = ALGORITHMS[name]
+    out, scratch = folder / "out", folder / "scratch"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    scratch.mkdir(exist_ok=True)
+    arguments = {"start": None, "reference": None, "out": out, "scratch": scratch, "seed": 11, "save_every": every}
+    train(spec, DROPOUT, base_dir, make(), on_step=on_step, **arguments)  # type: ignore[arg-type]
+    return out
+
+
+def killed_after(base_dir: Path, name: str, folder: Path, step: int) -> None:
+    """Runs a try in a process of its own that ends by SIGKILL when it has taken `step` steps."""
+    code = f"""
+import os, signal
+from pathlib import Path
+from tests.algorithms.test_unfinished import run
+left = [{step}]
+def on_step(_):
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+run(Path({str(base_dir)!r}), {name!r}, Path({str(folder)!r}), on_step)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+class Stopped(Exception):
+    """The try ends here."""
+
+
+def stopped_after(base_dir: Path, name: str, folder: Path, step: int) -> None:
+    """Runs a try that ends, with its last step saved, when the training has taken `step` steps."""
+
+    def on_step(metrics: dict[str, float]) -> None:
+        if metrics["step"] == step:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run(base_dir, name, folder, on_step)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(base_dir, tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return {name: run(base_dir, name, folder / name) for name in ALGORITHMS}
+
+
+def lines(out: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_killed_and_stopped_again_it_ends_in_the_same_bytes(base_dir, tmp_path, undisturbed, name):
+    killed_after(base_dir, name, tmp_path, 1)
+    stopped_after(base_dir, name, tmp_path, 3)
+    seen: list[dict[str, float]] = []
+    out = run(base_dir, name, tmp_path, seen.append)
+    assert differing(undisturbed[name], out) == []
+    whole = lines(undisturbed[name])
+    assert len(whole) >= 4
+    assert [one["step"] for one in seen] == [one["step"] for one in whole] == list(range(1, len(whole) + 1))
+    assert [one["loss"] for one in lines(out)] == [one["loss"] for one in whole]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_stopped_after_its_last_step_it_takes_none_again(base_dir, tmp_path, undisturbed, name, monkeypatch):
+    steps = len(lines(undisturbed[name]))
+    stopped_after(base_dir, name, tmp_path, steps)
+    monkeypatch.setattr(torch.optim.AdamW, "step", None)  # whoever takes a step fails
+    assert differing(undisturbed[name], run(base_dir, name, tmp_path)) == []
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_stopped_between_saves_it_saves_what_it_had(base_dir, tmp_path, undisturbed, name):
+    """Ctrl-C and SIGTERM arrive as KeyboardInterrupt."""
+
+    def stop(metrics: dict[str, float]) -> None:
+        if metrics["step"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(base_dir, name, tmp_path, stop, every=1e9)
+    assert [path.name for path in (tmp_path / "scratch" / "unfinished").iterdir()] == ["00000002"]
+    assert differing(undisturbed[name], run(base_dir, name, tmp_path)) == []
+
+
+def test_stopped_within_the_update_of_the_weights_it_goes_back_to_the_last_save(base_dir, tmp_path, undisturbed):
+    step = torch.optim.AdamW.step
+    with pytest.MonkeyPatch.context() as patch:
+
+        def torn(self, *args, **kwargs):
+            step(self, *args, **kwargs)
+            if len(list((tmp_path / "scratch" / "unfinished").glob("0*"))):
+                raise KeyboardInterrupt
+
+        patch.setattr(torch.optim.AdamW, "step", torn)
+        with pytest.raises(KeyboardInterrupt):
+            run(base_dir, "grpo", tmp_path)
+    assert [path.name for path in (tmp_path / "scratch" / "unfinished").iterdir()] == ["00000001"]
+    assert differing(undisturbed["grpo"], run(base_dir, "grpo", tmp_path)) == []
+
+
+@pytest.mark.parametrize("file", [*FILES, "steps.json"])
+def test_a_damaged_state_is_not_used(base_dir, tmp_path, undisturbed, file, caplog):
+    stopped_after(base_dir, "grpo", tmp_path, 2)
+    [state] = (tmp_path / "scratch" / "unfinished").iterdir()
+    damaged = state / file
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    seen: list[dict[str, float]] = []
+    out = run(base_dir, "grpo", tmp_path, seen.append)
+    assert differing(undisturbed["grpo"], out) == []
+    assert str(state) in caplog.text
+
+
+def test_a_save_that_fails_costs_a_warning(base_dir, tmp_path, undisturbed, monkeypatch, caplog):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(unfinished, "_sync", full)
+    assert differing(undisturbed["grpo"], run(base_dir, "grpo", tmp_path)) == []
+    assert "No space left on device" in caplog.text
+    assert list((tmp_path / "scratch" / "unfinished").iterdir()) == []

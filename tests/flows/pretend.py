@@ -1,0 +1,74 @@
+"""Runs that only pretend: real specs, requests, keys, artifacts and records, but no stage computes anything."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+from components.artifacts import Artifact
+from components.specs import validate
+from flows.fork import resolve
+from flows.online_rl import online_rl
+from flows.records import RunRecord, StageRecord, recording
+from flows.spec import ExperimentSpec
+from flows.stages import STAGES
+from flows.stages.base import Context, Request
+from flows.stages.execute import key_part, request_key
+from tests.flows.test_online_rl import DATA
+
+
+class Stopped(Exception):
+    """The run came to the label at which it was to stop."""
+
+
+def spec_of(root: Path, **changes: Any) -> ExperimentSpec:
+    return validate(ExperimentSpec, {**DATA, "root": str(root), **changes})
+
+
+def pretend(
+    root: Path, *, stop_at: str | None = None, metrics: dict[str, dict[str, float]] | None = None, **changes: Any
+) -> RunRecord:
+    """A run of the test experiment with these changes. metrics: by label, of its artifact. stop_at: a label at which it
+    is stopped."""
+    spec = spec_of(root, **changes)
+    context = Context.at(root)
+    fork = resolve(spec, context.store)
+    data = spec.model_dump(mode="json", by_alias=True)
+    run_id = uuid.uuid4().hex
+    arguments: dict[str, Any] = {"name": spec.name, "seed": spec.seed, "spec": data, "overrides": [], "sweep": None}
+    arguments |= {"git_commit": None, "forked": fork.checkpoints if fork else {}}
+    try:
+        with recording(root, run_id, **arguments) as writer:
+
+            def call(label: str, step: int, request: Request) -> Artifact:
+                if label == stop_at:
+                    raise Stopped
+                stage = STAGES[request.stage]
+                key = request_key(request, context)
+                status = "cached"
+                if context.store.find(key) is None:
+                    status = "ran"
+                    inputs = {name: context.store.find(one) for name, one in request.inputs.items()}
+                    with context.store.draft(
+                        key,
+                        stage=stage.name,
+                        kind=stage.kind,
+                        schema_version=stage.schema_version,
+                        inputs=inputs,  # type: ignore[arg-type]
+                        spec=key_part(request),
+                    ) as draft:
+                        (draft.path / "data").write_text(key)
+                        draft.metrics.update((metrics or {}).get(label, {}))
+                artifact = context.store.find(key)
+                assert artifact is not None
+                record = StageRecord(
+                    label, step, request.to_json(), stage.version, key, artifact.digest, stage.kind, status, 1.0
+                )
+                writer.add(record)
+                return artifact
+
+            online_rl(spec, call, begin=fork)
+    except Stopped:
+        pass
+    return writer.run

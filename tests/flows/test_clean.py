@@ -1,0 +1,155 @@
+"""What can go, and what must never go."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from components.artifacts import Store
+from components.errors import ResourceError
+from flows.clean import Cleaner, main
+from flows.records import Records, recording
+from tests.flows.pretend import pretend
+
+SUCCESS = {f"collect[{number}]": {"success": value} for number, value in ((1, 0.5), (2, 0.9), (3, 0.1), (4, 0.4))}
+
+
+def waste(root: Path, **options) -> dict[str, str]:
+    """Name in the store and reason."""
+    forget = options.pop("forget", ())
+    return {Path(one.path).name: one.why for one in Cleaner(root, forget).waste(**options)}
+
+
+def test_what_a_run_needs_stays(tmp_path):
+    pretend(tmp_path)
+    assert waste(tmp_path) == {}
+
+
+def test_what_no_run_needs_can_go(tmp_path):
+    kept = pretend(tmp_path, rounds=1)
+    run = pretend(tmp_path, rounds=1, seed=1)
+    keys = {one.key for one in run.stages} - {one.key for one in kept.stages}
+    assert len(keys) == 11  # the start is the same
+    assert waste(tmp_path, forget=[run.short]) == dict.fromkeys(keys, "no run needs it")
+    assert main(["--root", str(tmp_path), "--forget", run.short]) == 0
+    assert Records(tmp_path).get(run.id) == run  # dry by default
+    assert main(["--root", str(tmp_path), "--forget", run.short, "--delete"]) == 0
+    assert {path.name for path in (tmp_path / "artifacts").glob("?" * 64)} == {one.key for one in kept.stages}
+    assert [one.id for one in Records(tmp_path).all()] == [kept.id]
+    assert list((tmp_path / "artifacts" / ".drafts").iterdir()) == []
+
+
+def test_what_an_artifact_was_made_from_stays(tmp_path):
+    run = pretend(tmp_path, rounds=1)
+    records = Records(tmp_path)
+    run.stages[:] = [one for one in run.stages if one.label == "train[1]"]
+    records.write(run)
+    kept = {path.name for path in (tmp_path / "artifacts").glob("?" * 64)} - set(waste(tmp_path))
+    manifests = [json.loads((tmp_path / "artifacts" / key / "manifest.json").read_text()) for key in kept]
+    assert sorted(one["stage"] for one in manifests) == sorted(
+        ["train", "collect", "judge", "filter"] * 2
+    )  # of the round and of the warmup before it
+
+
+def test_a_fork_holds_what_it_began_with(tmp_path):
+    run = pretend(tmp_path)
+    pretend(tmp_path, fork=f"{run.short}@1", seed=2)
+    gone = set(waste(tmp_path, forget=[run.short]))
+    assert run.stage("train[2]").key in gone
+    assert not {run.stage(f"train[{step}]").key for step in ("sft", 1)} & gone
+
+
+def test_the_latest_and_the_best_checkpoint_stay_by_every_metric(tmp_path):
+    run = pretend(tmp_path, rounds=6, metrics=SUCCESS)
+    found = Cleaner(tmp_path).waste(intermediate=True)
+    # collect[r] is played by the policy of round r - 1: best 1, worst 2; the start of the rounds and the latest stay.
+    assert {Path(one.path).name for one in found} == {run.stage(f"train[{step}]").key for step in (3, 4, 5)}
+    assert all("neither its latest nor its best" in one.why for one in found)
+
+
+@pytest.mark.parametrize("kind", ["train", "judge", "evaluate"])
+def test_each_kind_of_metric_counts(tmp_path, kind):
+    step = 4 if kind == "train" else 5
+    label = "evaluate[final]" if kind == "evaluate" else f"{kind}[{step}]"
+    others = {f"{kind}[{number}]": {"loss": 0.5} for number in range(1, 7)}
+    run = pretend(tmp_path, rounds=6, metrics={**others, label: {"loss": 0.1}})
+    gone = {Path(one.path).name for one in Cleaner(tmp_path).waste(intermediate=True)}
+    best = 6 if kind == "evaluate" else 4
+    assert run.stage(f"train[{best}]").key not in gone
+    assert run.stage("train[3]").key in gone
+
+
+def test_an_unfinished_run_keeps_all_its_checkpoints(tmp_path):
+    pretend(tmp_path, rounds=6, stop_at="collect[6]")
+    assert waste(tmp_path, intermediate=True) == {}
+
+
+def test_what_another_run_keeps_stays(tmp_path):
+    run = pretend(tmp_path, rounds=6)
+    assert run.stage("train[3]").key in waste(tmp_path, intermediate=True)
+    pretend(tmp_path, rounds=3)
+    assert run.stage("train[3]").key not in waste(tmp_path, intermediate=True)
+
+
+def test_a_named_artifact_that_a_run_needs_is_refused(tmp_path, capsys):
+    run = pretend(tmp_path)
+    key = run.stage("train[1]").key
+    with pytest.raises(
+        ResourceError, match=rf"in use: run {run.short} .* needs it for train\[1\].*--forget {run.short}"
+    ):
+        Cleaner(tmp_path).named(key[:10])
+    assert main(["--root", str(tmp_path), key, "--delete"]) == 2
+    assert "in use" in capsys.readouterr().err
+    assert (tmp_path / "artifacts" / key).is_dir()
+    assert main(["--root", str(tmp_path), "0123"]) == 2
+
+
+def test_a_running_run_is_not_forgotten_and_its_newest_artifacts_stay(tmp_path):
+    old = pretend(tmp_path, rounds=1)
+    arguments = {"seed": 0, "spec": {}, "overrides": [], "sweep": None, "git_commit": None, "forked": {}}
+    with recording(tmp_path, "living-run", name="test", **arguments):
+        with pytest.raises(ResourceError, match="is running now"):
+            Cleaner(tmp_path, ["living-run"])
+        new = pretend(tmp_path, rounds=1, seed=1)
+        keys = {one.key for one in new.stages} - {one.key for one in old.stages}
+        assert not keys & set(waste(tmp_path, forget=[new.id]))
+    assert keys <= set(waste(tmp_path, forget=[new.id]))
+
+
+def test_debris_can_go(tmp_path):
+    run = pretend(tmp_path, rounds=1)
+    store = Store(tmp_path / "artifacts")
+    key = run.stage("train[1]").key
+    (store.path(key) / "data").write_text("damaged")
+    assert store.find(key) is None
+    (store.root / ".drafts" / f"{key}.abc").mkdir()
+    (store.scratch(run.stage("deploy").key) / "x").write_text("x")
+    (store.scratch("f" * 64) / "x").write_text("x")  # of a stage that is not done
+    assert set(waste(tmp_path)) == {f"{key}.damaged-1", f"{key}.abc", run.stage("deploy").key}
+    with store.lock(key, timeout=1):
+        assert f"{key}.abc" not in waste(tmp_path)  # somebody writes it
+
+
+def test_what_somebody_works_on_stays(tmp_path):
+    pretend(tmp_path, rounds=1)
+    run = pretend(tmp_path, rounds=1, seed=1)
+    cleaner = Cleaner(tmp_path, [run.id])
+    found = cleaner.waste()
+    key = Path(found[0].path).name
+    with cleaner.store.lock(key, timeout=1):
+        assert len(cleaner.delete(found)) == len(found) - 1
+    assert (tmp_path / "artifacts" / key).is_dir()
+
+
+def test_the_command_lists_and_sums_up(tmp_path, capsys):
+    run = pretend(tmp_path, rounds=1)
+    assert main(["--root", str(tmp_path), "--forget", run.id, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["deleted"] is False
+    assert len(found["waste"]) == len(run.stages)
+    assert main(["--root", str(tmp_path / "nowhere")]) == 2
+    assert "--root DIR" in capsys.readouterr().err
+    assert os.listdir(tmp_path / "artifacts")

@@ -1,0 +1,98 @@
+"""A fork begins with the policy that another run had after one of its rounds."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from components.artifacts import Store
+from components.errors import ResourceError, SpecError
+from flows.fork import resolve
+from flows.records import Records
+from tests.flows.pretend import pretend, spec_of
+
+
+def test_it_goes_on_from_there(tmp_path):
+    run = pretend(tmp_path, rounds=2)
+    new = pretend(tmp_path, rounds=3, fork=f"{run.short}@1", algorithm={"name": "grpo", "learning_rate": 5e-4})
+    labels = [one.label for one in new.stages]
+    assert labels[:3] == ["evaluate[start]", "collect[2]", "judge[2]"]
+    assert "train[3]" in labels
+    start = run.stage("train[1]").key
+    assert new.stage("evaluate[start]").request["inputs"] == {"policy": start}
+    assert new.stage("evaluate[start]").step == 1
+    assert new.stage("collect[2]").key == run.stage("collect[2]").key  # the policy, the round and the seed are the same
+    assert new.stage("train[2]").request["inputs"]["start"] == start
+    assert new.stage("train[2]").key != run.stage("train[2]").key
+    assert new.forked == {"0": run.stage("train[sft]").key, "1": start}
+
+
+def test_with_nothing_changed_it_finds_all_of_the_run(tmp_path):
+    run = pretend(tmp_path, rounds=2, algorithm={"name": "grpo", "reference": "start"})
+    new = pretend(tmp_path, rounds=2, algorithm={"name": "grpo", "reference": "start"}, fork=f"{run.short}@1")
+    assert [one.label for one in new.stages if one.status == "ran"] == ["evaluate[start]", "deploy"]
+    assert new.stage("train[2]").key == run.stage("train[2]").key
+
+
+@pytest.mark.parametrize(("at", "label"), [("@0", "train[sft]"), ("@2", "train[2]"), ("", "train[2]")])
+def test_every_step_that_was_trained_can_be_forked(tmp_path, at, label):
+    run = pretend(tmp_path, rounds=2)
+    fork = resolve(spec_of(tmp_path, rounds=4, fork=f"{run.id}{at}"), Store(tmp_path / "artifacts"))
+    assert fork is not None
+    assert fork.checkpoint.key == run.stage(label).key
+    assert fork.reference is not None
+    assert fork.reference.key == run.stage("train[sft]").key
+
+
+def test_a_fork_of_a_fork(tmp_path):
+    run = pretend(tmp_path, rounds=2)
+    fork = pretend(tmp_path, rounds=3, fork=f"{run.short}@1")
+    again = pretend(tmp_path, rounds=3, fork=f"{fork.short}@1", seed=5)
+    assert again.forked == fork.forked
+
+
+def test_a_run_that_failed_can_be_forked(tmp_path):
+    run = pretend(tmp_path, stop_at="judge[2]")
+    assert Records(tmp_path).get(run.id).status == "FAILED"
+    assert pretend(tmp_path, fork=f"{run.short}@1").forked["1"] == run.stage("train[1]").key
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fork": "{run}@7"}, r"fork: run {run} has no checkpoint of step 7; expected one of 0, 1, 2"),
+        ({"fork": "{run}@2", "rounds": 2}, r"step 2 of run {run} leaves nothing to do with rounds=2.*rounds=3 or more"),
+        (
+            {"fork": "{run}@1", "model": {"name": "tiny", "source": "random", "lora": {"rank": 2}}},
+            r"trained another model; take its values: model.lora=",
+        ),
+        ({"fork": "{run}@x"}, r"fork"),
+        ({"fork": "{run}@-1"}, r"fork"),
+    ],
+)
+def test_what_cannot_be_forked_is_refused(tmp_path, changes, message):
+    run = pretend(tmp_path, rounds=2)
+    changes = {**changes, "fork": changes["fork"].format(run=run.short)}
+    with pytest.raises(SpecError, match=message.format(run=run.short)):
+        resolve(spec_of(tmp_path, **{"rounds": 4, **changes}), Store(tmp_path / "artifacts"))
+
+
+def test_a_run_that_does_not_exist_is_refused(tmp_path):
+    pretend(tmp_path, rounds=1)
+    with pytest.raises(ResourceError, match="no run 'deadbeef'"):
+        resolve(spec_of(tmp_path, fork="deadbeef@1"), Store(tmp_path / "artifacts"))
+
+
+def test_a_run_without_training_is_refused(tmp_path):
+    run = pretend(tmp_path, stop_at="collect[sft]")
+    with pytest.raises(SpecError, match="has trained nothing yet"):
+        resolve(spec_of(tmp_path, fork=run.short), Store(tmp_path / "artifacts"))
+
+
+def test_a_checkpoint_that_is_gone_is_refused(tmp_path):
+    run = pretend(tmp_path, rounds=1)
+    store = Store(tmp_path / "artifacts")
+    shutil.rmtree(store.path(run.stage("train[1]").key))
+    with pytest.raises(SpecError, match=r"checkpoint of step 1 of run .* is no longer in"):
+        resolve(spec_of(tmp_path, rounds=2, fork=f"{run.short}@1"), store)

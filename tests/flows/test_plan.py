@@ -1,0 +1,185 @@
+"""A plan says what a run will do and why, before it starts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from components.artifacts import Store
+from flows import plan as command
+from flows.plan import plan, show
+from flows.records import Records
+from tests.flows.pretend import pretend, spec_of
+
+CODE = Path(__file__).resolve().parents[2]
+
+
+def statuses(root: Path, **changes) -> dict[str, str]:
+    return {one.label: one.status for one in plan(spec_of(root, **changes)).stages}
+
+
+def reasons(root: Path, **changes) -> dict[str, list[str]]:
+    return {one.label: one.why for one in plan(spec_of(root, **changes)).stages if one.why}
+
+
+def test_at_first_everything_runs_and_nothing_is_known(tmp_path):
+    found = plan(spec_of(tmp_path))
+    assert {one.status for one in found.stages} == {"run"}
+    assert found.stages[0].why == ["nothing like it has run"]
+    assert found.seconds is None
+    assert found.cost is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_after_the_run_everything_is_found(tmp_path):
+    run = pretend(tmp_path)
+    found = plan(spec_of(tmp_path))
+    assert {one.label: one.key for one in found.stages} == {one.label: one.key for one in run.stages}
+    assert {one.status for one in found.stages} == {"cached"}
+    assert (found.seconds, found.cost) == (0, 0)
+
+
+def test_one_changed_key_says_which_stages_it_makes_run_and_why(tmp_path):
+    run = pretend(tmp_path)
+    why = reasons(tmp_path, algorithm={"name": "grpo", "learning_rate": 5e-4})
+    assert list(why) == [
+        "train[1]",
+        *(f"{stage}[2]" for stage in ("collect", "judge", "filter", "train")),
+        "evaluate[final]",
+        "deploy",
+    ]
+    assert why["train[1]"] == ["algorithm.learning_rate: 0.0001 → 0.0005"]
+    assert why["collect[2]"] == ["policy: train[1] is made anew"]
+    assert why["judge[2]"] == ["trajectories: collect[2] is made anew"]
+    assert "start: train[1] is made anew" in why["train[2]"]
+    assert "experiment.algorithm.learning_rate: 0.0001 → 0.0005" in why["deploy"]
+    assert run.short not in str(why)
+
+
+@pytest.mark.parametrize(
+    ("changes", "label", "reason"),
+    [
+        ({"seed": 3}, "collect[1]", "seed: 0 → 3"),
+        ({"evaluate": {"scenarios": 2}}, "evaluate[start]", "evaluate.scenarios: null → 2"),
+        ({"reward": {"_target_": "components.rewards.outcome.Outcome", "turn_cost": 0.1}}, "judge[1]", "turn_cost"),
+    ],
+)
+def test_the_reason_is_the_part_of_the_key_that_differs(tmp_path, changes, label, reason):
+    pretend(tmp_path)
+    assert reason in "; ".join(reasons(tmp_path, **changes)[label])
+
+
+def test_the_nearest_of_several_runs_gives_the_reason(tmp_path):
+    pretend(tmp_path, rounds=1)
+    pretend(tmp_path, rounds=1, algorithm={"name": "grpo", "learning_rate": 5e-4, "epochs": 2})
+    why = reasons(tmp_path, rounds=1, algorithm={"name": "grpo", "learning_rate": 5e-4})
+    assert why["train[1]"] in (["algorithm.epochs: 2 → 1"], ["algorithm.learning_rate: 0.0001 → 0.0005"])
+
+
+def test_what_does_not_determine_the_result_makes_nothing_run(tmp_path):
+    pretend(tmp_path)
+    assert (
+        reasons(
+            tmp_path,
+            compute={"default": "process", "save_every": 1},
+            collect={"scenarios": 4, "group_size": 2, "concurrency": 3},
+        )
+        == {}
+    )
+
+
+def test_a_stage_whose_artifact_is_gone_says_so(tmp_path):
+    run = pretend(tmp_path)
+    shutil.rmtree(Store(tmp_path / "artifacts").path(run.stage("filter[2]").key))
+    why = reasons(tmp_path)
+    assert list(why) == ["filter[2]", "train[2]", "evaluate[final]", "deploy"]
+    assert why["filter[2]"] == [f"was in run {run.short}, but is no longer in the store"]
+
+
+def test_unfinished_work_is_seen(tmp_path):
+    run = pretend(tmp_path, stop_at="train[2]")
+    key = next(one.key for one in plan(spec_of(tmp_path)).stages if one.label == "train[2]")
+    assert key
+    assert key not in {one.key for one in run.stages}
+    assert statuses(tmp_path)["train[2]"] == "run"
+    (Store(tmp_path / "artifacts").scratch(key) / "unfinished").mkdir()
+    assert statuses(tmp_path)["train[2]"] == "unfinished"
+
+
+def test_time_and_cost_follow_from_earlier_stages(tmp_path):
+    run = pretend(tmp_path, rounds=1)
+    for one in run.stages:
+        manifest = tmp_path / "artifacts" / one.key / "manifest.json"
+        data = json.loads(manifest.read_text())
+        manifest.write_text(json.dumps({**data, "seconds": 36.0}))
+    compute = {"price": 10, "prices": {"train": 100, "evaluate": 0}}
+    found = plan(spec_of(tmp_path, rounds=1, seed=1, collect={"scenarios": 8, "group_size": 2}, compute=compute))
+    by_label = {one.label: one for one in found.stages}
+    assert by_label["collect[1]"].seconds == pytest.approx(72)  # twice as many episodes
+    assert by_label["collect[1]"].cost == pytest.approx(0.2)
+    assert (by_label["train[1]"].seconds, by_label["train[1]"].cost) == pytest.approx((36, 1.0))
+    assert by_label["evaluate[final]"].cost == 0
+    assert found.cost == pytest.approx(sum(one.cost or 0 for one in found.stages))
+
+
+def test_a_plan_changes_nothing(tmp_path):
+    run = pretend(tmp_path)
+    (tmp_path / "artifacts" / run.stages[3].key / "data").write_text("damaged")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    plan(spec_of(tmp_path))
+    plan(spec_of(tmp_path, seed=7))
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_the_text_names_every_stage_and_sums_up(tmp_path):
+    pretend(tmp_path, rounds=1)
+    text = show(plan(spec_of(tmp_path, rounds=1, algorithm={"name": "grpo", "learning_rate": 5e-4})))
+    assert "train[1]" in text
+    assert "algorithm.learning_rate: 0.0001 → 0.0005" in text
+    assert "12 stages, 9 found, 3 to run" in text
+
+
+def test_a_fork_is_planned(tmp_path):
+    run = pretend(tmp_path)
+    found = plan(spec_of(tmp_path, fork=f"{run.short}@1", rounds=3))
+    assert [one.label for one in found.stages][:2] == ["evaluate[start]", "collect[2]"]
+    assert {one.label: one.status for one in found.stages}["train[2]"] == "cached"
+
+
+def test_the_command(tmp_path, capsys):
+    assert command.main(["+experiment=smoke", f"root={tmp_path}", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["label"] for one in found["stages"]][-1] == "deploy"
+    assert found["stages"][0] | {"key": None} == {
+        "label": "evaluate[start]",
+        "stage": "evaluate",
+        "step": -1,
+        "inputs": {},
+        "status": "run",
+        "why": ["nothing like it has run"],
+        "where": "local",
+        "seconds": None,
+        "cost": None,
+        "key": None,
+    }
+    assert command.main(["+experiment=smok"]) == 2
+    assert "+experiment=smoke" in capsys.readouterr().err
+    assert command.main(["+experiment=smoke", f"root={tmp_path}", "fork=latest@2"]) == 2
+    assert "no run below" in capsys.readouterr().err
+
+
+def test_neither_torch_nor_prefect_nor_mlflow_is_imported(tmp_path):
+    code = f"""
+import sys
+from flows.plan import main
+main(["+experiment=quickstart", {f"root={tmp_path}"!r}])
+print(sorted({{"torch", "transformers", "prefect", "mlflow", "trl", "peft"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert Records(tmp_path).all() == []

@@ -1,0 +1,99 @@
+"""The record of a run: what other commands know of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from components.errors import ResourceError
+from flows.records import Records, recording
+from tests.flows.pretend import pretend
+
+CODE = Path(__file__).resolve().parents[2]
+ARGUMENTS = {"seed": 0, "overrides": [], "sweep": None, "git_commit": None, "forked": {}}
+
+
+def test_a_run_is_found_by_its_id_its_name_and_as_the_latest(tmp_path):
+    one = pretend(tmp_path, rounds=1)
+    two = pretend(tmp_path, rounds=1, name="other")
+    records = Records(tmp_path)
+    assert [run.id for run in records.all()] == [two.id, one.id]
+    assert records.get(one.id) == records.get(one.id[:6]) == records.get("test") == one
+    assert records.get("latest") == two
+    assert one.status == "FINISHED"
+    assert one.ended is not None
+    assert one.stage("train[1]").request["stage"] == "train"
+    with pytest.raises(ResourceError, match=r"no stage 'train\[9\]'; it has: evaluate\[start\], collect\[sft\]"):
+        one.stage("train[9]")
+
+
+@pytest.mark.parametrize("reference", ["nothing", "abc", ""])
+def test_a_run_that_does_not_exist_is_refused_and_the_others_named(tmp_path, reference):
+    run = pretend(tmp_path, rounds=1)
+    with pytest.raises(ResourceError, match=f"no run '{reference}'.*\n.*{run.short}.*test seed 0  finished"):
+        Records(tmp_path).get(reference)
+    with pytest.raises(ResourceError, match=r"no run below .* yet.*--root"):
+        Records(tmp_path / "elsewhere").get(reference)
+
+
+def test_the_beginning_of_two_ids_is_refused(tmp_path):
+    for number in range(2):
+        with recording(tmp_path, f"abcdef{number}", name="test", spec={}, **ARGUMENTS):
+            pass
+    with pytest.raises(ResourceError, match="several runs"):
+        Records(tmp_path).get("abcdef")
+
+
+@pytest.mark.parametrize(("error", "status"), [(ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")])
+def test_it_says_how_the_run_ended(tmp_path, error, status):
+    with pytest.raises(error), recording(tmp_path, "abcdef", name="test", spec={}, **ARGUMENTS):
+        raise error
+    assert Records(tmp_path).get("abcdef").status == status
+
+
+def test_a_run_that_lives_is_not_dead_and_a_killed_one_is(tmp_path):
+    code = f"""
+import sys, time
+from pathlib import Path
+from flows.records import recording
+with recording(Path({str(tmp_path)!r}), "abcdef", name="test", spec={{}}, **{ARGUMENTS!r}):
+    print("here", flush=True)
+    time.sleep(60)
+"""
+    child = subprocess.Popen([sys.executable, "-c", code], cwd=CODE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "here\n"
+    records = Records(tmp_path)
+    assert records.alive(records.get("abcdef"))
+    assert records.dead() == []
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    [dead] = records.dead()
+    assert dead.id == "abcdef"
+    records.close(dead)
+    assert records.dead() == []
+    assert records.get("abcdef").status == "KILLED"
+
+
+def test_secrets_are_masked(tmp_path):
+    with recording(
+        tmp_path, "abcdef", name="test", spec={"api_key": "hush"}, **{**ARGUMENTS, "overrides": ["x.token=hush"]}
+    ):
+        pass
+    assert "hush" not in (tmp_path / "records" / "abcdef.json").read_text()
+
+
+def test_a_broken_record_is_left_out_and_a_newer_one_refused(tmp_path, caplog):
+    run = pretend(tmp_path, rounds=1)
+    (tmp_path / "records" / "torn.json").write_text('{"version": 1, "id"')
+    assert [one.id for one in Records(tmp_path).all()] == [run.id]
+    assert "torn.json" in caplog.text
+    (tmp_path / "records" / "new.json").write_text('{"version": 99}')
+    with pytest.raises(ResourceError, match="newer Espalier"):
+        Records(tmp_path).all()
