@@ -116,8 +116,7 @@ class Execution:
         if self.tracker is None:
             return
         self.tracker.log_stage(done.artifact, done.label, done.status, done.seconds, done.step)
-        if cost := self._cost(done):
-            self.tracker.log_metrics({f"cost/{done.artifact.stage}": cost}, done.step)
+        self.tracker.log_metrics({f"cost/{done.artifact.stage}": self._cost(done)}, done.step)
         if done.artifact.kind == "evaluation":
             from components.trajectories.store import load_scored
 
