@@ -78,6 +78,8 @@ class RunRecord:
     forked: dict[str, str] = field(default_factory=dict)
     """Of a fork: step and key of the checkpoints of the other run that it began with."""
     git_commit: str | None = None
+    prefect_flow_run: str = ""
+    """Its id in Prefect, once it has begun there."""
     process: str = ""
     """Where it ran, for people: `process 123 on host`."""
     stages: list[StageRecord] = field(default_factory=list)

@@ -6,8 +6,10 @@ second truth.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+from uuid import UUID
 
 from components.artifacts import Artifact
 from flows.console import silence_prefect
@@ -19,6 +21,10 @@ from flows.server import Api, Server
 from flows.stages import STAGES
 from flows.stages.base import Request
 
+logger = logging.getLogger(__name__)
+
+RETRIES = 3
+"""Of a request to the Prefect server: 14 s together. A server that is gone then is told nothing more."""
 Found = TypeVar("Found")
 
 
@@ -32,32 +38,51 @@ def run_flow(
 ) -> Results:
     """Runs `body` as a Prefect flow; what it calls become task runs. The result is summed up in a Prefect artifact.
 
-    The flow run is tagged with the id of its MLflow run. dead: such ids of runs that were killed, whose flow runs are
-    set to Crashed.
+    dead: ids of flow runs that were killed; they are set to Crashed. A server that goes away meanwhile costs a warning:
+    the stages do not need it. Raises what `body` raises.
     """
-    from prefect import flow, tags
+    from prefect import flow
     from prefect.artifacts import create_markdown_artifact
-    from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from prefect.context import FlowRunContext
+    from prefect.settings import (
+        PREFECT_API_URL,
+        PREFECT_CLIENT_MAX_RETRIES,
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+        temporary_settings,
+    )
 
     silence_prefect()
     spec = execution.spec
     found: list[Results] = []
+    failed: list[BaseException] = []
 
     @flow(name=name, flow_run_name=f"{spec.name} seed {spec.seed}", validate_parameters=False, persist_result=False)
     def prefect_flow(experiment: dict[str, Any]) -> None:
         interruption.install()
-        results = body(task_call(execution))
+        context = FlowRunContext.get()
+        if execution.record is not None and context is not None and context.flow_run is not None:
+            execution.record.run.prefect_flow_run = str(context.flow_run.id)
+        try:
+            results = body(task_call(execution))
+        except BaseException as error:
+            failed.append(error)
+            raise
         found.append(results)
         create_markdown_artifact(results.markdown(), key="report", description=f"Results of {spec.name}")
 
-    settings: dict[Any, Any] = {PREFECT_API_URL: api.url()}
+    settings: dict[Any, Any] = {PREFECT_API_URL: api.url(), PREFECT_CLIENT_MAX_RETRIES: RETRIES}
     if isinstance(api, Server):  # nobody watches for heartbeats there, and their thread takes a second to stop
         settings[PREFECT_FLOWS_HEARTBEAT_FREQUENCY] = None
     with temporary_settings(settings):
         try:
             _close(dead)
-            with tags(*([execution.tracker.run_id] if execution.tracker else [])):
-                prefect_flow(spec.model_dump(mode="json", by_alias=True))
+            prefect_flow(spec.model_dump(mode="json", by_alias=True))
+        except BaseException as error:
+            if failed:  # whatever Prefect made of it
+                raise failed[0] from None
+            if not found or not isinstance(error, Exception):
+                raise
+            logger.warning("the run is done, but the Prefect server was not told all of it: %s", error)
         finally:
             _send_events()
     return found[0]
@@ -84,15 +109,15 @@ def task_call(execution: Execution) -> Call:
     return call
 
 
-def _close(run_ids: Sequence[str]) -> None:
+def _close(flow_runs: Sequence[str]) -> None:
     """Nobody else does: a killed flow and its task stay Running for Prefect."""
-    if not run_ids:
+    if not flow_runs:
         return
     from prefect import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
     from prefect.states import Crashed
 
-    killed = FlowRunFilter(tags=FlowRunFilterTags(any_=list(run_ids)))
+    killed = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(one) for one in flow_runs]))
     crashed = Crashed(message="its process was killed")
     with get_client(sync_client=True) as client:
         for task_run in client.read_task_runs(flow_run_filter=killed):

@@ -52,7 +52,8 @@ def track(spec: ExperimentSpec, overrides: Sequence[str], sweep: str | None) -> 
 
 
 def close_dead(records: Records, tracker: Tracker) -> list[str]:
-    """Ends the runs that were killed before they could say so: in MLflow and in their records. Returns their ids."""
+    """Ends the runs that were killed before they could say so: in MLflow and in their records. Returns the ids of their
+    Prefect flow runs."""
     from mlflow.exceptions import MlflowException
 
     ids = []
@@ -63,7 +64,8 @@ def close_dead(records: Records, tracker: Tracker) -> list[str]:
         except MlflowException as error:  # deleted by hand, or in another store
             logger.info("MLflow does not know run %s: %s", run.id, error)
         records.close(run)
-        ids.append(run.id)
+        if run.prefect_flow_run:
+            ids.append(run.prefect_flow_run)
     return ids
 
 
