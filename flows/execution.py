@@ -48,6 +48,8 @@ class Done:
     """`ran` or `cached`."""
     seconds: float
     """Time that it took now."""
+    cost: float = 0.0
+    """What it cost now: its judges and its machine; nothing where it was found."""
 
     def reference(self) -> dict[str, Any]:
         """What passes through Prefect."""
@@ -91,11 +93,12 @@ class Execution:
         """Runs the stage where `compute` places it, or finds it; logs it to MLflow."""
         start = time.monotonic()
         artifact, status = self._artifact(label, request)
-        done = Done(label, step, artifact, status, time.monotonic() - start)
+        seconds = time.monotonic() - start
+        done = Done(label, step, artifact, status, seconds, self._cost(artifact, status, seconds))
         self.done[label] = done
         logger.info("%s %s in %s: %s %s", label, status, duration(done.seconds), artifact.kind, artifact.key)
         if self.record is not None:
-            self.record.add(_recorded(done, request, self._cost(done)))
+            self.record.add(_recorded(done, request))
         self._track(done)
         if step <= 0 or request.stage in ("evaluate", "deploy"):  # those of a round are summed up in its line
             figures = [f"{name} {artifact.metrics[name]:.4g}" for name in SHOWN if name in artifact.metrics]
@@ -115,21 +118,22 @@ class Execution:
     def _track(self, done: Done) -> None:
         if self.tracker is None:
             return
-        self.tracker.log_stage(done.artifact, done.label, done.status, done.seconds, done.step)
-        self.tracker.log_metrics({f"cost/{done.artifact.stage}": self._cost(done)}, done.step)
+        tracker, costs = self.tracker, {f"cost/{done.artifact.stage}": done.cost}
+        tell = tracker.outbox.put
+        tell(lambda: tracker.log_stage(done.artifact, done.label, done.status, done.seconds, done.step))
+        tell(lambda: tracker.log_metrics(costs, done.step))
         if done.artifact.kind == "evaluation":
             from components.trajectories.store import load_scored
 
             folder = done.artifact.path
             episodes = load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
-            self.tracker.log_trajectories(episodes, done.label)
+            tell(lambda: tracker.log_trajectories(episodes, done.label))
 
-    def _cost(self, done: Done) -> float:
-        """What a stage cost in this run: its judges and its machine; nothing where it was found."""
-        if done.status == "cached":
+    def _cost(self, artifact: Artifact, status: str, seconds: float) -> float:
+        if status == "cached":
             return 0.0
-        price = self.spec.compute.hourly_price(done.artifact.stage)  # type: ignore[arg-type]  # a stage's name
-        return done.artifact.metrics.get("cost", 0.0) + done.seconds / 3600 * price
+        price = self.spec.compute.hourly_price(artifact.stage)  # type: ignore[arg-type]  # a stage's name
+        return artifact.metrics.get("cost", 0.0) + seconds / 3600 * price
 
     def _run_here(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
         def progress(done: int, total: int, values: Mapping[str, float] | None = None) -> None:
@@ -143,7 +147,7 @@ class Execution:
         return Result(artifact.key, artifact.digest, status)
 
 
-def _recorded(done: Done, request: Request, cost: float) -> StageRecord:
+def _recorded(done: Done, request: Request) -> StageRecord:
     artifact = done.artifact
     return StageRecord(
         label=done.label,
@@ -155,7 +159,7 @@ def _recorded(done: Done, request: Request, cost: float) -> StageRecord:
         kind=artifact.kind,
         status=done.status,
         seconds=round(done.seconds, 3),
-        cost=cost,
+        cost=done.cost,
     )
 
 

@@ -121,7 +121,8 @@ def round_teller(execution: Execution) -> Callable[[int, dict[str, Artifact]], N
             parts.append(f"{duration(total)} ({each})")
         execution.console.line("  ".join(parts))
         if execution.tracker is not None:
-            execution.tracker.log_metrics({"time/round": sum(one.seconds for one in done.values())}, number)
+            tracker, seconds = execution.tracker, sum(one.seconds for one in done.values())
+            tracker.outbox.put(lambda: tracker.log_metrics({"time/round": seconds}, number))
 
     return tell
 
@@ -169,6 +170,7 @@ def conclude(execution: Execution, outcome: Outcome, overrides: Sequence[str], *
         for name in reversed(list(titles)[:-1])
     }
     digest = policy_digest(outcome.checkpoint.path) if outcome.checkpoint else None
+    tracker.outbox.drain(spec.tracking.patience)
     model = None
     if outcome.export is not None and digest is not None:
         name = spec.deploy.name or spec.name
@@ -197,7 +199,7 @@ def conclude(execution: Execution, outcome: Outcome, overrides: Sequence[str], *
         peak_memory_gb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 2),
         stage_seconds=_stage_seconds(execution),
     )
-    cost = sum(one.artifact.metrics.get("cost", 0.0) for one in execution.done.values())
+    cost = sum(one.cost for one in execution.done.values())
     tracker.log_metrics({"time/total": seconds, "cost/total": cost}, spec.rounds)
     return results
 

@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 from components.errors import Problem, ResourceError, SpecError
 from components.redaction import mask, mask_override, mask_text
 from components.tracking import lineage, store, traces
+from components.tracking.outbox import Outbox
 from components.tracking.params import MAX_NAME, clean_name, flatten
 from components.tracking.provenance import command_path
 from components.tracking.spec import TrackingSpec
@@ -58,6 +59,8 @@ class Tracker:
         self.artifact_uri = artifact_uri
         """Where MLflow keeps this run's files."""
         self.traces = traces
+        self.outbox = Outbox(mask_text(uri))
+        """For what may be said later, where MLflow is away."""
 
     @classmethod
     def open(
@@ -244,7 +247,7 @@ class Tracker:
 
     def finish(self, status: str = "FINISHED") -> None:
         """Ends the run: `FINISHED`, `FAILED`, or `KILLED` where a person stopped it."""
-        self.client.set_terminated(self.run_id, status.upper())
+        self.outbox.put(lambda: self.client.set_terminated(self.run_id, status.upper()))
 
     def __enter__(self) -> Self:
         return self

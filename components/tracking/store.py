@@ -66,6 +66,8 @@ def quiet() -> None:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # `outbox` tries again, and does not block a run
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     import mlflow.telemetry  # sets up log handlers of its own; they are taken away below
 
     mlflow.telemetry.set_telemetry_client()  # drops a client made by an earlier import of mlflow

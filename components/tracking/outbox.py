@@ -1,0 +1,81 @@
+"""What MLflow is to be told, in order, while its server may be away for a while.
+
+A run does not stop because its records cannot be written at the moment: what cannot be said now is kept and said later,
+with the next thing or at the end. A request that MLflow refuses as wrong is no such case, and is raised.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+from components.errors import ResourceError
+
+logger = logging.getLogger(__name__)
+
+PAUSE = 10.0
+"""Seconds after a failure in which nothing is tried."""
+_REFUSED = {
+    "INVALID_PARAMETER_VALUE",
+    "INVALID_STATE",
+    "BAD_REQUEST",
+    "RESOURCE_DOES_NOT_EXIST",
+    "RESOURCE_ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+    "NOT_IMPLEMENTED",
+}
+"""Error codes of MLflow that another try would meet again."""
+
+
+class Outbox:
+    """where: the store, for messages. Used by one thread."""
+
+    def __init__(self, where: str):
+        self.where = where
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._failed: float | None = None
+        self._error: Exception | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, work: Callable[[], object]) -> None:
+        """Says it now, after all that still waits, or keeps it. Work that fails in the middle is done again whole."""
+        self._waiting.append(work)
+        if self._failed is None or time.monotonic() - self._failed > PAUSE:
+            self._send()
+
+    def drain(self, limit: float) -> None:
+        """Waits until all is said. Raises ResourceError where the store is still away after `limit` seconds."""
+        deadline = time.monotonic() + limit
+        while self._waiting and not self._send():
+            if time.monotonic() > deadline:
+                raise ResourceError(
+                    f"waited {limit:.0f} s for MLflow at {self.where} ({self._error}). What the stages made is in the "
+                    "store: start MLflow, then the same command finds all of it and only writes it down"
+                )
+            time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
+
+    def _send(self) -> bool:
+        from mlflow.exceptions import MlflowException
+        from requests.exceptions import RequestException
+
+        while self._waiting:
+            try:
+                self._waiting[0]()
+            except (MlflowException, RequestException, OSError) as error:
+                if isinstance(error, MlflowException) and error.error_code in _REFUSED:
+                    self._waiting.popleft()
+                    raise
+                if self._failed is None:
+                    logger.warning("MLflow at %s is away; the run goes on and tells it later: %s", self.where, error)
+                self._failed, self._error = time.monotonic(), error
+                return False
+            self._waiting.popleft()
+        if self._failed is not None:
+            logger.warning("MLflow at %s is back", self.where)
+        self._failed = None
+        return True

@@ -1,0 +1,99 @@
+"""What cannot be said to MLflow now is said later, in order, once."""
+
+from __future__ import annotations
+
+import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+
+from components.errors import ResourceError
+from components.tracking import outbox
+from components.tracking.outbox import Outbox
+
+
+class Server:
+    """Takes words while it is up."""
+
+    def __init__(self):
+        self.up = True
+        self.heard: list[str] = []
+        self.asked = 0
+
+    def hear(self, word: str):
+        def work() -> None:
+            self.asked += 1
+            if not self.up:
+                raise MlflowException("connection refused")
+            self.heard.append(word)
+
+        return work
+
+
+@pytest.fixture
+def server():
+    return Server()
+
+
+@pytest.fixture
+def box(monkeypatch):
+    monkeypatch.setattr(outbox, "PAUSE", 0.0)
+    return Outbox("http://mlflow")
+
+
+def test_in_order_and_once(server, box, caplog):
+    box.put(server.hear("a"))
+    server.up = False
+    for word in "bcd":
+        box.put(server.hear(word))
+    assert (server.heard, len(box)) == (["a"], 3)
+    server.up = True
+    box.put(server.hear("e"))
+    assert (server.heard, len(box)) == (list("abcde"), 0)
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "MLflow at http",
+        "MLflow at http",
+    ]
+    assert "is away" in caplog.text
+    assert "is back" in caplog.text
+
+
+def test_a_server_that_is_away_is_not_asked_all_the_time(server, box, monkeypatch):
+    monkeypatch.setattr(outbox, "PAUSE", 100.0)
+    server.up = False
+    for word in "abc":
+        box.put(server.hear(word))
+    assert server.asked == 1
+    server.up = True
+    box.drain(0)
+    assert server.heard == list("abc")
+
+
+def test_at_the_end_it_waits_and_then_says_what_to_do(server, box):
+    server.up = False
+    box.put(server.hear("a"))
+    with pytest.raises(
+        ResourceError, match=r"waited 0 s .* http://mlflow \(connection refused\).*same command"
+    ):
+        box.drain(0.1)
+
+
+def test_what_is_refused_as_wrong_is_raised_and_not_said_again(server, box):
+    def wrong() -> None:
+        raise MlflowException("no such thing", INVALID_PARAMETER_VALUE)
+
+    with pytest.raises(MlflowException, match="no such thing"):
+        box.put(wrong)
+    box.put(server.hear("a"))
+    assert server.heard == ["a"]
+
+
+def test_a_full_disk_is_waited_for_too(server, box):
+    def full() -> None:
+        if not server.heard:
+            raise OSError(28, "No space left on device")
+
+    box.put(full)
+    assert len(box) == 1
+    server.heard.append("made room")
+    box.drain(1)
+    assert len(box) == 0
