@@ -24,10 +24,13 @@ from components.trajectories.schema import SCHEMA_VERSION, Score, Selection, Tra
 
 Row = TypeVar("Row")
 
-ROWS_PER_GROUP = 256
-"""Rows that a writer holds in memory at once."""
+ROWS_PER_CHUNK = 256
+"""Rows that a writer turns into columns at once."""
+GROUP_BYTES = 16 * 2**20
+"""Size in memory from which on columns are written as a row group. Many small ones would make a large footer, which
+readers hold: 40 KB a group."""
 ROWS_PER_BATCH = 64
-"""Rows that a reader holds in memory at once."""
+"""Rows that a reader turns into objects at once."""
 
 _KIND = b"espalier.kind"
 _VERSION = b"espalier.schema_version"
@@ -50,9 +53,15 @@ class _Table(Generic[Row]):
         try:
             with pq.ParquetWriter(part, schema, compression="zstd") as writer:
                 remaining = iter(rows)
-                while chunk := [self.to_row(row) for row in islice(remaining, ROWS_PER_GROUP)]:
-                    writer.write_batch(pa.RecordBatch.from_pylist(chunk, schema=schema))
+                group: list[pa.RecordBatch] = []
+                while chunk := [self.to_row(row) for row in islice(remaining, ROWS_PER_CHUNK)]:
+                    group.append(pa.RecordBatch.from_pylist(chunk, schema=schema))
                     count += len(chunk)
+                    if sum(batch.nbytes for batch in group) >= GROUP_BYTES:
+                        writer.write_table(pa.Table.from_batches(group))
+                        group = []
+                if group:
+                    writer.write_table(pa.Table.from_batches(group))
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
@@ -65,7 +74,8 @@ class _Table(Generic[Row]):
     def batches(self, path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         with self._open(path) as file:
             try:
-                yield from file.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns)
+                for group in range(file.num_row_groups):  # one reader for all would keep 2 KB of each row it has passed
+                    yield from file.iter_batches(ROWS_PER_BATCH, row_groups=[group], columns=columns)
             except (pa.ArrowException, OSError) as error:
                 raise ArtifactDamaged(f"{path} cannot be read to its end: {error}") from error
 

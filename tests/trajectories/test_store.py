@@ -102,7 +102,8 @@ def test_log_probs_are_float32_values(tmp_path):
 
 
 def test_more_rows_than_a_row_group_stream_through_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "ROWS_PER_GROUP", 8)
+    monkeypatch.setattr(store, "ROWS_PER_CHUNK", 4)
+    monkeypatch.setattr(store, "GROUP_BYTES", 2500)
     monkeypatch.setattr(store, "ROWS_PER_BATCH", 3)
     path = tmp_path / "t.parquet"
     pulled = 0
