@@ -12,44 +12,94 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
 from components.errors import JudgeError, Problem, ResourceError, SpecError
 from components.rewards.protocol import GroupReward, Reward
-from components.trajectories.groups import by_scenario
+from components.trajectories.groups import adjacent_groups
 from components.trajectories.schema import Failure, Score, Trajectory
 
 log = logging.getLogger(__name__)
 
+Scored = Iterator[tuple[Trajectory, Score]]
+OnJudged = Callable[[Sequence[Score]], object]
 
-def judge(reward: Reward | GroupReward, trajectories: Iterable[Trajectory]) -> list[Score]:
-    """One Score for each trajectory, in order.
+
+def judge(
+    reward: Reward | GroupReward,
+    trajectories: Iterable[Trajectory],
+    *,
+    finished: Mapping[str, Score] | None = None,
+    on_judged: OnJudged | None = None,
+) -> Iterator[Score]:
+    """One Score for each trajectory, in order, with one group in memory at a time.
 
     A reward with `score_group` sees the episodes of a scenario together, failed ones left out; any other reward is
-    called with one trajectory at a time. Raises SpecError where `reward` is neither.
+    called with one trajectory at a time. finished: scores of an earlier try by trajectory id; the reward is not asked
+    for them again, and a group not where the scores of all its episodes are there. on_judged is called with the new
+    scores of each trajectory, or of each group.
+
+    Raises SpecError where `reward` is neither; ArtifactError where the episodes of a scenario, to be judged together,
+    do not lie next to each other.
     """
-    trajectories = list(trajectories)
-    scores = {
-        trajectory.id: Score(trajectory.id, None, failure=trajectory.failure)
-        for trajectory in trajectories
-        if trajectory.failure is not None
-    }
-    finished = [trajectory for trajectory in trajectories if trajectory.failure is None]
+    known, tell = finished or {}, on_judged or (lambda scores: None)
     if isinstance(reward, GroupReward):
-        for group in by_scenario(finished).values():
-            scores.update({score.trajectory_id: score for score in _judge_group(reward, group)})
-    elif callable(reward):
-        for trajectory in finished:
-            scores[trajectory.id] = _judge_one(reward, trajectory)
-    else:  # it was named in a configuration, so it can be anything
-        message = (  # type: ignore[unreachable]
-            f"{type(reward).__name__} is no reward: expected a callable (trajectory) -> float or a `score_group`"
-        )
-        raise SpecError([Problem("reward", message)])
-    _warn(scores[trajectory.id] for trajectory in finished)
-    return [scores[trajectory.id] for trajectory in trajectories]
+        return _warned(_by_group(reward, trajectories, known, tell))
+    if callable(reward):
+        return _warned(_one_by_one(reward, trajectories, known, tell))
+    # It was named in a configuration, so it can be anything.
+    message = (  # type: ignore[unreachable]
+        f"{type(reward).__name__} is no reward: expected a callable (trajectory) -> float or a `score_group`"
+    )
+    raise SpecError([Problem("reward", message)])
+
+
+def _by_group(
+    reward: GroupReward, trajectories: Iterable[Trajectory], finished: Mapping[str, Score], on_judged: OnJudged
+) -> Scored:
+    for group in adjacent_groups(trajectories):
+        shown = [trajectory for trajectory in group if trajectory.failure is None]
+        scores = [finished[trajectory.id] for trajectory in shown if trajectory.id in finished]
+        if len(scores) < len(shown):
+            scores = _judge_group(reward, shown)
+            on_judged(scores)
+        rest = iter(scores)
+        for trajectory in group:
+            yield trajectory, _failed(trajectory) if trajectory.failure else next(rest)
+
+
+def _one_by_one(
+    reward: Reward, trajectories: Iterable[Trajectory], finished: Mapping[str, Score], on_judged: OnJudged
+) -> Scored:
+    for trajectory in trajectories:
+        score = _failed(trajectory) if trajectory.failure else finished.get(trajectory.id)
+        if score is None:
+            score = _judge_one(reward, trajectory)
+            on_judged([score])
+        yield trajectory, score
+
+
+def _failed(trajectory: Trajectory) -> Score:
+    """The score of an episode that failed itself."""
+    return Score(trajectory.id, None, failure=trajectory.failure)
+
+
+def _warned(scored: Scored) -> Iterator[Score]:
+    """The scores, and at their end a warning about finished episodes that have none."""
+    episodes = unscored = 0
+    first = None
+    for trajectory, score in scored:
+        yield score
+        if trajectory.failure is None:
+            episodes += 1
+            if score.failure is not None:
+                unscored += 1
+                first = first or score.failure
+    if first is not None:
+        message = "%d of %d finished episodes could not be scored; the first one: %s: %s"
+        log.warning(message, unscored, episodes, first.kind, first.message)
 
 
 def _judge_one(reward: Reward, trajectory: Trajectory) -> Score:
@@ -116,12 +166,3 @@ def _no_reason() -> Failure:
 def _unscored(trajectory: Trajectory, error: Exception) -> Score:
     log.debug("trajectory %s is unscored", trajectory.id, exc_info=error)
     return Score(trajectory.id, None, failure=Failure(JudgeError.boundary, type(error).__name__, str(error)))
-
-
-def _warn(scores: Iterable[Score]) -> None:
-    scores = list(scores)
-    failures = [score.failure for score in scores if score.failure is not None]
-    if failures:
-        first = failures[0]
-        message = "%d of %d finished episodes could not be scored; the first one: %s: %s"
-        log.warning(message, len(failures), len(scores), first.kind, first.message)

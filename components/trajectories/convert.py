@@ -3,15 +3,21 @@
 Messages come out in OpenAI's JSON form, with `arguments` of a call as JSON text. These forms hold text, not tokens:
 what trains on them tokenises again, so our own trainers take the trajectories themselves. Failed episodes never become
 data.
+
+Conversions are streams: they take any iterable of trajectories, such as `components.trajectories.store.read_scored`,
+and yield record after record.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
-from components.trajectories.groups import by_scenario, have_spread
+from components.trajectories.groups import adjacent_groups, have_spread
 from components.trajectories.schema import Message, ToolCall, Trajectory
 
 log = logging.getLogger(__name__)
@@ -54,37 +60,33 @@ def conversations(trajectory: Trajectory) -> list[list[dict[str, Any]]]:
     ]
 
 
-def to_sft(trajectories: Iterable[Trajectory], min_reward: float | None = None) -> list[dict[str, Any]]:
+def to_sft(trajectories: Iterable[Trajectory], min_reward: float | None = None) -> Iterator[dict[str, Any]]:
     """Demonstrations: one record for each conversation of each good episode.
 
     Good means a success of the environment, or, where `min_reward` is given, a reward of at least that.
-    Returns `{"messages", "tools", "trajectory_id"}`, the form that TRL's SFTTrainer reads.
+    Yields `{"messages", "tools", "trajectory_id"}`, the form that TRL's SFTTrainer reads.
     """
-    records = []
     for trajectory in trajectories:
         if min_reward is None:
             good = trajectory.success
         else:
             good = trajectory.failure is None and trajectory.reward is not None and trajectory.reward >= min_reward
         if good:
-            records += [
-                {"messages": messages, "tools": trajectory.tools, "trajectory_id": trajectory.id}
-                for messages in conversations(trajectory)
-            ]
-    return records
+            for messages in conversations(trajectory):
+                yield {"messages": messages, "tools": trajectory.tools, "trajectory_id": trajectory.id}
 
 
-def to_preference(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
+def to_preference(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
     """Pairs: the best episode of each scenario against its worst, by reward. Of equals, the first one is taken.
 
-    Scenarios whose rewards are all equal (up to rounding) give no pair. Failed and unscored episodes are left out, and
-    so are episodes of several conversations: one pair cannot say which of them was better.
-    Returns `{"chosen", "rejected", "tools", "scenario_id", "score_chosen", "score_rejected"}`; `chosen` and `rejected`
+    The episodes of a scenario lie next to each other; ArtifactError where one comes back. Scenarios whose rewards are
+    all equal (up to rounding) give no pair. Failed and unscored episodes are left out, and so are episodes of several
+    conversations: one pair cannot say which of them was better.
+    Yields `{"chosen", "rejected", "tools", "scenario_id", "score_chosen", "score_rejected"}`; `chosen` and `rejected`
     are whole conversations, of which TRL takes the shared beginning as the prompt.
     """
-    pairs = []
     several = 0
-    for scenario_id, group in by_scenario(trajectories).items():
+    for group in adjacent_groups(trajectories):
         candidates = []
         for trajectory in group:
             if trajectory.failure is not None or trajectory.reward is None:
@@ -97,16 +99,31 @@ def to_preference(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
             continue
         best = max(candidates, key=lambda candidate: candidate[0])
         worst = min(candidates, key=lambda candidate: candidate[0])
-        pairs.append(
-            {
-                "chosen": best[1],
-                "rejected": worst[1],
-                "tools": best[2],
-                "scenario_id": scenario_id,
-                "score_chosen": best[0],
-                "score_rejected": worst[0],
-            }
-        )
+        yield {
+            "chosen": best[1],
+            "rejected": worst[1],
+            "tools": best[2],
+            "scenario_id": group[0].group,
+            "score_chosen": best[0],
+            "score_rejected": worst[0],
+        }
     if several:
         log.warning("episodes left out of the preference pairs, for they hold several conversations: %d", several)
-    return pairs
+
+
+def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> int:
+    """Writes one record a line as ASCII JSON, one in memory at a time, and returns how many.
+
+    The file appears under its name when it is complete. `datasets.load_dataset("json", data_files=...)` reads it.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    count = 0
+    try:
+        with part.open("w", encoding="ascii") as file:
+            for record in records:
+                file.write(json.dumps(record) + "\n")
+                count += 1
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return count

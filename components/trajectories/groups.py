@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 
+from components.errors import ArtifactError
 from components.trajectories.schema import Trajectory
 
 RELATIVE_TOLERANCE = 1e-9
@@ -17,6 +19,25 @@ def by_scenario(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory
     for trajectory in trajectories:
         groups.setdefault(trajectory.group, []).append(trajectory)
     return groups
+
+
+def adjacent_groups(trajectories: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:
+    """One group after the other, with one in memory at a time: the trajectories of a scenario lie next to each other,
+    as collect writes them.
+
+    Raises ArtifactError at a scenario that comes back: its trajectories would be compared in parts.
+    """
+    seen: set[str] = set()
+    for name, members in groupby(trajectories, key=lambda trajectory: trajectory.group):
+        group = list(members)
+        if name in seen:
+            raise ArtifactError(
+                f"the trajectories of scenario {name} do not lie next to each other: {group[0].id} comes after those "
+                "of another one, and each group is read as a whole. Sort them by scenario first, as with "
+                "sorted(trajectories, key=lambda trajectory: trajectory.group)"
+            )
+        seen.add(name)
+        yield group
 
 
 def have_spread(rewards: Iterable[float], relative_tolerance: float = RELATIVE_TOLERANCE) -> bool:

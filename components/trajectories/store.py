@@ -9,7 +9,7 @@ equal bytes, so an artifact's digest says whether the data are the same.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,16 +18,19 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.errors import ArtifactDamaged, ArtifactError, SchemaMismatch
+from components.errors import ArtifactDamaged, SchemaMismatch
 from components.trajectories import tables
 from components.trajectories.schema import SCHEMA_VERSION, Score, Selection, Trajectory
 
 Row = TypeVar("Row")
 
-ROWS_PER_GROUP = 256
-"""Rows that a writer holds in memory at once."""
+ROWS_PER_CHUNK = 256
+"""Rows that a writer turns into columns at once."""
+GROUP_BYTES = 16 * 2**20
+"""Size in memory from which on columns are written as a row group. Many small ones would make a large footer, which
+readers hold: 40 KB a group."""
 ROWS_PER_BATCH = 64
-"""Rows that a reader holds in memory at once."""
+"""Rows that a reader turns into objects at once."""
 
 _KIND = b"espalier.kind"
 _VERSION = b"espalier.schema_version"
@@ -40,7 +43,7 @@ class _Table(Generic[Row]):
     kind: str
     schema: pa.Schema
     to_row: Callable[[Row], dict[str, Any]]
-    from_row: Callable[[dict[str, Any]], Row]
+    from_batch: Callable[[pa.RecordBatch], Iterable[Row]]
 
     def write(self, path: Path, rows: Iterable[Row]) -> int:
         metadata = {_KIND: self.kind.encode(), _VERSION: str(SCHEMA_VERSION).encode()}
@@ -50,19 +53,35 @@ class _Table(Generic[Row]):
         try:
             with pq.ParquetWriter(part, schema, compression="zstd") as writer:
                 remaining = iter(rows)
-                while chunk := [self.to_row(row) for row in islice(remaining, ROWS_PER_GROUP)]:
-                    writer.write_batch(pa.RecordBatch.from_pylist(chunk, schema=schema))
+                group: list[pa.RecordBatch] = []
+                while chunk := [self.to_row(row) for row in islice(remaining, ROWS_PER_CHUNK)]:
+                    group.append(pa.RecordBatch.from_pylist(chunk, schema=schema))
                     count += len(chunk)
+                    if sum(batch.nbytes for batch in group) >= GROUP_BYTES:
+                        writer.write_table(pa.Table.from_batches(group))
+                        group = []
+                if group:
+                    writer.write_table(pa.Table.from_batches(group))
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
         return count
 
     def read(self, path: Path) -> Iterator[Row]:
+        for batch in self.batches(path):
+            yield from self.from_batch(batch)
+
+    def batches(self, path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         with self._open(path) as file:
-            for batch in file.iter_batches(batch_size=ROWS_PER_BATCH):
-                for row in batch.to_pylist():
-                    yield self.from_row(row)
+            try:
+                for group in range(file.num_row_groups):  # one reader for all would keep 2 KB of each row it has passed
+                    yield from file.iter_batches(ROWS_PER_BATCH, row_groups=[group], columns=columns)
+            except (pa.ArrowException, OSError) as error:
+                raise ArtifactDamaged(f"{path} cannot be read to its end: {error}") from error
+
+    def count(self, path: Path) -> int:
+        with self._open(path) as file:
+            return file.metadata.num_rows
 
     def _open(self, path: Path) -> pq.ParquetFile:
         try:
@@ -81,9 +100,9 @@ class _Table(Generic[Row]):
         return file
 
 
-_TRAJECTORIES = _Table("trajectories", tables.TRAJECTORY_SCHEMA, tables.trajectory_row, tables.trajectory_from_row)
-_SCORES = _Table("scores", tables.SCORE_SCHEMA, tables.score_row, tables.score_from_row)
-_SELECTION = _Table("selection", tables.SELECTION_SCHEMA, tables.selection_row, tables.selection_from_row)
+_TRAJECTORIES = _Table("trajectories", tables.TRAJECTORY_SCHEMA, tables.trajectory_row, tables.trajectories)
+_SCORES = _Table("scores", tables.SCORE_SCHEMA, tables.score_row, tables.scores)
+_SELECTION = _Table("selection", tables.SELECTION_SCHEMA, tables.selection_row, tables.selections)
 
 
 def write_trajectories(path: Path, rows: Iterable[Trajectory]) -> int:
@@ -96,9 +115,14 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
     """Rows in the order in which they were written, a few at a time in memory.
 
     Raises SchemaMismatch where the file holds something else or another schema version, ArtifactDamaged where it is no
-    complete Parquet file, both before the first row.
+    complete Parquet file, both before the first row; ArtifactDamaged too where a later part of it cannot be read.
     """
     return _TRAJECTORIES.read(path)
+
+
+def count_trajectories(path: Path) -> int:
+    """How many rows the file has, without reading them. Raises as read_trajectories."""
+    return _TRAJECTORIES.count(path)
 
 
 def write_scores(path: Path, rows: Iterable[Score]) -> int:
@@ -121,45 +145,57 @@ def read_selection(path: Path) -> Iterator[Selection]:
     return _SELECTION.read(path)
 
 
-def load_scored(trajectories: Path, scores: Path, selection: Path | None) -> list[Trajectory]:
-    """Trajectories with their rewards joined on, in stored order: those that `selection` keeps, or all where it is
-    None. A reward of None means unscored.
+def read_scored(trajectories: Path, scores: Path, selection: Path | None = None) -> Iterator[Trajectory]:
+    """Trajectories with their rewards joined on, a few at a time in memory: those that `selection` keeps, or all where
+    it is None. A reward of None means unscored.
 
-    Raises ArtifactError where the files do not belong together: each trajectory needs exactly one score and, with a
-    selection, one decision.
+    The files are read side by side: each has one row for each trajectory, in the same order, as judge and filter write
+    them. Raises ArtifactDamaged, naming the file, at the first row where that is not so, and as read_trajectories.
     """
-    rewards = _by_id(scores, ((score.trajectory_id, score.reward) for score in read_scores(scores)))
+    rewards = _Beside(scores, _rewards(scores), trajectories)
     kept = None
     if selection is not None:
-        kept = _by_id(selection, ((item.trajectory_id, item.kept) for item in read_selection(selection)))
-    loaded: list[Trajectory] = []
-    seen: set[str] = set()
+        kept = _Beside(selection, ((item.trajectory_id, item.kept) for item in read_selection(selection)), trajectories)
     for trajectory in read_trajectories(trajectories):
-        seen.add(trajectory.id)
-        trajectory.reward = rewards.get(trajectory.id)
-        if kept is None or kept.get(trajectory.id):
-            loaded.append(trajectory)
-    _same_ids(trajectories, seen, scores, rewards)
-    if selection is not None and kept is not None:
-        _same_ids(trajectories, seen, selection, kept)
-    return loaded
+        trajectory.reward = rewards.take(trajectory.id)
+        if kept is None or kept.take(trajectory.id):
+            yield trajectory
+    rewards.end()
+    if kept is not None:
+        kept.end()
+
+
+def load_scored(trajectories: Path, scores: Path, selection: Path | None) -> list[Trajectory]:
+    """As read_scored, all at once: for what needs every trajectory, as training does."""
+    return list(read_scored(trajectories, scores, selection))
+
+
+def _rewards(path: Path) -> Iterator[tuple[str, float | None]]:
+    for batch in _SCORES.batches(path, ["trajectory_id", "reward"]):
+        yield from tables.rewards(batch)
 
 
 Value = TypeVar("Value")
 
 
-def _by_id(path: Path, pairs: Iterable[tuple[str, Value]]) -> dict[str, Value]:
-    values: dict[str, Value] = {}
-    for name, value in pairs:
-        if name in values:
-            raise ArtifactError(f"{path} speaks twice of trajectory {name}")
-        values[name] = value
-    return values
+class _Beside(Generic[Value]):
+    """What a file says about each trajectory, read beside the file of trajectories."""
 
+    def __init__(self, path: Path, pairs: Iterator[tuple[str, Value]], trajectories: Path):
+        self.path = path
+        self._pairs = pairs
+        self._trajectories = trajectories
 
-def _same_ids(path: Path, ids: set[str], other: Path, others: dict[str, Any]) -> None:
-    if unmatched := sorted(ids ^ others.keys()):
-        raise ArtifactError(
-            f"{other} was not made from {path}: {len(unmatched)} trajectories are in one of them only, "
-            f"such as {unmatched[0]}"
-        )
+    def take(self, trajectory_id: str) -> Value:
+        for found, value in self._pairs:
+            if found == trajectory_id:
+                return value
+            raise self._other(f"{found} stands where {trajectory_id} should")
+        raise self._other(f"it ends before {trajectory_id}")
+
+    def end(self) -> None:
+        for found, _ in self._pairs:
+            raise self._other(f"{found} comes after the last trajectory")
+
+    def _other(self, why: str) -> ArtifactDamaged:
+        return ArtifactDamaged(f"{self.path} was not made from {self._trajectories}: {why}")

@@ -12,10 +12,11 @@ what it was built from, and another recipe builds it anew.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from components.artifacts import Artifact, Draft, Store
 from components.errors import ResourceError
@@ -42,6 +43,25 @@ class Progress(Protocol):
     def __call__(self, done: int, total: int, values: Mapping[str, float] | None = None) -> None:
         """`done` of `total` episodes or gradient steps; `values` are figures worth showing, by name."""
         ...
+
+
+Row = TypeVar("Row")
+
+PROGRESS_SECONDS = 0.2
+"""Time between two words about a stream of rows."""
+
+
+def followed(rows: Iterable[Row], total: int, progress: Progress) -> Iterator[Row]:
+    """The rows as they come; `progress` is told how many of `total` have, now and then and at the end."""
+    told = time.monotonic()
+    done = 0
+    progress(0, total)
+    for done, row in enumerate(rows, 1):
+        yield row
+        if time.monotonic() - told > PROGRESS_SECONDS:
+            told = time.monotonic()
+            progress(done, total)
+    progress(done, total)
 
 
 class Warm:

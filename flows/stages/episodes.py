@@ -18,13 +18,10 @@ from components.rollout.spec import AgentSpec
 from components.specs import Target
 from components.trajectories.schema import Scenario, Trajectory
 from flows.stages.base import Context
+from flows.stages.shards import Shards
 
 if TYPE_CHECKING:
     from components.inference.transformers_engine import TransformersEngine
-
-FLUSH_SECONDS = 2.0
-"""Finished episodes are on disk this much later at most."""
-FLUSH_EPISODES = 16
 
 
 class Episodes:
@@ -34,46 +31,35 @@ class Episodes:
     """
 
     def __init__(self, folder: Path):
-        self.folder = folder
-        self.finished: dict[str, Trajectory] = {}
         self.seconds: dict[str, float] = {}
         """Wall-clock time of each episode."""
-        self._pending: list[Trajectory] = []
-        self._flushed = time.monotonic()
-        self._shards = 0
-        self._read()
+        self._shards = Shards(folder, "episodes", self._write, self._read)
+        self.finished: dict[str, Trajectory] = {trajectory.id: trajectory for trajectory in self._shards.read()}
+        """Those of earlier tries."""
 
     def add(self, trajectory: Trajectory, seconds: float) -> None:
-        """Keeps one more; written at the latest with the first episode after `FLUSH_SECONDS`."""
+        """Keeps one more."""
         self.seconds[trajectory.id] = seconds
         if trajectory.failure is None:
-            self._pending.append(trajectory)
-        if len(self._pending) >= FLUSH_EPISODES or time.monotonic() - self._flushed > FLUSH_SECONDS:
-            self.flush()
+            self._shards.add([trajectory])
 
     def flush(self) -> None:
         """Writes what is not written yet."""
+        self._shards.flush()
+
+    def _write(self, path: Path, trajectories: Sequence[Trajectory]) -> None:
         from components.trajectories.store import write_trajectories
 
-        self._flushed = time.monotonic()
-        if not self._pending:
-            return
-        name = self.folder / f"episodes-{self._shards:05d}"
-        times = {trajectory.id: self.seconds[trajectory.id] for trajectory in self._pending}
-        name.with_suffix(".json").write_text(json.dumps(times))  # first: a shard that is there has its times
-        write_trajectories(name.with_suffix(".parquet"), self._pending)
-        self._shards += 1
-        self._pending = []
+        times = {trajectory.id: self.seconds[trajectory.id] for trajectory in trajectories}
+        path.with_suffix(".json").write_text(json.dumps(times))  # first: a shard that is there has its times
+        write_trajectories(path, trajectories)
 
-    def _read(self) -> None:
+    def _read(self, path: Path) -> list[Trajectory]:
         from components.trajectories.store import read_trajectories
 
-        shards = sorted(self.folder.glob("episodes-*.parquet"))
-        for shard in shards:
-            for trajectory in read_trajectories(shard):
-                self.finished[trajectory.id] = trajectory
-            self.seconds.update(json.loads(shard.with_suffix(".json").read_text()))
-        self._shards = int(shards[-1].stem.partition("-")[2]) + 1 if shards else 0
+        trajectories = list(read_trajectories(path))
+        self.seconds.update(json.loads(path.with_suffix(".json").read_text()))
+        return trajectories
 
 
 def scenarios_of(environment: Target, split: str, context: Context) -> list[Scenario]:

@@ -41,7 +41,6 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     """Writes `trajectories.parquet`, `scores.parquet`, `summary.json` and `times.json`. Input: `policy`, a checkpoint;
     without it the base model is measured."""
     from components.evaluation.metrics import summarise
-    from components.rewards.judge import judge as apply
     from components.trajectories.store import load_scored, write_scores, write_trajectories
 
     scenarios = scenarios_of(spec.environment, spec.evaluate.split, context)[: spec.evaluate.scenarios]
@@ -59,10 +58,12 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
         seed=context.seed,
         context=context,
     )
-    if not any("success" in one.outcome for one in trajectories if one.failure is None):
+    finished = [one for one in trajectories if one.failure is None]
+    if finished and not any("success" in one.outcome for one in finished):
         log.warning("%s says `success` in the info of no episode: none counts as one", spec.environment.target)
-    scores = apply(spec.reward.build(), trajectories)
-    judge.demand_some(scores)
+    tally = judge.Tally()
+    scores = list(tally.over(judge.judged(spec.reward, trajectories, context)))
+    tally.demand_some()  # the episodes are in scratch: the next try does not play them again
     write_trajectories(draft.path / "trajectories.parquet", trajectories)
     write_scores(draft.path / "scores.parquet", scores)
     write_times(draft.path / "times.json", times)
@@ -71,7 +72,7 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     (draft.path / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     limits = {f"{name}_{end}": summary[name][end] for name in ("success", "reward") for end in ("low", "high")}
     found = {name: value for name, value in limits.items() if value is not None}
-    return figures(trajectories) | judge.figures(scores) | found | speed
+    return figures(trajectories) | tally.figures() | found | speed
 
 
 STAGE = Stage("evaluate", 3, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))

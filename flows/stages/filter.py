@@ -1,16 +1,17 @@
-"""Filter: which trajectories training sees, and why the others not."""
+"""Filter: which trajectories training sees, and why the others not; from file to file, a group in memory at a time."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import Field
 
 from components.artifacts import Draft
 from components.specs import Target
-from components.trajectories.schema import SCHEMA_VERSION
-from flows.stages.base import Context, Inputs, Stage, StageSpec
+from components.trajectories.schema import SCHEMA_VERSION, Selection
+from flows.stages.base import Context, Inputs, Stage, StageSpec, followed
 
 
 class FilterStage(StageSpec):
@@ -23,21 +24,27 @@ class FilterStage(StageSpec):
 def filter_(spec: FilterStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Writes `selection.parquet`. Inputs: `trajectories`, `scores`."""
     from components.filters.select import apply
-    from components.trajectories.store import load_scored, write_selection
+    from components.trajectories.store import count_trajectories, read_scored, write_selection
 
-    trajectories = load_scored(
-        inputs["trajectories"].path / "trajectories.parquet", inputs["scores"].path / "scores.parquet", None
+    path = inputs["trajectories"].path / "trajectories.parquet"
+    reasons: Counter[str] = Counter()
+
+    def counted(selections: Iterable[Selection]) -> Iterator[Selection]:
+        for selection in selections:
+            reasons[selection.reason] += not selection.kept
+            yield selection
+
+    trajectories = read_scored(path, inputs["scores"].path / "scores.parquet")
+    selections = counted(apply(spec.filter_.build(), trajectories))
+    total = write_selection(
+        draft.path / "selection.parquet", followed(selections, count_trajectories(path), context.progress)
     )
-    selections = apply(spec.filter_.build(), trajectories)
-    write_selection(draft.path / "selection.parquet", selections)
-    context.progress(len(selections), len(selections))
-    kept = sum(selection.kept for selection in selections)
-    reasons = Counter(selection.reason for selection in selections if not selection.kept)
+    kept = total - reasons.total()
     return {
         "kept": float(kept),
-        "dropped": float(len(selections) - kept),
-        "kept_share": kept / len(selections) if selections else 0.0,
-        **{f"dropped/{reason}": float(count) for reason, count in sorted(reasons.items())},
+        "dropped": float(total - kept),
+        "kept_share": kept / total if total else 0.0,
+        **{f"dropped/{reason}": float(count) for reason, count in sorted(reasons.items()) if count},
     }
 
 

@@ -1,15 +1,21 @@
-"""Judge: a reward for each trajectory."""
+"""Judge: a reward for each trajectory, from file to file. Finished judgements are kept when the stage dies."""
 
 from __future__ import annotations
 
-import statistics
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from components.artifacts import Draft
 from components.errors import JudgeError
 from components.specs import Target
-from components.trajectories.schema import SCHEMA_VERSION, Score
-from flows.stages.base import Context, Inputs, Stage, StageSpec
+from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Trajectory
+from flows.stages.base import Context, Inputs, Stage, StageSpec, followed
+from flows.stages.shards import Shards
+
+log = logging.getLogger(__name__)
 
 
 class JudgeStage(StageSpec):
@@ -21,42 +27,105 @@ class JudgeStage(StageSpec):
 
 def judge(spec: JudgeStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Writes `scores.parquet`. Input: `trajectories`."""
+    from components.trajectories.store import count_trajectories, read_trajectories, write_scores
+
+    path = inputs["trajectories"].path / "trajectories.parquet"
+    tally = Tally()
+    scores = tally.over(judged(spec.reward, read_trajectories(path), context))
+    write_scores(draft.path / "scores.parquet", followed(scores, count_trajectories(path), context.progress))
+    tally.demand_some()
+    return tally.figures()
+
+
+def judged(reward: Target, trajectories: Iterable[Trajectory], context: Context) -> Iterator[Score]:
+    """One Score for each trajectory, in order.
+
+    Those that an earlier try of this stage has kept are taken as they are. What could not be scored is judged again,
+    and with a reward for groups the whole group of it.
+    """
     from components.rewards.judge import judge as apply
-    from components.trajectories.store import read_trajectories, write_scores
+    from components.trajectories.store import read_scores, write_scores
 
-    trajectories = list(read_trajectories(inputs["trajectories"].path / "trajectories.parquet"))
-    scores = apply(spec.reward.build(), trajectories)
-    demand_some(scores)
-    write_scores(draft.path / "scores.parquet", scores)
-    context.progress(len(scores), len(scores))
-    return figures(scores)
+    assert context.scratch is not None
+    shards = Shards(context.scratch, "scores", write_scores, read_scores)
+    finished = {score.trajectory_id: score for score in shards.read()}
+    if finished:
+        log.info("%d scores of an earlier try are taken as they are", len(finished))
 
+    def keep(scores: Sequence[Score]) -> None:
+        if all(score.reward is not None for score in scores):
+            shards.add(scores)
 
-def demand_some(scores: list[Score]) -> None:
-    """Raises JudgeError where the reward could score none of the finished episodes: then it is the reward that is
-    broken, and a run that went on would train on nothing."""
-    broken = [one.failure for one in scores if one.failure and one.failure.boundary == JudgeError.boundary]
-    if broken and all(one.reward is None for one in scores):
-        raise JudgeError(
-            f"the reward could score none of the {len(broken)} finished episodes; the first one: "
-            f"{broken[0].kind}: {broken[0].message}"
-        )
+    try:
+        yield from apply(reward.build(), trajectories, finished=finished, on_judged=keep)
+    finally:
+        shards.flush()
 
 
-def figures(scores: list[Score]) -> dict[str, float]:
-    """Mean reward, its spread, components by name, what was unscored, what it cost."""
-    rewards = [score.reward for score in scores if score.reward is not None]
-    values = {
-        "scored": float(len(rewards)),
-        "unscored": float(len(scores) - len(rewards)),
-        "cost": sum(score.cost for score in scores),
-    }
-    if rewards:
-        values |= {"reward": statistics.fmean(rewards), "reward_std": statistics.pstdev(rewards)}
-    for name in sorted({name for score in scores for name in score.components}):
-        parts = [score.components[name] for score in scores if name in score.components]
-        values[f"components/{name}"] = statistics.fmean(parts)
-    return values
+class Mean:
+    """Mean and standard deviation of numbers that are not kept (Welford's method)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = 0.0
+        self._squares = 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        difference = value - self.mean
+        self.mean += difference / self.count
+        self._squares += difference * (value - self.mean)
+
+    @property
+    def std(self) -> float:
+        """Of the numbers themselves (the population), 0 for a single one."""
+        return math.sqrt(self._squares / self.count)
+
+
+class Tally:
+    """What can be said of scores, counted while they pass."""
+
+    def __init__(self) -> None:
+        self._reward = Mean()
+        self._components: defaultdict[str, Mean] = defaultdict(Mean)
+        self._unscored = 0
+        self._cost = 0.0
+        self._broken = 0
+        self._first: Failure | None = None
+
+    def over(self, scores: Iterable[Score]) -> Iterator[Score]:
+        """The scores as they come."""
+        for score in scores:
+            self._add(score)
+            yield score
+
+    def _add(self, score: Score) -> None:
+        self._cost += score.cost
+        if score.reward is None:
+            self._unscored += 1
+        else:
+            self._reward.add(score.reward)
+        for name, value in score.components.items():
+            self._components[name].add(value)
+        if score.failure is not None and score.failure.boundary == JudgeError.boundary:
+            self._broken += 1
+            self._first = self._first or score.failure
+
+    def demand_some(self) -> None:
+        """Raises JudgeError where the reward could score none of the finished episodes: then it is the reward that is
+        broken, and a run that went on would train on nothing."""
+        if self._first is not None and not self._reward.count:
+            raise JudgeError(
+                f"the reward could score none of the {self._broken} finished episodes; the first one: "
+                f"{self._first.kind}: {self._first.message}"
+            )
+
+    def figures(self) -> dict[str, float]:
+        """Mean reward, its spread, components by name, what was unscored, what it cost."""
+        values = {"scored": float(self._reward.count), "unscored": float(self._unscored), "cost": self._cost}
+        if self._reward.count:
+            values |= {"reward": self._reward.mean, "reward_std": self._reward.std}
+        return values | {f"components/{name}": part.mean for name, part in sorted(self._components.items())}
 
 
 STAGE = Stage("judge", 1, JudgeStage, "scores", SCHEMA_VERSION, judge)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from components.errors import SpecError
+from components.errors import ArtifactError, SpecError
 from components.filters.everything import Everything
 from components.filters.protocol import Filter
 from components.filters.select import apply
@@ -14,12 +14,13 @@ from components.specs import Spec, Target, validate
 from components.trajectories.schema import Selection
 from tests.trajectories.builders import FAILURE, episode
 
+GROUPS = (("a", (1.0, 1.0)), ("b", (0.0, 1.0)))
 FILTERS = [Signal(), Successful(), Everything()]
 
 
 def reasons(filter_, *rewards):
     """What the filter says about a group with these rewards."""
-    selections = apply(filter_, [episode("a", i, reward=reward) for i, reward in enumerate(rewards)])
+    selections = list(apply(filter_, [episode("a", i, reward=reward) for i, reward in enumerate(rewards)]))
     assert all(selection.kept == (selection.reason == "kept") for selection in selections)
     return [selection.reason for selection in selections]
 
@@ -50,11 +51,11 @@ class TestSignal:
         assert reasons(Signal(relative_tolerance=0.0), 0.1 + 0.2, 0.3) == ["kept"] * 2
 
     def test_each_group_for_itself(self):
-        rows = [episode(name, i, reward=r) for i in range(2) for name, r in (("a", 1.0), ("b", float(i)))]
+        rows = [episode(name, i, reward=r) for name, rewards in GROUPS for i, r in enumerate(rewards)]
         assert [(s.trajectory_id, s.reason) for s in apply(Signal(), rows)] == [
             ("a/0", "no_spread"),
-            ("b/0", "kept"),
             ("a/1", "no_spread"),
+            ("b/0", "kept"),
             ("b/1", "kept"),
         ]
 
@@ -72,8 +73,29 @@ def test_everything_keeps_all_that_is_scored():
 def test_no_filter_keeps_a_failed_episode(filter_):
     assert isinstance(filter_, Filter)
     rows = [episode("a", 0, reward=1.0), episode("a", 1, reward=0.0), episode("a", 2, failure=FAILURE)]
-    assert apply(filter_, rows)[2] == Selection("a/2", False, "unscored")
-    assert apply(filter_, []) == []
+    assert list(apply(filter_, rows))[2] == Selection("a/2", False, "unscored")
+    assert list(apply(filter_, [])) == []
+
+
+def test_decisions_stream_group_by_group():
+    pulled = []
+
+    def rows():
+        for name, rewards in GROUPS:
+            for sample, reward in enumerate(rewards):
+                pulled.append(f"{name}/{sample}")
+                yield episode(name, sample, reward=reward)
+
+    selections = apply(Signal(), rows())
+    assert pulled == []
+    assert next(selections).trajectory_id == "a/0"
+    assert pulled == ["a/0", "a/1", "b/0"]
+
+
+def test_a_scenario_that_comes_back_is_refused():
+    rows = [episode(name, i, reward=1.0) for i in range(2) for name in ("a", "b")]
+    with pytest.raises(ArtifactError, match="scenario a do not lie next to each other"):
+        list(apply(Everything(), rows))
 
 
 class Broken:
@@ -94,7 +116,7 @@ class Broken:
 )
 def test_a_filter_that_breaks_its_protocol_is_refused_by_name(decide, said):
     with pytest.raises(SpecError, match=f"Broken .*{said}"):
-        apply(Broken(decide), [episode("a", 0, reward=1.0), episode("a", 1)])
+        list(apply(Broken(decide), [episode("a", 0, reward=1.0), episode("a", 1)]))
 
 
 class Part(Spec):

@@ -1,7 +1,17 @@
 """Running a stage: found or made, keyed by what matters, resumed after a death."""
 
+import gc
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, pstdev
 
 import pytest
 
@@ -9,11 +19,21 @@ from components.errors import ArtifactDamaged, JudgeError, ResourceError, SpecEr
 from components.inference.protocol import ChatCompletion
 from components.models.spec import ModelSpec
 from components.specs import validate
-from components.trajectories.store import read_trajectories
+from components.trajectories.schema import Score
+from components.trajectories.store import (
+    read_scores,
+    read_selection,
+    read_trajectories,
+    write_scores,
+    write_trajectories,
+)
 from flows.stages import STAGES
 from flows.stages.base import Request, Warm
 from flows.stages.episodes import Episodes
 from flows.stages.execute import find_stage, request_key, run_stage
+from flows.stages.judge import Tally
+from tests.flows import paid
+from tests.trajectories.builders import FAILURE, episode
 
 pytestmark = pytest.mark.usefixtures("tiny_stages")
 
@@ -178,6 +198,7 @@ def test_a_collect_that_dies_keeps_its_finished_episodes(context):
     dying, whole = Scripted(5), Scripted(100)
     with pytest.raises(KeyboardInterrupt):
         run_stage(request, warm_with(context, dying))
+    gc.collect()  # drops the stopped task now: Python 3.11.7 cannot parse source while asyncio logs it (gh-106905)
     artifact, status = run_stage(request, warm_with(context, whole))
     assert status == "ran"
     assert artifact.metrics["resumed"] == 5
@@ -220,3 +241,144 @@ def test_failed_episodes_are_played_again(tmp_path, context):
     episodes.flush()
     again = Episodes(tmp_path)
     assert (set(again.finished), again.seconds) == ({good.id}, {good.id: 1.0})
+
+
+EPISODES = [episode(name, sample, success=sample == 0) for name in "abc" for sample in range(2)]
+
+
+def stored(context, rows, scores=()):
+    """Artifacts of trajectories and scores, as inputs of a request."""
+    files = {"trajectories": (write_trajectories, rows), "scores": (write_scores, scores)}
+    for key, (write, content) in files.items():
+        with context.store.draft(key, stage="made", kind=key, schema_version=1, inputs={}) as draft:
+            write(draft.path / f"{key}.parquet", content)
+    return {name: name for name in files}
+
+
+def judging(reward, folder, context):
+    target = {"_target_": f"tests.flows.paid.{reward.__name__}", "folder": str(folder)}
+    inputs = {"trajectories": stored(context, EPISODES)["trajectories"]}
+    return Request("judge", {"reward": target}, inputs, allow=("tests",))
+
+
+@pytest.mark.parametrize(
+    ("reward", "again"),
+    [(paid.Each, ["b/1", "c/0", "c/1"]), (paid.Together, ["b/0", "b/1", "c/0", "c/1"])],
+    ids=["one by one", "in groups"],
+)
+def test_a_judge_that_is_killed_does_not_ask_for_finished_scores_again(tmp_path, context, reward, again):
+    (tmp_path / "wait").touch()
+    request = judging(reward, tmp_path, context)
+    (tmp_path / "request.json").write_text(json.dumps(request.to_json()))
+    command = [sys.executable, "-m", "flows.stage", "--request", tmp_path / "request.json", "--root", tmp_path]
+    root = Path(__file__).resolve().parents[2]
+    scratch = context.store.scratch(request_key(request, context))
+
+    def kept():
+        return [score.trajectory_id for file in sorted(scratch.glob("*.parquet")) for score in read_scores(file)]
+
+    finished = [row.id for row in EPISODES if row.id not in again]
+    with subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as child:
+        deadline = time.monotonic() + 60
+        while kept() != finished:  # it waits in the reward: they have to be kept without further ones
+            assert child.poll() is None
+            assert time.monotonic() < deadline, kept()
+            time.sleep(0.05)
+        os.kill(child.pid, signal.SIGKILL)
+    (tmp_path / "wait").unlink()
+    asked = (tmp_path / "asked").read_text().split()
+    assert asked == ["a/0", "a/1", "b/0", "b/1", "c/0"]
+
+    artifact, status = run_stage(request, context)
+    assert status == "ran"
+    assert (tmp_path / "asked").read_text().split() == [*asked, *again]
+    assert not scratch.exists()
+    elsewhere = type(context).at(tmp_path / "elsewhere")
+    undisturbed, _ = run_stage(judging(reward, tmp_path, elsewhere), elsewhere)
+    assert undisturbed.digest == artifact.digest
+    assert undisturbed.metrics == artifact.metrics
+
+
+def test_a_judge_with_a_torn_file_in_its_scratch_asks_again(tmp_path, context, caplog):
+    request = judging(paid.Each, tmp_path, context)
+    torn = context.store.scratch(request_key(request, context)) / "scores-00000.parquet"
+    write_scores(torn, [Score("a/0", 17.0), Score("a/1", 17.0)])
+    torn.write_bytes(torn.read_bytes()[:-9])
+    artifact, _ = run_stage(request, context)
+    assert "scores-00000.parquet" in caplog.text
+    assert [score.reward for score in read_scores(artifact.path / "scores.parquet")][:2] == [0.5, 1.5]
+
+
+def test_figures_of_scores_in_one_pass():
+    rewards = [0.1, 0.7, 1e6 + 0.3, -2.5, 0.7]
+    scores = [Score(str(i), reward, {"x": reward, "y": 0.1}, cost=0.25) for i, reward in enumerate(rewards)]
+    scores += [Score("unscored", None, {"z": 2.0}, failure=FAILURE)]
+    tally = Tally()
+    assert list(tally.over(iter(scores))) == scores
+    tally.demand_some()
+    assert tally.figures() == {
+        "scored": 5.0,
+        "unscored": 1.0,
+        "cost": 1.25,
+        "reward": pytest.approx(fmean(rewards), rel=1e-15),
+        "reward_std": pytest.approx(pstdev(rewards), rel=1e-15),
+        "components/x": pytest.approx(fmean(rewards), rel=1e-15),
+        "components/y": 0.1,
+        "components/z": 2.0,
+    }
+    assert Tally().figures() == {"scored": 0.0, "unscored": 0.0, "cost": 0.0}
+
+
+def test_a_filter_counts_what_it_drops_and_why(context):
+    rewards = {"a/0": 1.0, "a/1": 0.0, "b/0": 0.5, "b/1": 0.5, "c/0": 1.0, "c/1": None}
+    inputs = stored(context, EPISODES, [Score(*pair) for pair in rewards.items()])
+    told = []
+    watched = replace(context, progress=lambda done, total, values=None: told.append((done, total)))
+    signal_ = {"_target_": "components.filters.signal.Signal"}
+    artifact, _ = run_stage(Request("filter", {"filter": signal_}, inputs), watched)
+    assert artifact.metrics == {
+        "kept": 2.0,
+        "dropped": 4.0,
+        "kept_share": 1 / 3,
+        "dropped/no_spread": 3.0,
+        "dropped/unscored": 1.0,
+    }
+    selections = read_selection(artifact.path / "selection.parquet")
+    assert [(one.trajectory_id, one.kept) for one in selections] == [(name, name < "b") for name in rewards]
+    assert (told[0], told[-1]) == ((0, 6), (6, 6))
+
+
+def test_scores_of_other_trajectories_fail_the_filter_by_name(context):
+    inputs = stored(context, EPISODES, [Score(row.id, 1.0) for row in EPISODES[1:]])
+    signal_ = {"_target_": "components.filters.signal.Signal"}
+    with pytest.raises(ArtifactDamaged, match=r"scores\.parquet was not made from"):
+        run_stage(Request("filter", {"filter": signal_}, inputs), context)
+
+
+EVALUATE = {
+    "model": MODEL,
+    "environment": SHOP,
+    "reward": {"_target_": "components.rewards.outcome.Outcome"},
+    "agent": {},
+    "evaluate": {"scenarios": 3, "concurrency": 1},
+}
+
+
+def test_an_evaluation_whose_reward_is_broken_keeps_its_episodes(context):
+    engine = Scripted(100)
+    request = Request("evaluate", {**EVALUATE, "reward": {"_target_": "components.evaluation.metrics.summarise"}})
+    warm = warm_with(context, engine)
+    for _ in range(2):
+        with pytest.raises(JudgeError, match="could score none of the 3 finished episodes"):
+            run_stage(request, warm)
+        assert engine.answers == 3
+    assert len(Episodes(context.store.scratch(request_key(request, context))).finished) == 3
+
+
+@pytest.mark.parametrize(("failures", "warned"), [(3, False), (1, True)])
+def test_a_missing_success_is_missed_where_an_episode_finished(monkeypatch, context, caplog, failures, warned):
+    rows = [episode("s", i, outcome={}, failure=FAILURE if i < failures else None) for i in range(3)]
+    monkeypatch.setattr("flows.stages.evaluate.play", lambda **_: (rows, {}, {}))
+    with caplog.at_level(logging.WARNING):
+        run_stage(Request("evaluate", EVALUATE), context)
+    assert ("says `success` in the info of no episode" in caplog.text) is warned

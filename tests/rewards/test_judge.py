@@ -12,15 +12,19 @@ from functools import partial
 import numpy as np
 import pytest
 
-from components.errors import EngineError, ResourceError, SpecError
-from components.rewards.judge import judge
+from components.errors import ArtifactError, EngineError, ResourceError, SpecError
+from components.rewards import judge as judging
 from components.trajectories.schema import Failure, Score
 from components.trajectories.store import read_scores, write_scores
 from tests.trajectories.builders import FAILURE, episode
 
 
+def judge(reward, trajectories, **options):
+    return list(judging.judge(reward, trajectories, **options))
+
+
 def two_groups():
-    return [episode("a", 0, success=True), episode("b", 0, success=False), episode("a", 1, success=False)]
+    return [episode("a", 0, success=True), episode("a", 1, success=False), episode("b", 0, success=False)]
 
 
 class Group:
@@ -41,7 +45,7 @@ def ranked(group):
 
 def test_a_function_is_a_reward():
     scores = judge(lambda trajectory: trajectory.success, two_groups())
-    assert scores == [Score("a/0", 1.0), Score("b/0", 0.0), Score("a/1", 0.0)]
+    assert scores == [Score("a/0", 1.0), Score("a/1", 0.0), Score("b/0", 0.0)]
     assert all(type(score.reward) is float for score in scores)
 
 
@@ -56,8 +60,8 @@ def test_a_group_reward_sees_each_scenario_once():
     reward = Group(ranked)
     scores = judge(reward, two_groups())
     assert reward.seen == [["a/0", "a/1"], ["b/0"]]
-    assert [(score.trajectory_id, score.reward) for score in scores] == [("a/0", 0.0), ("b/0", 0.0), ("a/1", 0.1)]
-    assert scores[2] == Score("a/1", 0.1, {"rank": 1.0}, [0.5], "place 1", 0.01)
+    assert [(score.trajectory_id, score.reward) for score in scores] == [("a/0", 0.0), ("a/1", 0.1), ("b/0", 0.0)]
+    assert scores[1] == Score("a/1", 0.1, {"rank": 1.0}, [0.5], "place 1", 0.01)
 
 
 def test_failed_episodes_are_unscored_with_their_failure_and_not_shown():
@@ -113,7 +117,7 @@ def test_a_component_that_is_no_number_is_unscored():
 
 def test_a_raising_reward_unscores_only_what_it_was_asked_about(caplog):
     def reward(trajectory):
-        if trajectory.id == "b/0":
+        if trajectory.id == "a/1":
             raise KeyError("answer")
         return 1.0
 
@@ -131,7 +135,7 @@ def test_a_raising_group_reward_unscores_its_group():
         return ranked(group)
 
     scores = judge(Group(answer), two_groups())
-    assert [score.reward for score in scores] == [None, 0.0, None]
+    assert [score.reward for score in scores] == [None, None, 0.0]
     assert scores[0].failure == Failure("judge", "EngineError", "the judge model did not answer")
 
 
@@ -183,3 +187,56 @@ def test_what_is_no_reward_is_refused():
 
 def test_no_trajectories_no_scores():
     assert judge(lambda _: 1.0, []) == []
+
+
+def test_scores_stream_as_the_episodes_come():
+    pulled = []
+
+    def rows():
+        for row in two_groups():
+            pulled.append(row.id)
+            yield row
+
+    assert next(judging.judge(lambda _: 1.0, rows())).trajectory_id == "a/0"
+    assert pulled == ["a/0"]
+    pulled.clear()
+    assert next(judging.judge(Group(ranked), rows())).trajectory_id == "a/0"
+    assert pulled == ["a/0", "a/1", "b/0"]
+
+
+def test_a_scenario_that_comes_back_is_refused_where_groups_are_judged():
+    rows = [two_groups()[place] for place in (0, 2, 1)]
+    with pytest.raises(ArtifactError, match="scenario a do not lie next to each other"):
+        judge(Group(ranked), rows)
+    assert [score.trajectory_id for score in judge(lambda _: 1.0, rows)] == ["a/0", "b/0", "a/1"]
+
+
+class TestFinished:
+    """Scores of an earlier try."""
+
+    def test_they_are_taken_as_they_are(self):
+        asked, told = [], []
+        earlier = Score("a/0", 0.75, {"style": 1.0}, [0.5], "well said", 0.02)
+
+        def reward(trajectory):
+            asked.append(trajectory.id)
+            return 1.0
+
+        scores = judge(reward, two_groups(), finished={"a/0": earlier}, on_judged=told.append)
+        assert scores == [earlier, Score("a/1", 1.0), Score("b/0", 1.0)]
+        assert asked == ["a/1", "b/0"]
+        assert told == [[scores[1]], [scores[2]]]
+
+    def test_a_group_is_taken_whole_or_judged_again(self):
+        whole = {"b/0": Score("b/0", 0.5), "a/1": Score("a/1", 0.5)}  # of group a, one is missing
+        reward, told = Group(ranked), []
+        scores = judge(reward, two_groups(), finished=whole, on_judged=told.append)
+        assert reward.seen == [["a/0", "a/1"]]
+        assert [score.reward for score in scores] == [0.0, 0.1, 0.5]
+        assert told == [scores[:2]]
+
+    def test_a_failed_episode_is_not_missing_in_a_whole_group(self):
+        rows = [episode("a", 0), episode("a", 1, failure=FAILURE)]
+        reward = Group(ranked)
+        assert judge(reward, rows, finished={"a/0": Score("a/0", 0.5)})[0].reward == 0.5
+        assert reward.seen == []

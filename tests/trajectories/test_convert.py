@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
 from hypothesis import given, settings
 
-from components.trajectories.convert import conversations, to_message, to_openai, to_preference, to_sft
+from components.errors import ArtifactError
+from components.trajectories.convert import (
+    conversations,
+    to_message,
+    to_openai,
+    to_preference,
+    to_sft,
+    write_jsonl,
+)
 from components.trajectories.schema import Message
 from tests.trajectories import strategies
 from tests.trajectories.builders import FAILURE, TOOLS, episode, talk, tool_talk
@@ -88,7 +97,7 @@ class TestPreference:
     def test_best_against_worst_of_each_scenario(self):
         rewards = {"a": [0.5, 1.0, 0.0, 1.0], "b": [-3.0, -1.0]}
         rows = [episode(name, i, reward=r) for name, group in rewards.items() for i, r in enumerate(group)]
-        pairs = to_preference(rows)
+        pairs = list(to_preference(rows))
         assert [pair["scenario_id"] for pair in pairs] == ["a", "b"]
         assert [pair["chosen"][-1]["content"] for pair in pairs] == ["Answer 1.", "Answer 1."]
         assert [pair["rejected"][-1]["content"] for pair in pairs] == ["Answer 2.", "Answer 0."]
@@ -97,11 +106,11 @@ class TestPreference:
 
     @pytest.mark.parametrize("rewards", [[1.0, 1.0], [0.1 + 0.2, 0.3], [1.0], [1.0, None], []])
     def test_ties_give_no_pair(self, rewards):
-        assert to_preference([episode("a", i, reward=r) for i, r in enumerate(rewards)]) == []
+        assert list(to_preference([episode("a", i, reward=r) for i, r in enumerate(rewards)])) == []
 
     def test_failed_episodes_are_left_out(self):
         rows = [episode("a", 0, reward=1.0), episode("a", 1, reward=0.0, failure=FAILURE)]
-        assert to_preference(rows) == []
+        assert list(to_preference(rows)) == []
 
     def test_episodes_of_several_conversations_are_left_out_aloud(self, caplog):
         several = [talk("a", "b"), talk("c", "d", agent="helper")]
@@ -114,3 +123,42 @@ class TestPreference:
             (pair,) = to_preference(rows)
         assert pair["score_chosen"] == 0.5
         assert "several conversations: 1" in caplog.text
+
+    def test_a_scenario_that_comes_back_is_refused(self):
+        rows = [episode(name, i, reward=float(i)) for i in range(2) for name in ("a", "b")]
+        with pytest.raises(ArtifactError, match="scenario a do not lie next to each other"):
+            list(to_preference(rows))
+
+
+class TestStreams:
+    def test_records_come_as_the_trajectories_do(self):
+        pulled = []
+
+        def rows():
+            for number in range(6):
+                pulled.append(number)
+                yield episode("ab"[number // 3], number % 3, success=True, reward=float(number))
+
+        records = to_sft(rows())
+        assert pulled == []
+        assert next(records)["trajectory_id"] == "a/0"
+        assert pulled == [0]
+        pulled.clear()
+        assert next(to_preference(rows()))["scenario_id"] == "a"
+        assert pulled == [0, 1, 2, 3]
+
+    def test_a_file_of_lines(self, tmp_path):
+        odd = "naïve \ud83d 漢字\n\u2028"
+        records = list(to_sft([episode("a", i, success=True, histories=[talk("Hi.", odd)]) for i in range(3)]))
+        assert write_jsonl(tmp_path / "sft.jsonl", iter(records)) == 3
+        lines = (tmp_path / "sft.jsonl").read_text(encoding="ascii").splitlines()
+        assert [json.loads(line) for line in lines] == records
+
+    def test_a_conversion_that_raises_leaves_the_earlier_file_alone(self, tmp_path):
+        path = tmp_path / "pairs.jsonl"
+        write_jsonl(path, [{"old": 1}])
+        rows = [episode(name, i, reward=float(i)) for name in ("a", "b", "a") for i in range(2)]
+        with pytest.raises(ArtifactError):
+            write_jsonl(path, to_preference(rows))
+        assert path.read_text() == '{"old": 1}\n'
+        assert [file.name for file in tmp_path.iterdir()] == ["pairs.jsonl"]

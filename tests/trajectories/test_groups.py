@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.trajectories.groups import by_scenario, have_spread
+from components.errors import ArtifactError
+from components.trajectories.groups import adjacent_groups, by_scenario, have_spread
 from tests.trajectories.builders import episode
 
 
@@ -13,6 +14,29 @@ def test_groups_keep_the_order_of_arrival():
     groups = by_scenario(rows)
     assert {name: [row.id for row in group] for name, group in groups.items()} == {"b": ["b/0", "b/1"], "a": ["a/0"]}
     assert list(groups) == ["b", "a"]
+
+
+def test_adjacent_groups_come_one_after_the_other():
+    pulled = []
+
+    def rows():
+        for name, count in (("b", 2), ("a", 1), ("c", 3)):
+            for sample in range(count):
+                pulled.append(name)
+                yield episode(name, sample)
+
+    groups = adjacent_groups(rows())
+    assert [row.id for row in next(groups)] == ["b/0", "b/1"]
+    assert pulled == ["b", "b", "a"]  # no further than needed to see where the group ends
+    assert [[row.id for row in group] for group in groups] == [["a/0"], ["c/0", "c/1", "c/2"]]
+    assert list(adjacent_groups([])) == []
+
+
+def test_a_scenario_that_comes_back_is_refused():
+    groups = adjacent_groups([episode("b", 0), episode("a", 0), episode("b", 1)])
+    assert [next(groups)[0].id, next(groups)[0].id] == ["b/0", "a/0"]
+    with pytest.raises(ArtifactError, match=r"scenario b do not lie next to each other: b/1 .*Sort them by scenario"):
+        next(groups)
 
 
 @pytest.mark.parametrize("unit", [1e-300, 1e-12, 1.0, 1e12, 1e300])

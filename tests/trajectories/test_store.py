@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.errors import ArtifactDamaged, ArtifactError, SchemaMismatch
+from components.errors import ArtifactDamaged, SchemaMismatch
 from components.trajectories import store
 from components.trajectories.schema import History, Message, Score, Selection, Trajectory
 from components.trajectories.store import (
+    count_trajectories,
     load_scored,
+    read_scored,
     read_scores,
     read_selection,
     read_trajectories,
@@ -100,7 +102,8 @@ def test_log_probs_are_float32_values(tmp_path):
 
 
 def test_more_rows_than_a_row_group_stream_through_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "ROWS_PER_GROUP", 8)
+    monkeypatch.setattr(store, "ROWS_PER_CHUNK", 4)
+    monkeypatch.setattr(store, "GROUP_BYTES", 2500)
     monkeypatch.setattr(store, "ROWS_PER_BATCH", 3)
     path = tmp_path / "t.parquet"
     pulled = 0
@@ -180,38 +183,73 @@ def test_a_torn_file_is_damaged(tmp_path):
         next(read_trajectories(path))
 
 
-class TestLoadScored:
+def test_a_file_that_is_damaged_in_the_middle_says_so(tmp_path):
+    path = tmp_path / "t.parquet"
+    write_trajectories(path, [episode("s", sample) for sample in range(2000)])
+    content = bytearray(path.read_bytes())
+    content[4:1000] = b"\xff" * 996  # after the magic number
+    path.write_bytes(content)
+    with pytest.raises(ArtifactDamaged, match=r"t\.parquet cannot be read to its end"):
+        list(read_trajectories(path))
+
+
+def test_rows_are_counted_without_reading_them(tmp_path):
+    path = tmp_path / "t.parquet"
+    write_trajectories(path, [episode("s", sample) for sample in range(7)])
+    assert count_trajectories(path) == 7
+    write_scores(path, [])
+    with pytest.raises(SchemaMismatch):
+        count_trajectories(path)
+
+
+class TestScored:
     @pytest.fixture
     def files(self, tmp_path):
         paths = [tmp_path / f"{name}.parquet" for name in ("trajectories", "scores", "selection")]
         write_trajectories(paths[0], [episode("a", 0), episode("a", 1), episode("b", 0, failure=FAILURE)])
-        # Other orders than that of the trajectories: rows are joined by id.
-        write_scores(paths[1], [Score("b/0", None, failure=FAILURE), Score("a/1", 0.25), Score("a/0", 1.0)])
+        write_scores(paths[1], [Score("a/0", 1.0), Score("a/1", 0.25), Score("b/0", None, failure=FAILURE)])
         write_selection(
             paths[2],
-            [Selection("a/1", True, "kept"), Selection("b/0", False, "unscored"), Selection("a/0", True, "kept")],
+            [Selection("a/0", True, "kept"), Selection("a/1", False, "mine"), Selection("b/0", False, "unscored")],
         )
         return paths
 
-    def test_joins_rewards_on_the_kept_ones(self, files):
-        assert [(row.id, row.reward) for row in load_scored(*files)] == [("a/0", 1.0), ("a/1", 0.25)]
+    def test_rewards_are_joined_on_the_kept_ones(self, files):
+        assert [(row.id, row.reward) for row in load_scored(*files)] == [("a/0", 1.0)]
 
     def test_without_a_selection_all_come(self, files):
         loaded = load_scored(files[0], files[1], None)
         assert [(row.id, row.reward) for row in loaded] == [("a/0", 1.0), ("a/1", 0.25), ("b/0", None)]
 
-    @pytest.mark.parametrize("ids", [["a/0", "b/0"], ["a/0", "a/1", "b/0", "c/0"]])
-    def test_scores_of_other_trajectories_are_refused(self, files, ids):
+    def test_a_stream_holds_a_few(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(store, "ROWS_PER_BATCH", 2)
+        files = [tmp_path / "trajectories.parquet", tmp_path / "scores.parquet"]
+        write_trajectories(files[0], [episode("s", sample) for sample in range(5)])
+        write_scores(files[1], [Score(f"s/{sample}", sample / 2) for sample in range(5)])
+        made = []
+        monkeypatch.setattr(store.tables, "Trajectory", lambda *values: made.append(values[0]) or Trajectory(*values))
+        rows = read_scored(*files)
+        assert (next(rows).reward, next(rows).reward) == (0.0, 0.5)
+        assert made == ["s/0", "s/1"]
+        assert [row.reward for row in rows] == [1.0, 1.5, 2.0]
+
+    @pytest.mark.parametrize(
+        ("ids", "said"),
+        [
+            (["a/0", "b/0"], "b/0 stands where a/1 should"),
+            (["a/1", "a/0", "b/0"], "a/1 stands where a/0 should"),
+            (["a/0", "a/0", "a/1", "b/0"], "a/0 stands where a/1 should"),
+            (["a/0", "a/1"], "it ends before b/0"),
+            (["a/0", "a/1", "b/0", "c/0"], "c/0 comes after the last"),
+        ],
+    )
+    def test_scores_of_other_trajectories_are_refused(self, files, ids, said):
         write_scores(files[1], [Score(name, 1.0) for name in ids])
-        with pytest.raises(ArtifactError, match=r"scores\.parquet was not made from .*trajectories\.parquet"):
+        with pytest.raises(ArtifactDamaged, match=rf"scores\.parquet was not made from .*s\.parquet: {said}"):
             load_scored(*files)
 
-    def test_a_selection_of_other_trajectories_is_refused(self, files):
-        write_selection(files[2], [Selection("a/0", True, "kept")])
-        with pytest.raises(ArtifactError, match=r"selection\.parquet was not made from"):
-            load_scored(*files)
-
-    def test_two_scores_of_one_trajectory_are_refused(self, files):
-        write_scores(files[1], [Score("a/0", 1.0), Score("a/0", 0.0)])
-        with pytest.raises(ArtifactError, match="twice of trajectory a/0"):
+    @pytest.mark.parametrize("ids", [["a/0"], ["b/0", "a/1", "a/0"], ["a/0", "a/1", "b/0", "b/1"]])
+    def test_a_selection_of_other_trajectories_is_refused(self, files, ids):
+        write_selection(files[2], [Selection(name, True, "kept") for name in ids])
+        with pytest.raises(ArtifactDamaged, match=r"selection\.parquet was not made from"):
             load_scored(*files)
