@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 Row = TypeVar("Row")
 
-FLUSH_SECONDS = 2.0
+FLUSH_SECONDS = 0.1
 """Finished rows are on disk this much later at most."""
 FLUSH_ROWS = 4096
 """Rows that wait in memory at most."""
