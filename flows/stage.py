@@ -1,10 +1,11 @@
 """One stage alone, from a serialised request:
 
-    python -m flows.stage --request FILE.json --root DIR
+    python -m flows.stage --request FILE.json --root DIR [--store URI]
 
 The request names the stage, its part of the spec, the keys of its input artifacts in the store below DIR, and the
-seed (`flows.stages.base.Request`). Standard output is JSON lines: progress, and as the last one
-`{"key", "digest", "status"}` or `{"error"}`. It ends when its standard input, if that is a pipe, is closed.
+seed (`flows.stages.base.Request`); URI is a store that machines share, behind the one below DIR. Standard output is
+JSON lines: progress, and as the last one `{"key", "digest", "status"}` or `{"error"}`. It ends when its standard
+input, if that is a pipe, is closed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.stage", description="Runs one stage from a request.")
     parser.add_argument("--request", required=True, type=Path, help="JSON file: stage, spec, inputs, seed, allow")
     parser.add_argument("--root", required=True, type=Path, help="folder of the run: artifacts, models")
+    parser.add_argument("--store", help="URI of a store shared with other machines, such as s3://BUCKET/PREFIX")
     options = parser.parse_args(arguments)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever libraries print is no result
@@ -48,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         context = Context.at(
             options.root,
+            options.store,
             progress=lambda done, total, values=None: say({"progress": [done, total, dict(values or {})]}),
             on_wait=lambda text: say({"waiting": text}),
         )
