@@ -3,6 +3,7 @@
     URI/<key>/                 the files, then manifest.json: an artifact is there when its manifest is
     URI/<key>.damaged-N/       the manifest of what no longer matched it
     URI/.locks/<key>           who works on the key now
+    URI/.id                    a name that it got at its first use: an emptied store is another one
 
 Nothing is used that was not verified: whoever downloads an artifact checks every file against the manifest. Uploads
 write the manifest last and never over another one, so an upload that was killed at any moment left no artifact; the
@@ -11,6 +12,7 @@ next one writes the same names again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import uuid
@@ -28,6 +30,8 @@ from components.redaction import mask_text
 
 logger = logging.getLogger(__name__)
 
+ID = ".id"
+
 
 class Remote:
     """Artifacts below a URI. Making it raises SpecError for what is no address; everything else raises ResourceError
@@ -40,6 +44,7 @@ class Remote:
             raise SpecError([Problem("store", f"{mask_text(uri)!r}: expected {error}")]) from None
         self._times = times
         self._files = RemoteFiles(self.uri, times.patience)
+        self._id = ""
 
     def check(self) -> None:
         """Reads and writes a little there, once. Raises ResourceError that says what to do."""
@@ -52,6 +57,16 @@ class Remote:
         if files.read(name) not in (b"first", b"second"):
             raise ResourceError(f"store: {self.uri} does not give back what was just written there")
         files.delete(name)
+
+    def id(self) -> str:
+        """Tells this store from any other, also from an earlier one at the same URI."""
+        while not self._id:
+            text = self._files.read(ID)
+            if text:
+                self._id = hashlib.sha256(text).hexdigest()[:16]
+            else:
+                self._files.create(ID, uuid.uuid4().hex.encode())
+        return self._id
 
     def manifest(self, key: str) -> bytes | None:
         """The manifest of an artifact as it stands there; None where there is none."""

@@ -11,7 +11,7 @@ the next one to work on that key removes.
     ROOT/.downloads/<key>.*/   being fetched from the remote store
     ROOT/.scratch/<key>/       what an unfinished stage may go on from; removed by commit
     ROOT/.locks/<key>          who works on the key now
-    ROOT/.remote/<store>/<key> an empty file: the remote store is known to have this one
+    ROOT/.remote/<id>/<key>    an empty file: the remote store with this id is known to have this one
 
 Keys hold no run id, no absolute path and no key order, so equal work in any run, sweep or process is one artifact.
 Two processes that want the same one wait for each other.
@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -142,7 +141,7 @@ class Store:
             stack.enter_context(self._flock(key, what, timeout, on_wait))
             if self.remote is not None:  # second, so that of each machine only one process asks there
                 left = max(timeout - (time.monotonic() - start), 0)
-                stack.enter_context(self.remote.lock(key, what, self._identity(), left, on_wait))
+                stack.enter_context(self.remote.lock(key, what, self._owner(), left, on_wait))
             self._holders[key] = threading.get_ident()
             try:
                 yield
@@ -252,8 +251,10 @@ class Store:
 
     def _share(self, artifact: Artifact, remote: Remote) -> None:
         """Makes sure that the remote store has the artifact."""
+        if artifact.key in self._shared:
+            return
         marker = self._marker(artifact.key, remote)
-        if artifact.key in self._shared or marker.exists():
+        if marker.exists():
             self._shared.add(artifact.key)
             return
         with self._transfer(artifact.key):
@@ -262,7 +263,7 @@ class Store:
                 self._mark(artifact.key, remote)
 
     def _marker(self, key: str, remote: Remote) -> Path:
-        return self.root / ".remote" / hashlib.sha256(remote.uri.encode()).hexdigest()[:16] / key
+        return self.root / ".remote" / remote.id() / key
 
     def _mark(self, key: str, remote: Remote) -> None:
         marker = self._marker(key, remote)
@@ -282,7 +283,7 @@ class Store:
             lock_file(file, what, timeout, on_wait)
             yield
 
-    def _identity(self) -> str:
+    def _owner(self) -> str:
         """This folder on this machine since it was started. Whoever held a remote lock under this name and is not us
         has died, for the local lock is ours."""
         try:

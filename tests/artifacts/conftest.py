@@ -6,7 +6,7 @@ from components.artifacts import Store, Times
 from tests.artifacts.s3 import S3, Wire
 
 KEY = "a" * 64
-QUICK = Times(patience=20, beat=0.3, stale=3, poll=0.2)
+QUICK = Times(patience=20, beat=0.3, stale=4, poll=0.2)
 
 
 @pytest.fixture(scope="session")

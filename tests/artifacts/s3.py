@@ -129,8 +129,9 @@ class Wire:
                         action()
                 target.sendall(data if to_server else self.tamper(data))
             target.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
+        except OSError:  # one end is gone: the other is not to wait for it
+            with contextlib.suppress(OSError):
+                target.shutdown(socket.SHUT_RDWR)
 
 
 def serve():

@@ -20,18 +20,19 @@ import time
 import pytest
 
 from components.artifacts import MANIFEST, Store, Times, files, store_uri
+from components.artifacts.remote import ID
 from components.errors import ArtifactError, ResourceError, SpecError, WaitTimeout
 from tests.artifacts.conftest import KEY, QUICK, make
 
 
 def objects(s3, uri):
-    """Content of every object below the URI, by name."""
+    """Content of every object below the URI but its id, by name."""
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     client = s3.client()
     found = client.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])
-    names = [entry["Key"] for entry in found]
+    names = [entry["Key"].removeprefix(f"{prefix}/") for entry in found]
     return {
-        name.removeprefix(f"{prefix}/"): client.get_object(Bucket=bucket, Key=name)["Body"].read() for name in names
+        name: client.get_object(Bucket=bucket, Key=f"{prefix}/{name}")["Body"].read() for name in names if name != ID
     }
 
 
@@ -79,15 +80,27 @@ def test_a_file_of_many_parts_arrives_whole(machine, monkeypatch):
     assert (machine("b").find(KEY).path / "weights").read_text() == "0123456789abcdef" * 2**20
 
 
-def test_what_is_known_to_be_there_costs_nothing(machine, wire):
-    make(machine("a"))
-    make(machine("b"), "b" * 64)
-    assert machine("b").find(KEY) is not None
+def test_what_is_known_to_be_there_is_not_asked_for(machine, wire):
+    keys = [letter * 64 for letter in "123"]
+    for key in keys:
+        make(machine("a"), key)
+    assert machine("b").find(keys[0]) is not None
+    assert machine("b").find(keys[1]) is not None
+    known = [machine("a"), machine("b")]
+    for store in known:
+        assert store.find(keys[0]) is not None  # asks which store it is
     wire.down()
-    before = wire.sent
-    assert machine("a").find(KEY) is not None
-    assert machine("b").find(KEY) is not None
-    assert wire.sent == before
+    for store in known:
+        assert store.find(keys[1]) is not None
+    assert known[0].find(keys[2]) is not None
+
+
+def test_a_store_that_was_emptied_is_filled_again(machine, aws, uri):
+    made = make(machine("a"))
+    for name in [*objects(aws, uri), ID]:
+        remove(aws, uri, name)
+    assert machine("a").find(KEY) == made
+    assert machine("b").find(KEY).digest == made.digest
 
 
 def test_an_upload_that_was_killed_half_way_left_nothing_and_is_made_again(machine, wire, aws, uri, monkeypatch):
