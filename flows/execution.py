@@ -85,7 +85,10 @@ class Execution:
         self._runners: dict[str, Runner] = {
             "local": LocalRunner(self._run_here),
             "process": ProcessRunner(
-                [sys.executable, "-m", "flows.stage"], Path(spec.root), log.with_suffix(".stages.log"), _environment()
+                [sys.executable, "-m", "flows.stage", *(["--store", spec.store] if spec.store else [])],
+                Path(spec.root),
+                log.with_suffix(".stages.log"),
+                _environment(),
             ),
         }
 
@@ -112,7 +115,7 @@ class Execution:
         with self.console.stage(label, UNITS.get(request.stage, "parts")) as view:
             result = runner.run(request.to_json(), _listener(view, self.console))
         artifact = self.context.store.find(result.key)
-        assert artifact is not None, f"{label}: {result.key} is not in {self.context.store.root}"
+        assert artifact is not None, f"{label}: {result.key} is not in {self.context.store}"
         return artifact, result.status
 
     def _track(self, done: Done) -> None:

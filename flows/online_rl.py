@@ -145,7 +145,7 @@ class Requests:
         part = {
             "name": self.spec.deploy.name or self.spec.name,
             **self._parts("model", "agent", "deploy"),
-            "experiment": self._data,
+            "experiment": {name: value for name, value in self._data.items() if name != "store"},
         }
         inputs = {"policy": policy, **{f"evaluation_{name}": found for name, found in evaluations.items()}}
         return self._request("deploy", part, inputs)
@@ -189,7 +189,8 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
     start = time.monotonic()
     root = Path(spec.root)
     _writable(root)
-    context = Context.at(root)
+    context = Context.at(root, spec.store)
+    context.store.check()
     forked = fork.resolve(spec, context.store)
     hush()
     stdout = sys.stdout

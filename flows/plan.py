@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from components.artifacts import MANIFEST, Artifact, Store, read_artifact, stage_key
+from components.artifacts import MANIFEST, Artifact, Store, parse_manifest, read_artifact, stage_key
 from components.errors import ArtifactDamaged, EspalierError, ResourceError, SpecError
 from flows.fork import resolve
 from flows.online_rl import online_rl
@@ -83,7 +83,7 @@ class Plan:
 
 def plan(spec: ExperimentSpec) -> Plan:
     """The plan of one run. Raises SpecError and ResourceError as the run would for what it finds before its start."""
-    context = Context.at(spec.root)
+    context = Context.at(spec.root, spec.store)
     planner = _Planner(spec, context, Records(spec.root))
     fork = resolve(spec, context.store)
     if fork is not None:
@@ -207,8 +207,14 @@ class _Peek:
         self._manifests: dict[str, dict[str, Any] | None] = {}
 
     def find(self, key: str) -> Artifact | None:
+        path, remote = self._store.path(key), self._store.remote
         try:
-            artifact = read_artifact(self._store.path(key), verify=False)
+            if path.is_dir() or remote is None:
+                artifact = read_artifact(path, verify=False)
+            elif (text := remote.manifest(key)) is not None:
+                artifact, _ = parse_manifest(text, path, f"{remote.uri}/{key}")
+            else:
+                return None
         except ArtifactDamaged:
             return None
         self.known[key] = artifact

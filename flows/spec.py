@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from components.algorithms.spec import AlgorithmSpec, GRPOSpec, SFTSpec
+from components.artifacts import store_uri
 from components.compute.spec import ComputeSpec
 from components.deployment.spec import DeploySpec
 from components.environments.protocol import Environment
@@ -53,6 +54,9 @@ class ExperimentSpec(Spec):
     root: str = Field("", validate_default=True)
     """Folder for everything that a run writes: artifacts, MLflow and Prefect data, logs. Absolute once validated; a
     relative one lies below the working directory, none (null) means `runs` beside the code."""
+    store: str | None = None
+    """URI of a store of artifacts that several machines share, such as `s3://BUCKET/PREFIX`; what is below `root` is
+    then a working copy of it. Credentials come from the environment. None means only the folder below `root`."""
     rounds: int = Field(4, ge=0)
     """Rounds of collect, judge, filter, train. 0 without warmup only evaluates, and deploys nothing."""
     fork: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]+(@\d+)?$")
@@ -83,7 +87,14 @@ class ExperimentSpec(Spec):
     def _absolute(cls, value: Any) -> Any:
         if value is None or value == "":
             return str(CODE / "runs")
+        if isinstance(value, str) and "://" in value:
+            raise ValueError("a local folder; artifacts are shared between machines with store=URI")
         return str(Path(value).expanduser().absolute()) if isinstance(value, str) else value
+
+    @field_validator("store")
+    @classmethod
+    def _shared(cls, value: str | None) -> str | None:
+        return None if value is None else store_uri(value)
 
     @classmethod
     def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:

@@ -1,12 +1,12 @@
 """One stage alone, from a serialised request, or that of a past run:
 
-    python -m flows.stage --request FILE.json --root DIR
-    python -m flows.stage --run RUN --label "train[3]" [--root DIR] [--again]
+    python -m flows.stage --request FILE.json --root DIR [--store URI]
+    python -m flows.stage --run RUN --label "train[3]" [--root DIR] [--store URI] [--again]
 
 The request names the stage, its part of the spec, the keys of its input artifacts in the store below DIR, and the
-seed (`flows.stages.base.Request`). Each run records those of its stages; RUN is its id, the beginning of it, an
-experiment's name (its latest run) or `latest`. What is in the store already is found; with --again it is computed once
-more and compared, and the store stays as it is.
+seed (`flows.stages.base.Request`); URI is a store that machines share, behind the one below DIR. Each run records the
+requests of its stages; RUN is its id, the beginning of it, an experiment's name (its latest run) or `latest`. What is
+in the store already is found; with --again it is computed once more and compared, and the store stays as it is.
 
 Standard output is JSON lines: progress, and as the last one `{"key", "digest", "status"}` or `{"error"}`; with --again
 also `same`, whether the digest is that of the artifact in the store. It ends when its standard input, if that is a
@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--root", type=Path, default=DEFAULT_ROOT, help="folder of the runs: artifacts, models, records"
     )
+    parser.add_argument("--store", help="URI of a store shared with other machines, such as s3://BUCKET/PREFIX")
     options = parser.parse_args(arguments)
     if (options.run is None) != (options.label is None):
         parser.error("--run and --label go together")
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         context = Context.at(
             options.root,
+            options.store,
             progress=lambda done, total, values=None: say({"progress": [done, total, dict(values or {})]}),
             on_wait=lambda text: say({"waiting": text}),
         )

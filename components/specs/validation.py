@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import ValidationError, create_model
 
 from components.errors import Problem, SpecError
+from components.redaction import mask_text
 from components.specs.base import Spec, nearest
 from components.specs.target import Target, locate, settable
 
@@ -114,7 +115,8 @@ def _problem(cls: type[Spec], data: Any, path: list[str | int], detail: Any, all
         return Problem(f"{key}.name", f"needs a value: {key}.name=VALUE")
     if kind == "target":
         return Problem(key, detail["msg"], context.get("nearest"))
-    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
+    shown = mask_text(repr(value))
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
     if kind == "literal_error":
         names = re.findall(r"'([^']*)'", context["expected"])
         return Problem(key, f"{shown}: expected one of {', '.join(names)}", nearest(value, names))

@@ -119,10 +119,10 @@ class Context:
     """What the stage writes here is there again if it dies and is started again."""
 
     @classmethod
-    def at(cls, root: str | Path, **options: Any) -> Context:
-        """The context of the run root `root`."""
+    def at(cls, root: str | Path, store: str | None = None, **options: Any) -> Context:
+        """The context of the run root `root`. store: URI of the remote store behind its artifacts, if there is one."""
         root = Path(root).absolute()
-        return cls(Store(root / "artifacts"), root / "models", **options)
+        return cls(Store(root / "artifacts", store), root / "models", **options)
 
 
 @dataclass(frozen=True)

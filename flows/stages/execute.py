@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from components.artifacts import Artifact, Store, stage_key
 from components.compute.memory import give_back, resident_gb
-from components.errors import ArtifactDamaged, Problem, ResourceError, SpecError
+from components.errors import ArtifactDamaged, Problem, ResourceError, SchemaMismatch, SpecError
 from components.specs import nearest, validate
 from flows.stages import STAGES
 from flows.stages.base import Context, Request, Stage, StageSpec
@@ -27,13 +27,14 @@ def run_stage(request: Request, context: Context) -> tuple[Artifact, Status]:
     """The artifact of the request, made now (`ran`) or found (`cached`).
 
     Equal requests in other threads and processes wait for each other. Raises SpecError for a request that is wrong,
-    ArtifactDamaged where an input is not in the store, WaitTimeout, and whatever the stage raises.
+    ArtifactDamaged where an input is not in the store, SchemaMismatch where a newer Espalier has written what is there,
+    WaitTimeout, and whatever the stage raises.
     """
     stage, spec, inputs, key = _resolve(request, context)
-    if (artifact := context.store.find(key)) is not None:
+    if (artifact := _find(key, context)) is not None:
         return artifact, "cached"
     with context.store.lock(key, context.lock_timeout, context.on_wait):
-        if (artifact := context.store.find(key)) is not None:
+        if (artifact := _find(key, context)) is not None:
             return artifact, "cached"
         return _make(stage, spec, inputs, key, replace(context, key=key, seed=request.seed)), "ran"
 
@@ -67,14 +68,14 @@ def _make(stage: Stage, spec: StageSpec, inputs: dict[str, Artifact], key: str, 
         draft.metrics.update({name: float(value) for name, value in metrics.items() if math.isfinite(value)})
     if resident_gb() > held + WORTH_GIVING_BACK:
         give_back()
-    artifact = context.store.find(key)
+    artifact = _find(key, context)
     assert artifact is not None, f"{stage.name} {key} vanished after its commit"
     return artifact
 
 
 def find_stage(request: Request, context: Context) -> Artifact | None:
     """The artifact of the request if it is there; nothing is run."""
-    return context.store.find(request_key(request, context))
+    return _find(request_key(request, context), context)
 
 
 def request_key(request: Request, context: Context) -> str:
@@ -85,6 +86,18 @@ def request_key(request: Request, context: Context) -> str:
 def key_part(request: Request) -> dict[str, Any]:
     """What of the spec of a request is in its key."""
     return _spec(request)[1].key_part()
+
+
+def _find(key: str, context: Context) -> Artifact | None:
+    artifact = context.store.find(key)
+    if artifact is not None and artifact.stage in STAGES:
+        ours = STAGES[artifact.stage].schema_version
+        if artifact.schema_version > ours:
+            raise SchemaMismatch(
+                f"{artifact.path} was written by a newer Espalier ({artifact.kind} of version "
+                f"{artifact.schema_version}, this one reads {ours}): update, or use another root and store"
+            )
+    return artifact
 
 
 def _spec(request: Request) -> tuple[Stage, StageSpec]:
@@ -99,9 +112,9 @@ def _resolve(request: Request, context: Context) -> tuple[Stage, StageSpec, dict
     stage, spec = _spec(request)
     inputs = {}
     for name, key in request.inputs.items():
-        artifact = context.store.find(key)
+        artifact = _find(key, context)
         if artifact is None:
-            raise ArtifactDamaged(f"{stage.name} needs {name} {key[:12]}, which is not in {context.store.root}")
+            raise ArtifactDamaged(f"{stage.name} needs {name} {key[:12]}, which is not in {context.store}")
         inputs[name] = artifact
     digests = {name: artifact.digest for name, artifact in inputs.items()}
     return stage, spec, inputs, stage_key(stage.name, stage.version, spec.key_part(), digests, request.seed)

@@ -150,9 +150,7 @@ def run(times: int, seed: int, folder: Path, overrides: list[str]) -> dict[str, 
     labels = list(expected["stages"])
     episodes = undisturbed.ended()
     whole = expected["seconds"]
-    say(
-        f"undisturbed: {whole:.0f} s, {len(labels)} stages, {episodes} episodes of the policy, {expected['policy_digest']}"
-    )
+    say(f"undisturbed: {whole:.0f} s, {len(labels)} stages, {episodes} episodes, adapter {expected['policy_digest']}")
     kills: Counter[str] = Counter()
     hows: Counter[str] = Counter()
     wrong: Counter[str] = Counter()

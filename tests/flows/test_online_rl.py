@@ -112,6 +112,7 @@ AFTER_ROUNDS = ["evaluate[final]", "deploy"]
         ({"compute": {"default": "process"}}, []),
         ({"tracking": {"traces": 0}}, []),
         ({"root": "elsewhere"}, []),
+        ({"store": "memory://elsewhere"}, []),
         ({"model": {"name": "tiny", "source": "random", "device": "cpu"}}, []),
         ({"collect": {"scenarios": 4, "group_size": 4}}, [*rounds(1, 2), *AFTER_ROUNDS]),
         ({"evaluate": {"scenarios": 2}}, ["evaluate[start]", "evaluate[sft]", *AFTER_ROUNDS]),

@@ -15,25 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.artifacts import MANIFEST, Store, read_artifact, stage_key
-from components.errors import ArtifactDamaged, SpecError, WaitTimeout
-
-KEY = "a" * 64
+from components.artifacts.manifest import content_digest
+from components.errors import ArtifactDamaged, ArtifactError, SpecError, WaitTimeout
+from tests.artifacts.conftest import KEY, make
 
 
 @pytest.fixture
 def store(tmp_path):
     return Store(tmp_path / "artifacts")
-
-
-def make(store, key=KEY, files=None, **options):
-    options = {"stage": "collect", "kind": "trajectories", "schema_version": 1, "inputs": {}} | options
-    with store.draft(key, **options) as draft:
-        for name, text in (files or {"data.txt": "hello"}).items():
-            path = draft.path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        draft.metrics["reward"] = 0.5
-    return store.find(key)
 
 
 def test_an_artifact_is_found_with_what_was_written(store):
@@ -151,9 +140,55 @@ def test_links_are_refused(store):
         (draft.path / "link").symlink_to("/etc/hostname")
 
 
-def test_a_uri_is_refused():
-    with pytest.raises(SpecError, match="local folder"):
+def test_a_uri_is_no_folder_to_work_in():
+    with pytest.raises(SpecError, match=r"local folder.*store=URI"):
         Store("s3://bucket/runs")
+
+
+def rewrite(artifact, **changes):
+    file = artifact.path / MANIFEST
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_an_artifact_of_a_newer_version_is_refused_and_left_alone(store):
+    rewrite(make(store), manifest_version=2, files="laid out in another way")
+    for _ in range(2):
+        with pytest.raises(
+            ArtifactError, match=r"newer Espalier .*version 2, this one reads 1.*: update, or"
+        ) as caught:
+            Store(store.root).find(KEY)
+        assert not isinstance(caught.value, ArtifactDamaged)
+    assert not list(store.root.glob("*.damaged-*"))
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "a/../../b", "a//b", "./a", "", MANIFEST])
+def test_a_manifest_names_only_files_below_its_folder(store, name):
+    artifact = make(store)
+    files = {name: {"sha256": "0" * 64, "bytes": 1}}
+    rewrite(artifact, files=files, digest=content_digest(files, []))
+    with pytest.raises(ArtifactDamaged, match="is no file below the artifact's folder"):
+        read_artifact(artifact.path)
+
+
+def test_lineage_goes_both_ways(store):
+    played = make(store, "1" * 64)
+    scores = make(store, "2" * 64, inputs={"trajectories": played})
+    kept = make(store, "3" * 64, inputs={"trajectories": played, "scores": scores})
+    make(store, "4" * 64)
+    assert {one.key for one in store.made_from(played)} == {scores.key, kept.key}
+    assert store.made_from(scores) == [kept]
+    assert store.made_from(kept) == []
+    assert {name: store.find(key) for name, key in kept.inputs.items()} == {"trajectories": played, "scores": scores}
+    assert len(list(store.manifests())) == 4
+
+
+def test_a_list_of_artifacts_has_no_damaged_ones_and_names_what_it_cannot_read(store, caplog):
+    good, damaged, unreadable = (make(store, letter * 64) for letter in "123")
+    (damaged.path / "data.txt").write_text("jello")
+    assert Store(store.root).find(damaged.key) is None
+    (unreadable.path / MANIFEST).write_text("{")
+    assert list(store.manifests()) == [good]
+    assert unreadable.key in caplog.text
 
 
 def test_a_process_killed_while_writing_leaves_nothing_behind(store):

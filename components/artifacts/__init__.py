@@ -1,0 +1,22 @@
+"""What stages leave behind: artifacts, their keys, and the store that keeps them."""
+
+from components.artifacts.keys import stage_key
+from components.artifacts.locks import lock_file
+from components.artifacts.manifest import MANIFEST, MANIFEST_VERSION, Artifact, parse_manifest, read_artifact
+from components.artifacts.store import Draft, Store
+from components.artifacts.times import Times
+from components.artifacts.uri import store_uri
+
+__all__ = [
+    "MANIFEST",
+    "MANIFEST_VERSION",
+    "Artifact",
+    "Draft",
+    "Store",
+    "Times",
+    "lock_file",
+    "parse_manifest",
+    "read_artifact",
+    "stage_key",
+    "store_uri",
+]

@@ -1,0 +1,46 @@
+"""Digests over data: the key of a stage, the content of an artifact."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def stage_key(stage: str, version: int, spec: Mapping[str, Any], inputs: Mapping[str, str], seed: int) -> str:
+    """The key of a stage: sha256 (hex) over canonical JSON of its arguments.
+
+    `spec` is the part that the stage reads, as JSON data; `inputs` maps names to content digests. The order of
+    mappings does not matter. Raises TypeError for anything that is not JSON data, ValueError for NaN and infinity.
+    """
+    return json_digest({"stage": stage, "version": version, "spec": spec, "inputs": inputs, "seed": seed})
+
+
+def json_digest(value: Any) -> str:
+    """sha256 (hex) over the value as JSON with sorted keys. Raises as `stage_key` does."""
+    return hashlib.sha256(_canonical(value).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """sha256 (hex) of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _canonical(value: Any) -> str:
+    _check_keys(value)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _check_keys(value: Any) -> None:
+    """JSON would turn the keys 1 and "1" into the same text."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"a mapping in a stage key has the key {key!r}; only text is allowed")
+            _check_keys(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _check_keys(item)

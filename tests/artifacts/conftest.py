@@ -1,0 +1,74 @@
+"""What the tests of remote stores share: one S3 server for the session, started only if a test asks."""
+
+import pytest
+
+from components.artifacts import Store, Times
+from tests.artifacts.s3 import S3, Wire
+
+KEY = "a" * 64
+QUICK = Times(patience=20, beat=0.3, stale=4, poll=0.2)
+
+
+@pytest.fixture(scope="session")
+def s3():
+    server = S3()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def aws(s3, monkeypatch, tmp_path):
+    """The environment of somebody with access to the server."""
+    environment = {
+        "AWS_ENDPOINT_URL": s3.url,
+        "AWS_ACCESS_KEY_ID": "somebody",
+        "AWS_SECRET_ACCESS_KEY": "secret-words",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return s3
+
+
+@pytest.fixture
+def wire(aws, monkeypatch):
+    """The way to the server leads over this."""
+    wire = Wire(aws.port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", wire.url)
+    yield wire
+    wire.down()
+
+
+@pytest.fixture
+def bucket(aws):
+    return aws.bucket()
+
+
+@pytest.fixture
+def uri(bucket):
+    return f"s3://{bucket}/artifacts"
+
+
+@pytest.fixture
+def machine(tmp_path, uri):
+    """Makes the store of a machine, by name; each has a folder of its own."""
+
+    def machine(name, uri=uri, times=QUICK):
+        return Store(tmp_path / name / "artifacts", uri, times)
+
+    return machine
+
+
+def make(store, key=KEY, files=None, **options):
+    """Makes an artifact, and gives it as it is found afterwards."""
+    options = {"stage": "collect", "kind": "trajectories", "schema_version": 1, "inputs": {}} | options
+    with store.draft(key, **options) as draft:
+        for name, text in (files or {"data.txt": "hello"}).items():
+            path = draft.path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        draft.metrics["reward"] = 0.5
+    return store.find(key)

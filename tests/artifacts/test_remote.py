@@ -1,0 +1,539 @@
+"""A store that machines share, on a real S3 server: what it promises under death, damage, races and a broken line.
+
+A machine is a store with a folder of its own. Faults are real: processes are killed, bytes are flipped in the bucket,
+connections are cut on the wire.
+"""
+
+import json
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from components.artifacts import MANIFEST, Store, Times, files, store_uri
+from components.artifacts.remote import ID
+from components.errors import ArtifactError, ResourceError, SpecError, WaitTimeout
+from tests.artifacts.conftest import KEY, QUICK, make
+
+
+def objects(s3, uri):
+    """Content of every object below the URI but its id, by name."""
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    client = s3.client()
+    found = client.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])
+    names = [entry["Key"].removeprefix(f"{prefix}/") for entry in found]
+    return {
+        name: client.get_object(Bucket=bucket, Key=f"{prefix}/{name}")["Body"].read() for name in names if name != ID
+    }
+
+
+def put(s3, uri, name, data):
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    s3.client().put_object(Bucket=bucket, Key=f"{prefix}/{name}", Body=data)
+
+
+def remove(s3, uri, name):
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    s3.client().delete_object(Bucket=bucket, Key=f"{prefix}/{name}")
+
+
+def child(code, **values):
+    """A process of another machine, that runs the code with these values."""
+    lines = [f"{name} = {value!r}" for name, value in values.items()]
+    program = "\n".join(["from components.artifacts import Store, Times", *lines, textwrap.dedent(code)])
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+
+
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=10)
+
+
+FILES = {"data.txt": "hello", "sub/more.txt": "grüße", "empty": "", "log": "x"}
+
+
+def test_what_one_machine_made_another_finds(machine, aws, uri):
+    made = make(machine("a"), files=FILES, volatile=["log"])
+    assert set(objects(aws, uri)) == {f"{KEY}/{name}" for name in [*FILES, MANIFEST]}  # no lock, no draft is left
+    elsewhere = machine("b")
+    found = elsewhere.find(KEY)
+    assert found.path == elsewhere.path(KEY) != made.path
+    assert {name: (found.path / name).read_text() for name in FILES} == FILES
+    assert (found.path / MANIFEST).read_bytes() == (made.path / MANIFEST).read_bytes()
+    assert (found.digest, found.metrics, found.size) == (made.digest, made.metrics, made.size)
+    assert list((elsewhere.root / ".downloads").iterdir()) == []
+    assert machine("c").find("b" * 64) is None
+
+
+def test_a_file_of_many_parts_arrives_whole(machine, monkeypatch):
+    monkeypatch.setattr(files, "PART", 5 * 2**20)  # the smallest that S3 takes
+    make(machine("a"), files={"weights": "0123456789abcdef" * 2**20})
+    assert (machine("b").find(KEY).path / "weights").read_text() == "0123456789abcdef" * 2**20
+
+
+def test_what_is_known_to_be_there_is_not_asked_for(machine, wire):
+    keys = [letter * 64 for letter in "123"]
+    for key in keys:
+        make(machine("a"), key)
+    assert machine("b").find(keys[0]) is not None
+    assert machine("b").find(keys[1]) is not None
+    known = [machine("a"), machine("b")]
+    for store in known:
+        assert store.find(keys[0]) is not None  # asks which store it is
+    wire.down()
+    for store in known:
+        assert store.find(keys[1]) is not None
+    assert known[0].find(keys[2]) is not None
+
+
+def test_a_store_that_was_emptied_is_filled_again(machine, aws, uri):
+    made = make(machine("a"))
+    for name in [*objects(aws, uri), ID]:
+        remove(aws, uri, name)
+    assert machine("a").find(KEY) == made
+    assert machine("b").find(KEY).digest == made.digest
+
+
+def test_an_upload_that_was_killed_half_way_left_nothing_and_is_made_again(machine, wire, aws, uri, monkeypatch):
+    arrived, stalled = threading.Event(), threading.Event()
+    wire.limit = (2**21, lambda: (arrived.set(), stalled.wait(60)))
+    process = child(
+        """
+        with Store(root, uri).draft(key, stage="s", kind="k", schema_version=1, inputs={}) as draft:
+            (draft.path / "a").write_text("first")
+            (draft.path / "b").write_text("x" * 2**22)
+        """,
+        root=str(machine("killed").root), uri=uri, key=KEY,
+    )  # fmt: skip
+    assert arrived.wait(60)
+    kill(process)
+    stalled.set()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
+    assert objects(aws, uri)[f"{KEY}/a"] == b"first"
+    other = machine("b")
+    assert other.find(KEY) is None
+    assert (make(other, files={"a": "again"}, lock_timeout=30).path / "a").read_text() == "again"
+    assert (machine("c").find(KEY).path / "a").read_text() == "again"
+
+
+def test_who_was_killed_while_uploading_uploads_at_its_next_start(machine, wire, aws, uri, monkeypatch):
+    arrived, stalled = threading.Event(), threading.Event()
+    wire.limit = (2**21, lambda: (arrived.set(), stalled.wait(60)))
+    store = machine("killed")
+    process = child(
+        """
+        with Store(root, uri).draft(key, stage="s", kind="k", schema_version=1, inputs={}) as draft:
+            (draft.path / "b").write_text("x" * 2**22)
+        """,
+        root=str(store.root), uri=uri, key=KEY,
+    )  # fmt: skip
+    assert arrived.wait(60)
+    kill(process)
+    stalled.set()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
+    artifact = machine("killed").find(KEY)
+    assert artifact is not None
+    assert machine("b").find(KEY).digest == artifact.digest
+
+
+def flip(data):
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+DAMAGE = {
+    "flipped bit": ("sub/more.txt", flip),
+    "truncated": ("sub/more.txt", lambda data: data[:-2]),
+    "empty": ("sub/more.txt", lambda data: b""),
+    "missing": ("sub/more.txt", None),
+    "volatile": ("log", flip),
+    "manifest of half": (MANIFEST, lambda data: data[: len(data) // 2]),
+    "manifest of another key": (MANIFEST, lambda data: data.replace(KEY.encode(), b"b" * 64)),
+    "manifest with another sum": (MANIFEST, lambda data: data.replace(b'"sha256": "', b'"sha256": "0', 1)),
+    "path that leads out": (MANIFEST, lambda data: data.replace(b'"empty"', b'"../../out"')),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_artifact_is_named_set_aside_and_made_again(machine, aws, uri, caplog, damage):
+    name, change = DAMAGE[damage]
+    make(machine("a"), files=FILES, volatile=["log"])
+    if change is None:
+        remove(aws, uri, f"{KEY}/{name}")
+    else:
+        put(aws, uri, f"{KEY}/{name}", change(objects(aws, uri)[f"{KEY}/{name}"]))
+    manifest = objects(aws, uri)[f"{KEY}/{MANIFEST}"]
+    other = machine("b")
+    assert other.find(KEY) is None
+    assert f"{uri}/{KEY}/{name}" in caplog.text
+    assert f"set aside as {KEY}.damaged-1 and made again" in caplog.text
+    assert not other.path(KEY).exists()
+    assert not (other.root.parent.parent / "out").exists()
+    assert objects(aws, uri)[f"{KEY}.damaged-1/{MANIFEST}"] == manifest
+    assert make(other, files=FILES, volatile=["log"]) is not None
+    assert (machine("c").find(KEY).path / name).exists()
+    put(aws, uri, f"{KEY}/data.txt", b"jello")
+    assert machine("d").find(KEY) is None
+    assert f"{KEY}.damaged-2/{MANIFEST}" in objects(aws, uri)
+
+
+def test_what_came_wrong_over_the_line_is_asked_for_again(machine, wire, aws, uri, caplog):
+    make(machine("a"), files={"data.txt": "hello, this is the content"})
+    hits = []
+
+    def tamper(data):
+        if b"this is the content" in data and not hits:
+            hits.append(1)
+            return data.replace(b"this is the content", b"that is the content")
+        return data
+
+    wire.tamper = tamper
+    assert (machine("b").find(KEY).path / "data.txt").read_text() == "hello, this is the content"
+    assert hits
+    assert "set aside" not in caplog.text
+
+
+def test_an_artifact_of_a_newer_version_is_refused_and_left_alone(machine, aws, uri):
+    make(machine("a"))
+    newer = json.loads(objects(aws, uri)[f"{KEY}/{MANIFEST}"]) | {"manifest_version": 9}
+    put(aws, uri, f"{KEY}/{MANIFEST}", json.dumps(newer).encode())
+    with pytest.raises(ArtifactError, match=f"{uri}/{KEY}.* newer Espalier .*: update, or use another root and store"):
+        machine("b").find(KEY)
+    assert set(objects(aws, uri)) == {f"{KEY}/data.txt", f"{KEY}/{MANIFEST}"}
+
+
+def test_a_result_that_is_there_stays_when_another_machine_comes_late(machine, tmp_path, caplog):
+    alone = Store(tmp_path / "late" / "artifacts")
+    make(alone, files={"data.txt": "mine"})
+    make(machine("a"), files={"data.txt": "theirs"})
+    assert (machine("late").find(KEY).path / "data.txt").read_text() == "mine"
+    assert "has another result for trajectories aaaaaaaaaaaa" in caplog.text
+    assert (machine("c").find(KEY).path / "data.txt").read_text() == "theirs"
+
+
+def test_a_folder_from_before_is_shared_as_it_is_used(machine, tmp_path):
+    make(Store(tmp_path / "a" / "artifacts"))
+    assert machine("a").find(KEY) is not None
+    assert machine("b").find(KEY) is not None
+
+
+# Locks
+
+
+def _race(root, uri, barrier, results):
+    store = Store(root, uri, QUICK)
+    barrier.wait(60)
+    with store.lock(KEY, 60):
+        if store.find(KEY) is not None:
+            results.put("cached")
+            return
+        with store.draft(KEY, stage="s", kind="k", schema_version=1, inputs={}) as draft:
+            (draft.path / "data.txt").write_text(str(os.getpid()))
+            time.sleep(1)
+    results.put("ran")
+
+
+def test_machines_that_race_for_one_key_do_the_work_once(machine, uri):
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(3), context.Queue()
+    processes = [
+        context.Process(target=_race, args=(machine(name).root, uri, barrier, results)) for name in ("a", "b", "c")
+    ]
+    for process in processes:
+        process.start()
+    outcomes = [results.get(timeout=100) for _ in processes]
+    for process in processes:
+        process.join(20)
+    assert sorted(outcomes) == ["cached", "cached", "ran"]
+    contents = {(machine(name).find(KEY).path / "data.txt").read_text() for name in "abc"}
+    assert len(contents) == 1
+
+
+def test_who_lives_keeps_its_lock_whatever_the_clock_of_who_waits_says(machine, monkeypatch):
+    said = []
+    with machine("a").lock(KEY, 5):
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + 86400)
+        with (
+            pytest.raises(WaitTimeout, match=rf"waited \d s for artifact aaaaaaaaaaaa, which process {os.getpid()} on"),
+            machine("b").lock(KEY, 6, said.append),
+        ):
+            pass
+    assert len(said) == 1
+    who = rf"process {os.getpid()} on {socket.gethostname()} \(since \d s\)"
+    assert re.fullmatch(f"waiting for artifact aaaaaaaaaaaa, which {who} is making", said[0])
+    with machine("b").lock(KEY, 5):
+        pass
+
+
+HOLD = """
+import time
+with Store(root, uri, Times(beat=0.3)).lock(key, 5):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_lock_of_a_dead_machine_is_taken_over_once_it_is_stale(machine, uri, caplog):
+    process = child(HOLD, root=str(machine("dead").root), uri=uri, key=KEY)
+    assert process.stdout.readline() == "held\n"
+    kill(process)
+    start = time.monotonic()
+    with machine("b").lock(KEY, 30):
+        assert time.monotonic() - start > 1  # moto's dates are whole seconds
+        with pytest.raises(WaitTimeout), machine("c").lock(KEY, 0):
+            pass
+    assert f"the lock of process {process.pid} on {socket.gethostname()}" in caplog.text
+
+
+def test_the_lock_of_a_dead_process_of_this_machine_is_taken_over_at_once(machine, uri):
+    process = child(HOLD, root=str(machine("a").root), uri=uri, key=KEY)
+    assert process.stdout.readline() == "held\n"
+    kill(process)
+    with machine("a", times=Times(stale=1000)).lock(KEY, 5):
+        pass
+
+
+def test_who_slept_too_long_loses_its_lock_and_says_so(machine, uri, aws, caplog):
+    sleeper = machine("a", times=Times(beat=2, stale=3, poll=0.2, patience=20))
+    with sleeper.lock(KEY, 5):
+        put(aws, uri, f".locks/{KEY}", json.dumps({"token": "other", "pid": 7, "host": "elsewhere", "seconds": 1}))
+        deadline = time.monotonic() + 10
+        while "is held by another machine now" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.1)
+    assert f"{uri}/.locks/{KEY} is held by another machine now" in caplog.text
+    assert json.loads(objects(aws, uri)[f".locks/{KEY}"])["token"] == "other"  # and leaves it alone
+
+
+def test_a_lock_that_nobody_can_read_goes_stale_like_any_other(machine, uri, aws):
+    put(aws, uri, f".locks/{KEY}", b"\xff no json")
+    said = []
+    with machine("a").lock(KEY, 30, said.append):
+        pass
+    assert said == ["waiting for artifact aaaaaaaaaaaa, which another machine is making"]
+
+
+# A store that cannot be used
+
+
+def test_a_server_that_is_away_during_the_upload_is_waited_for(machine, wire, aws, caplog):
+    def away():
+        wire.down()
+        threading.Timer(2, wire.up).start()
+
+    wire.limit = (wire.sent + 2**21, away)
+    make(machine("a"), files={"first": "1", "second": "x" * 2**22})
+    assert "trying again for 20 s" in caplog.text
+    assert (machine("b").find(KEY).path / "second").stat().st_size == 2**22
+
+
+def test_a_server_that_stays_away_fails_the_stage_and_the_next_run_uploads(machine, wire, uri):
+    store = machine("a", times=Times(patience=2))
+    wire.limit = (wire.sent + 2**21, wire.down)
+    start = time.monotonic()
+    with pytest.raises(ResourceError, match=f"store: cannot write {uri}/{KEY}/data.txt"):
+        make(store, files={"data.txt": "x" * 2**22})
+    assert time.monotonic() - start < 40
+    assert (store.path(KEY) / "data.txt").stat().st_size == 2**22
+    assert not (store.root / ".scratch" / KEY).exists()
+    wire.up()
+    assert machine("a").find(KEY) is not None
+    assert machine("b").find(KEY) is not None
+
+
+def test_a_line_that_breaks_while_fetching_is_no_damage(machine, wire, caplog):
+    make(machine("a"), files={"data.txt": "x" * 2**22})
+    seen = [0]
+
+    def cut(data):
+        seen[0] += len(data)
+        if seen[0] > 2**21:
+            seen[0] = -(2**40)
+            wire.down()
+            threading.Timer(1, wire.up).start()
+        return data
+
+    wire.tamper = cut
+    assert machine("b").find(KEY) is not None
+    assert "set aside" not in caplog.text
+
+
+def test_a_store_that_works_passes_the_check_and_nothing_is_left_of_it(machine, aws, uri, caplog):
+    machine("a").check()
+    assert objects(aws, uri) == {}
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def refused(store):
+    start = time.monotonic()
+    with pytest.raises(ResourceError) as caught:
+        store.check()
+    assert time.monotonic() - start < 30
+    message = str(caught.value)
+    assert message.startswith("store: ")
+    assert store.remote.uri in message
+    assert "secret-words" not in message
+    return message
+
+
+def test_a_bucket_that_is_not_there_is_refused(machine):
+    message = refused(machine("a", "s3://no-such-bucket/artifacts"))
+    assert "bucket does not exist" in message
+    assert "Make the bucket or folder, or correct the address" in message
+
+
+def test_no_credentials_are_refused(machine, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE" in refused(machine("a"))
+
+
+@pytest.fixture
+def permissions(aws):
+    """From here on the server asks who may do what."""
+    yield lambda: aws.enforce(True)
+    aws.enforce(False)
+
+
+def test_an_unknown_key_is_refused(machine, permissions):
+    permissions()
+    message = refused(machine("a"))
+    assert "It must be allowed to read, write, list and delete there" in message
+    assert "AWS_ACCESS_KEY_ID" in message
+
+
+def test_a_store_that_can_only_be_read_is_refused(machine, aws, permissions, monkeypatch):
+    for name, value in aws.user("s3:Get*", "s3:List*", "s3:Head*").items():
+        monkeypatch.setenv(name, value)
+    permissions()
+    message = refused(machine("a"))
+    assert "cannot write" in message
+    assert "It must be allowed to read, write, list and delete there" in message
+
+
+def test_who_may_do_all_four_passes(machine, aws, permissions, monkeypatch):
+    rights = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket")
+    for name, value in aws.user(*rights).items():
+        monkeypatch.setenv(name, value)
+    permissions()
+    machine("a").check()
+    make(machine("a"))
+    assert machine("b").find(KEY) is not None
+
+
+def test_a_server_that_is_not_there_is_refused(machine, wire):
+    wire.down()
+    assert "AWS_ENDPOINT_URL" in refused(machine("a"))
+
+
+def test_a_server_that_never_answers_is_refused(machine, monkeypatch):
+    monkeypatch.setitem(files.OPTIONS["s3"]["config_kwargs"], "read_timeout", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert "AWS_ENDPOINT_URL" in refused(machine("a"))
+
+
+def test_a_missing_package_is_named_with_the_command(machine, monkeypatch):
+    import fsspec
+
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    assert f"pip install s3fs=={fsspec.__version__}" in refused(machine("a"))
+
+
+def test_a_protocol_that_cannot_be_written_is_refused(machine):
+    assert "cannot read" in refused(machine("a", f"data://{KEY}"))
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("s3://user:secret-words@bucket/x", "without user and password"),
+        ("s3://user@bucket", "without user and password"),
+        ("s3://bucket/x?versionId=secret-words", "without a query"),
+        ("s4://bucket", "s4 is no protocol"),
+        ("bucket/x", "a URI such as s3://BUCKET/PREFIX"),
+        ("s3://", "a URI such as s3://BUCKET/PREFIX"),
+        ("simplecache::s3://bucket", "a URI such as"),
+        ("file://relative/folder", "an absolute path after file://"),
+    ],
+)
+def test_what_is_no_address_is_refused(tmp_path, uri, words):
+    with pytest.raises(SpecError, match=words) as caught:
+        Store(tmp_path, uri)
+    if "@" in uri:
+        assert "secret-words" not in str(caught.value)
+
+
+def test_an_address_has_one_form():
+    assert store_uri("s3://bucket/x/") == store_uri("s3://bucket/x") == "s3://bucket/x"
+    assert store_uri("s3a://bucket/x") == "s3://bucket/x"
+    assert store_uri("file:///srv/x/") == "file:///srv/x"
+
+
+# Other filesystems
+
+
+@pytest.fixture(params=["s3", "file", "memory"])
+def place(request, tmp_path):
+    if request.param == "s3":
+        return request.getfixturevalue("uri")
+    return f"memory://{tmp_path.name}" if request.param == "memory" else (tmp_path / "shared").as_uri()
+
+
+def test_objects_are_written_whole_and_only_where_they_may(place):
+    there = files.RemoteFiles(place, 0)
+    assert there.read("a/b") is None
+    assert there.state("a/b") is None
+    assert there.create("a/b", b"one")
+    assert not there.create("a/b", b"two")
+    assert there.read("a/b") == b"one"
+    seen = there.state("a/b")
+    assert there.replace("a/b", b"three", seen)
+    time.sleep(0.01)
+    assert not there.replace("a/b", b"four", seen)
+    assert there.read("a/b") == b"three"
+    there.write("a/b", b"")
+    assert there.read("a/b") == b""
+    there.delete("a/b")
+    there.delete("a/b")
+    assert there.read("a/b") is None
+    assert not there.replace("a/b", b"five", seen)
+
+
+def test_every_filesystem_shares_artifacts(place, tmp_path):
+    one, other = (Store(tmp_path / name, place, QUICK) for name in "ab")
+    one.check()
+    made = make(one, files=FILES)
+    found = other.find(KEY)
+    assert {name: (found.path / name).read_text() for name in FILES} == FILES
+    assert found.digest == made.digest
+
+
+def test_a_folder_that_cannot_be_written_is_refused(machine, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    assert "NotADirectoryError" in refused(machine("a", (tmp_path / "file" / "shared").as_uri()))
+
+
+def test_a_full_disk_of_this_machine_is_not_waited_for(machine, monkeypatch):
+    import errno
+
+    make(machine("a"))
+    store = machine("b")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store.check()
+    monkeypatch.setattr(store.remote._files._fs, "get_file", full)
+    start = time.monotonic()
+    with pytest.raises(ResourceError, match=r"No space left.*Make room on this machine's disk"):
+        store.find(KEY)
+    assert time.monotonic() - start < 5

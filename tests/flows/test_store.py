@@ -1,0 +1,138 @@
+"""A run whose artifacts are shared between machines: found elsewhere, handed on, refused at the start."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from components.artifacts import MANIFEST
+from components.errors import ArtifactDamaged, SchemaMismatch, SpecError
+from components.specs import validate
+from flows.config import check
+from flows.execution import Execution
+from flows.spec import ExperimentSpec
+from flows.stages import STAGES
+from flows.stages.base import Context, Request
+from flows.stages.execute import find_stage, run_stage
+from tests.artifacts.conftest import aws, bucket, s3, uri  # noqa: F401  fixtures
+from tests.flows.test_online_rl import DATA
+
+ROOT = Path(__file__).parent.parent.parent
+SHOP = {"_target_": "components.environments.shop.Shop", "train": 8, "heldout": 4}
+COLLECT = Request(
+    "collect",
+    {
+        "model": {"name": "tiny", "source": "random"},
+        "environment": SHOP,
+        "agent": {},
+        "collect": {"scenarios": 2},
+        "actor": "solver",
+    },
+)
+
+
+def judge(trajectories):
+    reward = {"_target_": "components.rewards.outcome.Outcome"}
+    return Request("judge", {"reward": reward}, {"trajectories": trajectories.key})
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_one_machine_ran_another_finds_and_runs_nothing(tmp_path, uri, monkeypatch):  # noqa: F811
+    here = Context.at(tmp_path / "a", uri)
+    played, ran = run_stage(COLLECT, here)
+    scores, also_ran = run_stage(judge(played), here)
+    assert (ran, also_ran) == ("ran", "ran")
+
+    def never(*_):
+        raise AssertionError("nothing is to be done")
+
+    for name in ("collect", "judge"):
+        monkeypatch.setitem(STAGES, name, replace(STAGES[name], function=never))
+    elsewhere = Context.at(tmp_path / "b", uri)
+    found, status = run_stage(judge(played), elsewhere)  # its input is fetched too: the key holds its digest
+    assert (status, found.digest, found.metrics) == ("cached", scores.digest, scores.metrics)
+    assert contents(found.path) == contents(scores.path)
+    again = Context.at(tmp_path / "c", uri)
+    assert find_stage(COLLECT, again).digest == played.digest
+    with pytest.raises(ArtifactDamaged, match="not in"):
+        run_stage(judge(played), Context.at(tmp_path / "d"))
+
+
+def test_a_stage_in_its_own_process_shares_what_it_makes(tmp_path, uri, screen):  # noqa: F811
+    root = tmp_path / "a"
+    spec = validate(ExperimentSpec, {**DATA, "root": str(root), "store": uri, "compute": {"default": "process"}})
+    execution = Execution(spec, Context.at(root, spec.store), screen[0], None, root / "logs" / "log")
+    done = execution.stage("collect[sft]", 0, COLLECT)
+    assert done.status == "ran"
+    assert find_stage(COLLECT, Context.at(tmp_path / "b", uri)).digest == done.artifact.digest
+    written = b"".join(contents(root).values())
+    assert os.environ["AWS_SECRET_ACCESS_KEY"].encode() not in written
+
+
+def test_the_command_of_one_stage_takes_a_store(tmp_path, uri):  # noqa: F811
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(COLLECT.to_json()))
+
+    def command(root, store):
+        line = [sys.executable, "-m", "flows.stage", "--request", str(file), "--root", str(root), "--store", store]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL)
+        return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+    made = run_stage(COLLECT, Context.at(tmp_path / "a", uri))[0]
+    assert command(tmp_path / "b", uri) == (0, {"key": made.key, "digest": made.digest, "status": "cached"})
+    code, last = command(tmp_path / "c", "s3://user:secret@bucket")
+    assert code == 2
+    assert "store: 's3://user:***@bucket': expected a URI without user and password" in last["error"]["message"]
+
+
+@pytest.mark.parametrize("store", ["s3://no-such-bucket/runs", "file:///proc/nowhere"])
+@pytest.mark.usefixtures("aws")
+def test_a_store_that_cannot_be_used_is_refused_before_anything_starts(tmp_path, store):
+    line = [sys.executable, "-m", "flows.run", "+experiment=smoke", f"root={tmp_path}/runs", f"store={store}"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("store: ")
+    assert store in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("store=s3://me:secret@bucket", "store: 's3://me:***@bucket': expected a URI without user and password"),
+        ("store=s4://bucket", "s4 is no protocol that fsspec knows"),
+        ("store=bucket", "store: 'bucket': expected a URI such as s3://BUCKET/PREFIX"),
+        (
+            "root=s3://bucket",
+            "root: 's3://bucket': expected a local folder; artifacts are shared between",
+        ),
+    ],
+)
+def test_a_mistake_in_the_address_is_named(line, words):
+    with pytest.raises(SpecError) as caught:
+        check(["+experiment=smoke", line])
+    assert words in str(caught.value)
+
+
+def test_files_of_a_newer_schema_are_refused_and_left_alone(tmp_path, caplog):
+    context = Context.at(tmp_path)
+    artifact, _ = run_stage(COLLECT, context)
+    file = artifact.path / MANIFEST
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 99}))
+    for request in (COLLECT, judge(artifact)):
+        with (
+            caplog.at_level(logging.WARNING),
+            pytest.raises(SchemaMismatch, match=r"newer Espalier .*version 99, this one reads \d+.*: update, or use"),
+        ):
+            run_stage(request, Context.at(tmp_path))
+    assert "set aside" not in caplog.text
+    assert artifact.path.is_dir()
