@@ -21,8 +21,9 @@ from pathlib import Path
 
 import torch
 
-from components.algorithms import divergence, losses
+from components.algorithms import losses
 from components.algorithms.advantages import group_advantages
+from components.algorithms.guards import Guards
 from components.algorithms.packing import Pack, Sequence_, pack
 from components.algorithms.policy import Policy
 from components.algorithms.spec import GRPOSpec
@@ -50,16 +51,17 @@ def train_grpo(
 
     taken: metrics of the steps that an earlier try took after step `step`; policy and optimizer are those after them.
 
-    Raises TrainingDiverged, with the batch's trajectory ids written to `scratch/diverged.json`; ArtifactError for
-    trajectories of which the ratio cannot be computed.
+    Raises TrainingDiverged where a guard stops (`guards`), ArtifactError for trajectories of which the ratio cannot be
+    computed.
     """
+    guards = Guards(scratch)
     groups = with_advantages(trajectories, scale=spec.scale_advantages)
     logs = list(taken)
     for number, part in enumerate(_batches(groups, spec, seed, step), start=step + 1):
         if number <= step + len(taken):
             continue
         _set_learning_rate(optimizer, spec, number)
-        metrics = {"step": float(number), **_gradient_step(spec, policy, optimizer, part, number, scratch)}
+        metrics = {"step": float(number), **_gradient_step(spec, policy, optimizer, part, number, guards)}
         logs.append(metrics)
         on_step(metrics)
     return step + len(logs), _mean(logs)
@@ -99,11 +101,34 @@ def _parts(groups: list[Group], count: int) -> list[list[Group]]:
 
 
 def _gradient_step(
-    spec: GRPOSpec, policy: Policy, optimizer: torch.optim.Optimizer, groups: list[Group], step: int, scratch: Path
+    spec: GRPOSpec, policy: Policy, optimizer: torch.optim.Optimizer, groups: list[Group], step: int, guards: Guards
 ) -> dict[str, float]:
     started = time.monotonic()
     trajectories = [trajectory for group in groups for trajectory in group]
     packs = _packs(trajectories, spec)
+    measured = _backward(spec, policy, packs)
+    if skipped := _struck(spec, policy, measured, trajectories, step, guards):
+        optimizer.zero_grad(set_to_none=True)
+    else:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    seconds = time.monotonic() - started
+    tokens = sum(sum(one.lengths) for _, one in packs)
+    return {
+        **measured,
+        "learning_rate": optimizer.param_groups[0]["lr"],
+        "skipped_steps": float(skipped),
+        "sampled_tokens": float(sum(len(one.token_S) for _, one in packs)),
+        "tokens": float(tokens),
+        "computed_tokens": float(sum(len(one.token_ids_N) for _, one in packs)),
+        "tokens_per_s": tokens / seconds,
+        "seconds": seconds,
+    }
+
+
+def _backward(spec: GRPOSpec, policy: Policy, packs: list[tuple[float, Pack]]) -> dict[str, float]:
+    """Adds the gradient of the loss on these packs to the parameters, then scales the whole down to max_grad_norm.
+    Returns the loss, the L2 norm before that, and what the packs say of the policy."""
     sums: dict[str, float] = defaultdict(float)
     count = sum(len(one.token_S) for _, one in packs)
     for index, (temperature, one) in enumerate(packs):
@@ -131,34 +156,70 @@ def _gradient_step(
             sums["entropy"] += entropy_S.sum().item()
             sums["clipped"] += losses.clipped(ratio_S, advantage_S, spec.clip_low, spec.clip_high).sum().item()
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
-    kl_sampler = sums["kl_sampler"] / max(sums["known"], 1)
-    if not (math.isfinite(sums["loss"]) and math.isfinite(grad_norm) and kl_sampler <= spec.max_kl):
-        divergence.stop(
-            scratch,
-            step,
-            {"loss": sums["loss"], "grad_norm": grad_norm, "kl_sampler": kl_sampler},
-            [trajectory.id for trajectory in trajectories],
-            advice="kl_sampler is the KL to the sampling policy in nats a token; algorithm.max_kl allows "
-            f"{spec.max_kl:g}. Lower algorithm.learning_rate or algorithm.epochs",
-        )
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    seconds = time.monotonic() - started
-    tokens = sum(sum(one.lengths) for _, one in packs)
     return {
         "loss": sums["loss"],
-        "kl": sums["kl"] / sums["kl_tokens"],
-        "kl_sampler": kl_sampler,
-        "entropy": sums["entropy"] / count,
-        "clip_fraction": sums["clipped"] / count,
+        "kl": sums["kl"] / max(sums["kl_tokens"], 1),
+        "kl_sampler": sums["kl_sampler"] / max(sums["known"], 1),
+        "entropy": sums["entropy"] / max(count, 1),
+        "clip_fraction": sums["clipped"] / max(count, 1),
         "grad_norm": grad_norm,
-        "learning_rate": optimizer.param_groups[0]["lr"],
-        "sampled_tokens": float(count),
-        "tokens": float(tokens),
-        "computed_tokens": float(sum(len(one.token_ids_N) for _, one in packs)),
-        "tokens_per_s": tokens / seconds,
-        "seconds": seconds,
     }
+
+
+def _struck(
+    spec: GRPOSpec,
+    policy: Policy,
+    measured: dict[str, float],
+    trajectories: list[Trajectory],
+    step: int,
+    guards: Guards,
+) -> bool:
+    """Whether a guard leaves the step out. Where one strikes, each trajectory is measured by itself; the gradient of
+    the batch is put back after that."""
+    loss, grad_norm, kl, entropy = (measured[name] for name in ("loss", "grad_norm", "kl_sampler", "entropy"))
+    finite = all(math.isfinite(value) for value in (loss, grad_norm, kl))
+    rules = [
+        ("non_finite", not finite, spec.non_finite, "grad_norm", "Lower algorithm.learning_rate"),
+        (
+            "high_kl",
+            kl > spec.max_kl,
+            spec.high_kl,
+            "kl_sampler",
+            f"kl_sampler is the KL to the sampling policy in nats a token; algorithm.max_kl allows {spec.max_kl:g}. "
+            "Lower algorithm.learning_rate or algorithm.epochs",
+        ),
+        (
+            "low_entropy",
+            entropy < spec.min_entropy,
+            spec.low_entropy,
+            "certainty",
+            f"algorithm.min_entropy asks for {spec.min_entropy:g} nats a token. Raise collect.temperature or "
+            "algorithm.kl_coefficient, or lower algorithm.learning_rate",
+        ),
+    ]
+    struck = [rule for rule in rules if rule[1]]
+    if not struck:
+        return False
+    shown = {"loss": loss, "grad_norm": grad_norm, "kl_sampler": kl, "entropy": entropy}
+    kept = {name: parameter.grad for name, parameter in policy.parameters.items()}
+    each: dict[str, dict[str, float]] = {}
+
+    def measure(trajectory: Trajectory) -> dict[str, float]:
+        if trajectory.id not in each:
+            for parameter in policy.parameters.values():
+                parameter.grad = None
+            found = _backward(spec, policy, _packs([trajectory], spec))
+            each[trajectory.id] = {name: found[name] for name in shown} | {"certainty": -found["entropy"]}
+        return each[trajectory.id]
+
+    skips = []
+    try:
+        for guard, _, action, by, advice in struck:
+            skips.append(guards.strike(guard, action, step, shown, trajectories, measure, by=by, advice=advice))
+    finally:
+        for name, parameter in policy.parameters.items():
+            parameter.grad = kept[name]
+    return any(skips)
 
 
 def _packs(trajectories: list[Trajectory], spec: GRPOSpec) -> list[tuple[float, Pack]]:
@@ -214,7 +275,7 @@ def _mean(logs: list[dict[str, float]]) -> dict[str, float]:
     """Mean over gradient steps; counts and seconds are added up."""
     if not logs:
         return {"skipped": 1.0}
-    added = {"sampled_tokens", "tokens", "computed_tokens", "seconds"}
+    added = {"skipped_steps", "sampled_tokens", "tokens", "computed_tokens", "seconds"}
     names = [name for name in logs[0] if name != "step"]
     means = {name: sum(log[name] for log in logs) / (1 if name in added else len(logs)) for name in names}
     means["tokens_per_s"] = means["tokens"] / means["seconds"]

@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from components.algorithms import checkpoint, divergence
+from components.algorithms import checkpoint
+from components.algorithms.guards import Guards
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
 from components.algorithms.spec import SFTSpec
@@ -50,8 +51,7 @@ def train_sft(
 
     taken: metrics of the steps that an earlier try took after step `step`; policy and optimizer are those after them.
 
-    Raises TrainingDiverged where the loss or the gradient is no longer finite, with the ids of the batch's trajectories
-    written to `scratch/diverged.json`.
+    Raises TrainingDiverged where a guard stops (`guards`).
     """
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -68,25 +68,60 @@ def train_sft(
         return step + len(taken), {**_mean(steps), "examples": float(len(rows))}
     clock = [0.0]
     computed = [0, 0]
-    batch: list[str] = []
+    guards = Guards(scratch)
+    by_id = {trajectory.id: trajectory for trajectory in trajectories}
     random_state: list[dict[str, torch.Tensor]] = []
+
+    skipped: list[bool] = []
+
+    def backward(rows: list[dict[str, Any]]) -> float:
+        """Adds the gradient of the rows' loss to the parameters; returns the loss."""
+        sequences = [Sequence_(row["input_ids"], row["targets"]) for row in rows]
+        learned = sum(len(sequence.targets) for sequence in sequences)
+        total = 0.0
+        for part in pack(sequences, spec.pack_tokens):
+            logprob_S, _ = policy.logprobs(part, temperature=1.0)
+            loss = -logprob_S.sum() / learned
+            loss.backward()
+            total += loss.item()
+            computed[0] += sum(part.lengths)
+            computed[1] += len(part.token_ids_N)
+        return total
+
+    def grad_norm() -> float:
+        gradients = [parameter.grad for parameter in policy.parameters.values() if parameter.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients).item()
+
+    def forget() -> None:
+        for parameter in policy.parameters.values():
+            parameter.grad = None
 
     class PackedSFTTrainer(SFTTrainer):
         def training_step(self, model, inputs, num_items_in_batch=None):
             if random_state:  # the loader of TRL's trainer draws a number before the first step
                 checkpoint.set_random_states(random_state.pop())
-            batch[:] = [row["trajectory_id"] for row in inputs["rows"]]
-            sequences = [Sequence_(row["input_ids"], row["targets"]) for row in inputs["rows"]]
-            learned = sum(len(sequence.targets) for sequence in sequences)
-            total = torch.zeros((), device=policy.device)
-            for part in pack(sequences, spec.pack_tokens):
-                logprob_S, _ = policy.logprobs(part, temperature=1.0)
-                loss = -logprob_S.sum() / learned
-                self.accelerator.backward(loss)
-                total += loss.detach()
-                computed[0] += sum(part.lengths)
-                computed[1] += len(part.token_ids_N)
-            return total
+            total = backward(inputs["rows"])
+            skipped.clear()
+            if not math.isfinite(total) or not math.isfinite(grad_norm()):
+                batch = list({row["trajectory_id"]: None for row in inputs["rows"]})
+
+                def measure(trajectory: Trajectory) -> dict[str, float]:
+                    forget()
+                    loss = backward([row for row in inputs["rows"] if row["trajectory_id"] == trajectory.id])
+                    return {"loss": loss, "grad_norm": grad_norm()}
+
+                measured = {"loss": total, "grad_norm": grad_norm()}
+                guards.strike(
+                    *("non_finite", spec.non_finite, step + len(steps) + 1, measured),
+                    [by_id[name] for name in batch],
+                    measure,
+                    by="grad_norm",
+                    advice="Lower the learning rate",
+                )
+                forget()  # without a gradient, the optimizer leaves everything as it is
+                skipped.append(True)
+                total = 0.0
+            return torch.tensor(total, device=policy.device)
 
         def _send_telemetry(self):
             """Nothing leaves this machine."""
@@ -97,8 +132,7 @@ def train_sft(
                 return
             number = step + len(steps) + 1
             metrics = {name: float(logs[name]) for name in ("loss", "grad_norm", "learning_rate")}
-            if not all(math.isfinite(value) for value in metrics.values()):
-                divergence.stop(scratch, number, metrics, batch, advice="Lower the learning rate")
+            metrics["skipped_steps"] = float(len(skipped))
             metrics["seconds"] = time.monotonic() - clock[0]
             metrics |= {"tokens": float(computed[0]), "computed_tokens": float(computed[1])}
             metrics = {"step": float(number), **metrics}
@@ -162,7 +196,7 @@ def _batches(rows: list[dict[str, Any]], spec: SFTSpec, seed: int) -> Iterator[l
 def _mean(steps: list[dict[str, float]]) -> dict[str, float]:
     """Mean over gradient steps; counts and seconds are added up."""
     sums = {name: sum(one[name] for one in steps) for name in steps[0] if name != "step"}
-    added = {"seconds", "tokens", "computed_tokens"}
+    added = {"skipped_steps", "seconds", "tokens", "computed_tokens"}
     means = {name: value if name in added else value / len(steps) for name, value in sums.items()}
     return means | {"tokens_per_s": sums["tokens"] / sums["seconds"]}
 

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from components.specs import Spec
 
+Action = Literal["warn", "skip", "stop"]
+"""Of a guard: take the step and say so; leave it out; end the training with an error."""
+
 
 class OptimizerSpec(Spec):
     """AdamW."""
@@ -26,6 +29,9 @@ class OptimizerSpec(Spec):
     """The gradient is scaled down to this L2 norm."""
     pack_tokens: int = Field(1024, ge=64)
     """Most distinct tokens that one forward pass computes; bounds memory, changes nothing else."""
+    non_finite: Literal["skip", "stop"] = "stop"
+    """What happens where the loss or the gradient is infinite or no number: the step is left out, or the training ends
+    with an error before a checkpoint is written."""
 
 
 class SFTSpec(OptimizerSpec):
@@ -62,7 +68,14 @@ class GRPOSpec(OptimizerSpec):
     reference: Literal["base", "start"] = "base"
     """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
     max_kl: float = Field(10.0, gt=0)
-    """Training stops with an error where the KL to the sampling policy (nats a token) passes this."""
+    """Largest KL of a step's batch to the policy that sampled it (nats a token)."""
+    high_kl: Action = "stop"
+    """What happens above max_kl: `warn` and take the step, `skip` it, or `stop` with an error."""
+    min_entropy: float = Field(0.0, ge=0)
+    """Smallest mean entropy of the policy on a step's batch (nats a token); 0 asks for none. An entropy that collapses
+    samples the same again and again, and learns nothing from it."""
+    low_entropy: Action = "warn"
+    """What happens below min_entropy."""
 
 
 AlgorithmSpec = Annotated[SFTSpec | GRPOSpec, Field(discriminator="name")]

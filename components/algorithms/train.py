@@ -46,7 +46,8 @@ def train(
     """
     import torch
 
-    from components.algorithms import checkpoint, divergence
+    from components.algorithms import checkpoint
+    from components.algorithms.guards import STRIKES, Guards
     from components.algorithms.unfinished import Unfinished
 
     policy = _policy(base_dir, model, seed, start, warm)
@@ -101,14 +102,16 @@ def train(
             )
     broken = [name for name, parameter in policy.parameters.items() if not parameter.isfinite().all()]
     if broken:
-        divergence.stop(
-            scratch,
-            step,
-            {"not_finite": len(broken)},
-            [trajectory.id for trajectory in trajectories],
-            advice=f"not_finite counts tensors of the adapter, {broken[0]} first. Lower the learning rate",
+        measured = {"not_finite": float(len(broken))}
+        Guards(scratch).stop(
+            {"step": step, **measured, "trajectories": [trajectory.id for trajectory in trajectories]},
+            measured,
+            trajectories,
+            f"not_finite counts tensors of the adapter, {broken[0]} first. Lower algorithm.learning_rate",
         )
     (out / "log.jsonl").write_text("".join(json.dumps(taken) + "\n" for taken in unfinished.steps))
+    if strikes := Guards(scratch).strikes():
+        (out / STRIKES).write_text("".join(json.dumps(one) + "\n" for one in strikes))
     policy.save(out / checkpoint.ADAPTER)
     checkpoint.save_state(out, algorithm=algorithm.name, step=step, optimizer=optimizer, names=names)
     return metrics

@@ -1,0 +1,131 @@
+"""Guards strike before a bad checkpoint is written, and say which trajectories did it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from components.algorithms.policy import Policy
+from components.algorithms.spec import GRPOSpec, SFTSpec
+from components.algorithms.train import train
+from components.errors import TrainingDiverged
+from components.trajectories.store import read_trajectories
+from tests.algorithms.builders import MODEL, batch, demonstrations
+from tests.algorithms.test_checkpoint import differing
+
+GRPO = GRPOSpec(learning_rate=1e-3, minibatches=3)
+SFT = SFTSpec(learning_rate=1e-3, batch_size=2, schedule="constant")
+
+
+def run(base_dir: Path, spec, folder: Path, make=None) -> tuple[Path, dict[str, float]]:
+    out, scratch = folder / "out", folder / "scratch"
+    out.mkdir(parents=True)
+    scratch.mkdir()
+    trajectories = make() if make else batch() if isinstance(spec, GRPOSpec) else demonstrations()
+    arguments = {"start": None, "reference": None, "out": out, "scratch": scratch, "seed": 3}
+    return out, train(spec, MODEL, base_dir, trajectories, on_step=lambda _: None, **arguments)  # type: ignore[arg-type]
+
+
+def strikes(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "guards.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """poison(tokens): whatever holds these tokens has a gradient that is no number."""
+    logprobs = Policy.logprobs
+
+    def apply(tokens: list[int]) -> None:
+        def poisoned(self, pack, temperature):
+            logprob_S, entropy_S = logprobs(self, pack, temperature)
+            ids = pack.token_ids_N.tolist()
+            held = any(ids[at : at + len(tokens)] == tokens for at in range(len(ids)))
+            return (logprob_S * math.nan if held else logprob_S), entropy_S
+
+        monkeypatch.setattr(Policy, "logprobs", poisoned)
+
+    return apply
+
+
+def tokens_of(base_dir: Path, which: str) -> list[int]:
+    """Tokens that one trajectory alone holds."""
+    if which == "grpo":
+        (one,) = [trajectory for trajectory in batch() if trajectory.id == batch()[4].id]
+        return one.histories[0].token_ids[-6:-1]
+    from components.models.weights import load_tokenizer
+
+    return load_tokenizer(base_dir)("day 4.", add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize(("name", "spec", "culprit"), [("grpo", GRPO, batch()[4].id), ("sft", SFT, "d4/0")])
+def test_what_is_not_finite_stops_and_names_who_did_it(base_dir, tmp_path, poison, name, spec, culprit):
+    poison(tokens_of(base_dir, name))
+    with pytest.raises(TrainingDiverged, match=rf"No checkpoint was written.*non_finite: {culprit} did most of it"):
+        run(base_dir, spec, tmp_path)
+    assert not (tmp_path / "out" / "adapter").exists()
+    record = json.loads((tmp_path / "scratch" / "diverged.json").read_text())
+    assert record["guard"] == "non_finite"
+    assert record["worst"][0]["trajectory"] == culprit
+    assert record["worst"][0]["loss"] == "nan"
+    assert all(one["loss"] != "nan" for one in record["worst"][1:])
+    kept = list(read_trajectories(tmp_path / "scratch" / "diverged.parquet"))
+    assert [one.id for one in kept] == record["trajectories"]
+
+
+@pytest.mark.parametrize(("name", "spec", "culprit"), [("grpo", GRPO, batch()[4].id), ("sft", SFT, "d4/0")])
+def test_a_skipped_step_leaves_weights_and_optimizer_alone(base_dir, tmp_path, poison, name, spec, culprit, caplog):
+    poison(tokens_of(base_dir, name))
+    out, metrics = run(base_dir, spec.model_copy(update={"non_finite": "skip"}), tmp_path)
+    assert metrics["skipped_steps"] == 1
+    assert all(math.isfinite(value) for value in metrics.values())
+    [strike] = strikes(out)
+    assert (strike["guard"], strike["action"], strike["worst"][0]["trajectory"]) == ("non_finite", "skip", culprit)
+    assert "is left out" in caplog.text
+    steps = json.loads((out / "trainer.json").read_text())
+    assert steps["step"] == 3
+    assert set(steps["optimizer_steps"].values()) == {2.0}
+
+
+@pytest.mark.parametrize(("changes", "guard"), [({"max_kl": 1e-9}, "high_kl"), ({"min_entropy": 100.0}, "low_entropy")])
+def test_each_guard_warns_skips_or_stops(base_dir, tmp_path, changes, guard, caplog):
+    spec = GRPO.model_copy(update=changes)
+    plain, _ = run(base_dir, GRPO, tmp_path / "plain")
+    assert not (plain / "guards.jsonl").exists()
+    warned, metrics = run(base_dir, spec.model_copy(update={guard: "warn"}), tmp_path / "warn")
+    assert differing(plain, warned) == []
+    assert metrics["skipped_steps"] == 0
+    assert [one["step"] for one in strikes(warned)] == [1, 2, 3]
+    assert f"gradient step 1: {guard}" in caplog.text
+    skipped, metrics = run(base_dir, spec.model_copy(update={guard: "skip"}), tmp_path / "skip")
+    assert metrics["skipped_steps"] == 3
+    assert json.loads((skipped / "trainer.json").read_text())["optimizer_steps"] == {}
+    with pytest.raises(TrainingDiverged, match=f"gradient step 1: .*{guard}"):
+        run(base_dir, spec.model_copy(update={guard: "stop"}), tmp_path / "stop")
+
+
+def test_the_worst_are_measured_by_themselves(base_dir, tmp_path):
+    out, _ = run(base_dir, GRPO.model_copy(update={"max_kl": 1e-9, "high_kl": "warn", "minibatches": 1}), tmp_path)
+    [strike] = strikes(out)
+    values = [one["kl_sampler"] for one in strike["worst"]]
+    assert values == sorted(values, reverse=True)
+    assert values[0] > strike["kl_sampler"]  # the mean of all is below the worst
+    policy = Policy(base_dir, MODEL, 3)
+    (worst,) = [one for one in batch() if one.id == strike["worst"][0]["trajectory"]]
+    from components.algorithms.grpo import _packs
+
+    [(temperature, pack)] = _packs([worst], GRPO)
+    with torch.no_grad():
+        new_S, _ = policy.logprobs(pack, temperature)
+    difference = new_S - pack.logprob_S
+    assert values[0] == pytest.approx((difference.exp() - 1 - difference).mean().item(), rel=1e-4)
+
+
+def test_a_line_torn_by_a_kill_is_left_out(tmp_path):
+    from components.algorithms.guards import Guards
+
+    (tmp_path / "guards.jsonl").write_text('{"step": 2, "guard": "high_kl"}\n{"step": 1, "guard": "high_kl"}\n{"step"')
+    assert [one["step"] for one in Guards(tmp_path).strikes()] == [1, 2]
