@@ -24,6 +24,7 @@ import torch
 from components.algorithms import losses
 from components.algorithms.advantages import group_advantages
 from components.algorithms.guards import Guards
+from components.algorithms.metrics import over_steps
 from components.algorithms.packing import Pack, Sequence_, pack
 from components.algorithms.policy import Policy
 from components.algorithms.spec import GRPOSpec
@@ -64,7 +65,7 @@ def train_grpo(
         metrics = {"step": float(number), **_gradient_step(spec, policy, optimizer, part, number, guards)}
         logs.append(metrics)
         on_step(metrics)
-    return step + len(logs), _mean(logs)
+    return step + len(logs), over_steps(logs)
 
 
 def with_advantages(trajectories: Sequence[Trajectory], *, scale: bool) -> list[Group]:
@@ -115,7 +116,7 @@ def _gradient_step(
     seconds = time.monotonic() - started
     tokens = sum(sum(one.lengths) for _, one in packs)
     return {
-        **measured,
+        **{name: value for name, value in measured.items() if math.isfinite(value)},
         "learning_rate": optimizer.param_groups[0]["lr"],
         "skipped_steps": float(skipped),
         "sampled_tokens": float(sum(len(one.token_S) for _, one in packs)),
@@ -269,17 +270,6 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, spec: GRPOSpec, step: i
     share = min(1.0, step / spec.warmup_steps) if spec.warmup_steps else 1.0
     for group in optimizer.param_groups:
         group["lr"] = spec.learning_rate * share
-
-
-def _mean(logs: list[dict[str, float]]) -> dict[str, float]:
-    """Mean over gradient steps; counts and seconds are added up."""
-    if not logs:
-        return {"skipped": 1.0}
-    added = {"skipped_steps", "sampled_tokens", "tokens", "computed_tokens", "seconds"}
-    names = [name for name in logs[0] if name != "step"]
-    means = {name: sum(log[name] for log in logs) / (1 if name in added else len(logs)) for name in names}
-    means["tokens_per_s"] = means["tokens"] / means["seconds"]
-    return means
 
 
 __all__ = ["train_grpo", "with_advantages"]

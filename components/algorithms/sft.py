@@ -23,6 +23,7 @@ import torch
 
 from components.algorithms import checkpoint
 from components.algorithms.guards import Guards
+from components.algorithms.metrics import over_steps
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
 from components.algorithms.spec import SFTSpec
@@ -65,7 +66,7 @@ def train_sft(
     steps = list(taken)
     batches = list(_batches(rows, spec, seed))
     if len(taken) == len(batches):
-        return step + len(taken), {**_mean(steps), "examples": float(len(rows))}
+        return step + len(taken), {**over_steps(steps), "examples": float(len(rows))}
     clock = [0.0]
     computed = [0, 0]
     guards = Guards(scratch)
@@ -131,7 +132,8 @@ def train_sft(
             if not logs or "loss" not in logs:
                 return
             number = step + len(steps) + 1
-            metrics = {name: float(logs[name]) for name in ("loss", "grad_norm", "learning_rate")}
+            names = ("learning_rate",) if skipped else ("loss", "grad_norm", "learning_rate")
+            metrics = {name: float(logs[name]) for name in names}
             metrics["skipped_steps"] = float(len(skipped))
             metrics["seconds"] = time.monotonic() - clock[0]
             metrics |= {"tokens": float(computed[0]), "computed_tokens": float(computed[1])}
@@ -182,7 +184,7 @@ def train_sft(
     clock[0] = time.monotonic()
     random_state.append(checkpoint.random_states())
     trainer.train()
-    return step + len(steps), {**_mean(steps), "examples": float(len(rows))}
+    return step + len(steps), {**over_steps(steps), "examples": float(len(rows))}
 
 
 def _batches(rows: list[dict[str, Any]], spec: SFTSpec, seed: int) -> Iterator[list[dict[str, Any]]]:
@@ -191,14 +193,6 @@ def _batches(rows: list[dict[str, Any]], spec: SFTSpec, seed: int) -> Iterator[l
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed + epoch)).tolist()
         for start in range(0, len(order), spec.batch_size):
             yield [rows[index] for index in order[start : start + spec.batch_size]]
-
-
-def _mean(steps: list[dict[str, float]]) -> dict[str, float]:
-    """Mean over gradient steps; counts and seconds are added up."""
-    sums = {name: sum(one[name] for one in steps) for name in steps[0] if name != "step"}
-    added = {"skipped_steps", "seconds", "tokens", "computed_tokens"}
-    means = {name: value if name in added else value / len(steps) for name, value in sums.items()}
-    return means | {"tokens_per_s": sums["tokens"] / sums["seconds"]}
 
 
 @contextlib.contextmanager
