@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM: stop at once, and certainly.
 
 The first signal raises KeyboardInterrupt where the program is, so that everything is put away on the way out: drafts,
-children, MLflow's and Prefect's states. If that is not done within `LIMIT` seconds, because some library is deep in a
+children, MLflow's and Prefect's states. If that is not done within `LIMITS` seconds, because some library is deep in a
 computation or holds a lock, a thread does what must be done (`last_words`) and ends the process. Further signals
 change nothing about that.
 """
@@ -21,8 +21,9 @@ from typing import NoReturn, Self
 
 logger = logging.getLogger(__name__)
 
-LIMIT = 3.5
-"""Seconds from the signal to the hard end."""
+LIMITS = {signal.SIGINT: 3.5, signal.SIGTERM: 25.0}
+"""Seconds from the signal to the hard end. A person waits for Ctrl-C; SIGTERM is what a machine that is taken away
+sends half a minute before, and a training saves its state in that time."""
 EXIT_CODE = 130
 
 
@@ -62,13 +63,14 @@ class Interruption:
         if self._stopped.is_set():
             return
         self._stopped.set()
-        threading.Thread(target=self._enforce, name="interrupt", daemon=True).start()
+        limit = LIMITS[signal.Signals(number)]
+        threading.Thread(target=self._enforce, args=(limit,), name="interrupt", daemon=True).start()
         raise KeyboardInterrupt
 
-    def _enforce(self) -> None:
-        if self._over.wait(LIMIT):
+    def _enforce(self, limit: float) -> None:
+        if self._over.wait(limit):
             return
-        logger.warning("not stopped after %.1f s: ending the process", LIMIT)
+        logger.warning("not stopped after %.1f s: ending the process", limit)
         for words in reversed(self.last_words):
             try:
                 words()

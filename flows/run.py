@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import errno
 import os
 import sys
 from pathlib import Path
@@ -123,6 +124,11 @@ def job(config: DictConfig) -> float:
         _fail(str(error), 2)  # at once: the other points of a sweep would meet it too
     except EspalierError as error:
         _fail(f"{type(error).__name__}: {error}", 1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        _fail(f"no space left on the disk of root{where}: make room, then the same command goes on from here", 1)
 
 
 if __name__ == "__main__":

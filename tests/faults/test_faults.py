@@ -1,0 +1,184 @@
+"""Faults, injected for real into a run in processes of its own. docs/reliability.md says what is seen and kept."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.test_smoke import Done, Place
+from tests.faults import kill
+
+pytestmark = pytest.mark.timeout(900)
+SMALL = ("deploy=none", "rounds=1")
+
+
+def log_of(place: Place) -> str:
+    return "".join(path.read_text() for path in sorted((place.root / "logs").glob("smoke-*.log")))
+
+
+def until(condition: Callable[[], object], process: subprocess.Popen, limit: float = 240.0) -> None:
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def ended(process: subprocess.Popen, limit: float = 500.0) -> Done:
+    out, errors = process.communicate(timeout=limit)
+    assert process.returncode == 0, errors
+    return Done(json.loads(out.splitlines()[-1]), out.splitlines(), errors)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Done:
+    return Place(tmp_path_factory.mktemp("undisturbed")).run(*SMALL)
+
+
+def test_killed_at_random_moments_it_ends_in_the_same_bytes(tmp_path):
+    small = ["rounds=1", "evaluate.scenarios=8", "collect.scenarios=4", "warmup.demonstrations=8"]
+    found = kill.run(2, 1, tmp_path, small)
+    assert found["kills"] == 2
+    wrong = ("adapter_differs", "episodes_not_as_declared", "stages_made_twice", "processes_left")
+    assert {name: found[name] for name in wrong} == dict.fromkeys(wrong, 0)
+
+
+def test_a_prefect_server_that_dies_costs_a_warning(tmp_path, undisturbed):
+    place = Place(tmp_path)
+    process = place.start(*SMALL)
+    until(lambda: "Beginning flow run" in log_of(place), process)
+    for one in psutil.Process(process.pid).children():
+        if "flows.server" in one.cmdline():
+            one.kill()
+    done = ended(process)
+    assert done.result["policy_digest"] == undisturbed.result["policy_digest"]
+    assert "the Prefect server was not told all of it" in done.errors
+    assert "Traceback" not in done.errors
+    assert set(place.run(*SMALL).result["stages"].values()) == {"cached"}
+
+
+@contextlib.contextmanager
+def mlflow_server(folder: Path, port: int) -> Iterator[subprocess.Popen]:
+    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
+    command += [
+        "--backend-store-uri",
+        f"sqlite:///{folder}/mlflow.db",
+        "--artifacts-destination",
+        str(folder / "files"),
+    ]
+    with open(folder / "server.log", "ab") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            assert process.poll() is None and time.monotonic() < deadline, (folder / "server.log").read_text()  # noqa: PT018
+            time.sleep(0.2)
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.slow
+def test_an_mlflow_server_that_is_away_for_a_while_hears_everything_later(tmp_path, undisturbed):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    place = Place(tmp_path)
+    overrides = (*SMALL, f"tracking.uri=http://127.0.0.1:{port}")
+    with mlflow_server(tmp_path, port):
+        process = place.start(*overrides)
+        until(lambda: "evaluate[start] ran" in log_of(place), process)
+    until(lambda: "is away; the run goes on" in log_of(place), process)
+    until(lambda: "evaluate[final] ran" in log_of(place), process)
+    time.sleep(20)  # now the run waits at its end
+    with mlflow_server(tmp_path, port):
+        done = ended(process)
+        assert done.result["policy_digest"] == undisturbed.result["policy_digest"]
+        assert "is back" in done.errors
+        from components.tracking.store import connect
+
+        client = connect(f"http://127.0.0.1:{port}", tmp_path)
+        run = client.get_run(done.result["run_id"])
+        assert run.info.status == "FINISHED"
+        steps = {metric.step for metric in client.get_metric_history(run.info.run_id, "eval/success")}
+        assert steps == {-1, 0, 1}
+        listed = {file.path for file in client.list_artifacts(run.info.run_id, "stages")}
+        assert len(listed) == len(done.result["stages"])
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_said_and_the_same_command_goes_on(tmp_path, undisturbed):
+    place = Place(tmp_path)
+    place.root.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200m", "tmpfs", str(place.root)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small filesystem here: {mounted.stderr}")
+    try:
+        process = place.start(*SMALL)
+        until(lambda: "evaluate[start] ran" in log_of(place), process)
+        filler = place.root / "filler"
+        with open(filler, "wb") as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"\0" * (1 << 20))
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 1, errors
+        assert "no space left on the disk" in errors
+        assert "Traceback" not in errors
+        assert place.processes() == []
+        filler.unlink()
+        done = place.run(*SMALL)
+        assert done.result["policy_digest"] == undisturbed.result["policy_digest"]
+        assert done.result["stages"]["evaluate[start]"] == "cached"
+    finally:
+        subprocess.run(["umount", "-l", str(place.root)], check=False)
+
+
+@pytest.mark.slow
+def test_a_parent_that_dies_takes_its_stage_with_it(tmp_path):
+    place = Place(tmp_path)
+    process = place.start(*SMALL, "compute=process", "agent.max_tokens=120", "evaluate.concurrency=1")
+    until(lambda: list(place.root.glob("artifacts/.scratch/*/episodes-*.parquet")), process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 10
+    while place.processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert place.processes() == []
+
+
+@pytest.mark.slow
+def test_points_that_run_at_the_same_time_make_what_they_share_once(tmp_path):
+    """Each in a process of its own; they wait for each other and say so."""
+    place = Place(tmp_path)
+    rates = [f"{number}e-5" for number in range(1, 5)]
+    processes = [place.start(*SMALL, f"algorithm.learning_rate={rate}") for rate in rates]
+    results = [ended(process) for process in processes]
+    assert len({done.result["policy_digest"] for done in results}) == len(rates)
+    made: dict[str, int] = {}
+    for done in results:
+        for label, status in done.result["stages"].items():
+            made[label] = made.get(label, 0) + (status == "ran")
+    different = {"train[1]", "evaluate[final]"}
+    assert {label: count for label, count in made.items() if label not in different} == {
+        label: 1 for label in made if label not in different
+    }
+    assert {made[label] for label in different} == {len(rates)}
+    assert any("waiting for" in done.errors and "which process" in done.errors for done in results)
