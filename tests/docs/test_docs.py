@@ -24,7 +24,7 @@ RUNS = [
     for page, line in COMMANDS
     if words(line)[1:3] == ["-m", "flows.run"]
 ]
-OPTIONS = {"-m", "--help", "--cfg", "job", "--package"}
+OPTIONS = {"-m", "--help", "--cfg", "job", "--package", "--fork"}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 

@@ -140,7 +140,7 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(tmp_path, undisturbed)
                 file.write(b"\0" * (1 << 20))
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 1, errors
-        assert "no space left on the disk" in errors
+        assert "no space left on the disk of root" in errors
         assert "Traceback" not in errors
         assert place.processes() == []
         filler.unlink()

@@ -43,8 +43,8 @@ def test_what_blocks_the_way_out_is_cut_short_after_the_last_words():
             raise RuntimeError("of no use")
         with Interruption() as interruption:
             interruption.last_words += [words, broken]
-            print("ready", flush=True)
             try:
+                print("ready", flush=True)
                 time.sleep(60)
             finally:
                 time.sleep(60)

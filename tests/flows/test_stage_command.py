@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from flows.records import StageRecord, recording
 from flows.stages.base import Context, Request
 from flows.stages.execute import run_stage
 
@@ -51,4 +52,64 @@ def test_a_mistake_is_exit_code_2_and_a_line(tmp_path, text, words):
     code, lines, errors = stage(tmp_path, text)
     assert code == 2
     assert words in lines[-1]["error"]["message"]
+    assert "Traceback" not in errors
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A run that has made one stage."""
+    made, _ = run_stage(REQUEST, Context.at(tmp_path))
+    arguments = {"seed": 0, "spec": {}, "overrides": [], "sweep": None, "git_commit": None, "forked": {}}
+    with recording(tmp_path, "abcdef01", name="shown", **arguments) as writer:
+        one = StageRecord("collect[sft]", 0, REQUEST.to_json(), 3, made.key, made.digest, made.kind, "ran", 1.0)
+        writer.add(one)
+    return made
+
+
+def run_of(tmp_path, *arguments):
+    command = [sys.executable, "-m", "flows.stage", "--root", str(tmp_path), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def test_a_stage_of_a_past_run_is_found_and_with_again_made_and_compared(tmp_path, recorded):
+    code, lines, errors = run_of(tmp_path, "--run", "shown", "--label", "collect[sft]")
+    assert (code, lines) == (0, [{"key": recorded.key, "digest": recorded.digest, "status": "cached"}]), errors
+    code, lines, errors = run_of(tmp_path, "--run", "abcdef", "--label", "collect[sft]", "--again")
+    assert code == 0, errors
+    assert lines[-1] == {"key": recorded.key, "digest": recorded.digest, "status": "ran", "same": True}
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(".again")] == []
+
+
+def test_made_again_it_says_where_the_result_is_another(tmp_path, recorded):
+    manifest = recorded.path / "manifest.json"
+    data = json.loads(manifest.read_text())
+    times = recorded.path / "trajectories.parquet"
+    times.write_bytes(times.read_bytes() + b" ")  # as if made by other code
+    store = Context.at(tmp_path).store
+    with store.draft(
+        "0" * 64, stage="collect", kind="trajectories", schema_version=1, inputs={}, volatile=data["volatile"]
+    ) as draft:
+        for name in data["files"]:
+            (draft.path / name).write_bytes((recorded.path / name).read_bytes())
+    other = json.loads((store.path("0" * 64) / "manifest.json").read_text())
+    manifest.write_text(json.dumps({**data, "files": other["files"], "digest": other["digest"]}))
+    _, lines, _ = run_of(tmp_path, "--run", "shown", "--label", "collect[sft]", "--again")
+    assert (lines[-1]["same"], lines[-1]["digest"]) == (False, recorded.digest)
+    assert Context.at(tmp_path).store.find(recorded.key).digest == other["digest"]  # it stays as it was
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--run", "nothing", "--label", "collect[sft]"), "no run 'nothing'"),
+        (("--run", "shown", "--label", "train[1]"), "no stage 'train[1]'; it has: collect[sft]"),
+        (("--run", "shown"), "go together"),
+        (("--run", "shown", "--request", "x"), "not allowed with"),
+    ],
+)
+def test_a_run_or_a_stage_that_does_not_exist_is_refused(tmp_path, recorded, arguments, words):
+    code, _, errors = run_of(tmp_path, *arguments)
+    assert code == 2
+    assert words in errors
     assert "Traceback" not in errors
