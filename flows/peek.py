@@ -1,0 +1,47 @@
+"""A look at a store that changes nothing: what is damaged stays where it is, nothing is locked, nothing is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from components.artifacts import MANIFEST, Artifact, Store, read_artifact
+from components.errors import ArtifactDamaged
+
+
+class Peek:
+    """Looks at the artifacts of one store."""
+
+    def __init__(self, store: Store):
+        self._store = store
+        self.known: dict[str, Artifact] = {}
+        """What was found so far, by key."""
+        self._manifests: dict[str, dict[str, Any] | None] = {}
+
+    def find(self, key: str, *, verify: bool = False) -> Artifact | None:
+        """The artifact of a key, None where it is not there, or damaged as far as that is looked at: with `verify` its
+        files are hashed."""
+        try:
+            artifact = read_artifact(self._store.path(key), verify=verify)
+        except ArtifactDamaged:
+            return None
+        self.known[key] = artifact
+        return artifact
+
+    def manifest(self, key: str) -> dict[str, Any] | None:
+        """The manifest of an artifact, None where it is not there."""
+        if key not in self._manifests:
+            try:
+                found = json.loads((self._store.path(key) / MANIFEST).read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                found = None
+            self._manifests[key] = found if isinstance(found, dict) and {"spec", "seconds"} <= set(found) else None
+        return self._manifests[key]
+
+    def keys(self) -> Iterator[str]:
+        """Keys of all artifacts that are there."""
+        for path in sorted(self._store.root.glob(f"*/{MANIFEST}")):
+            artifact = self.find(path.parent.name)
+            if artifact is not None and artifact.key == path.parent.name:  # else it was set aside as damaged
+                yield artifact.key
