@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from components.artifacts import MANIFEST, Artifact, Store, read_artifact
@@ -45,3 +45,14 @@ class Peek:
             artifact = self.find(path.parent.name)
             if artifact is not None and artifact.key == path.parent.name:  # else it was set aside as damaged
                 yield artifact.key
+
+
+def targets(spec: Mapping[str, Any], path: str = "") -> dict[str, dict[str, Any]]:
+    """The targets in a part of a spec, by path: `{"reward": {"_target_": ..., ...}}`. Those inside of another one count
+    as its arguments."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in spec.items():
+        if isinstance(value, Mapping):
+            below = f"{path}.{name}" if path else name
+            found |= {below: dict(value)} if "_target_" in value else targets(value, below)
+    return found
