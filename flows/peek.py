@@ -1,4 +1,4 @@
-"""A look at a store that changes nothing: what is damaged stays where it is, nothing is locked, nothing is written."""
+"""A look at a store that changes nothing: what is damaged stays where it is, nothing is locked, fetched or written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from components.artifacts import MANIFEST, Artifact, Store, read_artifact
+from components.artifacts import MANIFEST, Artifact, Store, parse_manifest, read_artifact
 from components.errors import ArtifactDamaged
 
 
@@ -20,17 +20,23 @@ class Peek:
         self._manifests: dict[str, dict[str, Any] | None] = {}
 
     def find(self, key: str, *, verify: bool = False) -> Artifact | None:
-        """The artifact of a key, None where it is not there, or damaged as far as that is looked at: with `verify` its
-        files are hashed."""
+        """The artifact of a key, None where neither the folder nor the remote store behind it has it, or where it is
+        damaged as far as that is looked at: with `verify` the files in the folder are hashed."""
+        path, remote = self._store.path(key), self._store.remote
         try:
-            artifact = read_artifact(self._store.path(key), verify=verify)
+            if path.is_dir() or remote is None:
+                artifact = read_artifact(path, verify=verify)
+            elif (text := remote.manifest(key)) is not None:
+                artifact, _ = parse_manifest(text, path, f"{remote.uri}/{key}")
+            else:
+                return None
         except ArtifactDamaged:
             return None
         self.known[key] = artifact
         return artifact
 
     def manifest(self, key: str) -> dict[str, Any] | None:
-        """The manifest of an artifact, None where it is not there."""
+        """The manifest of an artifact in the folder, None where it is not there."""
         if key not in self._manifests:
             try:
                 found = json.loads((self._store.path(key) / MANIFEST).read_text(encoding="utf-8"))
@@ -40,11 +46,9 @@ class Peek:
         return self._manifests[key]
 
     def keys(self) -> Iterator[str]:
-        """Keys of all artifacts that are there."""
-        for path in sorted(self._store.root.glob(f"*/{MANIFEST}")):
-            artifact = self.find(path.parent.name)
-            if artifact is not None and artifact.key == path.parent.name:  # else it was set aside as damaged
-                yield artifact.key
+        """Keys of all artifacts in the folder."""
+        for artifact in self._store.manifests():
+            yield artifact.key
 
 
 def targets(spec: Mapping[str, Any], path: str = "") -> dict[str, dict[str, Any]]:

@@ -243,6 +243,7 @@ def _report(
 ) -> str:
     from components.evaluation.report import Evaluation, Report, StageRow, render
     from components.tracking.provenance import git_commit, package_versions
+    from flows.lineage import origins
     from flows.spec import CODE
 
     assert execution.tracker is not None
@@ -261,6 +262,9 @@ def _report(
             differences=differences,
             rounds=[round_figures(artifacts) for artifacts in outcome.rounds],
             stages=stages,
+            lineage=origins(execution.lineage, outcome.checkpoint.key)
+            if execution.lineage and outcome.checkpoint
+            else (),
             config=execution.spec.model_dump(mode="json", by_alias=True),
             overrides=list(overrides),
             export=str(outcome.export.path) if outcome.export else "",

@@ -45,6 +45,22 @@ class StageRow:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """One step on the way to the final checkpoint."""
+
+    label: str
+    """The training that made the checkpoint of this step: `train[3]`."""
+    key: str
+    made_of: Sequence[tuple[str, str]] = ()
+    """Labels and keys of what it was trained on."""
+    goes_on: str = ""
+    """The checkpoints that it went on from, in words; empty for the first one."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What holds for this step and those before it, by name: reward, algorithm, the run that made it. Only what is not
+    as in the step after it."""
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything that the page shows. Parts that are empty are left out of it."""
 
@@ -63,6 +79,8 @@ class Report:
     rounds: Sequence[Mapping[str, float]] = ()
     """Metrics of each round, from round 1; see `CURVES` and `TIMES` for the names that are plotted."""
     stages: Sequence[StageRow] = ()
+    lineage: Sequence[Origin] = ()
+    """What the final checkpoint was made from, the latest step first."""
     config: Mapping[str, Any] = field(default_factory=dict)
     overrides: Sequence[str] = ()
     export: str = ""
