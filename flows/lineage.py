@@ -334,8 +334,9 @@ def show(lineage: Lineage, key: str) -> str:
         lines.append("  it is not in the store any more; this is what records say")
     lines += ["", "made from"]
     known: dict[str, str] = {}
-    rows = [(_line(lineage, step), news(lineage.facts(step), known)) for step in back]
-    lines += _tree([(line, _grouped(found)) for line, found in rows] + [(_beginning(back), [])])
+    rows = [(_line(lineage, step), _grouped(news(lineage.facts(step), known))) for step in back]
+    told = [(line, [f"{name}  {value}" for name, value in found.items()]) for line, found in rows]
+    lines += _tree([*told, (_beginning(back), [])])
     rest = forward[1:]
     if forward[0].others or rest:
         lines += ["", "made from it"]
@@ -361,7 +362,7 @@ def origins(lineage: Lineage, key: str) -> list[Origin]:
             key=step.head.key,
             made_of=[(one.label, one.key) for one in step.others],
             goes_on=_goes_on(lineage, step),
-            facts=news(lineage.facts(step), known),
+            facts=_grouped(news(lineage.facts(step), known)),
         )
         for step in lineage.back(key)
     ]
@@ -395,12 +396,12 @@ def _beginning(steps: Sequence[Step]) -> str:
     return f"the model {models[-1]['name']}" if models else "a model that is not known"
 
 
-def _grouped(facts: Mapping[str, str]) -> list[str]:
-    """The facts as lines; versions of stages on one."""
+def _grouped(facts: Mapping[str, str]) -> dict[str, str]:
+    """The facts with the versions of stages in one."""
     prefix = "version of "
     versions = [f"{name.removeprefix(prefix)} {value}" for name, value in facts.items() if name.startswith(prefix)]
-    lines = [f"{name}  {value}" for name, value in facts.items() if not name.startswith(prefix)]
-    return [*lines[:1], *([f"versions of stages  {', '.join(versions)}"] if versions else []), *lines[1:]]
+    found = {name: value for name, value in facts.items() if not name.startswith(prefix)}
+    return found | ({"versions of stages": ", ".join(versions)} if versions else {})
 
 
 def _tree(branches: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
