@@ -14,7 +14,6 @@ import pytest
 from components.artifacts import Store
 from components.errors import ResourceError
 from components.evaluation.metrics import paired_difference, summarise
-from components.evaluation.report import Evaluation
 from components.trajectories.schema import Failure, Scenario
 from flows.compare import LISTED, compare, main, show
 from flows.records import Records
@@ -370,8 +369,3 @@ print(sorted({{"torch", "transformers", "prefect", "mlflow", "trl", "peft"}} & s
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
-
-
-def test_what_a_run_holds_is_what_the_report_holds(two):
-    root, one, other = two
-    assert isinstance(compare(root, [one.id, other.id]).runs[0].last, Evaluation)
