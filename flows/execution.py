@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from components.artifacts import Artifact
 from components.compute.runners import Event, LocalRunner, ProcessRunner, Result, Runner
 from flows.console import Console, duration
+from flows.lineage import Lineage
 from flows.records import StageRecord, Writer
 from flows.spec import CODE, ExperimentSpec
 from flows.stages import STAGES
@@ -80,6 +81,7 @@ class Execution:
         self.console = console
         self.tracker = tracker
         self.record = record
+        self.lineage = Lineage(record.records.root) if record is not None else None
         self.done: dict[str, Done] = {}
         """By label, in order."""
         self._runners: dict[str, Runner] = {
@@ -100,8 +102,10 @@ class Execution:
         done = Done(label, step, artifact, status, seconds, self._cost(artifact, status, seconds))
         self.done[label] = done
         logger.info("%s %s in %s: %s %s", label, status, duration(done.seconds), artifact.kind, artifact.key)
-        if self.record is not None:
-            self.record.add(_recorded(done, request))
+        if self.record is not None and self.lineage is not None:
+            stage = _recorded(done, request)
+            self.record.add(stage)
+            self.lineage.add(self.record.run, stage)
         self._track(done)
         if step <= 0 or request.stage in ("evaluate", "deploy"):  # those of a round are summed up in its line
             figures = [f"{name} {artifact.metrics[name]:.4g}" for name in SHOWN if name in artifact.metrics]
@@ -122,8 +126,9 @@ class Execution:
         if self.tracker is None:
             return
         tracker, costs = self.tracker, {f"cost/{done.artifact.stage}": done.cost}
+        made = self.lineage.tags(done.artifact.key) if self.lineage and done.artifact.kind == "checkpoint" else None
         tell = tracker.outbox.put
-        tell(lambda: tracker.log_stage(done.artifact, done.label, done.status, done.seconds, done.step))
+        tell(lambda: tracker.log_stage(done.artifact, done.label, done.status, done.seconds, done.step, made))
         tell(lambda: tracker.log_metrics(costs, done.step))
         if done.artifact.kind == "evaluation":
             from components.trajectories.store import load_scored

@@ -45,12 +45,12 @@ def resolve(spec: ExperimentSpec, store: Store) -> Fork | None:
         return None
     name, _, number = spec.fork.partition("@")
     run = Records(spec.root).get(name)
-    checkpoints = _checkpoints(run)
-    steps = sorted(checkpoints)
+    known = checkpoints(run)
+    steps = sorted(known)
     if not steps:
         raise _problem(f"run {run.short} has trained nothing yet")
     step = steps[-1] if number == "" else int(number)
-    if step not in checkpoints:
+    if step not in known:
         raise _problem(
             f"run {run.short} has no checkpoint of step {step}; expected one of {', '.join(map(str, steps))}"
         )
@@ -66,12 +66,12 @@ def resolve(spec: ExperimentSpec, store: Store) -> Fork | None:
     return Fork(
         run,
         step,
-        _artifact(store, run, checkpoints[step], step),
-        _artifact(store, run, checkpoints[0], 0) if 0 in checkpoints else None,
+        _artifact(store, run, known[step], step),
+        _artifact(store, run, known[0], 0) if 0 in known else None,
     )
 
 
-def _checkpoints(run: RunRecord) -> dict[int, str]:
+def checkpoints(run: RunRecord) -> dict[int, str]:
     """Keys of the checkpoints by step; those of a run that is a fork itself include where it began."""
     begun = {int(step): key for step, key in run.forked.items()}
     return begun | {one.step: one.key for one in run.stages if _TRAINED.fullmatch(one.label)}

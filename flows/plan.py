@@ -20,10 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from components.artifacts import MANIFEST, Artifact, Store, parse_manifest, read_artifact, stage_key
-from components.errors import ArtifactDamaged, EspalierError, ResourceError, SpecError
+from components.artifacts import Artifact, Store, stage_key
+from components.errors import EspalierError, ResourceError, SpecError
 from flows.fork import resolve
 from flows.online_rl import online_rl
+from flows.peek import Peek
 from flows.records import Records, RunRecord, StageRecord
 from flows.spec import ExperimentSpec
 from flows.stages import STAGES
@@ -101,7 +102,7 @@ class _Planner:
         self.spec = spec
         self.context = context
         self.planned: list[Planned] = []
-        self._store = _Peek(context.store)
+        self._store = Peek(context.store)
         self._earlier = [(run, one) for run in records.all() for one in run.stages]
         self._labels: dict[str, str] = {}
 
@@ -196,39 +197,6 @@ class _Near:
         """The time of another stage of this kind, by the episodes of both where both say how many."""
         ours, theirs = _episodes(request), _episodes(Request.from_json(self.stage.request))
         return self.seconds * ours / theirs if ours and theirs else self.seconds
-
-
-class _Peek:
-    """Looks at artifacts without verifying, setting aside or downloading anything."""
-
-    def __init__(self, store: Store):
-        self._store = store
-        self.known: dict[str, Artifact] = {}
-        self._manifests: dict[str, dict[str, Any] | None] = {}
-
-    def find(self, key: str) -> Artifact | None:
-        path, remote = self._store.path(key), self._store.remote
-        try:
-            if path.is_dir() or remote is None:
-                artifact = read_artifact(path, verify=False)
-            elif (text := remote.manifest(key)) is not None:
-                artifact, _ = parse_manifest(text, path, f"{remote.uri}/{key}")
-            else:
-                return None
-        except ArtifactDamaged:
-            return None
-        self.known[key] = artifact
-        return artifact
-
-    def manifest(self, key: str) -> dict[str, Any] | None:
-        """The manifest of an artifact, None where it is not there."""
-        if key not in self._manifests:
-            try:
-                found = json.loads((self._store.path(key) / MANIFEST).read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                found = None
-            self._manifests[key] = found if isinstance(found, dict) and {"spec", "seconds"} <= set(found) else None
-        return self._manifests[key]
 
 
 def _begun(store: Store, key: str) -> bool:

@@ -6,7 +6,7 @@ import json
 import resource
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,14 +82,14 @@ class Results:
     def rows(self) -> list[list[str]]:
         """The table at the end: policy, success, reward, turns, with 95 % intervals."""
         return [
-            [self.titles[name], *(_with_interval(summary[measure]) for measure in ("success", "reward", "turns"))]
+            [self.titles[name], *(with_interval(summary[measure]) for measure in ("success", "reward", "turns"))]
             for name, summary in self.summaries.items()
         ]
 
     def differences_text(self) -> list[str]:
         """The paired differences in words."""
         return [
-            f"{title}: success {found['difference']:+.3f} {_interval(found)} on the same {found['n']} scenarios, "
+            f"{title}: success {found['difference']:+.3f} {interval(found)} on the same {found['n']} scenarios, "
             f"{len(found['improved'])} better, {len(found['regressed'])} worse"
             for title, found in self.differences.items()
         ]
@@ -138,8 +138,10 @@ _ROUND = (
 
 
 def round_figures(artifacts: dict[str, Artifact]) -> dict[str, float]:
-    """A round's metrics under the names that the report plots."""
-    collect, judge, train = (artifacts[stage].metrics for stage in ("collect", "judge", "train"))
+    """A round's metrics under the names that the report plots; of half a round, those that there are."""
+    collect, judge, train = (
+        artifacts[stage].metrics if stage in artifacts else {} for stage in ("collect", "judge", "train")
+    )
     row = dict(train)
     for name, metrics, key in (
         ("reward", judge, "reward"),
@@ -241,6 +243,7 @@ def _report(
 ) -> str:
     from components.evaluation.report import Evaluation, Report, StageRow, render
     from components.tracking.provenance import git_commit, package_versions
+    from flows.lineage import origins
     from flows.spec import CODE
 
     assert execution.tracker is not None
@@ -259,6 +262,9 @@ def _report(
             differences=differences,
             rounds=[round_figures(artifacts) for artifacts in outcome.rounds],
             stages=stages,
+            lineage=origins(execution.lineage, outcome.checkpoint.key)
+            if execution.lineage and outcome.checkpoint
+            else (),
             config=execution.spec.model_dump(mode="json", by_alias=True),
             overrides=list(overrides),
             export=str(outcome.export.path) if outcome.export else "",
@@ -296,9 +302,11 @@ def _stage_seconds(execution: Execution) -> dict[str, float]:
     return seconds
 
 
-def _with_interval(found: dict[str, Any]) -> str:
-    return "–" if found["mean"] is None else f"{found['mean']:.3f} {_interval(found)}".rstrip()
+def with_interval(found: Mapping[str, Any]) -> str:
+    """A measure with its 95 % interval: `0.500 [0.250, 0.750]`; a dash where nothing was measured."""
+    return "–" if found["mean"] is None else f"{found['mean']:.3f} {interval(found)}".rstrip()
 
 
-def _interval(found: dict[str, Any]) -> str:
+def interval(found: Mapping[str, Any]) -> str:
+    """`[0.250, 0.750]`; empty where there is no interval."""
     return "" if found["low"] is None else f"[{found['low']:.3f}, {found['high']:.3f}]"

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.records import Records
 from tests.docs.pages import PAGES, ROOT, Block, blocks, commands
 
 README = PAGES[0]
@@ -115,6 +116,19 @@ def test_a_stage_runs_alone(home, monkeypatch):
     assert command in commands(README)
     done = home.shell(f"cd {home.folder} && PYTHONPATH={ROOT} {command}")
     assert json.loads(done.stdout.splitlines()[-1])["status"] in ("ran", "cached")
+
+
+def test_the_run_is_compared_and_its_lineage_told(home):
+    records = Records(home.folder / "runs")
+    run = records.get("stock")
+    records.write(replace(run, id="0" * 32, name="other"))  # a second run
+    (compare,) = [line for line in commands(README) if "flows.compare" in line]
+    done = home.shell(compare.partition("#")[0].replace("RUN OTHER", f"stock other --root {home.folder}/runs"))
+    assert "B after GRPO against A after GRPO" in done.stdout
+    assert Path(done.stdout.splitlines()[-1].removeprefix("page: ")).is_file()
+    for line in [line for line in commands(README) if "flows.lineage" in line]:
+        done = home.shell(f"{line.partition('#')[0]} --root {home.folder}/runs")
+        assert "stock.reward.brief word_cost=0.02" in done.stdout
 
 
 def test_the_export_is_served_and_the_client_gets_an_answer(home, capsys):

@@ -1,4 +1,4 @@
-"""How numbers are written in the report. Numbers that are missing or not finite become a dash."""
+"""How numbers are written on pages. Numbers that are missing or not finite become a dash."""
 
 from __future__ import annotations
 
@@ -82,6 +82,13 @@ def compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
+def judgement(difference: Mapping[str, Any]) -> str:
+    """What the interval of a difference says."""
+    if difference["low"] is None:
+        return "not known"
+    return "better" if difference["low"] > 0 else "worse" if difference["high"] < 0 else "no clear difference"
+
+
 FILTERS = {
     "percent": percent,
     "number": number,
@@ -91,4 +98,5 @@ FILTERS = {
     "css": css,
     "arguments": arguments,
     "compact": compact,
+    "judgement": judgement,
 }

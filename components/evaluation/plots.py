@@ -33,28 +33,14 @@ def line_chart(
 ) -> str:
     """One line with its points. `low` and `high` are bounds that the axis must reach; None leaves them to the data.
     Empty text where no value is finite."""
-    finite = [y for y in ys if y is not None and math.isfinite(y)]
-    if not finite:
+    scales = _scales(xs, ys, low, high)
+    if scales is None:
         return ""
-    ticks = nice_ticks(
-        min([*finite, low] if low is not None else finite), max([*finite, high] if high is not None else finite)
-    )
-    if low is not None and high is not None:  # a share: the axis ends where the share does
-        ticks = [tick for tick in ticks if low - 1e-9 <= tick <= high + 1e-9]
-    place_x, place_y = _scale_x(xs), _scale_y(ticks)
-    runs: list[list[tuple[float, float]]] = [[]]
-    dots = []
-    for x, y in zip(xs, ys, strict=True):
-        if y is None or not math.isfinite(y):
-            runs.append([])
-            continue
-        point = (place_x(x), place_y(y))
-        runs[-1].append(point)
-        title = f"<title>Round {x}: {escape(text(y))}</title>"
-        dots.append(f'<circle class="dot" cx="{point[0]:.1f}" cy="{point[1]:.1f}" r="3">{title}</circle>')
+    ticks, place_x, place_y = scales
+    runs, dots = _points(dict(zip(xs, ys, strict=True)), "dot", "Round", text, place_x, place_y)
     base = place_y(max(ticks[0], min(0.0, ticks[-1])))
     shapes = []
-    for run in filter(None, runs):
+    for run in runs:
         path = " L".join(f"{x:.1f} {y:.1f}" for x, y in run)
         if len(run) > 1:
             shapes.append(
@@ -62,6 +48,27 @@ def line_chart(
             )
             shapes.append(f'<path class="line" d="M{path}"/>')
     return _svg(name, [*_axis_y(ticks, place_y, text), *_axis_x(xs, place_x), *shapes, *dots])
+
+
+def lines_chart(
+    series: Mapping[str, Mapping[int, float | None]], *, name: str, text: Format, low: float | None, high: float | None
+) -> str:
+    """Several lines on the same axes: by label, values by round, which may begin and end elsewhere for each. The
+    classes `r0`, `r1`, … colour them, in the order of `series`. Else as `line_chart`."""
+    xs = sorted({x for values in series.values() for x in values})
+    scales = _scales(xs, [y for values in series.values() for y in values.values()], low, high)
+    if scales is None:
+        return ""
+    ticks, place_x, place_y = scales
+    shapes, marks = [], []
+    for index, (label, values) in enumerate(series.items()):
+        known = {x: values.get(x) for x in xs}
+        runs, dots = _points(known, f"dot r{index}", f"{escape(label)}, round", text, place_x, place_y)
+        marks += dots
+        for run in runs:
+            path = " L".join(f"{x:.1f} {y:.1f}" for x, y in run)
+            shapes += [f'<path class="line r{index}" d="M{path}"/>'] if len(run) > 1 else []
+    return _svg(name, [*_axis_y(ticks, place_y, text), *_axis_x(xs, place_x), *shapes, *marks])
 
 
 def stacked_bars(
@@ -89,6 +96,43 @@ def stacked_bars(
                     f'height="{bottom - top:.1f}">{title}</rect>'
                 )
     return _svg(name, [*_axis_y(ticks, place_y, text, width), *_axis_x(xs, place_x), *shapes], width)
+
+
+def _scales(
+    xs: Sequence[int], ys: Sequence[float | None], low: float | None, high: float | None
+) -> tuple[list[float], Callable[[float], float], Callable[[float], float]] | None:
+    """Ticks of the y axis, and where an x and a y lie; None where no y is finite."""
+    finite = [y for y in ys if y is not None and math.isfinite(y)]
+    if not finite:
+        return None
+    ticks = nice_ticks(
+        min([*finite, low] if low is not None else finite), max([*finite, high] if high is not None else finite)
+    )
+    if low is not None and high is not None:  # a share: the axis ends where the share does
+        ticks = [tick for tick in ticks if low - 1e-9 <= tick <= high + 1e-9]
+    return ticks, _scale_x(xs), _scale_y(ticks)
+
+
+def _points(
+    values: Mapping[int, float | None],
+    kind: str,
+    what: str,
+    text: Format,
+    place_x: Callable[[float], float],
+    place_y: Callable[[float], float],
+) -> tuple[list[list[tuple[float, float]]], list[str]]:
+    """Where the line goes, in stretches without a gap, and its dots; `what` begins the title of each."""
+    runs: list[list[tuple[float, float]]] = [[]]
+    dots = []
+    for x, y in values.items():
+        if y is None or not math.isfinite(y):
+            runs.append([])
+            continue
+        point = (place_x(x), place_y(y))
+        runs[-1].append(point)
+        title = f"<title>{what} {x}: {escape(text(y))}</title>"
+        dots.append(f'<circle class="{kind}" cx="{point[0]:.1f}" cy="{point[1]:.1f}" r="3">{title}</circle>')
+    return [run for run in runs if run], dots
 
 
 def _scale_x(xs: Sequence[int], width: int = WIDTH, inset: float = 0.0) -> Callable[[float], float]:

@@ -1,25 +1,20 @@
 """The report of a run: one self-contained HTML page, without network, scripts or fonts of its own.
 
-`Report` is plain data that a flow fills; `render` turns it into the page. The page is a Jinja template with escaping
-switched on for every value, and its content policy forbids scripts: what a model or an environment wrote is shown,
-never run. The configuration is masked here as well, so that a secret does not reach the page.
+`Report` is plain data that a flow fills; `render` turns it into the page (`components.evaluation.page`). The
+configuration is masked here as well, so that a secret does not reach the page.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from components.evaluation import examples, plots
-from components.evaluation.format import FILTERS, duration, number, percent, points
+from components.evaluation.format import duration, judgement, number, percent, points
+from components.evaluation.page import page
 from components.redaction import mask, mask_override
 from components.trajectories.schema import Trajectory
-
-TEMPLATES = Path(__file__).parent / "templates"
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
@@ -50,6 +45,22 @@ class StageRow:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """One step on the way to the final checkpoint."""
+
+    label: str
+    """The training that made the checkpoint of this step: `train[3]`."""
+    key: str
+    made_of: Sequence[tuple[str, str]] = ()
+    """Labels and keys of what it was trained on."""
+    goes_on: str = ""
+    """The checkpoints that it went on from, in words; empty for the first one."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What holds for this step and those before it, by name: reward, algorithm, the run that made it. Only what is not
+    as in the step after it."""
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything that the page shows. Parts that are empty are left out of it."""
 
@@ -68,6 +79,8 @@ class Report:
     rounds: Sequence[Mapping[str, float]] = ()
     """Metrics of each round, from round 1; see `CURVES` and `TIMES` for the names that are plotted."""
     stages: Sequence[StageRow] = ()
+    lineage: Sequence[Origin] = ()
+    """What the final checkpoint was made from, the latest step first."""
     config: Mapping[str, Any] = field(default_factory=dict)
     overrides: Sequence[str] = ()
     export: str = ""
@@ -110,17 +123,8 @@ _WIDE = 1060
 
 def render(report: Report) -> str:
     """The page as HTML text."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(FILTERS, judgement=judgement)
-    html = environment.get_template("report.html.j2").render(
+    return page(
+        "report.html.j2",
         report=report,
         overrides=[mask_override(override) for override in report.overrides],
         config=_yaml(mask(dict(report.config))),
@@ -134,8 +138,6 @@ def render(report: Report) -> str:
         change=examples.before_and_after(report.evaluations),
         longest=max((row.seconds for row in report.stages), default=0.0),
     )
-    # Lone surrogates cannot be written as UTF-8, control characters are not allowed in HTML: both come out of models.
-    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", html.encode("utf-8", "replace").decode("utf-8"))
 
 
 def _headline(report: Report) -> dict[str, str] | None:
@@ -156,13 +158,6 @@ def _headline(report: Report) -> dict[str, str] | None:
             interval = f"95 % interval {points(difference['low'])} to {points(difference['high'])}"
             found["verdict"] = f"{shift} ({interval}) on {difference['n']} scenarios: {judgement(difference)}."
     return found
-
-
-def judgement(difference: Mapping[str, Any]) -> str:
-    """What the interval of a difference says."""
-    if difference["low"] is None:
-        return "not known"
-    return "better" if difference["low"] > 0 else "worse" if difference["high"] < 0 else "no clear difference"
 
 
 def _curves(rounds: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:

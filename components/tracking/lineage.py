@@ -5,9 +5,11 @@ a version in the model registry. All of it by reference: no weights are copied.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.redaction import mask_text
 from components.tracking.params import clean_name
 
 if TYPE_CHECKING:
@@ -71,9 +73,16 @@ def log_dataset(client: MlflowClient, run_id: str, artifact: Artifact, label: st
 
 
 def log_checkpoint(
-    client: MlflowClient, experiment_id: str, run_id: str, artifact: Artifact, label: str, step: int
+    client: MlflowClient,
+    experiment_id: str,
+    run_id: str,
+    artifact: Artifact,
+    label: str,
+    step: int,
+    made: Mapping[str, str] | None = None,
 ) -> str:
-    """Records a checkpoint as a model that this run put out at `step`; returns the model's id."""
+    """Records a checkpoint as a model that this run put out at `step`; returns the model's id. `made` says what made
+    it: its items become tags of the model."""
     from mlflow.entities import LoggedModelOutput
 
     model = client.create_logged_model(
@@ -85,6 +94,7 @@ def log_checkpoint(
             "stage_key": artifact.key,
             "digest": artifact.digest,
             **{f"input.{name}": key for name, key in artifact.inputs.items()},
+            **{clean_name(name): mask_text(value) for name, value in (made or {}).items()},
         },
         params={name: f"{value:.6g}" for name, value in artifact.metrics.items()},
         model_type="checkpoint",

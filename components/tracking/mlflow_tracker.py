@@ -156,12 +156,20 @@ class Tracker:
 
     # Artifacts
 
-    def log_stage(self, artifact: Artifact, label: str, status: str, seconds: float, step: int = 0) -> None:
+    def log_stage(
+        self,
+        artifact: Artifact,
+        label: str,
+        status: str,
+        seconds: float,
+        step: int = 0,
+        made: Mapping[str, str] | None = None,
+    ) -> None:
         """What a stage left behind: its small files and a reference to all of them under `stages/<label>/`, its
         metrics under the stage's name (`train/kl`) and its time (`time/train`) at `step`.
 
         `label` names the stage in this run, as `round 3/train`; `status` is `ran` or `cached`; `seconds` is the time
-        that it took now.
+        that it took now. `made` says what made a checkpoint, as tags of the model that is logged for it.
         """
         prefix = _PREFIX.get(artifact.stage, artifact.stage)
         metrics = {f"{prefix}/{key}": value for key, value in artifact.metrics.items()}
@@ -178,7 +186,7 @@ class Tracker:
         if artifact.kind in lineage.DATASETS:
             lineage.log_dataset(self.client, self.run_id, artifact, label)
         elif artifact.kind == "checkpoint":
-            lineage.log_checkpoint(self.client, self.experiment_id, self.run_id, artifact, label, step)
+            lineage.log_checkpoint(self.client, self.experiment_id, self.run_id, artifact, label, step, made)
             self.set_tags({f"checkpoint.{label}": artifact.digest})
 
     def log_trajectories(self, trajectories: Sequence[Trajectory], label: str) -> list[str]:

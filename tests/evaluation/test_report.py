@@ -10,7 +10,7 @@ import pytest
 
 from components.evaluation import plots
 from components.evaluation.metrics import paired_difference, summarise
-from components.evaluation.report import Evaluation, Report, StageRow, render
+from components.evaluation.report import Evaluation, Origin, Report, StageRow, render
 from components.trajectories.schema import Failure, History, Message, Scenario, ToolCall, Trajectory
 
 INJECTION = "</pre><script>alert('x')</script><img src=x onerror=alert(1)>\"' onmouseover='alert(2)"
@@ -153,6 +153,23 @@ def test_text_from_models_and_configuration_is_never_markup():
     assert page.text.count("<script>alert('x')</script>") > 15
 
 
+def test_the_lineage_of_the_final_checkpoint_is_told_step_by_step():
+    lineage = [
+        Origin("train[1]", "a" * 64, [("filter[1]", "b" * 64)], "train[sft] (start)", {"reward": INJECTION}),
+        Origin("train[sft]", "c" * 64, [(INJECTION, "d" * 64)]),
+    ]
+    page = Page(render(Report("x", lineage=lineage)))
+    text = page.text[page.text.index("What the final checkpoint was made from") :]
+    first, second = text.index("train[1] " + "a" * 12), text.index("train[sft] " + "c" * 12)
+    assert (
+        first < text.index("filter[1] " + "b" * 12) < text.index("train[sft] (start)") < text.index("reward") < second
+    )
+    assert "the model as it was" in text[second:]
+    assert "script" not in page.tags
+    assert "#lineage" in [value for _, name, value in page.attributes if name == "href"]
+    assert "Lineage" not in Page(render(Report("x"))).text
+
+
 def test_control_characters_and_lone_surrogates_do_not_break_the_page():
     odd = [episode(0, True, say="a\x00b\x1b[31m\ud800c\u202e ✓ 你好")]
     html = render(Report("x", evaluations=[Evaluation("start", summarise(odd), odd)]))
@@ -221,6 +238,18 @@ def test_a_line_breaks_where_a_value_is_missing():
     assert heights == sorted(heights, reverse=True)
     assert root.find("circle/title").text == "Round 1: 0.0"
     assert plots.line_chart([1], [None], name="", text=str, low=None, high=None) == ""
+
+
+def test_several_lines_share_their_axes_and_begin_where_they_do():
+    series = {"A": {1: 0.0, 2: 10.0}, "<b>": {2: 10.0, 3: None, 4: 5.0}, "C": {}}
+    root = ElementTree.fromstring(plots.lines_chart(series, name="a <b>", text=str, low=None, high=None))
+    dots = {dot.find("title").text: dot for dot in root.findall("circle")}
+    assert list(dots) == ["A, round 1: 0.0", "A, round 2: 10.0", "<b>, round 2: 10.0", "<b>, round 4: 5.0"]
+    assert [path.get("class") for path in root.findall("path")] == ["line r0"]
+    one, other = dots["A, round 2: 10.0"], dots["<b>, round 2: 10.0"]
+    assert (one.get("cx"), one.get("cy")) == (other.get("cx"), other.get("cy"))
+    assert (one.get("class"), other.get("class")) == ("dot r0", "dot r1")
+    assert plots.lines_chart({"A": {}, "B": {1: None}}, name="", text=str, low=None, high=None) == ""
 
 
 def test_one_point_is_drawn_too():

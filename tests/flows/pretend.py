@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from components.artifacts import Artifact
+from components.evaluation.metrics import summarise
 from components.specs import validate
+from components.trajectories.schema import Score, Trajectory
+from components.trajectories.store import write_scores, write_trajectories
 from flows.fork import resolve
 from flows.online_rl import online_rl
 from flows.records import RunRecord, StageRecord, recording
@@ -27,17 +32,26 @@ def spec_of(root: Path, **changes: Any) -> ExperimentSpec:
 
 
 def pretend(
-    root: Path, *, stop_at: str | None = None, metrics: dict[str, dict[str, float]] | None = None, **changes: Any
+    root: Path,
+    *,
+    stop_at: str | None = None,
+    metrics: dict[str, dict[str, float]] | None = None,
+    episodes: Mapping[str, Sequence[Trajectory]] | None = None,
+    cost: float = 0.0,
+    git_commit: str | None = None,
+    overrides: Sequence[str] = (),
+    **changes: Any,
 ) -> RunRecord:
     """A run of the test experiment with these changes. metrics: by label, of its artifact. stop_at: a label at which it
-    is stopped."""
+    is stopped. episodes: by label of an evaluation, what it played; it then has the files of a real one. cost: of each
+    stage that runs."""
     spec = spec_of(root, **changes)
     context = Context.at(root)
     fork = resolve(spec, context.store)
     data = spec.model_dump(mode="json", by_alias=True)
     run_id = uuid.uuid4().hex
-    arguments: dict[str, Any] = {"name": spec.name, "seed": spec.seed, "spec": data, "overrides": [], "sweep": None}
-    arguments |= {"git_commit": None, "forked": fork.checkpoints if fork else {}}
+    arguments: dict[str, Any] = {"name": spec.name, "seed": spec.seed, "spec": data, "overrides": overrides}
+    arguments |= {"sweep": None, "git_commit": git_commit, "forked": fork.checkpoints if fork else {}}
     try:
         with recording(root, run_id, **arguments) as writer:
 
@@ -60,10 +74,13 @@ def pretend(
                     ) as draft:
                         (draft.path / "data").write_text(key)
                         draft.metrics.update((metrics or {}).get(label, {}))
+                        if label in (episodes or {}):
+                            write_evaluation(draft.path, (episodes or {})[label])
                 artifact = context.store.find(key)
                 assert artifact is not None
+                spent = cost if status == "ran" else 0.0
                 record = StageRecord(
-                    label, step, request.to_json(), stage.version, key, artifact.digest, stage.kind, status, 1.0
+                    label, step, request.to_json(), stage.version, key, artifact.digest, stage.kind, status, 1.0, spent
                 )
                 writer.add(record)
                 return artifact
@@ -72,3 +89,10 @@ def pretend(
     except Stopped:
         pass
     return writer.run
+
+
+def write_evaluation(folder: Path, episodes: Sequence[Trajectory]) -> None:
+    """The files of an evaluation that played these episodes."""
+    write_trajectories(folder / "trajectories.parquet", episodes)
+    write_scores(folder / "scores.parquet", [Score(one.id, one.reward) for one in episodes])
+    (folder / "summary.json").write_text(json.dumps(summarise(episodes)))

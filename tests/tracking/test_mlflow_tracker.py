@@ -165,6 +165,15 @@ def test_trajectories_are_listed_as_datasets_and_checkpoints_as_models(tracker, 
     assert run.data.metrics["eval/episodes"] == 4
 
 
+def test_the_model_of_a_checkpoint_says_what_made_it(tracker, tmp_path):
+    made = {"git_commit": "c" * 40, "reward": "mine.reward", "parent_digest": "9" * 64, "where": "http://me:hush@host"}
+    checkpoint = artifact(tmp_path / "c", "checkpoint", "train", w=b"w")
+    tracker.log_stage(checkpoint, "train[1]", "ran", 1.0, step=1, made=made)
+    (output,) = tracker.client.get_run(tracker.run_id).outputs.model_outputs
+    tags = tracker.client.get_logged_model(output.model_id).tags
+    assert made | {"where": "http://me:***@host"} == {name: tags[name] for name in made}
+
+
 def test_an_export_is_registered_once_and_by_reference(tracker, root, tmp_path):
     made = artifact(tmp_path / "x", "export", "deploy", weights=b"w" * (1 << 20))
     version = tracker.register_model("shop", made, policy_digest="f" * 64, tags={"success": "0.7"})

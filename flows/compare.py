@@ -1,0 +1,396 @@
+"""`python -m flows.compare A B …`: runs side by side; A is the baseline.
+
+What differs in their configuration, the held-out results of each with 95 % intervals, the paired difference to A on
+the scenarios that both played, the rounds, time and cost by stage, and which scenarios changed from fail to success or
+back. The terminal gets it in short; the page below `<root>/compare/` has all of it, the curves, and the episodes of
+the scenarios that changed, side by side.
+
+Records and artifacts are read, nothing else, and neither is changed. A run that still goes on, failed or was killed is
+compared as far as it got. What is gone from the store is missing, and the text says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import string
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.artifacts import Artifact, Store
+from components.deployment.card import PLACEMENT
+from components.errors import EspalierError, ResourceError
+from flows.peek import Peek, targets
+from flows.records import Records, RunRecord
+from flows.stage import DEFAULT_ROOT
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from components.evaluation.comparison import Against, Comparison, Run, StageTotal
+    from components.evaluation.report import Evaluation
+
+LISTED = 10
+"""Changed scenarios that the terminal names."""
+LETTERS = string.ascii_uppercase
+NOT_DECISIVE = PLACEMENT - {"fork"}
+"""Keys of a configuration that do not determine results, at any depth. Where a fork begins does."""
+MISSING = "–"
+
+
+def compare(root: Path, references: Sequence[str]) -> Comparison:
+    """The runs below `root` that the references name (as `Records.get` takes them), the first as the baseline.
+
+    Raises ResourceError for fewer than two runs, more than there are letters, a run that does not exist, and one that
+    is named twice.
+    """
+    from components.evaluation.comparison import Comparison
+
+    if not 2 <= len(references) <= len(LETTERS):
+        raise ResourceError(f"expected 2 to {len(LETTERS)} runs to compare, not {len(references)}")
+    records = Records(root)
+    found: dict[str, RunRecord] = {}
+    for reference in references:
+        run = records.get(reference)
+        if run.id in found:
+            raise ResourceError(f"run {run.short} ({run.name}) is named twice, the second time as {reference!r}")
+        found[run.id] = run
+    peek = Peek(Store(records.root / "artifacts"))
+    runs = [_run(letter, run, records, peek) for letter, run in zip(LETTERS, found.values(), strict=False)]
+    specs = [run.spec for run in found.values()]
+    differing = dict(_differing(specs))
+    decisive = {path: values for path, values in differing.items() if _decisive(path, specs)}
+    return Comparison(
+        runs=runs,
+        results=_texts(decisive | dict(_differing([_code(run, peek) for run in found.values()]))),
+        rest=_texts(
+            {path: values for path, values in differing.items() if path not in decisive}
+            | dict(_differing([{"git commit": run.git_commit} for run in found.values()]))
+        ),
+        against=[_against(runs[0], run) for run in runs[1:]],
+        created=time.strftime("%Y-%m-%d %H:%M:%S"),
+        command=shlex.join(
+            ["python", "-m", "flows.compare", *(run.short for run in found.values()), "--root", str(records.root)]
+        ),
+    )
+
+
+def _run(letter: str, run: RunRecord, records: Records, peek: Peek) -> Run:
+    from components.evaluation.comparison import Run
+
+    status = "killed" if run.status == "RUNNING" and not records.alive(run) else run.status.lower()
+    notes = [] if status == "finished" else [f"{status}: compared as far as it got, {len(run.stages)} stages"]
+    ended = time.time() if status == "running" else run.ended
+    evaluations = _evaluations(letter, run, peek, notes)
+    return Run(
+        letter=letter,
+        id=run.id,
+        name=run.name,
+        seed=run.seed,
+        status=status,
+        started=time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)),
+        seconds=None if ended is None else ended - run.started,
+        git_commit=run.git_commit or "",
+        overrides=[one for one in run.overrides if not one.startswith("root=")],
+        evaluations=evaluations,
+        rounds=_rounds(run, peek, notes),
+        stages=_stages(run),
+        notes=notes,
+    )
+
+
+def _evaluations(letter: str, run: RunRecord, peek: Peek, notes: list[str]) -> dict[str, Evaluation]:
+    """Those that the run has finished and the store still holds; what is missing is added to the notes."""
+    from components.evaluation.report import Evaluation
+    from components.trajectories.store import load_scored
+    from flows.results import TITLES
+
+    keys = {one.label: one.key for one in run.stages}
+    found = {}
+    for name, title in TITLES.items():
+        label = f"evaluate[{name}]"
+        if label not in keys:
+            continue
+        artifact = peek.find(keys[label], verify=True)
+        if artifact is None:
+            notes.append(f"{label} is not in the store any more, or is damaged: run it again")
+            continue
+        folder = artifact.path
+        try:
+            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+            episodes = load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
+        except (OSError, ValueError) as error:
+            notes.append(f"{label} cannot be read: {error}")
+            continue
+        algorithm = str(run.spec.get("algorithm", {}).get("name", "")).upper()
+        found[name] = Evaluation(f"{letter} {title.format(algorithm=algorithm)}", summary, episodes)
+    if not found:
+        notes.append("there is no finished evaluation")
+    return found
+
+
+def _rounds(run: RunRecord, peek: Peek, notes: list[str]) -> dict[int, dict[str, float]]:
+    """Figures of each round, under the names that the report plots."""
+    from flows.results import round_figures
+
+    rounds: dict[int, dict[str, Artifact]] = {}
+    gone = []
+    for one in run.stages:
+        stage, _, number = one.label.rstrip("]").partition("[")
+        if not number.isdecimal():
+            continue
+        artifacts = rounds.setdefault(int(number), {})
+        artifact = peek.find(one.key)
+        if artifact is None:
+            gone.append(one.label)
+        else:
+            artifacts[stage] = artifact
+    if gone:
+        notes.append(f"not in the store any more, so that curves have gaps: {_listed(gone)}")
+    return {number: round_figures(artifacts) for number, artifacts in sorted(rounds.items())}
+
+
+def _stages(run: RunRecord) -> dict[str, StageTotal]:
+    from components.evaluation.comparison import StageTotal
+
+    totals: dict[str, StageTotal] = {}
+    for one in run.stages:
+        kind = one.request["stage"]
+        before = totals.get(kind, StageTotal())
+        totals[kind] = StageTotal(
+            before.ran + (one.status != "cached"),
+            before.cached + (one.status == "cached"),
+            before.seconds + one.seconds,
+            before.cost + one.cost,
+        )
+    return totals
+
+
+def _against(baseline: Run, run: Run) -> Against:
+    from components.evaluation.comparison import Against, compare_episodes
+
+    if baseline.last is None or run.last is None:
+        lacking = [one.letter for one in (baseline, run) if one.last is None]
+        why = f"nothing to compare: {' and '.join(lacking)} without a finished evaluation"
+        return Against(run.letter, f"{run.letter} against {baseline.letter}", None, [why])
+    title = f"{run.last.label} against {baseline.last.label}"
+    found = compare_episodes(run.letter, title, baseline.last.trajectories, run.last.trajectories)
+    ours, theirs = list(baseline.evaluations)[-1], list(run.evaluations)[-1]
+    if ours == theirs:
+        return found
+    return replace(found, notes=[f"these are different evaluations, {theirs} and {ours}", *found.notes])
+
+
+def _code(run: RunRecord, peek: Peek) -> dict[str, Any]:
+    """What determines results besides the configuration: versions of stages, and the source of the user's code."""
+    found: dict[str, Any] = {}
+    for one in run.stages:
+        found[f"version of {one.request['stage']}"] = one.version
+        manifest = peek.manifest(one.key)
+        for target in targets(manifest["spec"] if manifest else {}).values():
+            if "source_sha256" in target:
+                found[f"source of {target['_target_']}"] = target["source_sha256"][:12]
+    return {name: found[name] for name in sorted(found)}
+
+
+def _differing(values: Sequence[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
+    """(path, the value in each) of what is not the same in all; `MISSING` where there is none."""
+    if all(isinstance(value, Mapping) for value in values):
+        for name in dict.fromkeys(name for value in values for name in value):
+            yield from _differing([value.get(name, MISSING) for value in values], (*path, name))
+    elif any(value != values[0] for value in values):
+        yield path, list(values)
+
+
+def _decisive(path: tuple[str, ...], specs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a key of the configuration determines results. Every argument of a target does."""
+    if path[0] in NOT_DECISIVE | {"name"}:
+        return False
+    levels: list[Any] = list(specs)
+    for name in path:
+        if any(isinstance(level, Mapping) and "_target_" in level for level in levels):
+            return True
+        if name in NOT_DECISIVE:
+            return False
+        levels = [level.get(name) if isinstance(level, Mapping) else None for level in levels]
+    return True
+
+
+def _texts(found: Mapping[tuple[str, ...], Sequence[Any]]) -> dict[str, list[str]]:
+    return {
+        ".".join(path): [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
+        for path, values in found.items()
+    }
+
+
+def to_json(comparison: Comparison, html: Path) -> dict[str, Any]:
+    """The comparison as JSON data; without the episodes, which are on the page."""
+    return {
+        "runs": [
+            {
+                "letter": run.letter,
+                "id": run.id,
+                "name": run.name,
+                "seed": run.seed,
+                "status": run.status,
+                "seconds": run.seconds,
+                "git_commit": run.git_commit or None,
+                "overrides": list(run.overrides),
+                "evaluations": {name: dict(one.summary) for name, one in run.evaluations.items()},
+                "rounds": {str(number): dict(values) for number, values in run.rounds.items()},
+                "stages": {kind: asdict(total) for kind, total in run.stages.items()},
+                "total": asdict(run.total),
+                "notes": list(run.notes),
+            }
+            for run in comparison.runs
+        ],
+        "config": {"results": dict(comparison.results), "rest": dict(comparison.rest)},
+        "against": {
+            one.letter: {
+                "title": one.title,
+                "difference": None if one.difference is None else dict(one.difference),
+                "notes": list(one.notes),
+            }
+            for one in comparison.against
+        },
+        "html": str(html),
+    }
+
+
+def show(comparison: Comparison, html: Path) -> str:
+    """The comparison as text, in short."""
+    from rich.console import Console
+
+    out = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False, emoji=False)
+    with out.capture() as text:
+        out.print(_table("", _rows(comparison.runs), comparison.runs))
+        for title, found in (("what determines results", comparison.results), ("the rest", comparison.rest)):
+            if found:
+                out.print(
+                    _table(title, [[key, *map(_short, values)] for key, values in found.items()], comparison.runs)
+                )
+    lines = [line.rstrip() for line in text.get().splitlines()]
+    if not comparison.results and not comparison.rest:
+        lines += ["the configurations are the same", ""]
+    lines += [f"{run.letter}: {note}" for run in comparison.runs for note in run.notes]
+    for one in comparison.against:
+        lines += _difference(one)
+    return "\n".join([*map(_printable, lines), f"page: {html}"]) + "\n"
+
+
+def _rows(runs: Sequence[Run]) -> list[list[str]]:
+    from flows.console import duration
+    from flows.results import with_interval
+
+    rows = [
+        ["run", *(run.short for run in runs)],
+        ["experiment", *(f"{run.name} seed {run.seed}" for run in runs)],
+        ["status", *(run.status for run in runs)],
+    ]
+    for name in dict.fromkeys(name for run in runs for name in run.evaluations):
+        for measure in ("success", "reward", "turns"):
+            found = [run.evaluations.get(name) for run in runs]
+            rows.append(
+                [f"{measure} {name}", *(with_interval(one.summary[measure]) if one else MISSING for one in found)]
+            )
+    rows.append(["rounds", *(str(len(run.rounds)) for run in runs)])
+    rows.append(["stages", *(f"{run.total.ran} ran, {run.total.cached} cached" for run in runs)])
+    kinds = list(dict.fromkeys(kind for run in runs for kind in run.stages))
+    for kind in kinds:
+        totals = [run.stages.get(kind) for run in runs]
+        rows.append([f"time {kind}", *(duration(total.seconds) if total else MISSING for total in totals)])
+    rows.append(["time all", *(duration(run.total.seconds) for run in runs)])
+    if any(run.total.cost for run in runs):
+        rows.append(["cost", *(f"{run.total.cost:.4g}" for run in runs)])
+    return rows
+
+
+def _table(title: str, rows: Sequence[Sequence[str]], runs: Sequence[Run]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    table.add_column(title)
+    for run in runs:
+        table.add_column(run.letter, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    table.add_row()  # an empty line
+    return table
+
+
+def _difference(one: Against) -> list[str]:
+    from flows.results import interval
+
+    lines = [f"{one.title}: {note}" for note in one.notes]
+    if (found := one.difference) is not None:
+        lines.insert(
+            0,
+            f"{one.title}: success {found['difference']:+.3f} {interval(found)} on the same {found['n']} scenarios",
+        )
+        lines += [
+            f"  {len(names)} {what}{': ' if names else ''}{_listed(names)}"
+            for what, names in (("better", one.improved), ("worse", one.regressed))
+        ]
+    return lines
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= 60 else f"{value[:59]}…"
+
+
+def _printable(text: str) -> str:
+    """Without characters that would steer the terminal."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0; 2 for a mistake in the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.compare", description="Shows runs side by side; the first one is the baseline."
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="id, beginning of an id, experiment's name (its latest run), or latest"
+    )
+    parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="folder of the runs")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="where the page goes; ROOT/compare/IDS.html if not given"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_intermixed_args(argv)
+    try:
+        comparison = compare(options.root, options.runs)
+        html = options.html or options.root / "compare" / f"{'-'.join(run.short for run in comparison.runs)}.html"
+        _write(html, comparison)
+    except EspalierError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(
+        json.dumps(to_json(comparison, html.absolute())) if options.json else show(comparison, html.absolute()),
+        end="\n" if options.json else "",
+    )
+    return 0
+
+
+def _write(path: Path, comparison: Comparison) -> None:
+    from components.evaluation.comparison import render
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(render(comparison), encoding="utf-8")
+    except OSError as error:
+        raise ResourceError(f"cannot write {path}: {error.strerror or error}; give another file: --html FILE") from None
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,371 @@
+"""Runs side by side: what differs, how sure that is, and the episodes that changed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from components.artifacts import Store
+from components.errors import ResourceError
+from components.evaluation.metrics import paired_difference, summarise
+from components.trajectories.schema import Failure, Scenario
+from flows.compare import LISTED, compare, main, show
+from flows.records import Records
+from tests.evaluation.test_report import INJECTION, Page, episode
+from tests.flows.pretend import pretend
+
+CODE = Path(__file__).resolve().parents[2]
+
+
+def played(solved: set[int], count: int = 12, **more) -> list:
+    return [episode(index, index in solved, **more) for index in range(count)]
+
+
+BEFORE, AFTER = played({0, 1, 2}), played({1, 2, 3, 4, 5, 6, 7})
+FIGURES = {
+    f"{stage}[{number}]": {name: number / 10, "tokens_per_s": 5.0}
+    for number in (1, 2, 3)
+    for stage, name in (("collect", "success"), ("judge", "reward"), ("train", "kl"))
+}
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two runs, the second with another seed and learning rate and the better one."""
+    evaluations = {f"evaluate[{name}]": BEFORE for name in ("start", "sft", "final")}
+    one = pretend(tmp_path, episodes=evaluations, metrics=FIGURES)
+    other = pretend(
+        tmp_path,
+        seed=1,
+        algorithm={"name": "grpo", "learning_rate": 5e-4},
+        collect={"scenarios": 4, "group_size": 2, "concurrency": 3},
+        compute={"default": "process"},
+        episodes=evaluations | {"evaluate[final]": AFTER},
+        metrics=FIGURES,
+        cost=0.25,
+        git_commit="c" * 40,
+        overrides=["seed=1", f"root={tmp_path}"],
+    )
+    return tmp_path, one, other
+
+
+def page(root: Path, *runs) -> Page:
+    assert main([*runs, "--root", str(root)]) == 0
+    return Page((root / "compare" / f"{'-'.join(run[:8] for run in runs)}.html").read_text())
+
+
+def test_the_configuration_is_told_where_it_differs_and_by_what_it_does(two):
+    root, one, other = two
+    found = compare(root, [one.id, other.id])
+    assert found.results == {"seed": ["0", "1"], "algorithm.learning_rate": ["0.0001", "0.0005"]}
+    assert found.rest == {
+        "collect.concurrency": ["64", "3"],
+        "compute.default": ["local", "process"],
+        "git commit": ["null", "c" * 40],
+    }
+
+
+def test_an_argument_of_a_target_and_a_part_that_only_one_has(tmp_path):
+    one = pretend(tmp_path, rounds=1, warmup=None)
+    reward = {"_target_": "components.rewards.outcome.Outcome", "turn_cost": 0.1}
+    other = pretend(tmp_path, rounds=1, reward=reward, name="other", model={"name": "tiny", "source": "random"})
+    found = compare(tmp_path, [one.id, other.id])
+    assert list(found.results) == ["reward.turn_cost", "warmup"]
+    assert found.results["reward.turn_cost"] == ["–", "0.1"]
+    assert found.results["warmup"][0] == "null"
+    assert json.loads(found.results["warmup"][1])["demonstrations"] == 4
+    assert list(found.rest) == ["name"]
+
+
+def test_another_version_of_a_stage_and_other_source_of_the_users_code_determine_results(tmp_path):
+    one, other = (pretend(tmp_path, rounds=1, seed=seed) for seed in (0, 1))
+    manifest = tmp_path / "artifacts" / other.stage("filter[1]").key / "manifest.json"
+    data = json.loads(manifest.read_text())
+    data["spec"]["filter"] |= {"_target_": "mine.Keep", "source_sha256": "5" * 64}
+    manifest.write_text(json.dumps(data))
+    record = tmp_path / "records" / f"{other.id}.json"
+    record.write_text(record.read_text().replace('"version": 3', '"version": 99'))
+    found = compare(tmp_path, [one.id, other.id]).results
+    assert found["version of collect"] == found["version of evaluate"] == ["3", "99"]
+    assert found["source of mine.Keep"] == ["–", "5" * 12]
+
+
+def test_results_have_intervals_and_the_difference_is_paired(two):
+    root, one, other = two
+    found = compare(root, [one.id, other.id])
+    assert list(found.runs[0].evaluations) == ["start", "sft", "final"]
+    assert found.runs[0].evaluations["final"].summary == summarise(BEFORE)
+    assert found.runs[1].evaluations["final"].summary == summarise(AFTER)
+    (against,) = found.against
+    assert against.title == "B after GRPO against A after GRPO"
+    assert against.difference == paired_difference(BEFORE, AFTER)
+    assert against.improved == [f"shop-{n}" for n in (3, 4, 5, 6, 7)]
+    assert against.regressed == ["shop-0"]
+    assert {name: [side.success for side in pair] for name, pair in against.pairs.items()} == {
+        **{f"shop-{n}": [False, True] for n in (3, 4, 5, 6, 7)},
+        "shop-0": [True, False],
+    }
+
+
+def test_rounds_stages_time_and_cost(two):
+    root, one, other = two
+    first, second = compare(root, [one.id, other.id]).runs
+    assert {number: values["reward"] for number, values in first.rounds.items()} == {1: 0.1, 2: 0.2}
+    assert {number: values["kl"] for number, values in second.rounds.items()} == {1: 0.1, 2: 0.2}
+    cached = [one.label for one in other.stages if one.status == "cached"]
+    assert cached == ["evaluate[start]"]
+    assert (second.total.ran, second.total.cached) == (len(other.stages) - 1, 1)
+    assert second.stages["train"].seconds == sum(one.seconds for one in other.stages if one.label.startswith("train"))
+    assert second.total.cost == pytest.approx(0.25 * second.total.ran)
+    assert second.stages["evaluate"].cost == pytest.approx(0.5)  # one of the three was found
+    assert first.total.cost == 0
+
+
+def test_a_fork_is_drawn_from_the_round_in_which_it_began(tmp_path):
+    one = pretend(tmp_path, metrics=FIGURES)
+    fork = pretend(tmp_path, fork=f"{one.short}@1", rounds=3, metrics=FIGURES)
+    runs = compare(tmp_path, [one.id, fork.id]).runs
+    assert [list(run.rounds) for run in runs] == [[1, 2], [2, 3]]
+    titles = {words for words in page(tmp_path, one.id, fork.id).words if "round" in words}
+    assert {"A, round 1: 0.1", "B, round 3: 0.3"} <= titles
+
+
+def test_only_scenarios_that_are_the_same_are_compared(tmp_path):
+    before = played({0, 1})
+    after = [*played({0, 2, 3, 4}, 11), episode(20, True)]
+    after[2].scenario = Scenario("shop-2", {"order": "another"}, "heldout", "refund", 1)
+    after[3] = episode(3, False, failure=Failure("engine", "EngineError", "gone"))
+    one = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": before})
+    other = pretend(tmp_path, rounds=1, seed=1, episodes={"evaluate[final]": after})
+    (against,) = compare(tmp_path, [one.id, other.id]).against
+    assert against.notes == [
+        "1 scenario of the same id are other tasks in the two runs and are left out",
+        "1 scenario only A played",
+        "1 scenario only B played",
+        "1 scenario failed to run in one of the two and are left out",
+    ]
+    assert against.difference
+    assert against.difference["n"] == 9
+    assert (against.improved, against.regressed) == (["shop-4"], ["shop-1"])
+
+
+def test_runs_without_a_scenario_in_common_have_no_difference(tmp_path):
+    one = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": played({0}, 2)})
+    other = pretend(tmp_path, rounds=1, seed=1, episodes={"evaluate[final]": [episode(30, True)]})
+    found = compare(tmp_path, [one.id, other.id])
+    assert found.against[0].difference is None
+    assert "there is no scenario that both played to its end" in show(found, tmp_path / "x.html")
+    assert "From fail" in page(tmp_path, one.id, other.id).text
+
+
+def test_a_run_that_was_stopped_is_compared_as_far_as_it_got(two):
+    root, one, _ = two
+    stopped = pretend(root, seed=2, stop_at="train[2]", episodes={"evaluate[sft]": AFTER}, metrics=FIGURES)
+    found = compare(root, [one.id, stopped.id])
+    assert list(found.runs[1].rounds) == [1, 2]
+    assert "kl" not in found.runs[1].rounds[2]
+    assert found.runs[1].last
+    assert found.against[0].title == "B after SFT against A after GRPO"
+    assert "different evaluations" in found.against[0].notes[0]
+    assert found.against[0].difference
+    records = Records(root)
+    for written, told in (("RUNNING", "killed"), ("FAILED", "failed")):
+        stopped.status = written
+        records.write(stopped)
+        run = compare(root, [one.id, stopped.id]).runs[1]
+        assert run.status == told
+        assert run.notes[0] == f"{told}: compared as far as it got, {len(stopped.stages)} stages"
+    stopped.status = "RUNNING"
+    records.write(stopped)
+    with records.hold(stopped.id):
+        assert compare(root, [one.id, stopped.id]).runs[1].status == "running"
+
+
+def test_a_run_without_an_evaluation_and_one_whose_artifacts_are_gone_say_so(two, capsys):
+    root, one, other = two
+    none = pretend(root, seed=3, evaluate={"scenarios": 2}, stop_at="evaluate[start]")
+    store = Store(root / "artifacts")
+    shutil.rmtree(store.path(other.stage("evaluate[final]").key))
+    shutil.rmtree(store.path(other.stage("judge[2]").key))
+    found = compare(root, [one.id, other.id, none.id])
+    assert found.runs[1].notes == [
+        "evaluate[final] is not in the store any more, or is damaged: run it again",
+        "not in the store any more, so that curves have gaps: judge[2]",
+    ]
+    assert "reward" not in found.runs[1].rounds[2]
+    assert found.runs[1].last
+    assert found.runs[1].last.label == "B after SFT"
+    assert "there is no finished evaluation" in found.runs[2].notes
+    assert found.against[1].notes == ["nothing to compare: C without a finished evaluation"]
+    assert main([none.id, one.id, "--root", str(root)]) == 0
+    assert "A: there is no finished evaluation" in capsys.readouterr().out
+
+
+def test_a_damaged_evaluation_is_left_out_and_left_alone(two):
+    root, one, other = two
+    path = Store(root / "artifacts").path(other.stage("evaluate[final]").key)
+    (path / "scores.parquet").write_text("damaged")
+    before = {found: found.stat().st_mtime_ns for found in root.rglob("*") if "compare" not in found.parts}
+    found = compare(root, [one.id, other.id])
+    assert "damaged" in found.runs[1].notes[0]
+    assert {found: found.stat().st_mtime_ns for found in root.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("references", "message"),
+    [
+        ([], "required: RUN"),
+        (["test"], "expected 2 to 26 runs to compare, not 1"),
+        (["test", "nothing"], "there is no run 'nothing'"),
+        (["test", "latest"], r"run \w{8} \(test\) is named twice, the second time as 'latest'"),
+        (["test"] * 27, "expected 2 to 26 runs"),
+    ],
+)
+def test_mistakes_are_answered(tmp_path, capsys, references, message):
+    pretend(tmp_path, rounds=1)
+    try:
+        code = main([*references, "--root", str(tmp_path)])
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "compare").exists()
+
+
+def test_a_page_that_cannot_be_written_and_a_folder_without_runs(two, capsys):
+    root, one, other = two
+    (root / "file").touch()
+    assert main([one.id, other.id, "--root", str(root), "--html", str(root / "file" / "page.html")]) == 2
+    assert "give another file: --html" in capsys.readouterr().err
+    with pytest.raises(ResourceError, match="no run below"):
+        compare(root / "elsewhere", ["a", "b"])
+
+
+def test_the_text_is_short_and_names_what_changed(two):
+    root, one, _ = two
+    many = played(set(range(40)), 40)
+    other = pretend(root, seed=4, episodes={"evaluate[final]": many})
+    base = pretend(root, seed=5, episodes={"evaluate[final]": played(set(), 40)})
+    text = show(compare(root, [base.id, other.id]), Path("page.html"))
+    assert "B after GRPO against A after GRPO: success +1.000 [" in text
+    listed = re.search(r"40 better: (.*), and (\d+) more", text)
+    assert listed
+    assert len(listed[1].split(", ")) == LISTED
+    assert int(listed[2]) == 40 - LISTED
+    assert "  0 worse\n" in text
+    assert re.search(r"success final +0\.000 \[0\.000, \d\.\d{3}\] +1\.000 \[\d\.\d{3}, 1\.000\]", text)
+    assert text.splitlines()[-1] == "page: page.html"
+    assert len(text.splitlines()) < 40
+    assert one.short not in text
+
+
+def test_equal_configurations_are_told(tmp_path):
+    one, other = pretend(tmp_path, rounds=1), pretend(tmp_path, rounds=1)
+    found = compare(tmp_path, [one.id, other.id])
+    assert (found.results, found.rest) == ({}, {})
+    assert "the configurations are the same" in show(found, tmp_path)
+    assert "All runs have the same configuration." in page(tmp_path, one.id, other.id).text
+
+
+def test_the_json_has_everything_but_the_episodes(two, capsys):
+    root, one, other = two
+    assert main([one.short, other.short, "--root", str(root), "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    found = json.loads(line)
+    assert [run["id"] for run in found["runs"]] == [one.id, other.id]
+    assert found["runs"][1]["overrides"] == ["seed=1"]
+    assert found["runs"][1]["evaluations"]["final"] == json.loads(json.dumps(summarise(AFTER)))
+    assert found["runs"][1]["rounds"]["2"]["reward"] == 0.2
+    assert found["runs"][1]["total"]["cached"] == 1
+    assert found["config"]["results"]["seed"] == ["0", "1"]
+    assert found["against"]["B"]["difference"]["regressed"] == ["shop-0"]
+    assert Path(found["html"]) == root / "compare" / f"{one.short}-{other.short}.html"
+    assert Path(found["html"]).is_file()
+
+
+def test_the_page_shows_both_episodes_of_each_scenario_that_changed(two):
+    root, one, other = two
+    found = page(root, one.id, other.id)
+    text = found.text.replace("\N{NARROW NO-BREAK SPACE}", " ")
+    for expected in (one.short, "algorithm.learning_rate", "What does not", "Reward", "KL to the reference", "58 %",
+                     "+33", "no clear difference", "From fail to success 5", "From success to fail 1",
+                     "Order A3 is broken.", "15 ran, 1 cached; cost"):  # fmt: skip
+        assert expected in text, expected
+    ids = [value for _, name, value in found.attributes if name == "id"]
+    links = [value for _, name, value in found.attributes if name == "href"]
+    assert len(ids) == len(set(ids))
+    assert links
+    assert {link for link in links if link.removeprefix("#") not in ids or not link.startswith("#")} == set()
+    assert len([link for link in links if link.startswith("#episodes-")]) == 6
+    pair = text[text.index("shop-0 back to the list") :]
+    assert re.search(r"A solved shop-0.*B not solved shop-0", pair)
+
+
+def test_the_page_is_self_contained(two):
+    root, one, other = two
+    found = page(root, one.id, other.id)
+    assert not {"script", "link", "img"} & set(found.tags)
+    assert not [name for _, name, _ in found.attributes if name in ("src", "srcset", "data", "action")]
+    html = (root / "compare" / f"{one.short}-{other.short}.html").read_text()
+    assert not re.search(r"url\(|@import|https?://", html)
+
+
+def test_hostile_text_is_never_markup(tmp_path):
+    def hostile(solved):
+        one = episode(0, solved, say=INJECTION, kind=INJECTION)
+        one.scenario = Scenario(INJECTION, {}, "heldout", INJECTION, 1)
+        one.outcome[INJECTION] = INJECTION
+        one.policy = INJECTION
+        return [one, episode(1, False, say="a\x00\x1b[31m\ud800")]
+
+    one = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": hostile(False)[:1]}, overrides=[INJECTION])
+    other = pretend(tmp_path, rounds=1, seed=1, episodes={"evaluate[final]": hostile(True)[:1]}, git_commit=INJECTION)
+    other.spec["agent"] = {INJECTION: INJECTION}
+    other.name = INJECTION
+    Records(tmp_path).write(other)
+    found = page(tmp_path, one.id, other.id)
+    assert not {"script", "img"} & set(found.tags)
+    assert not [name for _, name, _ in found.attributes if name.startswith("on")]
+    assert found.text.count("<script>alert('x')</script>") > 8
+    text = show(compare(tmp_path, [one.id, other.id]), Path("x"))
+    assert text.isprintable() or set(filter(lambda c: not c.isprintable(), text)) == {"\n"}
+
+
+def test_only_the_first_hundred_pairs_are_on_the_page(tmp_path):
+    from components.evaluation.comparison import MOST_PAIRS
+
+    one = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": played(set(), MOST_PAIRS + 5)})
+    other = pretend(
+        tmp_path, rounds=1, seed=1, episodes={"evaluate[final]": played(set(range(MOST_PAIRS + 5)), MOST_PAIRS + 5)}
+    )
+    found = page(tmp_path, one.id, other.id)
+    assert len([value for _, name, value in found.attributes if name == "href" and "#episodes-" in value]) == MOST_PAIRS
+    assert f"The episodes of the first {MOST_PAIRS} follow." in found.text
+    assert f"shop-{MOST_PAIRS + 4}" in found.text
+
+
+def test_secrets_stay_masked(tmp_path):
+    one = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": BEFORE})
+    other = pretend(tmp_path, rounds=1, seed=1, overrides=["judge.api_key=hush"])
+    other.spec["reward"] = {"api_key": "hush"}
+    Records(tmp_path).write(other)
+    assert main([one.id, other.id, "--root", str(tmp_path)]) == 0
+    assert "hush" not in next((tmp_path / "compare").iterdir()).read_text()
+
+
+def test_neither_torch_nor_prefect_nor_mlflow_is_imported(two):
+    root, one, other = two
+    code = f"""
+import sys
+from flows.compare import main
+assert main([{one.id!r}, {other.id!r}, "--root", {str(root)!r}]) == 0
+print(sorted({{"torch", "transformers", "prefect", "mlflow", "trl", "peft"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
