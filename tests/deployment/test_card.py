@@ -54,6 +54,7 @@ def arguments(held_out) -> dict[str, Any]:
         "name": "shop-agent",
         "model": ModelSpec(name="smollm2-135m-instruct", source="package"),
         "experiment": EXPERIMENT,
+        "step": 4,
         "stage_key": "ab" * 32,
         "inputs": {"policy": "cd" * 32, "evaluation": "ef" * 32},
         "results": {"start": summarise(start), "after GRPO": summarise(final)},

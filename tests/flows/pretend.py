@@ -8,6 +8,8 @@ from typing import Any
 
 from components.artifacts import Artifact
 from components.specs import validate
+from components.trajectories.schema import Scenario, Trajectory
+from components.trajectories.store import write_trajectories
 from flows.fork import resolve
 from flows.online_rl import online_rl
 from flows.records import RunRecord, StageRecord, recording
@@ -16,6 +18,11 @@ from flows.stages import STAGES
 from flows.stages.base import Context, Request
 from flows.stages.execute import key_part, request_key
 from tests.flows.test_online_rl import DATA
+
+
+def _episode(numbered: tuple[int, str]) -> Trajectory:
+    name = f"scenario-{numbered[0]:02}"
+    return Trajectory(name, Scenario(name, {}, "heldout"), 0, [], outcome={"success": numbered[1] == "+"})
 
 
 class Stopped(Exception):
@@ -27,10 +34,15 @@ def spec_of(root: Path, **changes: Any) -> ExperimentSpec:
 
 
 def pretend(
-    root: Path, *, stop_at: str | None = None, metrics: dict[str, dict[str, float]] | None = None, **changes: Any
+    root: Path,
+    *,
+    stop_at: str | None = None,
+    metrics: dict[str, dict[str, float]] | None = None,
+    episodes: dict[str, str] | None = None,
+    **changes: Any,
 ) -> RunRecord:
-    """A run of the test experiment with these changes. metrics: by label, of its artifact. stop_at: a label at which it
-    is stopped."""
+    """A run of the test experiment with these changes. metrics: by label, of its artifact. episodes: by label, what its
+    scenarios came to, `+` a success and `-` none. stop_at: a label at which it is stopped."""
     spec = spec_of(root, **changes)
     context = Context.at(root)
     fork = resolve(spec, context.store)
@@ -59,6 +71,9 @@ def pretend(
                         spec=key_part(request),
                     ) as draft:
                         (draft.path / "data").write_text(key)
+                        if outcomes := (episodes or {}).get(label):
+                            write_trajectories(draft.path / "trajectories.parquet", map(_episode, enumerate(outcomes)))
+                            draft.metrics["success"] = outcomes.count("+") / len(outcomes)
                         draft.metrics.update((metrics or {}).get(label, {}))
                 artifact = context.store.find(key)
                 assert artifact is not None
@@ -68,7 +83,7 @@ def pretend(
                 writer.add(record)
                 return artifact
 
-            online_rl(spec, call, begin=fork)
+            online_rl(spec, call, begin=fork, on_notice=writer.note)
     except Stopped:
         pass
     return writer.run
