@@ -165,13 +165,11 @@ def _take_best(spec: ExperimentSpec, outcome: Outcome, on_notice: OnNotice) -> N
     metric = spec.early_stopping.metric if spec.early_stopping else "success"
     best = choose(outcome.measured, metric)
     outcome.checkpoint, outcome.step = best.checkpoint, best.step
-    if (value := best.value(metric)) is not None and all(one.made for one in outcome.measured):
+    if best.value(metric) is not None and all(one.made for one in outcome.measured):
         where = f"after round {best.step}" if best.step > outcome.first_step else "at the start of the rounds"
-        text = f"the final policy is that {where}: the best held-out {metric} ({value:.3f}) of"
-        measured = ", ".join(
-            f"{one.step}: {found:.3f}" for one in outcome.measured if (found := one.value(metric)) is not None
-        )
-        outcome.chosen = f"{text} {measured}"
+        values = [(one.step, one.value(metric)) for one in outcome.measured]
+        figures = ", ".join(f"step {step}: {found:.3f}" for step, found in values if found is not None)
+        outcome.chosen = f"the final policy is the one {where}, the best by held-out {metric} ({figures})"
         on_notice(Notice("best", best.step, outcome.chosen))
 
 

@@ -326,7 +326,7 @@ def show(planned: Plan) -> str:
             "" if one.status == "cached" else _or_unknown(one.cost, "{:.2f}".format),
             "; ".join(one.why),
         )
-    out = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    out = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
     with out.capture() as text:
         out.print(table)
     known = [one.seconds for one in planned.stages if one.seconds is not None]

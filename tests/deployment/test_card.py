@@ -62,6 +62,15 @@ def arguments(held_out) -> dict[str, Any]:
     }
 
 
+def test_it_says_which_policy_it_is_and_whether_it_was_chosen_by_what_is_reported(arguments):
+    assert "The policy as it stood after round 4.\n" in model_card(**arguments)
+    assert "chosen" not in model_card(**arguments)
+    best = arguments | {"step": 0, "experiment": {**EXPERIMENT, "deploy": {"policy": "best"}}}
+    card = model_card(**best)
+    assert "as it stood at the start of the rounds. It was chosen as the best on the held-out scenarios." in card
+    assert "- The policy was chosen by these same scenarios" in card
+
+
 def blocks(card: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", card, re.DOTALL)
 

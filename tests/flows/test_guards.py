@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
 from components.errors import EspalierError, GuardStruck
+from flows.execution import Execution
 from flows.guards import MOST_NAMED, no_signal, reward_hacking, spans
 from flows.plan import plan
-from flows.records import Records
+from flows.records import Notice, Records
+from flows.stages.base import Context
 from tests.flows.pretend import pretend, spec_of
 
 NOTHING = {"filter[2]": {"kept": 0.0, "dropped": 8.0, "dropped/no_spread": 6.0, "dropped/unscored": 2.0}}
@@ -121,3 +125,29 @@ def test_the_error_crosses_processes():
     error = pickle.loads(pickle.dumps(GuardStruck("what it found")))
     assert isinstance(error, EspalierError)
     assert str(error) == "what it found"
+
+
+def test_a_notice_is_on_the_console_and_in_mlflow(tmp_path, screen):
+    class Tracker:
+        """What of the tracker is called."""
+
+        said: ClassVar[list[Any]] = []
+        outbox = SimpleNamespace(put=lambda tell: tell())
+        set_tags = said.append
+
+        def log_metrics(self, metrics, step):
+            self.said.append((metrics, step))
+
+    execution = Execution(spec_of(tmp_path), Context.at(tmp_path), screen[0], Tracker(), tmp_path / "log")
+    execution.notice(Notice("no_signal", 3, "nothing is left [so]"))
+    execution.notice(Notice("best", 2, "the one after round 2"))
+    assert [line.strip() for line in screen[1].getvalue().splitlines()] == [
+        "warning: nothing is left [so]",
+        "the one after round 2",
+    ]
+    assert Tracker.said == [
+        {"notice.no_signal": "nothing is left [so]"},
+        ({"notice/no_signal": 1.0}, 3),
+        {"notice.best": "the one after round 2"},
+        ({"notice/best": 1.0}, 2),
+    ]

@@ -140,6 +140,7 @@ def test_the_text_names_every_stage_and_sums_up(tmp_path):
     pretend(tmp_path, rounds=1)
     text = show(plan(spec_of(tmp_path, rounds=1, algorithm={"name": "grpo", "learning_rate": 5e-4})))
     assert "train[1]" in text
+    assert "evaluate[start]" in text
     assert "algorithm.learning_rate: 0.0001 → 0.0005" in text
     assert "12 stages, 9 found, 3 to run" in text
 
