@@ -15,6 +15,7 @@
     │   └── JudgeError                      a reward raised or returned something that is no score
     ├── TooManyFailures (RuntimeError)      more episodes failed than the collect spec allows
     ├── TrainingDiverged (ArithmeticError)  NaN, infinity or a KL blow-up; no checkpoint was written
+    ├── GuardStruck (RuntimeError)          a guard of the flow ended the run; what was finished is kept
     └── WaitTimeout (TimeoutError)          a wait ran out; says what was awaited and for how long
 
 A user's mistake (SpecError, ResourceError) is shown as its message, without a stack trace. All errors survive
@@ -119,6 +120,10 @@ class TooManyFailures(EspalierError, RuntimeError):
 
 class TrainingDiverged(EspalierError, ArithmeticError):
     """Loss, gradient or KL left the range in which training makes sense; no checkpoint was written."""
+
+
+class GuardStruck(EspalierError, RuntimeError):
+    """A guard of the flow ended the run; the message says what it found and what to do."""
 
 
 class WaitTimeout(EspalierError, TimeoutError):

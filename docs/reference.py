@@ -26,6 +26,7 @@ from components.models.spec import LoraSpec
 from components.specs import Spec, Target
 from components.specs.target import settable
 from flows.config import CONF
+from flows.guards import GuardsSpec
 from flows.help import describe
 from flows.spec import ExperimentSpec, WarmupSpec
 
@@ -110,7 +111,9 @@ def _top_rows() -> Iterator[Row]:
     path = CONF / "config.yaml"
     values, comments = _read(path), _comments(path)
     for name, field in ExperimentSpec.model_fields.items():
-        if name in values:
+        if field.annotation is GuardsSpec:
+            yield from _rows(GuardsSpec, name, values[name], path)
+        elif name in values:
             yield name, _type(field), _value(values[name]), _text(field.description) or comments.get(name, "")
 
 

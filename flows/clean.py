@@ -5,8 +5,9 @@ were made from. What is left is shown with its reason and its size:
 
 - artifacts that no run needs;
 - damaged artifacts that were set aside, drafts of dead processes, unfinished work of stages that are done since;
-- with `--intermediate`: checkpoints in the middle of finished runs, never the latest of a run, and never its best one
-  by any metric that the run tracks, the lowest and the highest of each. A run that misses one of them later makes it
+- with `--intermediate`: checkpoints in the middle of finished runs, never the latest of a run, never the one that it
+  chose as its final policy, and never its best one by any metric that the run tracks, the lowest and the highest of
+  each (held-out ones of evaluations in the rounds too). A run that misses one of them later makes it
   again, with what comes after it.
 
 `--forget RUN` drops the record of a run first, so that what only it needs can go. What is named as KEY goes alone, and
@@ -19,6 +20,7 @@ import argparse
 import fcntl
 import json
 import math
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +34,9 @@ from flows.stage import DEFAULT_ROOT
 
 KEY_LENGTH = 64
 """Characters of a stage key (sha256, hex)."""
+
+
+_IN_ROUNDS = re.compile(r"evaluate\[\d+\]")
 
 
 @dataclass(frozen=True)
@@ -158,13 +163,14 @@ class Cleaner:
 
 def _worth_keeping(run: RunRecord, artifacts: dict[str, Artifact]) -> set[str]:
     """Keys of checkpoints that stay: all of a run that is not finished; of one that is, what it began with, the start
-    of its rounds, its latest, and those of its rounds that are best by any metric of a round, lowest or highest."""
+    of its rounds, its latest, its final one, and those of its rounds that are best by any metric of a round, lowest or
+    highest."""
     checkpoints = [stage for stage in run.stages if stage.kind == "checkpoint"]
     keys = {*run.forked.values(), *(stage.key for stage in checkpoints if stage.step <= 0)}
     keys |= {
         key
         for stage in run.stages
-        if stage.kind != "checkpoint"
+        if not _IN_ROUNDS.fullmatch(stage.label)  # these count by what they measured
         for key in _policies(stage.request["inputs"], stage.kind)
     }
     if run.status != "FINISHED":

@@ -19,7 +19,7 @@ from components.artifacts import Artifact
 from components.compute.runners import Event, LocalRunner, ProcessRunner, Result, Runner
 from flows.console import Console, duration
 from flows.lineage import Lineage
-from flows.records import StageRecord, Writer
+from flows.records import Notice, StageRecord, Writer
 from flows.spec import CODE, ExperimentSpec
 from flows.stages import STAGES
 from flows.stages.base import Context, Progress, Request
@@ -111,6 +111,18 @@ class Execution:
             figures = [f"{name} {artifact.metrics[name]:.4g}" for name in SHOWN if name in artifact.metrics]
             self.console.line("  ".join([f"{label} {status} in {duration(done.seconds)}", *figures]))
         return done
+
+    def notice(self, notice: Notice) -> None:
+        """Tells console, log, record and MLflow: a tag with the message, a metric `notice/<kind>` of 1 at the step."""
+        guard = notice.kind in ("no_signal", "reward_hacking")
+        self.console.line(f"warning: {notice.message}" if guard else notice.message)
+        logger.info("%s at step %d: %s", notice.kind, notice.step, notice.message)
+        if self.record is not None:
+            self.record.note(notice)
+        if self.tracker is not None:
+            tracker = self.tracker
+            tracker.outbox.put(lambda: tracker.set_tags({f"notice.{notice.kind}": notice.message}))
+            tracker.outbox.put(lambda: tracker.log_metrics({f"notice/{notice.kind}": 1.0}, notice.step))
 
     def _artifact(self, label: str, request: Request) -> tuple[Artifact, str]:
         if (found := find_stage(request, self.context)) is not None:

@@ -1,4 +1,5 @@
 """Online RL: evaluate, warm up by supervised training, then rounds of collect, judge, filter, train; evaluate, deploy.
+Between the rounds the policy may be evaluated too: `evaluate[3]`; the final one is always `evaluate[final]`.
 
 `online_rl` is the order of the stages, written against a function that runs one (`Call`): Prefect's tasks in a run,
 plain calls in a benchmark. `run` is the command's part: server, tracking, console, signals, results.
@@ -24,9 +25,11 @@ from components.artifacts import Artifact
 from components.errors import ResourceError
 from flows import fork
 from flows.fork import Fork
-from flows.records import Records, recording
+from flows.guards import Guards
+from flows.records import Notice, Records, recording
 from flows.spec import CODE, ExperimentSpec
 from flows.stages.base import Context, Request
+from flows.stopping import Measured, choose, why_stop
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +42,8 @@ class Call(Protocol):
 
 OnRound = Callable[[int, dict[str, Artifact]], None]
 """Told of each finished round: its number and its artifacts by stage."""
+OnNotice = Callable[[Notice], None]
+"""Told what guards find, and what is decided from evaluations."""
 
 
 @dataclass
@@ -47,10 +52,18 @@ class Outcome:
 
     evaluations: dict[str, Artifact] = field(default_factory=dict)
     """`start`, `sft`, `final`: those that there are, in this order."""
+    measured: list[Measured] = field(default_factory=list)
+    """Every policy that was evaluated from the start of the rounds on, in order of training."""
     rounds: list[dict[str, Artifact]] = field(default_factory=list)
     """Of each round: trajectories, scores, selection, checkpoint, by stage."""
     checkpoint: Artifact | None = None
     """The final policy; None where nothing was trained."""
+    step: int = 0
+    """The round after which the final policy stood; 0: the start of the rounds."""
+    stopped: str | None = None
+    """Why the rounds ended before their number."""
+    chosen: str | None = None
+    """Why this is the final policy, where the best was asked for."""
     export: Artifact | None = None
 
     @property
@@ -58,37 +71,106 @@ class Outcome:
         """The evaluation of the final policy."""
         return list(self.evaluations.values())[-1]
 
+    @property
+    def decisions(self) -> list[str]:
+        """What was decided from evaluations, in words."""
+        return [text for text in (self.stopped, self.chosen) if text is not None]
 
-def online_rl(spec: ExperimentSpec, call: Call, on_round: OnRound | None = None, begin: Fork | None = None) -> Outcome:
-    """The stages of an experiment, in order; of a fork, those after the step where it begins."""
+    @property
+    def first_step(self) -> int:
+        """Where the rounds began."""
+        return self.measured[0].step
+
+    @property
+    def last_step(self) -> int:
+        """The last round that was played."""
+        return self.first_step + len(self.rounds)
+
+    @property
+    def training_rewards(self) -> dict[int, float | None]:
+        """Mean reward of the episodes of each round; None where it is not known yet."""
+        return {n: one["judge"].metrics.get("reward") for n, one in enumerate(self.rounds, self.first_step + 1)}
+
+
+def online_rl(
+    spec: ExperimentSpec,
+    call: Call,
+    on_round: OnRound | None = None,
+    begin: Fork | None = None,
+    on_notice: OnNotice = lambda notice: None,
+) -> Outcome:
+    """The stages of an experiment, in order; of a fork, those after the step where it begins.
+
+    What depends on a measurement that is not known (of an artifact that a plan has not made) goes on as if nothing had
+    been found: no guard strikes, the rounds do not end early, the last policy is the final one. Raises GuardStruck, and
+    whatever `call` raises.
+    """
     requests = Requests(spec)
-    outcome = Outcome(checkpoint=begin.checkpoint if begin else None)
+    guards = Guards(spec.guards, on_notice)
+    outcome = Outcome(checkpoint=begin.checkpoint if begin else None, step=begin.step if begin else 0)
     warmup = spec.warmup if begin is None else None
-    first = begin.step if begin else 0
-    before = -1 if warmup else first
+    before = -1 if warmup else outcome.step
     outcome.evaluations["start"] = call("evaluate[start]", before, requests.evaluate(outcome.checkpoint))
     if warmup:
         shown = call("collect[sft]", 0, requests.demonstrate())
         scores = call("judge[sft]", 0, requests.judge(shown))
         kept = call("filter[sft]", 0, requests.filter(shown, scores, warmup=True))
+        guards.filtered("filter[sft]", 0, kept)
         outcome.checkpoint = call("train[sft]", 0, requests.warm_up(shown, scores, kept))
         outcome.evaluations["sft"] = call("evaluate[sft]", 0, requests.evaluate(outcome.checkpoint))
+    outcome.measured.append(Measured(outcome.step, outcome.checkpoint, outcome.last))
+
+    def evaluate(label: str) -> Artifact:
+        """Evaluates the policy as it stands. One that was evaluated already is found, and is no second measurement."""
+        found = call(label, outcome.step, requests.evaluate(outcome.checkpoint))
+        if outcome.measured[-1].step < outcome.step:
+            outcome.measured.append(Measured(outcome.step, outcome.checkpoint, found))
+            if spec.evaluate.every:
+                guards.evaluated(outcome.measured, outcome.training_rewards)
+        return found
+
     reference = begin.reference if begin else outcome.checkpoint
-    for number in range(first + 1, spec.rounds + 1):
+    for number in range(outcome.step + 1, spec.rounds + 1):
         played = call(f"collect[{number}]", number, requests.collect(outcome.checkpoint, number))
         scores = call(f"judge[{number}]", number, requests.judge(played))
         kept = call(f"filter[{number}]", number, requests.filter(played, scores))
+        guards.filtered(f"filter[{number}]", number, kept)
         request = requests.train(played, scores, kept, start=outcome.checkpoint, reference=reference)
         outcome.checkpoint = call(f"train[{number}]", number, request)
+        outcome.step = number
         artifacts = {"collect": played, "judge": scores, "filter": kept, "train": outcome.checkpoint}
         outcome.rounds.append(artifacts)
         if on_round is not None:
             on_round(number, artifacts)
+        if spec.evaluate.every and number % spec.evaluate.every == 0 and number < spec.rounds:
+            evaluate(f"evaluate[{number}]")
+            if spec.early_stopping and (reason := why_stop(outcome.measured, spec.early_stopping)):
+                outcome.stopped = reason
+                on_notice(Notice("early_stopping", number, reason))
+                break
+    if spec.rounds and spec.deploy.policy == "best":
+        if outcome.measured[-1].step < outcome.step:
+            evaluate(f"evaluate[{outcome.step}]")
+        _take_best(spec, outcome, on_notice)
     if spec.rounds:
-        outcome.evaluations["final"] = call("evaluate[final]", spec.rounds, requests.evaluate(outcome.checkpoint))
+        outcome.evaluations["final"] = evaluate("evaluate[final]")
     if outcome.checkpoint is not None and spec.deploy.mode != "none":
-        outcome.export = call("deploy", spec.rounds, requests.deploy(outcome.checkpoint, outcome.evaluations))
+        request = requests.deploy(outcome.checkpoint, outcome.step, outcome.evaluations)
+        outcome.export = call("deploy", outcome.last_step, request)
     return outcome
+
+
+def _take_best(spec: ExperimentSpec, outcome: Outcome, on_notice: OnNotice) -> None:
+    """Makes the best of the measured policies the final one."""
+    metric = spec.early_stopping.metric if spec.early_stopping else "success"
+    best = choose(outcome.measured, metric)
+    outcome.checkpoint, outcome.step = best.checkpoint, best.step
+    if best.value(metric) is not None and all(one.made for one in outcome.measured):
+        where = f"after round {best.step}" if best.step > outcome.first_step else "at the start of the rounds"
+        values = [(one.step, one.value(metric)) for one in outcome.measured]
+        figures = ", ".join(f"step {step}: {found:.3f}" for step, found in values if found is not None)
+        outcome.chosen = f"the final policy is the one {where}, the best by held-out {metric} ({figures})"
+        on_notice(Notice("best", best.step, outcome.chosen))
 
 
 class Requests:
@@ -141,11 +223,17 @@ class Requests:
             inputs["reference"] = reference
         return self._request("train", self._training(self._data["algorithm"]), inputs, seed=self.spec.seed)
 
-    def deploy(self, policy: Artifact, evaluations: dict[str, Artifact]) -> Request:
+    def deploy(self, policy: Artifact, step: int, evaluations: dict[str, Artifact]) -> Request:
+        """step: the round after which the policy stood."""
+        # When it was decided to go on or to stop has no part in the result, the policy is an input; nor has the place.
+        course = ("early_stopping", "guards", "store")
+        experiment = {name: value for name, value in self._data.items() if name not in course}
+        experiment["evaluate"] = {name: value for name, value in self._data["evaluate"].items() if name != "every"}
         part = {
             "name": self.spec.deploy.name or self.spec.name,
             **self._parts("model", "agent", "deploy"),
-            "experiment": {name: value for name, value in self._data.items() if name != "store"},
+            "step": step,
+            "experiment": experiment,
         }
         inputs = {"policy": policy, **{f"evaluation_{name}": found for name, found in evaluations.items()}}
         return self._request("deploy", part, inputs)
@@ -233,7 +321,7 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
         say_round = results.round_teller(execution)
 
         def body(call: Call) -> results.Results:
-            outcome = online_rl(spec, call, say_round, forked)
+            outcome = online_rl(spec, call, say_round, forked, execution.notice)
             return results.conclude(execution, outcome, overrides, seconds=time.monotonic() - start)
 
         found = tasks.run_flow("online-rl", execution, body, prefect, interruption, dead)

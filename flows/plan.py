@@ -5,7 +5,9 @@ which part of its key differs from the nearest stage of an earlier run. Where it
 and what it costs. Nothing is started, nothing written, no model is loaded and torch is not imported.
 
 A stage whose input will be made anew has no key yet. Should that input turn out to be what an earlier run had (equal
-content, equal key), then the stage is found after all; so the plan is what will happen at most.
+content, equal key), then the stage is found after all; so the plan is what will happen at most. What the flow decides
+from evaluations that are there (to end the rounds early, which policy is the best) it decides here as it will in the
+run; where they are not made yet, the plan goes on to the last round and says that this is the most.
 
 Times are those of the nearest earlier stage of this kind, by episode where the numbers of episodes differ.
 """
@@ -16,16 +18,16 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from components.artifacts import Artifact, Store, stage_key
-from components.errors import EspalierError, ResourceError, SpecError
+from components.errors import EspalierError, GuardStruck, ResourceError, SpecError
 from flows.fork import resolve
 from flows.online_rl import online_rl
 from flows.peek import Peek
-from flows.records import Records, RunRecord, StageRecord
+from flows.records import Notice, Records, RunRecord, StageRecord
 from flows.spec import ExperimentSpec
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
@@ -45,7 +47,8 @@ class Planned:
     inputs: dict[str, str]
     """Name of each input and the label of the stage that makes it."""
     status: str
-    """`cached`: in the store. `unfinished`: an earlier try has left something to go on from. `run`."""
+    """`cached`: in the store, or it will be, because an earlier stage of this run makes the same. `unfinished`: an
+    earlier try has left something to go on from. `run`."""
     why: list[str]
     """Where it will run: what differs from the nearest earlier stage."""
     where: str
@@ -65,6 +68,11 @@ class Plan:
     experiment: str
     root: str
     stages: list[Planned]
+    notes: list[str] = field(default_factory=list)
+    """What is known of the course of the run: that it ends early and why, that it may, that the best policy is chosen
+    when all are evaluated."""
+    at_most: bool = False
+    """Whether the run may end before the last of these stages."""
 
     def count(self, status: str) -> int:
         return sum(one.status == status for one in self.stages)
@@ -91,8 +99,40 @@ def plan(spec: ExperimentSpec) -> Plan:
         planner.given(fork.checkpoint, f"{fork.run.short}@{fork.step}")
         if fork.reference is not None:
             planner.given(fork.reference, f"{fork.run.short}@0")
-    online_rl(spec, planner.call, begin=fork)
-    return Plan(spec.name, spec.root, planner.planned)
+    notices: list[Notice] = []
+    struck = None
+    try:
+        online_rl(spec, planner.call, begin=fork, on_notice=notices.append)
+    except GuardStruck as error:
+        struck = error
+    decided = [one.message for one in notices if one.kind in ("early_stopping", "best")]
+    if struck is not None:
+        return Plan(spec.name, spec.root, planner.planned, [*decided, f"a guard ends the run: {struck}"])
+    open_ = _undecided(spec, planner.planned, {one.kind for one in notices})
+    return Plan(spec.name, spec.root, planner.planned, [*decided, *open_.values()], "end" in open_)
+
+
+def _undecided(spec: ExperimentSpec, planned: Sequence[Planned], decided: set[str]) -> dict[str, str]:
+    """What is decided only in the run: `end`, `best`."""
+    found: dict[str, str] = {}
+    before_end = {one.label for one in planned if one.status != "cached"} - {"evaluate[final]"}
+    unknown = {one.stage for one in planned if one.status != "cached"}
+    rules = []
+    if (
+        spec.early_stopping is not None
+        and "early_stopping" not in decided
+        and any(label.startswith("evaluate") for label in before_end)
+    ):
+        rules.append("early stopping")
+    if spec.guards.no_signal == "stop" and "filter" in unknown:
+        rules.append("guards.no_signal")
+    if spec.guards.reward_hacking == "stop" and unknown & {"judge", "evaluate"}:
+        rules.append("guards.reward_hacking")
+    if rules:
+        found["end"] = f"these are the most: {' or '.join(rules)} may end the run before"
+    if spec.rounds and spec.deploy.policy == "best" and "best" not in decided:
+        found["best"] = "which policy is the best is known when all are evaluated; here it is the last one"
+    return found
 
 
 class _Planner:
@@ -105,6 +145,7 @@ class _Planner:
         self._store = Peek(context.store)
         self._earlier = [(run, one) for run in records.all() for one in run.stages]
         self._labels: dict[str, str] = {}
+        self._asked: list[tuple[Request, Artifact]] = []
 
     def given(self, artifact: Artifact, label: str) -> None:
         """An artifact that is there before the first stage."""
@@ -116,6 +157,8 @@ class _Planner:
         part = key_part(request)
         key = None if missing else self._key(request, part)
         artifact = self._store.find(key) if key else None
+        before = next((made for asked, made in self._asked if asked == request), None)
+        artifact = artifact or before
         nearest = self._nearest(label, request, part)
         seconds = nearest.seconds_for(request) if nearest is not None else None
         status = "unfinished" if key and _begun(self.context.store, key) else "run"
@@ -138,7 +181,8 @@ class _Planner:
         )
         if artifact is None:
             artifact = _to_be_made(label, request.stage)
-        self._labels[artifact.key] = label
+        self._labels.setdefault(artifact.key, label)
+        self._asked.append((request, artifact))
         return artifact
 
     def _key(self, request: Request, part: dict[str, Any]) -> str:
@@ -256,7 +300,7 @@ def show(planned: Plan) -> str:
             "" if one.status == "cached" else _or_unknown(one.cost, "{:.2f}".format),
             "; ".join(one.why),
         )
-    out = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    out = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
     with out.capture() as text:
         out.print(table)
     known = [one.seconds for one in planned.stages if one.seconds is not None]
@@ -264,13 +308,14 @@ def show(planned: Plan) -> str:
     least = "at least " if unknown else ""
     costs = [one.cost for one in planned.stages if one.cost is not None]
     total = (
-        f"{planned.experiment}: {len(planned.stages)} stages, {planned.count('cached')} found, "
+        f"{planned.experiment}: {'at most ' if planned.at_most else ''}{len(planned.stages)} stages, "
+        f"{planned.count('cached')} found, "
         f"{planned.count('run') + planned.count('unfinished')} to run; "
         f"{least}{duration(sum(known))}, cost {least}{sum(costs):.2f}"
     )
     if unknown:
         total += f"; the time of {unknown} is not known, for nothing like them has run below {planned.root}"
-    return f"{text.get()}{total}\n"
+    return "\n".join([f"{text.get()}{total}", *planned.notes]) + "\n"
 
 
 def _or_unknown(value: float | None, form: Any) -> str:

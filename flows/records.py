@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from components.errors import ResourceError
 from components.redaction import mask, mask_override
@@ -57,6 +57,16 @@ class StageRecord:
     """What it cost in this run: judges and machines, in the currency of their prices."""
 
 
+@dataclass(frozen=True)
+class Notice:
+    """Something that was found in the course of a run, beyond its stages."""
+
+    kind: Literal["no_signal", "reward_hacking", "early_stopping", "best"]
+    """A guard; the end of the rounds before their number; the choice of the final policy."""
+    step: int
+    message: str
+
+
 @dataclass
 class RunRecord:
     """One run."""
@@ -84,6 +94,7 @@ class RunRecord:
     """Where it ran, for people: `process 123 on host`."""
     stages: list[StageRecord] = field(default_factory=list)
     """In the order in which they ended."""
+    notices: list[Notice] = field(default_factory=list)
     result: dict[str, Any] | None = None
     """The result line of a run that finished."""
 
@@ -185,7 +196,8 @@ class Records:
             if version > VERSION:
                 raise ResourceError(f"{path} was written by a newer Espalier: update, or give another --root")
             stages = [StageRecord(**one) for one in data.pop("stages")]
-            return RunRecord(**data, stages=stages)
+            notices = [Notice(**one) for one in data.pop("notices", [])]
+            return RunRecord(**data, stages=stages, notices=notices)
         except (ValueError, KeyError, TypeError) as error:
             logger.warning("%s is no record of a run and is left out: %r", path, error)
             return None
@@ -201,6 +213,10 @@ class Writer:
     def add(self, stage: StageRecord) -> None:
         """A stage has ended."""
         self.run.stages.append(stage)
+        self.records.write(self.run)
+
+    def note(self, notice: Notice) -> None:
+        self.run.notices.append(notice)
         self.records.write(self.run)
 
     def finish(self, status: str) -> None:

@@ -15,6 +15,7 @@ from components.trajectories.schema import Trajectory
 from flows.console import duration
 from flows.execution import Execution
 from flows.online_rl import Outcome
+from flows.spec import ExperimentSpec
 
 TITLES = {"start": "start", "sft": "after SFT", "final": "after {algorithm}"}
 """Names of the policies that are evaluated."""
@@ -46,6 +47,16 @@ class Results:
     """Largest resident memory of this process so far, in GB (10^9 bytes)."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
     """Time that each kind of stage took in this run."""
+    step: int = 0
+    """The round after which the final policy stood; 0 at the start of the rounds."""
+    rounds: int = 0
+    """The last round that was played."""
+    in_rounds: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Summaries of the evaluations after rounds, by round."""
+    notices: list[str] = field(default_factory=list)
+    """Why the rounds ended before their number, and how the final policy was chosen."""
+    stopped: bool = False
+    """Whether the rounds ended before their number."""
 
     @property
     def last(self) -> dict[str, Any]:
@@ -68,6 +79,10 @@ class Results:
                 **_measure("success", self.summaries.get("sft"), "_sft"),
                 **_gain(self.differences),
                 **_measure("reward", self.last),
+                "step": self.step,
+                "rounds": self.rounds,
+                "stopped_early": self.stopped,
+                "success_by_round": {str(n): one["success"]["mean"] for n, one in self.in_rounds.items()},
                 "seed": self.seed,
                 "episodes": self.episodes,
                 "seconds": round(self.seconds, 2),
@@ -80,10 +95,12 @@ class Results:
         )
 
     def rows(self) -> list[list[str]]:
-        """The table at the end: policy, success, reward, turns, with 95 % intervals."""
+        """The table at the end: policy, success, reward, turns, with 95 % intervals. The last row is the final one."""
+        shown = [(self.titles[name], summary) for name, summary in self.summaries.items()]
+        shown[-1:-1] = [(f"round {n}", summary) for n, summary in self.in_rounds.items() if n != self.step]
         return [
-            [self.titles[name], *(with_interval(summary[measure]) for measure in ("success", "reward", "turns"))]
-            for name, summary in self.summaries.items()
+            [title, *(with_interval(summary[measure]) for measure in ("success", "reward", "turns"))]
+            for title, summary in shown
         ]
 
     def differences_text(self) -> list[str]:
@@ -99,7 +116,7 @@ class Results:
         link = self.report if "://" in self.report else f"file://{self.report}"
         head = ["| Policy | Success | Reward | Turns |", "|---|---|---|---|"]
         rows = ["| " + " | ".join(row) + " |" for row in self.rows()]
-        lines = [*head, *rows, "", *(f"- {text}" for text in self.differences_text())]
+        lines = [*head, *rows, "", *(f"- {text}" for text in [*self.differences_text(), *self.notices])]
         return "\n".join([*lines, "", f"[Report]({link}), MLflow run `{self.run_id}`"])
 
 
@@ -163,8 +180,8 @@ def conclude(execution: Execution, outcome: Outcome, overrides: Sequence[str], *
 
     spec, tracker = execution.spec, execution.tracker
     assert tracker is not None
-    titles = {name: TITLES[name].format(algorithm=spec.algorithm.name.upper()) for name in outcome.evaluations}
-    summaries = {n: json.loads((a.path / "summary.json").read_text()) for n, a in outcome.evaluations.items()}
+    titles = titles_of(spec, outcome)
+    summaries = {name: _summary(artifact) for name, artifact in outcome.evaluations.items()}
     episodes = {name: _episodes(artifact) for name, artifact in outcome.evaluations.items()}
     last = list(titles)[-1]
     differences = {
@@ -187,11 +204,7 @@ def conclude(execution: Execution, outcome: Outcome, overrides: Sequence[str], *
         summaries=summaries,
         titles=titles,
         differences=differences,
-        episodes=sum(
-            int(one.artifact.metrics.get("episodes", 0))
-            for one in execution.done.values()
-            if one.artifact.kind in ("trajectories", "evaluation")
-        ),
+        episodes=_played(execution),
         seconds=seconds,
         stages={label: one.status for label, one in execution.done.items()},
         report=report,
@@ -200,10 +213,30 @@ def conclude(execution: Execution, outcome: Outcome, overrides: Sequence[str], *
         seed=spec.seed,
         peak_memory_gb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 2),
         stage_seconds=_stage_seconds(execution),
+        step=outcome.step,
+        rounds=outcome.last_step,
+        in_rounds={one.step: _summary(one.evaluation) for one in outcome.measured[1:]},
+        notices=outcome.decisions,
+        stopped=outcome.stopped is not None,
     )
     cost = sum(one.cost for one in execution.done.values())
-    tracker.log_metrics({"time/total": seconds, "cost/total": cost}, spec.rounds)
+    tracker.log_metrics({"time/total": seconds, "cost/total": cost}, outcome.last_step)
+    tracker.set_tags({"final_step": str(outcome.step)})
     return results
+
+
+def titles_of(spec: ExperimentSpec, outcome: Outcome) -> dict[str, str]:
+    """What the evaluated policies are called; the final one by its round where that is not the last of the experiment,
+    or was chosen."""
+    titles = {name: TITLES[name].format(algorithm=spec.algorithm.name.upper()) for name in outcome.evaluations}
+    if "final" in titles:
+        if outcome.step == outcome.first_step:
+            titles["final"] = "start of the rounds"
+        elif outcome.step != spec.rounds or spec.deploy.policy == "best":
+            titles["final"] += f", round {outcome.step}"
+        if spec.deploy.policy == "best":
+            titles["final"] += " (best)"
+    return titles
 
 
 def show(results: Results, execution: Execution, prefect_ui: str) -> None:
@@ -260,7 +293,8 @@ def _report(
             seconds=seconds,
             evaluations=[Evaluation(titles[name], summaries[name], episodes[name]) for name in titles],
             differences=differences,
-            rounds=[round_figures(artifacts) for artifacts in outcome.rounds],
+            rounds=_rounds(execution.spec, outcome),
+            notes=outcome.decisions,
             stages=stages,
             lineage=origins(execution.lineage, outcome.checkpoint.key)
             if execution.lineage and outcome.checkpoint
@@ -273,6 +307,29 @@ def _report(
             command=shlex.join(["python", "-m", "flows.run", *overrides]),
         )
     )
+
+
+def _rounds(spec: ExperimentSpec, outcome: Outcome) -> list[dict[str, float]]:
+    """The figures of each round; held-out ones where the policy was evaluated in the rounds."""
+    held_out = {one.step: one.evaluation.metrics for one in outcome.measured} if spec.evaluate.every else {}
+    return [
+        round_figures(artifacts)
+        | {f"heldout_{name}": held_out[n][name] for name in ("success", "reward") if name in held_out.get(n, {})}
+        for n, artifacts in enumerate(outcome.rounds, outcome.first_step + 1)
+    ]
+
+
+def _played(execution: Execution) -> int:
+    """Episodes of all stages, each artifact once."""
+    artifacts = {one.artifact.key: one.artifact for one in execution.done.values()}
+    return sum(
+        int(one.metrics.get("episodes", 0)) for one in artifacts.values() if one.kind in ("trajectories", "evaluation")
+    )
+
+
+def _summary(evaluation: Artifact) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((evaluation.path / "summary.json").read_text())
+    return found
 
 
 def _episodes(artifact: Artifact) -> list[Trajectory]:

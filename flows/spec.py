@@ -28,6 +28,8 @@ from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Spec, Target
 from components.tracking.spec import TrackingSpec
 from components.trajectories.schema import Scenario
+from flows.guards import GuardsSpec
+from flows.stopping import EarlyStoppingSpec
 
 CODE = Path(__file__).resolve().parent.parent
 """The folder that holds flows/, components/ and conf/."""
@@ -63,6 +65,10 @@ class ExperimentSpec(Spec):
     """RUN@STEP: begins with the policy that another run below the same root had after round STEP (0: after its warmup),
     in place of a warmup and the rounds up to there; without @STEP with its last. `rounds` counts from the start of
     that run."""
+    early_stopping: EarlyStoppingSpec | None = None
+    """`{patience: K, metric: success or reward, min_gain: 0.0}`: the rounds end when the held-out metric has not risen
+    by more than `min_gain` above the best so far in the last K evaluations. Needs `evaluate.every`. None plays all."""
+    guards: GuardsSpec = GuardsSpec()
     model: ModelSpec
     environment: Target
     """Class that implements the environment protocol."""
@@ -98,7 +104,7 @@ class ExperimentSpec(Spec):
 
     @classmethod
     def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
-        for check in (_algorithm, _lengths, _local_model, _reward, _filters, _environment):
+        for check in (_algorithm, _held_out, _lengths, _local_model, _reward, _filters, _environment):
             names = list(inspect.signature(check).parameters)
             if all(name in parts for name in names):
                 yield from check(**{name: parts[name] for name in names})
@@ -126,6 +132,18 @@ def _algorithm(algorithm: Any, collect: CollectSpec, rounds: int) -> Iterator[Pr
         yield Problem("collect.top_p", f"{collect.top_p:g} cuts the distribution: {why}; expected 1")
     if collect.top_k > 0:
         yield Problem("collect.top_k", f"{collect.top_k} cuts the distribution: {why}; expected 0, no limit")
+
+
+def _held_out(
+    evaluate: EvaluateSpec, early_stopping: EarlyStoppingSpec | None, guards: GuardsSpec
+) -> Iterator[Problem]:
+    if evaluate.every:
+        return
+    need = "evaluations in the rounds, and evaluate.every=0 makes none; expected evaluate.every=1 or more"
+    if early_stopping is not None:
+        yield Problem("early_stopping", f"needs {need}")
+    if guards.reward_hacking == "stop":
+        yield Problem("guards.reward_hacking", f"stop needs {need}")
 
 
 def _lengths(agent: AgentSpec, model: ModelSpec) -> Iterator[Problem]:

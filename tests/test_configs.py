@@ -10,8 +10,10 @@ import yaml
 from components.errors import SpecError
 from components.specs import names_below
 from flows.config import CONF, Composer, compose
+from flows.guards import GuardsSpec
 from flows.help import describe
 from flows.spec import ExperimentSpec
+from flows.stopping import EarlyStoppingSpec
 
 FILES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.rglob("*.yaml"))
 OPTIONS = [file for file in FILES if len(file.parts) == 2]
@@ -125,6 +127,12 @@ REFUSED = {
     "evaluate.scenarios=600": ("evaluate.scenarios", "128"),
     "evaluate.split=test": ("evaluate.split", "'test'"),
     "evaluate.split=train": ("evaluate.split", "trained on"),
+    "early_stopping={patience: 2}": ("early_stopping", "evaluate.every=1"),
+    "guards.reward_hacking=stop": ("guards.reward_hacking", "evaluate.every=1"),
+    "guards.reward_hacking=halt": ("guards.reward_hacking", "off, warn, stop"),
+    "guards.no_signal=off": ("guards.no_signal", "warn, stop"),
+    "deploy.policy=first": ("deploy.policy", "last, best"),
+    "evaluate.every=-1": ("evaluate.every", "at least 0"),
     "environment.heldout=0": ("evaluate.split", "'heldout'"),
     "environment.train=0": ("environment", "'train'"),
     "environment.train=100000": ("environment", "order numbers"),
@@ -140,6 +148,13 @@ REFUSED = {
 def test_what_makes_no_sense_is_refused_with_the_reason(line, answer):
     path, words = answer
     assert words in mistakes(line)[path]
+
+
+def test_early_stopping_is_asked_for_in_one_line():
+    spec = compose(["evaluate.every=2", "early_stopping={patience: 3, metric: reward}", "guards.reward_hacking=off"])
+    assert spec.early_stopping == EarlyStoppingSpec(patience=3, metric="reward", min_gain=0.0)
+    assert spec.guards.reward_hacking == "off"
+    assert GuardsSpec(reward_hacking=False).reward_hacking == "off"  # YAML reads a bare off so
 
 
 def test_several_reasons_are_given_together():

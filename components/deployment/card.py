@@ -16,11 +16,18 @@ PLACEMENT = frozenset({"allow", "compute", "concurrency", "device", "fork", "roo
 """Config keys that do not change a result, and the name of the run in which a fork begins: its policy is an input."""
 
 
+_SELECTED = (
+    "- The policy was chosen by these same scenarios, as the best of several: on others it probably does worse than "
+    "the results say.\n"
+)
+
+
 def model_card(
     *,
     name: str,
     model: ModelSpec,
     experiment: Mapping[str, Any],
+    step: int,
     stage_key: str,
     inputs: Mapping[str, str],
     results: Mapping[str, Mapping[str, Any]],
@@ -28,7 +35,8 @@ def model_card(
 ) -> str:
     """Markdown with the YAML front matter of a Hugging Face model card.
 
-    experiment: the composed config. stage_key: of the deploy stage. inputs: its input artifacts, name to digest.
+    experiment: the composed config. step: the round after which the policy stood, 0 at the start of the rounds.
+    stage_key: of the deploy stage. inputs: its input artifacts, name to digest.
     results: label to `evaluation.metrics.summarise(...)`, in order of training; the last is the exported model.
     differences: label ("start to final") to `evaluation.metrics.paired_difference(...)`.
     """
@@ -42,6 +50,7 @@ def model_card(
         "## Use",
         _use(name),
         "## How it was made",
+        _which(config, step),
         f"Deploy stage `{stage_key}`, from these artifacts (content digests):\n\n"
         + "\n".join(f"- {artifact}: `{digest}`" for artifact, digest in sorted(inputs.items())),
         f"The experiment, as it was composed:\n\n```yaml\n{_yaml(config)}```",
@@ -124,6 +133,16 @@ def _results(
     return text
 
 
+def _which(config: dict[str, Any], step: int) -> str:
+    where = f"after round {step}" if step else "at the start of the rounds"
+    chosen = " It was chosen as the best on the held-out scenarios." if _chosen(config) else ""
+    return f"The policy as it stood {where}.{chosen}"
+
+
+def _chosen(config: dict[str, Any]) -> bool:
+    return config.get("deploy", {}).get("policy") == "best"
+
+
 def _use(name: str) -> str:
     return f"""\
 With transformers, in this folder:
@@ -162,6 +181,7 @@ def _limits(config: dict[str, Any], results: Mapping[str, Mapping[str, Any]]) ->
     return (
         f"- Measured on {measured} scenarios that training did not see, drawn from the same environment as the "
         "training scenarios. This says nothing about other tasks, other tools or real users.\n"
+        f"{_SELECTED if _chosen(config) else ''}"
         f"- One training run with seed {config.get('seed', 'not stated')}; other seeds give other policies. The "
         "intervals cover the choice of scenarios, not the choice of the seed.\n"
         "- The policy was trained to earn a reward, not to be harmless or truthful. What it does with tools has to be "

@@ -14,6 +14,10 @@ class DeploySpec(Spec):
     """`export`: LoRA merged into the base, safetensors with tokenizer and model card, registered in MLflow.
     `serve`: the same, then a local OpenAI-compatible server is started on it and must answer held-out prompts
     exactly as the trained policy does. `none`: the checkpoint stays an adapter."""
+    policy: Literal["last", "best"] = "last"
+    """Which policy is the final one, evaluated and exported as such. `last`: that of the last round. `best`: of those
+    evaluated since the start of the rounds the one with the highest held-out success (or `early_stopping.metric`), of
+    equals the earliest."""
     prompts: int = Field(8, ge=1)
     """Held-out prompts on which export and policy are compared in `serve`."""
     name: str | None = None

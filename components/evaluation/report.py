@@ -78,6 +78,8 @@ class Report:
     headline."""
     rounds: Sequence[Mapping[str, float]] = ()
     """Metrics of each round, from round 1; see `CURVES` and `TIMES` for the names that are plotted."""
+    notes: Sequence[str] = ()
+    """What was decided in the course of the run, each in a sentence: why it ended early, how the policy was chosen."""
     stages: Sequence[StageRow] = ()
     lineage: Sequence[Origin] = ()
     """What the final checkpoint was made from, the latest step first."""
@@ -106,6 +108,7 @@ class Curve:
 CURVES = (
     Curve("reward", "Reward", "mean over the round's episodes"),
     Curve("success", "Success", "share of the round's training episodes", percent, 0.0, 1.0),
+    Curve("heldout_success", "Held-out success", "share of the held-out episodes, after the round", percent, 0.0, 1.0),
     Curve("kl", "KL to the reference", "nats a token", low=0.0),
     Curve("entropy", "Entropy", "nats a token", low=0.0),
     Curve("sampled_tokens", "Sampled tokens", "mean of an episode", low=0.0),

@@ -12,6 +12,8 @@ class EvaluateSpec(Spec):
     """Split of the environment that is measured; it shares no scenario with train."""
     scenarios: int | None = Field(None, ge=1)
     """How many, from the first on; None takes all."""
+    every: int = Field(0, ge=0)
+    """The policy is also evaluated after rounds `every`, 2 · `every` and so on; 0: only before and after the rounds."""
     temperature: float = Field(0.0, ge=0)
     """0 is greedy."""
     concurrency: int = Field(64, ge=1)

@@ -25,6 +25,8 @@ class DeployStage(StageSpec):
     model: ModelSpec
     agent: AgentSpec
     deploy: DeploySpec
+    step: int
+    """The round after which the policy stood; 0: the start of the rounds."""
     experiment: dict[str, Any]
     """The composed config, for the model card."""
 
@@ -33,6 +35,7 @@ class DeployStage(StageSpec):
             "name": self.name,
             "model": self.model.model_dump(mode="json", exclude={"device"}),
             "mode": self.deploy.mode,
+            "step": self.step,
             "experiment": placeless(self.experiment),
         }
         if self.deploy.mode == "serve":
@@ -61,6 +64,7 @@ def deploy(spec: DeployStage, inputs: Inputs, draft: Draft, context: Context) ->
         name=spec.name,
         model=spec.model,
         experiment=spec.experiment,
+        step=spec.step,
         stage_key=context.key,
         inputs={name: artifact.digest for name, artifact in inputs.items()},
         results=results,

@@ -33,7 +33,7 @@ class EvaluateStage(StageSpec):
             "environment": self.environment.resolved(),
             "reward": self.reward.resolved(),
             "agent": self.agent.model_dump(mode="json"),
-            "evaluate": self.evaluate.model_dump(mode="json", exclude={"concurrency", "timeout"}),
+            "evaluate": self.evaluate.model_dump(mode="json", exclude={"concurrency", "every", "timeout"}),
         }
 
 

@@ -54,11 +54,21 @@ def arguments(held_out) -> dict[str, Any]:
         "name": "shop-agent",
         "model": ModelSpec(name="smollm2-135m-instruct", source="package"),
         "experiment": EXPERIMENT,
+        "step": 4,
         "stage_key": "ab" * 32,
         "inputs": {"policy": "cd" * 32, "evaluation": "ef" * 32},
         "results": {"start": summarise(start), "after GRPO": summarise(final)},
         "differences": {"start to after GRPO": paired_difference(start, final)},
     }
+
+
+def test_it_says_which_policy_it_is_and_whether_it_was_chosen_by_what_is_reported(arguments):
+    assert "The policy as it stood after round 4.\n" in model_card(**arguments)
+    assert "chosen" not in model_card(**arguments)
+    best = arguments | {"step": 0, "experiment": {**EXPERIMENT, "deploy": {"policy": "best"}}}
+    card = model_card(**best)
+    assert "as it stood at the start of the rounds. It was chosen as the best on the held-out scenarios." in card
+    assert "- The policy was chosen by these same scenarios" in card
 
 
 def blocks(card: str, language: str) -> list[str]:

@@ -161,6 +161,28 @@ def test_with_one_override_only_what_depends_on_it_runs(first, place):
     assert (stages["train[1]"], stages["deploy"]) == ("ran", "ran")
 
 
+def test_rounds_end_early_and_the_best_policy_is_the_result(first, place):
+    course = ("rounds=3", "evaluate.every=1", "early_stopping={patience: 1}", "deploy.policy=best")
+    found = place.run(*course)
+    assert [found.result[name] for name in ("step", "rounds", "stopped_early")] == [0, 1, True]  # it never succeeds
+    assert found.result["success_by_round"] == {"1": found.result["success"]}
+    assert [label for label, status in found.result["stages"].items() if status == "ran"] == ["deploy"]
+    words = ("the rounds end after round 1: held-out success", "the final policy is the one at the start of the rounds")
+    report = Path(found.result["report"]).read_text()
+    tags = place.mlflow().get_run(found.result["run_id"]).data.tags
+    assert all(text in found.errors and text[4:] in report for text in words)
+    assert (tags["notice.early_stopping"].startswith(words[0]), tags["final_step"]) == (True, "0")
+    assert "start of the rounds (best)" in found.errors
+    assert "chosen as the best" in (Path(found.result["export"]) / "README.md").read_text()
+
+
+def test_a_guard_that_stops_ends_the_run_with_its_reason(first, place):
+    process = place.start("filter=successful", "guards.no_signal=stop")
+    out, errors = process.communicate(timeout=500)
+    assert (process.returncode, out, "Traceback" in errors) == (1, "", False)
+    assert "GuardStruck: filter[1] left nothing to train on: none of 4 episodes was kept (4 below_threshold)" in errors
+
+
 SLOW = ("rounds=0", "deploy=none", "environment.heldout=16", "agent.max_tokens=120", "evaluate.concurrency=2")
 """Long enough evaluations to be stopped in the middle."""
 

@@ -77,6 +77,7 @@ def full() -> Report:
     return Report(
         experiment="quickstart", run_id="0f8c2a", created="2026-11-21 12:04", seed=3, seconds=493.0,
         evaluations=[start, end],
+        notes=["the rounds end after round 2: <no gain>"],
         differences={"after GRPO against start": paired_difference(start.trajectories, end.trajectories)},
         rounds=[{"reward": 0.1 * k, "kl": 0.01 * k, "collect_s": 5.0, "train_s": 7.0, "loss": 0.5} for k in range(4)],
         stages=[StageRow("evaluate start", "evaluate", "cached", 0.1, "a" * 64, "b" * 64),
@@ -103,6 +104,7 @@ def test_everything_that_was_put_in_can_be_read(full):
         "2.13.0", "python -m flows.run", "refund", "KL to the reference", "Time by stage", "0f8c2a",
         "Order A0 is broken.", "A0 was delivered", '(order="A0", n=2)', "7 tokens", "11 sampled tokens",
         "Cut off: the token limit of a message was reached.", "You help customers.",
+        "The rounds end after round 2: <no gain>.",
     ):  # fmt: skip
         assert expected in page.text, expected
     assert "8 min 13 s" in page.text.replace("\N{NARROW NO-BREAK SPACE}", " ")

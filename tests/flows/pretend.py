@@ -11,7 +11,7 @@ from typing import Any
 from components.artifacts import Artifact
 from components.evaluation.metrics import summarise
 from components.specs import validate
-from components.trajectories.schema import Score, Trajectory
+from components.trajectories.schema import Scenario, Score, Trajectory
 from components.trajectories.store import write_scores, write_trajectories
 from flows.fork import resolve
 from flows.online_rl import online_rl
@@ -21,6 +21,11 @@ from flows.stages import STAGES
 from flows.stages.base import Context, Request
 from flows.stages.execute import key_part, request_key
 from tests.flows.test_online_rl import DATA
+
+
+def _episode(numbered: tuple[int, str]) -> Trajectory:
+    name = f"scenario-{numbered[0]:02}"
+    return Trajectory(name, Scenario(name, {}, "heldout"), 0, [], outcome={"success": numbered[1] == "+"})
 
 
 class Stopped(Exception):
@@ -36,15 +41,15 @@ def pretend(
     *,
     stop_at: str | None = None,
     metrics: dict[str, dict[str, float]] | None = None,
-    episodes: Mapping[str, Sequence[Trajectory]] | None = None,
+    episodes: Mapping[str, str | Sequence[Trajectory]] | None = None,
     cost: float = 0.0,
     git_commit: str | None = None,
     overrides: Sequence[str] = (),
     **changes: Any,
 ) -> RunRecord:
     """A run of the test experiment with these changes. metrics: by label, of its artifact. stop_at: a label at which it
-    is stopped. episodes: by label of an evaluation, what it played; it then has the files of a real one. cost: of each
-    stage that runs."""
+    is stopped. episodes: by label of an evaluation, what it played, or what its scenarios came to, `+` success, `-` none;
+    it then has the files of a real one. cost: of each stage that runs."""
     spec = spec_of(root, **changes)
     context = Context.at(root)
     fork = resolve(spec, context.store)
@@ -73,9 +78,13 @@ def pretend(
                         spec=key_part(request),
                     ) as draft:
                         (draft.path / "data").write_text(key)
+                        played = (episodes or {}).get(label)
+                        if isinstance(played, str):
+                            draft.metrics["success"] = played.count("+") / len(played)
+                            played = [_episode(one) for one in enumerate(played)]
                         draft.metrics.update((metrics or {}).get(label, {}))
-                        if label in (episodes or {}):
-                            write_evaluation(draft.path, (episodes or {})[label])
+                        if played:
+                            write_evaluation(draft.path, played)
                 artifact = context.store.find(key)
                 assert artifact is not None
                 spent = cost if status == "ran" else 0.0
@@ -85,7 +94,7 @@ def pretend(
                 writer.add(record)
                 return artifact
 
-            online_rl(spec, call, begin=fork)
+            online_rl(spec, call, begin=fork, on_notice=writer.note)
     except Stopped:
         pass
     return writer.run

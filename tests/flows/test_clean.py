@@ -82,6 +82,24 @@ def test_each_kind_of_metric_counts(tmp_path, kind):
     assert run.stage("train[3]").key in gone
 
 
+def test_evaluations_in_the_rounds_count_by_what_they_measured(tmp_path):
+    measured = {
+        f"evaluate[{number}]": {"success": 0.9 if number == 4 else 0.5 - number / 100} for number in range(1, 6)
+    }
+    run = pretend(tmp_path, rounds=6, evaluate={"every": 1}, metrics=measured)
+    gone = set(waste(tmp_path, intermediate=True))
+    # Best 4, worst 5, latest 6; to have been evaluated keeps nothing.
+    assert gone == {run.stage(f"train[{step}]").key for step in (1, 2, 3)}
+
+
+def test_the_final_policy_stays(tmp_path):
+    measured = {"evaluate[sft]": {"success": 0.1}, "evaluate[2]": {"success": 0.9}, "evaluate[4]": {"success": 0.5}}
+    run = pretend(tmp_path, rounds=4, evaluate={"every": 1}, deploy={"policy": "best"}, metrics=measured)
+    assert run.stage("deploy").request["inputs"]["policy"] == run.stage("train[2]").key
+    gone = set(waste(tmp_path, intermediate=True))
+    assert gone == {run.stage(f"train[{step}]").key for step in (1, 3)}
+
+
 def test_an_unfinished_run_keeps_all_its_checkpoints(tmp_path):
     pretend(tmp_path, rounds=6, stop_at="collect[6]")
     assert waste(tmp_path, intermediate=True) == {}

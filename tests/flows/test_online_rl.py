@@ -28,14 +28,23 @@ class Recorder:
     """Takes requests as the stages would, and gives artifacts whose digest is their key: what depends on a change has
     another key."""
 
-    def __init__(self, tmp_path, **changes):
+    def __init__(self, tmp_path, metrics=None, **changes):
         self.root = tmp_path
+        self.metrics = metrics or {}
+        """By label, of its artifact."""
+        self.notices = []
         self.spec = validate(ExperimentSpec, {**DATA, "root": str(tmp_path), **changes})
         self.requests = {}
         self.steps = {}
         self.keys = {}
         self.rounds = []
-        self.outcome = online_rl(self.spec, self, lambda number, artifacts: self.rounds.append((number, artifacts)))
+        self.made = {}
+        self.outcome = online_rl(
+            self.spec,
+            self,
+            lambda number, artifacts: self.rounds.append((number, artifacts)),
+            on_notice=self.notices.append,
+        )
 
     def __call__(self, label, step, request):
         json.dumps(request.to_json())
@@ -43,7 +52,8 @@ class Recorder:
         spec = validate(stage.spec, request.spec, allow=request.allow)
         key = stage_key(stage.name, stage.version, spec.key_part(), request.inputs, request.seed)
         self.requests[label], self.steps[label], self.keys[label] = request, step, key
-        return Artifact(key, stage.kind, stage.name, 1, key, self.root, {}, request.inputs, (), 0.0)
+        metrics = self.made.setdefault(key, self.metrics.get(label, {}))
+        return Artifact(key, stage.kind, stage.name, 1, key, self.root, metrics, request.inputs, (), 0.0)
 
 
 def changed(one, other):
@@ -130,3 +140,129 @@ def test_a_change_runs_again_only_what_depends_on_it(tmp_path, change, expected)
 def test_demonstrations_are_one_episode_a_scenario(tmp_path):
     collect = Recorder(tmp_path).requests["collect[sft]"].spec["collect"]
     assert (collect["scenarios"], collect["group_size"]) == (4, 1)
+
+
+# --- evaluations in the rounds --------------------------------------------------------------------------------------
+
+
+def success(**values):
+    """Metrics of evaluations; `_3` is the one after round 3."""
+    return {f"evaluate[{name.lstrip('_')}]": {"success": value} for name, value in values.items()}
+
+
+def evaluations(run):
+    return [label for label in run.keys if label.startswith("evaluate")]
+
+
+@pytest.mark.parametrize(
+    ("rounds_", "every", "expected"),
+    [(4, 0, []), (4, 2, [2]), (5, 2, [2, 4]), (4, 1, [1, 2, 3]), (4, 3, [3]), (4, 4, []), (4, 9, [])],
+)
+def test_the_policy_is_evaluated_after_every_so_many_rounds_and_once_at_the_end(tmp_path, rounds_, every, expected):
+    run = Recorder(tmp_path, rounds=rounds_, evaluate={"every": every})
+    labels = [f"evaluate[{number}]" for number in expected]
+    assert evaluations(run) == ["evaluate[start]", "evaluate[sft]", *labels, "evaluate[final]"]
+    for number in expected:
+        assert run.requests[f"evaluate[{number}]"].inputs == {"policy": run.keys[f"train[{number}]"]}
+        assert run.steps[f"evaluate[{number}]"] == number
+    assert [one.step for one in run.outcome.measured] == [0, *expected, rounds_]
+
+
+def test_it_is_the_same_stage_as_at_the_end(tmp_path):
+    short, long = Recorder(tmp_path, rounds=2), Recorder(tmp_path, rounds=4, evaluate={"every": 2})
+    assert long.keys["evaluate[2]"] == short.keys["evaluate[final]"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"evaluate": {"every": 1}},
+        {"evaluate": {"every": 1}, "early_stopping": {"patience": 5, "metric": "reward"}},
+        {"guards": {"no_signal": "stop", "reward_hacking": "off"}},
+    ],
+)
+def test_when_to_look_and_when_to_stop_are_in_no_key(tmp_path, change):
+    plain, other = Recorder(tmp_path, rounds=3), Recorder(tmp_path, rounds=3, **change)
+    assert plain.keys.items() <= other.keys.items()
+
+
+FALLING = success(sft=0.3, _1=0.5, _2=0.4, _3=0.45, _4=0.9, final=0.9)
+STOPPING = {"rounds": 5, "evaluate": {"every": 1}, "early_stopping": {"patience": 2}}
+
+
+def test_the_rounds_end_early_and_the_rest_follows_as_usual(tmp_path):
+    run = Recorder(tmp_path, FALLING, **STOPPING)
+    assert list(run.keys)[-3:] == ["evaluate[3]", "evaluate[final]", "deploy"]
+    assert [number for number, _ in run.rounds] == [1, 2, 3]
+    assert run.outcome.checkpoint.key == run.keys["train[3]"]
+    assert run.keys["evaluate[final]"] == run.keys["evaluate[3]"]
+    assert (run.outcome.step, run.outcome.last_step, run.steps["evaluate[final]"]) == (3, 3, 3)
+    assert [one.step for one in run.outcome.measured] == [0, 1, 2, 3]
+    assert [(one.kind, one.step, one.message) for one in run.notices] == [("early_stopping", 3, run.outcome.stopped)]
+    assert "not risen above 0.500 (step 1) in the last 2 evaluations (0.400, 0.450)" in run.outcome.stopped
+
+
+@pytest.mark.parametrize(
+    ("rule", "last"),
+    [
+        ({"patience": 3}, 5),
+        ({"patience": 1}, 2),
+        ({"patience": 1, "min_gain": 0.25}, 1),  # the start of the rounds counts: 0.3 to 0.5 is no gain
+        ({"patience": 1, "metric": "reward"}, 5),  # not measured: go on
+    ],
+)
+def test_patience_and_least_gain_are_counted_in_evaluations(tmp_path, rule, last):
+    run = Recorder(tmp_path, FALLING, **{**STOPPING, "early_stopping": rule})
+    assert run.outcome.last_step == last
+    assert (run.outcome.stopped is None) == (last == 5)
+
+
+def test_the_best_policy_is_evaluated_as_the_final_one_and_deployed(tmp_path):
+    run = Recorder(tmp_path, FALLING, **{**STOPPING, "deploy": {"policy": "best"}})
+    assert list(run.keys)[-3:] == ["evaluate[3]", "evaluate[final]", "deploy"]
+    assert run.outcome.checkpoint.key == run.keys["train[1]"]
+    assert run.outcome.last.key == run.keys["evaluate[final]"] == run.keys["evaluate[1]"]
+    assert (run.steps["evaluate[final]"], run.steps["deploy"]) == (1, 3)
+    deploy = run.requests["deploy"]
+    assert (deploy.inputs["policy"], deploy.spec["step"]) == (run.keys["train[1]"], 1)
+    assert deploy.inputs["evaluation_final"] == run.keys["evaluate[1]"]
+    assert run.notices[-1].kind == "best"
+    assert run.notices[-1].message == run.outcome.decisions[-1]
+    assert run.outcome.chosen == (
+        "the final policy is the one after round 1, the best by held-out success "
+        "(step 0: 0.300, step 1: 0.500, step 2: 0.400, step 3: 0.450)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("metrics", "step"),
+    [
+        (success(sft=0.3, _2=0.5), 2),
+        (success(sft=0.5, _2=0.5), 0),  # a tie goes to the earlier one
+        (success(sft=0.6, _2=0.5), 0),
+        (success(start=0.9, sft=0.3, _2=0.5), 2),  # the untrained model is no checkpoint
+    ],
+)
+def test_without_evaluations_in_the_rounds_the_best_is_the_start_of_the_rounds_or_the_last(tmp_path, metrics, step):
+    run = Recorder(tmp_path, metrics, deploy={"policy": "best"})
+    assert evaluations(run) == ["evaluate[start]", "evaluate[sft]", "evaluate[2]", "evaluate[final]"]
+    assert run.outcome.checkpoint.key == run.keys["train[2]" if step else "train[sft]"]
+    assert run.steps["evaluate[final]"] == run.outcome.step == step
+
+
+def test_the_best_is_chosen_by_the_metric_of_early_stopping(tmp_path):
+    both = {
+        label: {"success": value, "reward": 1 - value}
+        for label, value in (("evaluate[sft]", 0.5), ("evaluate[1]", 0.9), ("evaluate[2]", 0.2))
+    }
+    run = Recorder(tmp_path, both, evaluate={"every": 1}, deploy={"policy": "best"})
+    assert run.outcome.step == 1
+    stopping = {"patience": 5, "metric": "reward"}
+    run = Recorder(tmp_path, both, evaluate={"every": 1}, deploy={"policy": "best"}, early_stopping=stopping)
+    assert run.outcome.step == 2
+
+
+def test_without_a_warmup_the_base_model_is_the_measure_but_never_the_final_policy(tmp_path):
+    metrics = success(start=0.9, _1=0.3, _2=0.2)
+    run = Recorder(tmp_path, metrics, warmup=None, deploy={"policy": "best"}, **{**STOPPING, "rounds": 4})
+    assert (run.outcome.last_step, run.outcome.step) == (2, 1)

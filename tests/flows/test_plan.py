@@ -140,6 +140,7 @@ def test_the_text_names_every_stage_and_sums_up(tmp_path):
     pretend(tmp_path, rounds=1)
     text = show(plan(spec_of(tmp_path, rounds=1, algorithm={"name": "grpo", "learning_rate": 5e-4})))
     assert "train[1]" in text
+    assert "evaluate[start]" in text
     assert "algorithm.learning_rate: 0.0001 → 0.0005" in text
     assert "12 stages, 9 found, 3 to run" in text
 
@@ -149,6 +150,51 @@ def test_a_fork_is_planned(tmp_path):
     found = plan(spec_of(tmp_path, fork=f"{run.short}@1", rounds=3))
     assert [one.label for one in found.stages][:2] == ["evaluate[start]", "collect[2]"]
     assert {one.label: one.status for one in found.stages}["train[2]"] == "cached"
+
+
+COURSE = {"rounds": 4, "evaluate": {"every": 1}, "early_stopping": {"patience": 1}}
+FALLING = {f"evaluate[{name}]": {"success": value} for name, value in (("sft", 0.3), ("1", 0.6), ("2", 0.5))}
+
+
+def test_rounds_that_may_end_early_are_planned_to_the_last_one_at_most(tmp_path):
+    found = plan(spec_of(tmp_path, **COURSE))
+    assert [one.label for one in found.stages if one.stage == "evaluate"] == [
+        f"evaluate[{name}]" for name in ("start", "sft", 1, 2, 3, "final")
+    ]
+    assert found.at_most
+    assert found.notes == ["these are the most: early stopping may end the run before"]
+    assert f"test: at most {len(found.stages)} stages" in show(found)
+    assert show(found).endswith("may end the run before\n")
+    assert found.to_json()["at_most"] is True
+    assert not plan(spec_of(tmp_path, rounds=4, evaluate={"every": 1})).at_most
+
+
+def test_an_early_end_is_known_where_its_evaluations_are_there(tmp_path):
+    run = pretend(tmp_path, metrics=FALLING, **COURSE)
+    found = plan(spec_of(tmp_path, **COURSE))
+    assert [one.label for one in found.stages] == [one.label for one in run.stages]
+    assert {one.status for one in found.stages} == {"cached"}
+    assert (found.at_most, found.notes) == (False, [run.notices[0].message])
+    patient = plan(spec_of(tmp_path, **{**COURSE, "early_stopping": {"patience": 2}}))
+    assert patient.at_most
+    assert next(one.label for one in patient.stages if one.status != "cached") == "collect[3]"
+
+
+def test_the_best_policy_is_the_last_one_until_all_are_evaluated(tmp_path):
+    course = {"rounds": 3, "evaluate": {"every": 2}, "deploy": {"policy": "best"}}
+    before = {one.label: one for one in plan(spec_of(tmp_path, **course)).stages}
+    assert before["deploy"].inputs["policy"] == "train[3]"
+    assert (before["evaluate[3]"].status, before["evaluate[final]"].status) == ("run", "cached")
+    assert "known when all are evaluated" in plan(spec_of(tmp_path, **course)).notes[0]
+    pretend(tmp_path, metrics=FALLING | {"evaluate[3]": {"success": 0.1}}, **course)
+    found = plan(spec_of(tmp_path, **course))
+    assert {one.label: one for one in found.stages}["deploy"].inputs["policy"] == "train[2]"
+    assert "after round 2" in found.notes[0]
+
+
+def test_guards_that_stop_may_end_the_run_before(tmp_path):
+    spec = spec_of(tmp_path, evaluate={"every": 1}, guards={"no_signal": "stop", "reward_hacking": "stop"})
+    assert plan(spec).notes == ["these are the most: guards.no_signal or guards.reward_hacking may end the run before"]
 
 
 def test_the_command(tmp_path, capsys):

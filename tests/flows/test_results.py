@@ -2,8 +2,13 @@
 
 import json
 
+import pytest
+
 from components.artifacts import Artifact
-from flows.results import Results, round_figures
+from flows.online_rl import Outcome
+from flows.results import Results, round_figures, titles_of
+from flows.stopping import Measured
+from tests.flows.pretend import spec_of
 
 MEASURE = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 8}
 SUMMARY = {"success": MEASURE, "reward": {**MEASURE, "mean": 0.4}, "turns": {**MEASURE, "low": None, "high": None}}
@@ -40,6 +45,10 @@ def test_the_json_line_has_every_field_and_null_for_what_there_is_not():
         "gain_interval": [0.1, 0.4],
         "reward": 0.4,
         "reward_interval": [0.25, 0.75],
+        "step": 0,
+        "rounds": 0,
+        "stopped_early": False,
+        "success_by_round": {},
         "seed": 0,
         "episodes": 20,
         "seconds": 12.35,
@@ -53,6 +62,40 @@ def test_the_json_line_has_every_field_and_null_for_what_there_is_not():
 
 def test_the_table_shows_intervals_where_there_are_some():
     assert results().rows()[1] == ["after GRPO", "0.500 [0.250, 0.750]", "0.400 [0.250, 0.750]", "0.500"]
+
+
+def test_evaluations_in_the_rounds_stand_between_and_the_final_policy_last():
+    early, late = ({**SUMMARY, "success": {**MEASURE, "mean": mean}} for mean in (0.6, 0.3))
+    found = results(
+        titles={"start": "start", "final": "after GRPO, round 2 (best)"},
+        step=2,
+        rounds=4,
+        in_rounds={2: early, 4: late},
+    )
+    assert [row[:2] for row in found.rows()] == [
+        ["start", "0.500 [0.250, 0.750]"],
+        ["round 4", "0.300 [0.250, 0.750]"],
+        ["after GRPO, round 2 (best)", "0.500 [0.250, 0.750]"],
+    ]
+    line = json.loads(found.to_json())
+    assert (line["step"], line["rounds"], line["success_by_round"]) == (2, 4, {"2": 0.6, "4": 0.3})
+
+
+@pytest.mark.parametrize(
+    ("policy", "step", "title"),
+    [
+        ("last", 4, "after GRPO"),
+        ("last", 2, "after GRPO, round 2"),
+        ("best", 4, "after GRPO, round 4 (best)"),
+        ("best", 2, "after GRPO, round 2 (best)"),
+        ("best", 0, "start of the rounds (best)"),
+    ],
+)
+def test_the_final_policy_is_called_by_its_round_where_it_is_not_simply_the_last(tmp_path, policy, step, title):
+    spec = spec_of(tmp_path, rounds=4, deploy={"policy": policy})
+    evaluation = Artifact("key", "evaluation", "evaluate", 1, "digest", tmp_path, {}, {}, (), 0.0)
+    outcome = Outcome({"start": evaluation, "final": evaluation}, [Measured(0, None, evaluation)], step=step)
+    assert titles_of(spec, outcome) == {"start": "start", "final": title}
 
 
 def test_differences_are_told_in_words():
