@@ -96,3 +96,15 @@ def test_a_checkpoint_that_is_gone_is_refused(tmp_path):
     shutil.rmtree(store.path(run.stage("train[1]").key))
     with pytest.raises(SpecError, match=r"checkpoint of step 1 of run .* is no longer in"):
         resolve(spec_of(tmp_path, rounds=2, fork=f"{run.short}@1"), store)
+
+
+def test_a_fork_is_measured_against_the_policy_with_which_it_begins(tmp_path):
+    first = pretend(tmp_path, rounds=2)
+    measured = {f"evaluate[{name}]": {"success": value} for name, value in (("start", 0.8), ("2", 0.5), ("3", 0.6))}
+    course = {"rounds": 5, "evaluate": {"every": 1}, "early_stopping": {"patience": 2}, "deploy": {"policy": "best"}}
+    # The seed is another one, so that nothing but the beginning is found.
+    run = pretend(tmp_path, fork=f"{first.short}@1", seed=3, metrics=measured, **course)
+    assert [one.step for one in run.stages if one.label.startswith("evaluate")] == [1, 2, 3, 1]
+    assert [one.kind for one in run.notices] == ["early_stopping", "best"]
+    assert run.stage("deploy").request["inputs"]["policy"] == first.stage("train[1]").key
+    assert "the one at the start of the rounds" in run.notices[-1].message
