@@ -48,8 +48,8 @@ def pretend(
     **changes: Any,
 ) -> RunRecord:
     """A run of the test experiment with these changes. metrics: by label, of its artifact. stop_at: a label at which it
-    is stopped. episodes: by label of an evaluation, what it played, or what its scenarios came to, `+` success, `-` none;
-    it then has the files of a real one. cost: of each stage that runs."""
+    is stopped. episodes: by label of an evaluation, what it played, or what its scenarios came to, `+` success, `-`
+    none; it then has the files of a real one. cost: of each stage that runs."""
     spec = spec_of(root, **changes)
     context = Context.at(root)
     fork = resolve(spec, context.store)
