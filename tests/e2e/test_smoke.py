@@ -142,6 +142,12 @@ def test_mlflow_holds_the_run(first, place):
     (version,) = client.search_model_versions("name='smoke'")
     assert version.source == Path(first.result["export"]).as_uri()
     assert version.tags["policy_digest"] == first.result["policy_digest"]
+    models = [client.get_logged_model(output.model_id) for output in run.outputs.model_outputs]
+    warmed, trained = (model.tags for model in sorted(models, key=lambda model: "parent_digest" in model.tags))
+    assert trained["made_by"] == warmed["made_by"] == run.info.run_id
+    assert trained["parent_digest"] == warmed["digest"]
+    assert trained["reward"] == "components.rewards.outcome.Outcome"
+    assert 'id="lineage"' in Path(first.result["report"]).read_text()
 
 
 def test_again_it_finds_everything(first, place):
