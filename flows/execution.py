@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
 from components.compute.runners import Event, LocalRunner, ProcessRunner, Result, Runner
+from components.compute.watchdog import Watchdog, watch
 from flows.console import Console, duration
 from flows.lineage import Lineage
 from flows.records import Notice, StageRecord, Writer
@@ -87,10 +88,11 @@ class Execution:
         self._runners: dict[str, Runner] = {
             "local": LocalRunner(self._run_here),
             "process": ProcessRunner(
-                [sys.executable, "-m", "flows.stage", *(["--store", spec.store] if spec.store else [])],
+                [sys.executable, "-m", "flows.stage", *_options(spec)],
                 Path(spec.root),
                 log.with_suffix(".stages.log"),
                 _environment(),
+                spec.compute.stage_timeout,
             ),
         }
 
@@ -128,8 +130,12 @@ class Execution:
         if (found := find_stage(request, self.context)) is not None:
             return found, "cached"
         runner = self._runners[self.spec.compute.placement(request.stage)]  # type: ignore[arg-type]  # a stage's name
-        with self.console.stage(label, UNITS.get(request.stage, "parts")) as view:
-            result = runner.run(request.to_json(), _listener(view, self.console))
+        limit = self.spec.compute.stall_timeout
+        with (
+            self.console.stage(label, UNITS.get(request.stage, "parts")) as view,
+            watch(label, limit, lambda text: logger.error("%s has stalled:\n%s", label, text)) as dog,
+        ):
+            result = runner.run(request.to_json(), _listener(view, self.console, dog))
         artifact = self.context.store.find(result.key)
         assert artifact is not None, f"{label}: {result.key} is not in {self.context.store}"
         return artifact, result.status
@@ -183,14 +189,22 @@ def _recorded(done: Done, request: Request) -> StageRecord:
     )
 
 
-def _listener(progress: Progress, console: Console) -> Callable[[Event], None]:
+def _listener(progress: Progress, console: Console, dog: Watchdog) -> Callable[[Event], None]:
     def listen(event: Event) -> None:
         if "progress" in event:
+            dog.touch()
             progress(*event["progress"])
         elif "waiting" in event:
+            dog.rest()
             console.line(f"  {event['waiting']}")
 
     return listen
+
+
+def _options(spec: ExperimentSpec) -> list[str]:
+    """Of `flows.stage`, for every stage of this run."""
+    store = ["--store", spec.store] if spec.store else []
+    return [*store, "--lock-timeout", str(spec.compute.lock_timeout)]
 
 
 def _environment() -> dict[str, str]:

@@ -277,7 +277,7 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
     start = time.monotonic()
     root = Path(spec.root)
     _writable(root)
-    context = Context.at(root, spec.store)
+    context = Context.at(root, spec.store, lock_timeout=spec.compute.lock_timeout)
     context.store.check()
     forked = fork.resolve(spec, context.store)
     hush()

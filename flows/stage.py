@@ -16,6 +16,7 @@ pipe, is closed.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import logging
 import os
@@ -46,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--root", type=Path, default=DEFAULT_ROOT, help="folder of the runs: artifacts, models, records"
     )
     parser.add_argument("--store", help="URI of a store shared with other machines, such as s3://BUCKET/PREFIX")
+    parser.add_argument(
+        "--lock-timeout", type=float, default=43200.0, help="seconds to wait for another process at the same artifact"
+    )
     options = parser.parse_args(arguments)
     if (options.run is None) != (options.label is None):
         parser.error("--run and --label go together")
@@ -57,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(line), file=out)
 
     signal.signal(signal.SIGTERM, _interrupt)
+    faulthandler.register(signal.SIGUSR1)  # a stack of every thread on stderr, for whoever gives up on us
     if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
         watch_parent()
     try:
@@ -67,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         context = Context.at(
             options.root,
             options.store,
+            lock_timeout=options.lock_timeout,
             progress=lambda done, total, values=None: say({"progress": [done, total, dict(values or {})]}),
             on_wait=lambda text: say({"waiting": text}),
         )

@@ -10,12 +10,15 @@ is closed, also when we are killed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +32,8 @@ logger = logging.getLogger(__name__)
 Event = Mapping[str, Any]
 """One line of a stage's report: `{"progress": [done, total, values]}`, `{"waiting": text}` or the result."""
 
+LAST_WORDS = 0.5
+"""Seconds that a child gets to write down what it was doing when we gave up on it."""
 GRACE = 3.0
 """Seconds that a child gets to end by itself before it is killed."""
 
@@ -99,6 +104,11 @@ class ProcessRunner:
             )
             try:
                 return self._follow(child, request, on_event)
+            except WaitTimeout:
+                with contextlib.suppress(ProcessLookupError):
+                    child.send_signal(signal.SIGUSR1)  # it writes to its log what it was doing
+                    time.sleep(LAST_WORDS)
+                raise
             finally:
                 end(child)
 
@@ -108,6 +118,8 @@ class ProcessRunner:
 
         def expire() -> None:
             expired.set()
+            child.send_signal(signal.SIGUSR1)
+            time.sleep(LAST_WORDS)
             child.kill()
 
         late = threading.Timer(self._limit, expire)

@@ -177,6 +177,11 @@ def test_the_table_of_keys_is_current():
     assert reference.page() == reference.PAGE.read_text(encoding="utf-8"), "run `python -m docs.reference`"
 
 
+def test_the_table_of_kills_is_what_was_recorded():
+    faults = script("faults")
+    assert faults.page() == faults.PAGE.read_text(encoding="utf-8"), "run `python -m docs.faults`"
+
+
 def test_the_table_of_results_is_what_was_recorded():
     results = script("results")
     assert results.page() == results.README.read_text(encoding="utf-8"), "run `python -m docs.results`"

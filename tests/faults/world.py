@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 from components.environments.protocol import Step
@@ -30,3 +31,11 @@ class NotedShop(Shop):
             with open(os.environ[NOTES], "a") as file:
                 file.write(f"{self.input['order']}\n")
         return step
+
+
+class HangingShop(Shop):
+    """A shop whose step never returns, and holds up the whole event loop."""
+
+    def step(self, message: dict[str, Any]) -> Step:
+        time.sleep(300)
+        return super().step(message)

@@ -1,0 +1,91 @@
+"""A watchdog for a stage: where nothing has moved for too long, it says what everything was doing, and ends the wait.
+
+It strikes by SIGALRM, which interrupts whatever the main thread waits in (a lock, a socket, an event loop, a sleep) and
+raises WaitTimeout there. A computation inside of a library is interrupted when it comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from components.errors import WaitTimeout
+
+
+class Watchdog:
+    """Make it with `watch`. what: for messages. limit: seconds without `touch`. report: told what every thread and
+    every asyncio task was doing, before the strike."""
+
+    def __init__(self, what: str, limit: float, report: Callable[[str], None]):
+        self.what = what
+        self.limit = limit
+        self._report = report
+        self._touched = time.monotonic()
+        self._resting = False
+        self._over = threading.Event()
+
+    def touch(self) -> None:
+        """Something has moved."""
+        self._touched = time.monotonic()
+        self._resting = False
+
+    def rest(self) -> None:
+        """Until the next `touch`, something is awaited that has a limit of its own."""
+        self._resting = True
+
+    def _run(self) -> None:
+        while not self._over.wait(min(1.0, self.limit / 4)):
+            if self._resting or time.monotonic() - self._touched < self.limit:
+                continue
+            self._report(doing())
+            if not self._over.is_set():
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+            return
+
+    def _strike(self, number: int, frame: FrameType | None) -> None:
+        where = traceback.extract_stack(frame)[-1] if frame is not None else None
+        at = f" (in {where.name}, {where.filename}:{where.lineno})" if where is not None else ""
+        raise WaitTimeout(
+            f"{self.what}: nothing has moved for {self.limit:g} s{at}. What each thread and task was doing is in the "
+            "log. If it only needs longer, raise compute.stall_timeout; the same command goes on from what is finished"
+        )
+
+
+@contextmanager
+def watch(what: str, limit: float, report: Callable[[str], None]) -> Iterator[Watchdog]:
+    """Watches over the block; with a limit of 0, and outside of the main thread, nothing is watched."""
+    dog = Watchdog(what, limit, report)
+    if limit == 0 or threading.current_thread() is not threading.main_thread():
+        yield dog
+        return
+    before = signal.signal(signal.SIGALRM, dog._strike)
+    thread = threading.Thread(target=dog._run, name=f"watchdog of {what}", daemon=True)
+    thread.start()
+    try:
+        yield dog
+    finally:
+        dog._over.set()
+        signal.signal(signal.SIGALRM, before)
+
+
+def doing() -> str:
+    """The stack of every thread and of every asyncio task that is not done, as text."""
+    out = io.StringIO()
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():
+        print(f"thread {names.get(ident, ident)}:", file=out)
+        traceback.print_stack(frame, file=out)
+    for thing in gc.get_objects():  # tasks belong to loops in other threads, which asyncio does not list
+        if isinstance(thing, asyncio.Task) and not thing.done():
+            print(f"task {thing.get_name()}:", file=out)
+            thing.print_stack(file=out)
+    return out.getvalue()

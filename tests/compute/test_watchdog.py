@@ -1,0 +1,80 @@
+"""A watchdog ends a wait in which nothing moves, and says what everything was doing."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import signal
+import threading
+import time
+
+import pytest
+
+from components.compute.watchdog import watch
+from components.errors import WaitTimeout
+
+
+def hang_in_a_sleep() -> None:
+    time.sleep(30)
+
+
+def hang_in_a_lock() -> None:
+    queue.SimpleQueue[int]().get()
+
+
+def hang_in_a_loop() -> None:
+    async def episode() -> None:
+        await asyncio.Event().wait()
+
+    async def all_episodes() -> None:
+        await asyncio.create_task(episode(), name="episode shop-A1/0")
+
+    asyncio.run(all_episodes())
+
+
+@pytest.mark.parametrize("hang", [hang_in_a_sleep, hang_in_a_lock, hang_in_a_loop])
+def test_it_strikes_wherever_the_main_thread_waits(hang):
+    told: list[str] = []
+    start = time.monotonic()
+    with (
+        pytest.raises(WaitTimeout, match=r"collect\[1\]: nothing has moved for 0.5 s \(in .*compute.stall_timeout"),
+        watch("collect[1]", 0.5, told.append),
+    ):
+        hang()
+    assert time.monotonic() - start < 10
+    assert f"in {hang.__name__}" in told[0]
+    assert ("task episode shop-A1/0" in told[0]) == (hang is hang_in_a_loop)
+
+
+def test_what_moves_is_left_alone():
+    with watch("train", 0.6, pytest.fail) as dog:
+        for _ in range(6):
+            time.sleep(0.2)
+            dog.touch()
+
+
+def test_what_waits_with_a_limit_of_its_own_is_left_alone():
+    with watch("train", 0.3, pytest.fail) as dog:
+        dog.rest()
+        time.sleep(0.8)
+
+
+@pytest.mark.parametrize("limit", [0, 0.2])
+def test_without_a_limit_or_in_another_thread_nothing_is_watched(limit):
+    def work() -> None:
+        with watch("train", limit, pytest.fail):
+            time.sleep(0.6)
+
+    if limit:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    else:
+        work()
+
+
+def test_the_signal_is_given_back():
+    before = signal.getsignal(signal.SIGALRM)
+    with watch("train", 10, pytest.fail):
+        assert signal.getsignal(signal.SIGALRM) != before
+    assert signal.getsignal(signal.SIGALRM) == before
