@@ -1,7 +1,9 @@
 """A watchdog for a stage: where nothing has moved for too long, it says what everything was doing, and ends the wait.
 
-It strikes by SIGALRM, which interrupts whatever the main thread waits in (a lock, a socket, an event loop, a sleep) and
-raises WaitTimeout there. A computation inside of a library is interrupted when it comes back.
+It strikes by SIGALRM, which interrupts whatever the main thread waits in (a lock, a socket, an event loop, a sleep).
+What is raised there is a KeyboardInterrupt: it ends the stage as Ctrl-C would, past everything that makes data of the
+errors of a user's code, and saves what Ctrl-C saves. `watch` turns it into WaitTimeout. A computation inside of a
+library is interrupted when it comes back.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 from components.errors import WaitTimeout
+
+
+class Strike(KeyboardInterrupt):
+    """What a watchdog raises in the main thread."""
 
 
 class Watchdog:
@@ -54,7 +60,7 @@ class Watchdog:
     def _strike(self, number: int, frame: FrameType | None) -> None:
         where = traceback.extract_stack(frame)[-1] if frame is not None else None
         at = f" (in {where.name}, {where.filename}:{where.lineno})" if where is not None else ""
-        raise WaitTimeout(
+        raise Strike(
             f"{self.what}: nothing has moved for {self.limit:g} s{at}. What each thread and task was doing is in the "
             "log. If it only needs longer, raise compute.stall_timeout; the same command goes on from what is finished"
         )
@@ -62,7 +68,8 @@ class Watchdog:
 
 @contextmanager
 def watch(what: str, limit: float, report: Callable[[str], None]) -> Iterator[Watchdog]:
-    """Watches over the block; with a limit of 0, and outside of the main thread, nothing is watched."""
+    """Watches over the block, and raises WaitTimeout out of it; with a limit of 0, and outside of the main thread,
+    nothing is watched."""
     dog = Watchdog(what, limit, report)
     if limit == 0 or threading.current_thread() is not threading.main_thread():
         yield dog
@@ -72,6 +79,8 @@ def watch(what: str, limit: float, report: Callable[[str], None]) -> Iterator[Wa
     thread.start()
     try:
         yield dog
+    except Strike as strike:
+        raise WaitTimeout(str(strike)) from None
     finally:
         dog._over.set()
         signal.signal(signal.SIGALRM, before)
