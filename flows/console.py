@@ -11,6 +11,7 @@ file.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import sys
@@ -174,19 +175,36 @@ class _Bar(StageView):
         self._progress.stop()
 
 
+class _Brief(logging.Formatter):
+    """Messages without the stack traces that libraries add; those are in the log file."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        record = copy.copy(record)
+        record.exc_info = record.exc_text = record.stack_info = None
+        return super().format(record)
+
+
+class _File(logging.FileHandler):
+    """A log on a full disk is silent: the run says what is wrong in its own words."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 @contextmanager
 def logging_to(path: Path, console: Console) -> Iterator[None]:
     """Root logging while a run goes on: everything from INFO on to the file, warnings to the console too."""
     from rich.logging import RichHandler
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = logging.FileHandler(path, encoding="utf-8")
+    file = _File(path, encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     file.setLevel(logging.INFO)
     screen = RichHandler(
         logging.WARNING, console=console.rich, show_time=False, show_path=False, markup=False, rich_tracebacks=False
     )
-    screen.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    screen.setFormatter(_Brief("%(name)s: %(message)s"))
     screen.addFilter(lambda record: not record.name.startswith(FILE_ONLY))
     root = logging.getLogger()
     before, level = list(root.handlers), root.level

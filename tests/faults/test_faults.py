@@ -54,6 +54,7 @@ def test_killed_at_random_moments_it_ends_in_the_same_bytes(tmp_path):
     assert {name: found[name] for name in wrong} == dict.fromkeys(wrong, 0)
 
 
+@pytest.mark.slow
 def test_a_prefect_server_that_dies_costs_a_warning(tmp_path, undisturbed):
     place = Place(tmp_path)
     process = place.start(*SMALL)
@@ -157,7 +158,7 @@ def test_a_parent_that_dies_takes_its_stage_with_it(tmp_path):
     process = place.start(*SMALL, "compute=process", "agent.max_tokens=120", "evaluate.concurrency=1")
     until(lambda: list(place.root.glob("artifacts/.scratch/*/episodes-*.parquet")), process)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     deadline = time.monotonic() + 10
     while place.processes() and time.monotonic() < deadline:
         time.sleep(0.1)
