@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flows.records import Records
 from tests.e2e.test_smoke import Done, Place
 from tests.faults import kill
 
@@ -183,3 +185,26 @@ def test_points_that_run_at_the_same_time_make_what_they_share_once(tmp_path):
     }
     assert {made[label] for label in different} == {len(rates)}
     assert any("waiting for" in done.errors and "which process" in done.errors for done in results)
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_closed_by_the_next_one(tmp_path):
+    place = Place(tmp_path)
+    process = place.start(*SMALL)
+    until(lambda: "evaluate[start] ran" in log_of(place), process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    [dead] = Records(place.root).dead()
+    done = place.run(*SMALL)
+    assert done.result["stages"]["evaluate[start]"] == "cached"
+    client = place.mlflow()
+    assert client.get_run(dead.id).info.status == "KILLED"
+    assert client.get_run(done.result["run_id"]).info.status == "FINISHED"
+    assert Records(place.root).get(dead.id).status == "KILLED"
+    assert Records(place.root).dead() == []
+    with contextlib.closing(sqlite3.connect(place.root / "prefect" / "prefect.db")) as database:
+        flows = dict(database.execute("select id, state_name from flow_run").fetchall())
+    assert sorted(flows.values()) == ["Completed", "Crashed"]
+    before, after = place.states()
+    assert set(before.values()) <= {"Completed", "Crashed"}
+    assert set(after.values()) <= {"Completed", "Cached"}
