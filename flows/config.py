@@ -256,6 +256,10 @@ class Composer:
             if parents:
                 message = f"no such key in {'.'.join(parents)}; there are {', '.join(valid)}"
                 return Problem(key, message, _below(parents, nearest(last, valid)))
+        if parents and inside is None and _has(config, ".".join(parents)):
+            whole = ".".join(parents)
+            value = override.get_value_element_as_str()
+            return Problem(key, f"{whole} is null here, so all of it is given at once", f"{whole}={{{last}: {value}}}")
         groups = [group for group in self.loader.list_groups("") if group != "hydra"]
         near = nearest(key, [*_keys(plain), *groups])
         if near is not None and near in groups and not parents and isinstance(override.value(), str):

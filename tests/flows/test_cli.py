@@ -104,6 +104,7 @@ def test_every_mistake_is_named_at_once_without_a_stack_trace():
         ("compute.stages={trian:process}", "Did you mean 'compute.stages.train'?"),
         ("compute.stages.train=proces", "Did you mean 'process'?"),
         ("root=${foo}", "'foo' not found"),
+        ("early_stopping.patience=2", "Did you mean 'early_stopping={patience: 2}'?"),
         ("warmup=null", "Did you mean 'warmup=none'?"),
         ("hydra.sweep.dri=x", "hydra.sweep.dri"),
     ],
