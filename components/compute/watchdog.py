@@ -1,6 +1,6 @@
 """A watchdog for a stage: where nothing has moved for too long, it says what everything was doing, and ends the wait.
 
-It strikes by SIGALRM, which interrupts whatever the main thread waits in (a lock, a socket, an event loop, a sleep).
+It strikes by SIGUSR2, which interrupts whatever the main thread waits in (a lock, a socket, an event loop, a sleep).
 What is raised there is a KeyboardInterrupt: it ends the stage as Ctrl-C would, past everything that makes data of the
 errors of a user's code, and saves what Ctrl-C saves. `watch` turns it into WaitTimeout. A computation inside of a
 library is interrupted when it comes back.
@@ -22,6 +22,8 @@ from types import FrameType
 
 from components.errors import WaitTimeout
 
+SIGNAL = signal.SIGUSR2
+
 
 class Strike(KeyboardInterrupt):
     """What a watchdog raises in the main thread."""
@@ -38,6 +40,7 @@ class Watchdog:
         self._touched = time.monotonic()
         self._resting = False
         self._over = threading.Event()
+        self._striking = threading.Lock()
 
     def touch(self) -> None:
         """Something has moved."""
@@ -52,10 +55,18 @@ class Watchdog:
         while not self._over.wait(min(1.0, self.limit / 4)):
             if self._resting or time.monotonic() - self._touched < self.limit:
                 continue
-            self._report(doing())
-            if not self._over.is_set():
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+            try:
+                self._report(doing())
+            finally:  # whatever the report came to
+                with self._striking:
+                    if not self._over.is_set():
+                        signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
             return
+
+    def _stop(self) -> None:
+        """After this there is no strike."""
+        with self._striking:
+            self._over.set()
 
     def _strike(self, number: int, frame: FrameType | None) -> None:
         where = traceback.extract_stack(frame)[-1] if frame is not None else None
@@ -74,16 +85,18 @@ def watch(what: str, limit: float, report: Callable[[str], None]) -> Iterator[Wa
     if limit == 0 or threading.current_thread() is not threading.main_thread():
         yield dog
         return
-    before = signal.signal(signal.SIGALRM, dog._strike)
+    before = signal.signal(SIGNAL, dog._strike)
     thread = threading.Thread(target=dog._run, name=f"watchdog of {what}", daemon=True)
     thread.start()
     try:
-        yield dog
+        try:
+            yield dog
+        finally:
+            dog._stop()
     except Strike as strike:
         raise WaitTimeout(str(strike)) from None
     finally:
-        dog._over.set()
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(SIGNAL, before)
 
 
 def doing() -> str:
@@ -94,7 +107,7 @@ def doing() -> str:
         print(f"thread {names.get(ident, ident)}:", file=out)
         traceback.print_stack(frame, file=out)
     for thing in gc.get_objects():  # tasks belong to loops in other threads, which asyncio does not list
-        if isinstance(thing, asyncio.Task) and not thing.done():
+        if issubclass(type(thing), asyncio.Task) and not thing.done():  # isinstance would ask proxies for their class
             print(f"task {thing.get_name()}:", file=out)
             thing.print_stack(file=out)
     return out.getvalue()

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from components.compute.watchdog import watch
+from components.compute.watchdog import SIGNAL, doing, watch
 from components.errors import WaitTimeout
 
 
@@ -74,7 +74,28 @@ def test_without_a_limit_or_in_another_thread_nothing_is_watched(limit):
 
 
 def test_the_signal_is_given_back():
-    before = signal.getsignal(signal.SIGALRM)
+    before = signal.getsignal(SIGNAL)
     with watch("train", 10, pytest.fail):
-        assert signal.getsignal(signal.SIGALRM) != before
-    assert signal.getsignal(signal.SIGALRM) == before
+        assert signal.getsignal(SIGNAL) != before
+    assert signal.getsignal(SIGNAL) == before
+
+
+def test_a_report_that_fails_does_not_hold_the_strike_back(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+
+    def broken(text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(WaitTimeout), watch("train", 0.3, broken):
+        hang_in_a_lock()
+
+
+def test_an_object_that_lies_about_its_class_is_not_asked():
+    class Proxy:
+        @property
+        def __class__(self):
+            raise RuntimeError("there is nothing behind this proxy")
+
+    proxy = Proxy()
+    assert "thread MainThread" in doing()
+    del proxy
