@@ -26,6 +26,7 @@ import torch
 
 from components.algorithms import checkpoint
 from components.algorithms.policy import Policy
+from components.artifacts import sync_tree
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +117,7 @@ class Unfinished:
                 random=self._random,
             )
             (part / STEPS).write_text(json.dumps({"files": _sums(part, self.steps), "steps": self.steps}))
-            for path in [*part.rglob("*"), part]:
-                _sync(path)
+            sync_tree(part)
             part.rename(self._folder / f"{len(self.steps):08d}")
         except OSError as error:
             log.warning("the unfinished training could not be saved, if it is killed it starts over: %s", error)
@@ -138,11 +138,3 @@ def _sums(folder: Path, steps: list[dict[str, float]]) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != STEPS
     }
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -3,7 +3,7 @@
 from components.artifacts.keys import stage_key
 from components.artifacts.locks import lock_file
 from components.artifacts.manifest import MANIFEST, MANIFEST_VERSION, Artifact, parse_manifest, read_artifact
-from components.artifacts.store import Draft, Store
+from components.artifacts.store import Draft, Store, sync_tree
 from components.artifacts.times import Times
 from components.artifacts.uri import store_uri
 
@@ -19,4 +19,5 @@ __all__ = [
     "read_artifact",
     "stage_key",
     "store_uri",
+    "sync_tree",
 ]

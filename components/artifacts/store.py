@@ -306,7 +306,7 @@ class Store:
     def _place(self, folder: Path, key: str) -> Artifact:
         """Puts a complete folder in its place; where another process was first, its folder stays."""
         path = self.path(key)
-        _sync_tree(folder)
+        sync_tree(folder)
         folder.chmod(0o755)  # mkdtemp made it private
         try:
             os.rename(folder, path)
@@ -331,7 +331,8 @@ class Store:
         logger.warning("damaged artifact set aside as %s and made again: %s", aside.name, error)
 
 
-def _sync_tree(folder: Path) -> None:
+def sync_tree(folder: Path) -> None:
+    """Has the operating system write a folder and all in it to the disk."""
     for path in [*folder.rglob("*"), folder]:
         _sync(path)
 

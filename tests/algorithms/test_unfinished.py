@@ -151,7 +151,7 @@ def test_a_save_that_fails_costs_a_warning(base_dir, tmp_path, undisturbed, monk
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(unfinished, "_sync", full)
+    monkeypatch.setattr(unfinished, "sync_tree", full)
     assert differing(undisturbed["grpo"], run(base_dir, "grpo", tmp_path)) == []
     assert "No space left on device" in caplog.text
     assert list((tmp_path / "scratch" / "unfinished").iterdir()) == []
