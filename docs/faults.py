@@ -17,7 +17,9 @@ PAGE = Path(__file__).parent / "reliability.md"
 RECORD = Path(__file__).parent / "results" / "kills.json"
 BEGIN, END = "<!-- kills -->", "<!-- /kills -->"
 FOUND = {
-    "adapter_differs": "runs whose adapter differs from the undisturbed one",
+    "stages_that_differ": "stages that left other bytes than in the undisturbed run, though no kill fell into their "
+    "episodes or those that they are made from",
+    "runs_that_differ": "runs that differ after a kill in the middle of episodes",
     "episodes_not_as_declared": "runs with another number of episodes than declared",
     "stages_made_twice": "stages that were made twice",
     "processes_left": "processes left ten seconds after a kill",

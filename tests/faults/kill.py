@@ -7,9 +7,11 @@ moment drawn evenly from the time that is left, either the process of the flow a
 themselves, or the whole tree at once. When a run ends, it is compared with the undisturbed one, and a new one begins in
 an empty root, until there were enough kills. A few kills fall into the start of a run, before its flow has begun.
 
-What has to hold, and is counted where it does not: the same adapter, byte for byte; as many episodes as declared; no
-stage made twice; no process left. `episodes_again` counts the episodes that had ended and were played again all the
-same: they ended within a tenth of a second of a kill, before they were on disk.
+What has to hold, and is counted where it does not: what every stage left is the same, byte for byte, but for stages in
+whose own episodes a kill fell, and what depends on them (the episodes that are played again are computed in other
+batches, which rounds differently); as many episodes as declared; no stage made twice; no process left.
+`runs_that_differ` counts the runs that differ after such a kill. `episodes_again` counts the episodes that had ended
+and were played again all the same: they ended within a tenth of a second of a kill, before they were on disk.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ EXPERIMENT = [
     "environment.heldout=24",
     "evaluate.scenarios=24",
     "evaluate.concurrency=2",
-    "warmup.demonstrations=32",
+    "warmup.demonstrations=8",
+    "warmup.algorithm.batch_size=2",
     "warmup.algorithm.epochs=2",
     "rounds=2",
     "collect.scenarios=8",
@@ -105,6 +108,10 @@ class Try:
         """How often each stage was made, over all tries that came to write it down."""
         return Counter(one.label for run in Records(self.root).all() for one in run.stages if one.status == "ran")
 
+    def digest(self, label: str) -> str:
+        """Of what a stage left, by the record of the last run."""
+        return Records(self.root).all()[0].stage(label).digest
+
     def ended(self) -> int:
         """Episodes of the policy that ended, over all tries."""
         return len(self.notes.read_text().splitlines()) if self.notes.exists() else 0
@@ -116,6 +123,19 @@ def at_work(log: str, labels: list[str]) -> str:
     if "Beginning flow run" not in log:
         return "start"
     return labels[len(done)] if len(done) < len(labels) else "end"
+
+
+def unexplained(different: list[str], hit: set[str]) -> list[str]:
+    """Of the stages that left other bytes, those for which no kill accounts: one in the middle of their own episodes,
+    in the collecting of an earlier stage, or, for the export, whose card shows the evaluations, in any."""
+    found, collected, played = [], False, False
+    for label in different:
+        if label in hit and label.startswith(("collect[", "evaluate[")):
+            collected |= label.startswith("collect[")
+            played = True
+        elif not collected and not (played and label == "deploy"):
+            found.append(label)
+    return found
 
 
 def processes_of(root: Path) -> list[psutil.Process]:
@@ -156,12 +176,13 @@ def run(times: int, seed: int, folder: Path, overrides: list[str]) -> dict[str, 
     kills: Counter[str] = Counter()
     hows: Counter[str] = Counter()
     wrong: Counter[str] = Counter()
-    again = done = 0
+    again = done = differ = 0
     while sum(kills.values()) < times:
         one = Try(folder / f"killed-{done}", overrides)
+        hit = set()
         while True:
             process = one.start()
-            early, delay = draw.random() < EARLY, draw.uniform(0, whole * 0.4)
+            early, delay = draw.random() < EARLY, draw.uniform(0, whole * 0.6)
             begun = time.monotonic() if early else None
             while process.poll() is None:
                 if begun is None and "Beginning flow run" in one.log():
@@ -175,6 +196,7 @@ def run(times: int, seed: int, folder: Path, overrides: list[str]) -> dict[str, 
             stage = at_work(one.log(), labels)
             left = kill(process, one.root, how)
             kills[stage] += 1
+            hit.add(stage)
             hows[how] += 1
             wrong["processes_left"] += left
             say(f"kill {sum(kills.values())} of {times}: {how} in {stage}")
@@ -182,7 +204,9 @@ def run(times: int, seed: int, folder: Path, overrides: list[str]) -> dict[str, 
             sys.exit(f"a try failed with {process.returncode}:\n{one.root.with_suffix('.err').read_text()[-4000:]}")
         result = one.result()
         twice = sum(count - 1 for count in one.made().values() if count > 1)
-        wrong["adapter_differs"] += result["policy_digest"] != expected["policy_digest"]
+        different = [label for label in labels if one.digest(label) != undisturbed.digest(label)]
+        differ += bool(different)
+        wrong["stages_that_differ"] += len(unexplained(different, hit))
         wrong["episodes_not_as_declared"] += result["episodes"] != expected["episodes"]
         wrong["stages_made_twice"] += twice
         again += one.ended() - episodes
@@ -197,7 +221,8 @@ def run(times: int, seed: int, folder: Path, overrides: list[str]) -> dict[str, 
         "policy_digest": expected["policy_digest"],
         "episodes": episodes * done,
         "episodes_again": again,
-        **{name: wrong[name] for name in ("adapter_differs", "episodes_not_as_declared", "stages_made_twice")},
+        "runs_that_differ": differ,
+        **{name: wrong[name] for name in ("stages_that_differ", "episodes_not_as_declared", "stages_made_twice")},
         "processes_left": wrong["processes_left"],
     }
 

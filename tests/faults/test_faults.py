@@ -52,7 +52,7 @@ def test_killed_at_random_moments_it_ends_in_the_same_bytes(tmp_path):
     small = ["rounds=1", "evaluate.scenarios=8", "collect.scenarios=4", "warmup.demonstrations=8"]
     found = kill.run(2, 1, tmp_path, small)
     assert found["kills"] == 2
-    wrong = ("adapter_differs", "episodes_not_as_declared", "stages_made_twice", "processes_left")
+    wrong = ("stages_that_differ", "episodes_not_as_declared", "stages_made_twice", "processes_left")
     assert {name: found[name] for name in wrong} == dict.fromkeys(wrong, 0)
 
 
