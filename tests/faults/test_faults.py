@@ -208,3 +208,12 @@ def test_a_killed_run_is_closed_by_the_next_one(tmp_path):
     before, after = place.states()
     assert set(before.values()) <= {"Completed", "Crashed"}
     assert set(after.values()) <= {"Completed", "Cached"}
+
+
+def test_what_a_kill_accounts_for():
+    labels = ["evaluate[start]", "collect[1]", "judge[1]", "train[1]", "deploy"]
+    assert kill.unexplained(labels, {"evaluate[start]", "collect[1]"}) == []
+    assert kill.unexplained(labels[1:], {"collect[1]"}) == []
+    assert kill.unexplained(["evaluate[start]", "deploy"], {"evaluate[start]"}) == []
+    assert kill.unexplained(["evaluate[start]", "train[1]"], {"evaluate[start]"}) == ["train[1]"]
+    assert kill.unexplained(["collect[1]", "train[1]"], {"train[1]"}) == ["collect[1]", "train[1]"]
