@@ -47,8 +47,8 @@ def table() -> str:
     where = ", ".join(f"{count} in `{label}`" for label, count in one["kills_by_stage"].items())
     how = ", ".join(f"{count} of the {what}" for what, count in sorted(one["kills_of"].items()))
     rows = [f"| {title} | {one[name]} |" for name, title in FOUND.items()]
-    episodes = one["episodes"] // one["runs"]
-    head = f"{one['kills']} kills in {one['runs']} runs of {episodes} episodes each ({how}): {where}."
+    runs = "1 run" if one["runs"] == 1 else f"{one['runs']} runs"
+    head = f"{one['kills']} kills in {runs}, {one['episodes']} episodes ({how}): {where}."
     return "\n".join([head, "", "| Of these | |", "|---|---|", *rows]) + "\n"
 
 
