@@ -64,7 +64,7 @@ def run_flow(
             execution.record.run.prefect_flow_run = str(context.flow_run.id)
         try:
             results = body(task_call(execution))
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C too: Prefect may raise another error in its place
             failed.append(error)
             raise
         found.append(results)
