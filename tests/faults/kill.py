@@ -2,10 +2,12 @@
 
     python -m tests.faults.kill [--times 30] [--seed 0] [--json]
 
-The experiment is the smoke run with more to do in each stage. One run is not disturbed. The others are killed: at a
-moment drawn evenly from the time that is left, either the process of the flow alone, whose children have to end by
-themselves, or the whole tree at once. When a run ends, it is compared with the undisturbed one, and a new one begins in
-an empty root, until there were enough kills. A few kills fall into the start of a run, before its flow has begun.
+The experiment is the smoke run with more to do in each stage. One run is not disturbed. The others are killed, each in
+a few stages, which are dealt like cards, so that the kills spread over all stages and the start of the process: at a
+moment drawn evenly from the time that the stage takes undisturbed, either the process of the flow alone, whose children
+have to end by themselves, or the whole tree at once. A stage that ends before that moment passes the kill on to the
+next one. When a run ends, it is compared with the undisturbed one, and a new one begins in an empty root, until there
+were enough kills.
 
 What has to hold, and is counted where it does not: what every stage left is the same, byte for byte, but for stages in
 whose own episodes a kill fell, and what depends on them (the episodes that are played again are computed in other
@@ -60,8 +62,10 @@ EXPERIMENT = [
     "compute.save_every=0.5",
     "tracking.traces=2",
 ]
-EARLY = 0.15
-"""Share of the kills whose moment is counted from the start of the process; of the others, from that of the flow."""
+KILLS = 4
+"""Of one run."""
+FIRST = 10.0
+"""Seconds of the start, before the flow begins, from which a moment is drawn."""
 LIMIT = 600.0
 """Seconds that one try may take."""
 GONE_WITHIN = 10.0
@@ -108,6 +112,10 @@ class Try:
         """How often each stage was made, over all tries that came to write it down."""
         return Counter(one.label for run in Records(self.root).all() for one in run.stages if one.status == "ran")
 
+    def durations(self) -> dict[str, float]:
+        """Seconds that each stage took, by the record of the last run."""
+        return {one.label: one.seconds for one in Records(self.root).all()[0].stages}
+
     def digest(self, label: str) -> str:
         """Of what a stage left, by the record of the last run."""
         return Records(self.root).all()[0].stage(label).digest
@@ -123,6 +131,25 @@ def at_work(log: str, labels: list[str]) -> str:
     if "Beginning flow run" not in log:
         return "start"
     return labels[len(done)] if len(done) < len(labels) else "end"
+
+
+class Cards:
+    """The stages in a random order, again and again, so that each of them comes as often as any other."""
+
+    def __init__(self, names: list[str], draw: random.Random) -> None:
+        self.names, self.draw = names, draw
+        self.left: list[str] = []
+
+    def deal(self, count: int) -> list[str]:
+        """The next `count`, in the order in which a run comes by them; no card twice."""
+        hand: list[str] = []
+        while len(hand) < min(count, len(self.names)):
+            if not any(name not in hand for name in self.left):
+                self.left += self.draw.sample(self.names, len(self.names))
+            card = next(name for name in self.left if name not in hand)
+            self.left.remove(card)
+            hand.append(card)
+        return sorted(hand, key=self.names.index)
 
 
 def unexplained(different: list[str], hit: set[str]) -> list[str]:
@@ -162,6 +189,23 @@ def kill(process: subprocess.Popen, root: Path, how: str) -> int:
     return left
 
 
+def wait_for_moment(
+    process: subprocess.Popen, one: Try, card: str | None, durations: dict[str, float], draw: random.Random
+) -> bool:
+    """Waits for the moment of the next kill, in the stage on the card or, where that is done already, in the one that
+    the run is at. False if the run ended before; with no card, it is let end."""
+    order = [*durations, "end"]
+    moment = None
+    while process.poll() is None:
+        now = at_work(one.log(), order[1:-1])
+        if card and moment is None and order.index(now) >= order.index(card):
+            moment = time.monotonic() + draw.uniform(0, durations.get(now, 0))
+        if moment is not None and time.monotonic() >= moment:
+            return True
+        time.sleep(0.02)
+    return False
+
+
 def run(times: int, seed: int, folder: Path, overrides: list[str]) -> dict[str, Any]:
     draw = random.Random(seed)
     undisturbed = Try(folder / "undisturbed", overrides)
@@ -171,27 +215,22 @@ def run(times: int, seed: int, folder: Path, overrides: list[str]) -> dict[str, 
     expected = undisturbed.result()
     labels = list(expected["stages"])
     episodes = undisturbed.ended()
-    whole = expected["seconds"]
-    say(f"undisturbed: {whole:.0f} s, {len(labels)} stages, {episodes} episodes, adapter {expected['policy_digest']}")
+    durations = {"start": FIRST, **undisturbed.durations()}
+    say(f"undisturbed: {expected['seconds']:.0f} s, {len(labels)} stages, {episodes} episodes")
     kills: Counter[str] = Counter()
     hows: Counter[str] = Counter()
     wrong: Counter[str] = Counter()
     again = done = differ = 0
+    cards = Cards(["start", *labels], draw)
     while sum(kills.values()) < times:
         one = Try(folder / f"killed-{done}", overrides)
+        hand = cards.deal(min(KILLS, times - sum(kills.values())))
         hit = set()
         while True:
             process = one.start()
-            early, delay = draw.random() < EARLY, draw.uniform(0, whole * 0.6)
-            begun = time.monotonic() if early else None
-            while process.poll() is None:
-                if begun is None and "Beginning flow run" in one.log():
-                    begun = time.monotonic()
-                if begun is not None and time.monotonic() > begun + delay and sum(kills.values()) < times:
-                    break
-                time.sleep(0.02)
-            if process.poll() is not None:
+            if not wait_for_moment(process, one, hand[0] if hand else None, durations, draw):
                 break
+            hand = hand[1:]
             how = draw.choice(["flow", "tree"])
             stage = at_work(one.log(), labels)
             left = kill(process, one.root, how)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -208,6 +210,13 @@ def test_a_killed_run_is_closed_by_the_next_one(tmp_path):
     before, after = place.states()
     assert set(before.values()) <= {"Completed", "Crashed"}
     assert set(after.values()) <= {"Completed", "Cached"}
+
+
+def test_kills_are_dealt_to_all_stages_alike():
+    cards = kill.Cards(["start", "collect[1]", "train[1]", "deploy"], random.Random(0))
+    hands = [cards.deal(3) for _ in range(4)]
+    assert all(len(set(hand)) == 3 and hand == sorted(hand, key=cards.names.index) for hand in hands)
+    assert Counter(card for hand in hands for card in hand) == dict.fromkeys(cards.names, 3)
 
 
 def test_what_a_kill_accounts_for():
