@@ -21,7 +21,6 @@ import yaml
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
-from components.algorithms.spec import GRPOSpec, SFTSpec
 from components.models.spec import LoraSpec
 from components.specs import Spec, Target
 from components.specs.target import settable
@@ -78,11 +77,6 @@ def _keys(group: str) -> Iterator[str]:
     if annotation is Target:
         for path in _files(group):
             yield from _target(group, path)
-    elif group == "algorithm":
-        for name, cls in (("grpo", GRPOSpec), ("sft", SFTSpec)):
-            values = _read(CONF / group / f"{name}.yaml")
-            yield f"Keys of `{group}={name}`. {_text(cls.__doc__)}"
-            yield _table(_rows(cls, group, values, CONF / group / f"{name}.yaml"))
     elif group == "warmup":
         path = CONF / group / "sft.yaml"
         values = _read(path)
@@ -92,6 +86,12 @@ def _keys(group: str) -> Iterator[str]:
             "`filter=successful`; another filter is chosen by `filter@warmup.filter=everything`."
         )
         yield _table(_rows(WarmupSpec, group, values, path))
+    elif members := get_args(annotation):
+        for cls in members:
+            name = cls.model_fields["name"].default
+            values = _read(CONF / group / f"{name}.yaml")
+            yield f"Keys of `{group}={name}`. {_text(cls.__doc__)}"
+            yield _table(_rows(cls, group, values, CONF / group / f"{name}.yaml"))
     else:
         assert inspect.isclass(annotation)
         assert issubclass(annotation, Spec)

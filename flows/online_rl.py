@@ -183,7 +183,10 @@ class Requests:
 
     def evaluate(self, policy: Artifact | None) -> Request:
         greedy = self.spec.evaluate.temperature == 0
-        part = {"model": self.spec.model.base(), **self._parts("environment", "reward", "agent", "evaluate")}
+        part = {
+            "model": self.spec.model.base(),
+            **self._parts("environment", "reward", "agent", "evaluate", "inference"),
+        }
         return self._request("evaluate", part, {"policy": policy}, seed=0 if greedy else self.spec.seed)
 
     def demonstrate(self) -> Request:
@@ -193,7 +196,7 @@ class Requests:
         return self._request("collect", {**part, "actor": "solver", "round": 0}, {}, seed=self.spec.seed)
 
     def collect(self, policy: Artifact | None, number: int) -> Request:
-        part = {"model": self.spec.model.base(), **self._parts("environment", "agent", "collect")}
+        part = {"model": self.spec.model.base(), **self._parts("environment", "agent", "collect", "inference")}
         part |= {"actor": "policy", "round": number - 1}
         return self._request("collect", part, {"policy": policy}, seed=self.spec.seed)
 

@@ -23,6 +23,7 @@ from components.deployment.spec import DeploySpec
 from components.environments.protocol import Environment
 from components.errors import Problem
 from components.evaluation.spec import EvaluateSpec
+from components.inference.spec import EmbeddedSpec, InferenceSpec, RemoteSpec
 from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Spec, Target
@@ -80,6 +81,8 @@ class ExperimentSpec(Spec):
     warmup: WarmupSpec | None = None
     """None starts the rounds from the model as it is."""
     agent: AgentSpec = AgentSpec()
+    inference: InferenceSpec = EmbeddedSpec()
+    """Engine of the episodes of a policy."""
     collect: CollectSpec = CollectSpec()
     evaluate: EvaluateSpec = EvaluateSpec()
     deploy: DeploySpec = DeploySpec()
@@ -104,7 +107,7 @@ class ExperimentSpec(Spec):
 
     @classmethod
     def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
-        for check in (_algorithm, _held_out, _lengths, _local_model, _reward, _filters, _environment):
+        for check in (_algorithm, _held_out, _inference, _lengths, _local_model, _reward, _filters, _environment):
             names = list(inspect.signature(check).parameters)
             if all(name in parts for name in names):
                 yield from check(**{name: parts[name] for name in names})
@@ -144,6 +147,14 @@ def _held_out(
         yield Problem("early_stopping", f"needs {need}")
     if guards.reward_hacking == "stop":
         yield Problem("guards.reward_hacking", f"stop needs {need}")
+
+
+def _inference(inference: InferenceSpec, rounds: int) -> Iterator[Problem]:
+    if isinstance(inference, RemoteSpec) and not inference.tokens and rounds:
+        yield Problem(
+            "inference.tokens",
+            f"false, and rounds={rounds} train on what is collected; expected true, or rounds=0",
+        )
 
 
 def _lengths(agent: AgentSpec, model: ModelSpec) -> Iterator[Problem]:

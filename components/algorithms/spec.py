@@ -78,4 +78,4 @@ class GRPOSpec(OptimizerSpec):
     """What happens below min_entropy."""
 
 
-AlgorithmSpec = Annotated[SFTSpec | GRPOSpec, Field(discriminator="name")]
+AlgorithmSpec = Annotated[GRPOSpec | SFTSpec, Field(discriminator="name")]

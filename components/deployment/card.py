@@ -12,7 +12,21 @@ from typing import Any
 
 from components.models.spec import ModelSpec
 
-PLACEMENT = frozenset({"allow", "compute", "concurrency", "device", "fork", "root", "timeout", "tracking"})
+PLACEMENT = frozenset(
+    {
+        "allow",
+        "compute",
+        "concurrency",
+        "device",
+        "fork",
+        "key_variable",
+        "retry_for",
+        "root",
+        "timeout",
+        "tracking",
+        "url",
+    }
+)
 """Config keys that do not change a result, and the name of the run in which a fork begins: its policy is an input."""
 
 

@@ -1,9 +1,11 @@
 """An OpenAI-compatible HTTP server in front of any engine.
 
-    python -m components.inference.server MODEL_DIR [--port 8000] [--host 127.0.0.1]
+    python -m components.inference.server MODEL_DIR [--port 8000] [--host 127.0.0.1] [--adapters DIR]
 
 Routes: `/v1/chat/completions`, `/v1/models`, `/health`. A model is asked for as `name`, or as `name@version` to be
-answered by that policy or not at all (HTTP 409). What the engine cannot do is refused with HTTP 400 and OpenAI's
+answered by that policy or not at all (HTTP 409). With a folder of adapters, `/v1/load_lora_adapter` and
+`/v1/unload_lora_adapter` change the policy, as vLLM has them; the adapter `name@version` becomes the policy `version`,
+and one outside that folder is refused. What the engine cannot do is refused with HTTP 400 and OpenAI's
 error object (`components.inference.wire`). Answers are computed whole; with `stream: true` they are sent as server-
 sent events once they are there, so that an error still has its status code.
 
@@ -34,18 +36,31 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from components.errors import (
+    ArtifactError,
     ContextOverflow,
     EngineError,
     EspalierError,
+    Problem,
     ResourceError,
     SpecError,
     StalePolicy,
     WaitTimeout,
 )
 from components.inference import wire
-from components.inference.protocol import ChatCompletion, Engine
+from components.inference.protocol import BASE_POLICY, ChatCompletion, Engine
+from components.specs import Spec, validate
 
 logger = logging.getLogger(__name__)
+
+
+class AdapterName(Spec):
+    lora_name: str
+
+
+class Adapter(AdapterName):
+    lora_path: str
+    load_inplace: bool = True
+    """Without effect: one adapter is held at a time."""
 
 
 def create_app(
@@ -55,11 +70,13 @@ def create_app(
     decode: wire.Decode | None = None,
     default_max_tokens: int = 512,
     timeout: float = 600.0,
+    adapters: Path | None = None,
 ) -> FastAPI:
     """The application that serves `engine` under the model name `name`.
 
     decode: token ids to text, for log-probs; without it their tokens read `token_id:17`.
     default_max_tokens: most tokens of an answer where the request does not say. timeout: seconds for one request.
+    adapters: folder below which adapters may be loaded; None loads none.
     """
     app = FastAPI(title="Espalier", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -69,6 +86,11 @@ def create_app(
         if model.startswith(f"{name}@"):
             return model.removeprefix(f"{name}@")
         raise HTTPException(404, f"the model '{model}' is not here; this server has '{name}'")
+
+    def version_named(adapter: str) -> str:
+        if not adapter.startswith(f"{name}@") or adapter == f"{name}@":
+            raise SpecError([Problem("lora_name", f"{adapter!r} is no adapter of '{name}'; expected '{name}@VERSION'")])
+        return adapter.removeprefix(f"{name}@")
 
     def listing(model: str) -> dict[str, Any]:
         return {"id": model, "object": "model", "created": 0, "owned_by": "espalier"}
@@ -90,6 +112,27 @@ def create_app(
             return JSONResponse(wire.completion_body(answers, asked, head, decode))
         chunks = wire.completion_chunks(answers, asked, head, decode)
         return StreamingResponse(_events(chunks), media_type="text/event-stream")
+
+    @app.post("/v1/load_lora_adapter")
+    async def load_lora_adapter(body: dict[str, Any]) -> Response:
+        asked = validate(Adapter, body)
+        folder = Path(asked.lora_path).resolve()
+        if adapters is None:
+            raise HTTPException(403, "this server loads no adapters; start it with --adapters DIR")
+        if not folder.is_relative_to(adapters.resolve()) or not folder.is_dir():
+            raise HTTPException(
+                404, f"there is no adapter {asked.lora_path} below {adapters}, the folder of --adapters"
+            )
+        await asyncio.to_thread(engine.load_policy, version_named(asked.lora_name), str(folder))
+        return Response()
+
+    @app.post("/v1/unload_lora_adapter")
+    async def unload_lora_adapter(body: dict[str, Any]) -> Response:
+        asked = validate(AdapterName, body)
+        if adapters is None or version_named(asked.lora_name) != engine.policy:
+            raise HTTPException(404, f"no adapter '{asked.lora_name}' is loaded; this server has '{engine.policy}'")
+        await asyncio.to_thread(engine.load_policy, BASE_POLICY, None)
+        return Response()
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -136,6 +179,8 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
         case RequestValidationError():
             status, kind = 400, "invalid_request_error"
             message = "the body must be a JSON object, sent as application/json"
+        case ArtifactError():
+            status, kind, code = 400, "invalid_request_error", "adapter_not_usable"
         case ContextOverflow():
             status, kind, code = 400, "invalid_request_error", "context_length_exceeded"
         case StalePolicy():
@@ -275,6 +320,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("model_dir", type=Path, help="folder with config.json, safetensors and tokenizer")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine)")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--adapters", type=Path, metavar="DIR", help="load adapters below DIR when a client asks")
     parser.add_argument("--name", help="model name to serve under (default: the folder's)")
     parser.add_argument("--max-length", type=int, default=2048, help="longest conversation, tokens (%(default)s)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")

@@ -37,7 +37,7 @@ class Recorder:
         history.token_ids.extend(completion.token_ids)
         history.logprobs.extend(completion.logprobs)
         answer = to_message(completion.message)
-        answer.span = (start, len(history.token_ids))
+        answer.span = (start, len(history.token_ids)) if completion.token_ids else None
         answer.finish_reason = completion.finish_reason
         history.messages.append(answer)
 

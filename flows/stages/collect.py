@@ -8,6 +8,7 @@ from pydantic import Field
 
 from components.artifacts import Draft
 from components.inference.protocol import Sampling
+from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
@@ -23,6 +24,7 @@ class CollectStage(StageSpec):
     environment: Target
     agent: AgentSpec
     collect: CollectSpec
+    inference: InferenceSpec = EmbeddedSpec()
     actor: Literal["policy", "solver"] = "policy"
     """`solver`: the environment shows the solution of each scenario; no model speaks."""
     round: int = Field(0, ge=0)
@@ -36,6 +38,7 @@ class CollectStage(StageSpec):
             "model": base_model(self.model),
             "agent": self.agent.model_dump(mode="json"),
             "collect": self.collect.model_dump(mode="json", exclude={"concurrency", "timeout"}),
+            **self.inference.key_part(),
         }
 
 
@@ -60,6 +63,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
         )
         trajectories, times, speed = play(
             model=spec.model,
+            inference=spec.inference,
             environment=spec.environment,
             agent=spec.agent,
             policy=inputs.get("policy"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from components.artifacts import Artifact
 from components.errors import Problem, SpecError
 from components.inference.protocol import BASE_POLICY, Sampling
+from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec
 from components.specs import Target
@@ -21,6 +22,7 @@ from flows.stages.base import Context
 from flows.stages.shards import Shards
 
 if TYPE_CHECKING:
+    from components.inference.remote import RemoteEngine
     from components.inference.transformers_engine import TransformersEngine
 
 
@@ -86,6 +88,7 @@ async def _result(awaitable: Any) -> Any:
 def play(
     *,
     model: ModelSpec,
+    inference: InferenceSpec,
     environment: Target,
     agent: AgentSpec,
     policy: Artifact | None,
@@ -110,7 +113,7 @@ def play(
     finished = {name: trajectory for name, trajectory in episodes.finished.items() if name in wanted}
     done, total = len(finished), len(wanted)
     context.progress(done, total)
-    engine = warm_engine(model, policy, context)
+    engine = warm_engine(model, policy, context, inference)
     start = time.monotonic()
 
     def on_episode(trajectory: Trajectory, seconds: float) -> None:
@@ -164,19 +167,35 @@ def write_times(path: Path, seconds: dict[str, float]) -> None:
     path.write_text(json.dumps(seconds, indent=0, sort_keys=True) + "\n")
 
 
-def warm_engine(model: ModelSpec, policy: Artifact | None, context: Context) -> TransformersEngine:
-    """The engine, holding the policy (None: the base model)."""
+def warm_engine(
+    model: ModelSpec, policy: Artifact | None, context: Context, inference: InferenceSpec | None = None
+) -> TransformersEngine | RemoteEngine:
+    """The engine, holding the policy (None: the base model). inference: None means embedded."""
     from components.algorithms.train import policy_digest
-    from components.inference.transformers_engine import TransformersEngine
-    from components.models.weights import prepare
 
-    def build() -> TransformersEngine:
-        base_dir = prepare(model, context.cache)
-        return TransformersEngine(base_dir, max_length=model.max_length, dtype=model.dtype, device=model.device)
-
-    engine = context.warm.get("engine", model.base(), build)
+    inference = inference or EmbeddedSpec()
+    recipe = (model.base(), inference.model_dump())
+    engine = context.warm.get("engine", recipe, lambda: _engine(model, inference, context))
     if policy is None:
         engine.load_policy(BASE_POLICY, None)
     else:
         engine.load_policy(policy_digest(policy.path), str(policy.path / "adapter"))
+    return engine
+
+
+def _engine(model: ModelSpec, inference: InferenceSpec, context: Context) -> TransformersEngine | RemoteEngine:
+    if isinstance(inference, EmbeddedSpec):
+        from components.inference.transformers_engine import TransformersEngine
+        from components.models.weights import prepare
+
+        base_dir = prepare(model, context.cache)
+        return TransformersEngine(base_dir, max_length=model.max_length, dtype=model.dtype, device=model.device)
+    from components.inference.remote import RemoteEngine
+
+    engine = RemoteEngine(inference)
+    try:
+        engine.check()
+    except BaseException:
+        engine.close()
+        raise
     return engine

@@ -9,6 +9,7 @@ from typing import Any
 from components.artifacts import Draft
 from components.evaluation.spec import EvaluateSpec
 from components.inference.protocol import Sampling
+from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec
 from components.specs import Target
@@ -26,6 +27,7 @@ class EvaluateStage(StageSpec):
     reward: Target
     agent: AgentSpec
     evaluate: EvaluateSpec
+    inference: InferenceSpec = EmbeddedSpec()
 
     def key_part(self) -> dict[str, Any]:
         return {
@@ -34,6 +36,7 @@ class EvaluateStage(StageSpec):
             "reward": self.reward.resolved(),
             "agent": self.agent.model_dump(mode="json"),
             "evaluate": self.evaluate.model_dump(mode="json", exclude={"concurrency", "every", "timeout"}),
+            **self.inference.key_part(),
         }
 
 
@@ -46,6 +49,7 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     scenarios = scenarios_of(spec.environment, spec.evaluate.split, context)[: spec.evaluate.scenarios]
     trajectories, times, speed = play(
         model=spec.model,
+        inference=spec.inference,
         environment=spec.environment,
         agent=spec.agent,
         policy=inputs.get("policy"),

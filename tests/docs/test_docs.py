@@ -15,6 +15,7 @@ import yaml
 from components.specs import names_below
 from flows.config import Composer, check
 from flows.spec import ExperimentSpec
+from tests.test_configs import NEEDED
 from tests.docs.pages import PAGES, ROOT, anchors, blocks, commands, prose, words
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -77,12 +78,12 @@ def test_every_key_exists(page):
     groups = [name for name in ExperimentSpec.model_fields if composer._is_group(name)]
     for key in set(re.findall(rf"`((?:{'|'.join(groups)})(?:\.[a-z_]+)+)`", prose(page))):
         *parents, last = key.split(".")
-        sft, _ = composer.point(composer.parse(["algorithm=sft", "filter=successful"])[0])
-        known = [name for one in (data, sft) for name in names_below(ExperimentSpec, one, parents)]
+        other, _ = composer.point(composer.parse(["algorithm=sft", "filter=successful", "inference=remote"])[0])
+        known = [name for one in (data, other) for name in names_below(ExperimentSpec, one, parents)]
         assert last in known or last == "yaml" or parents[-1] == "stages", key
     for option in set(re.findall(rf"`(\+?(?:experiment|{'|'.join(groups)})=\w+)`", prose(page))):
         if option not in ("environment=stock",):
-            check([option, *(["model.name=organisation/name"] if option == "model=hf" else [])])
+            check([option, *NEEDED.get(option.partition("=")[2], [])])
 
 
 @pytest.mark.parametrize("arguments", RUNS)

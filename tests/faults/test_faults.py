@@ -22,6 +22,7 @@ import pytest
 from flows.records import Records
 from tests.e2e.test_smoke import Done, Place
 from tests.faults import kill
+from tests.inference.faulty import EMPTY, Line, answer, cut, status
 
 pytestmark = pytest.mark.timeout(900)
 SMALL = ("deploy=none", "rounds=1")
@@ -71,6 +72,40 @@ def test_a_prefect_server_that_dies_costs_a_warning(tmp_path, undisturbed):
     assert "the Prefect server was not told all of it" in done.errors
     assert "Traceback" not in done.errors
     assert set(place.run(*SMALL).result["stages"].values()) == {"cached"}
+
+
+@pytest.mark.slow
+def test_an_engine_that_fails_all_the_time_costs_time_and_no_episode(tmp_path, undisturbed):
+    from components.inference.server import Server
+    from components.inference.transformers_engine import TransformersEngine
+    from components.models.spec import ModelSpec
+    from components.models.weights import prepare
+
+    folder = prepare(ModelSpec(name="tiny", source="random"), tmp_path / "models")
+    engine = TransformersEngine(folder, max_length=2048, device="cpu")
+    faults = [None, status(500), None, status(429, Retry_After="0.1"), None, cut, None, EMPTY, None, answer("<html>")]
+    place = Place(tmp_path)
+    with Server(engine, "tiny", adapters=place.root) as server, Line(server.url, faults * 1000) as line:
+        remote = ("inference=remote", f"inference.url={line.url}", "inference.model=tiny", "inference.retry_for=60")
+        done = place.run(*SMALL, *remote)
+        assert len(line.seen) > 50
+    assert done.result["episodes"] == undisturbed.result["episodes"]
+    assert "asking again for up to 60 s" in done.errors + log_of(place)
+    [record] = Records(place.root).all()
+    played = [one for one in record.stages if one.label in ("evaluate[start]", "collect[1]", "evaluate[final]")]
+    from components.artifacts import Store
+
+    for one in played:
+        artifact = Store(place.root / "artifacts").find(one.key)
+        assert artifact is not None
+        assert artifact.metrics["failed"] == 0
+    # The server is gone: what is finished needs no engine, what is not says so.
+    assert set(place.run(*SMALL, *remote).result["stages"].values()) == {"cached"}
+    process = place.start(*SMALL, *remote, "seed=1", "inference.retry_for=1")
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert f"inference.url: {line.url} is no server that can be used: the connection broke" in errors
+    assert "Traceback" not in errors
 
 
 @contextlib.contextmanager
@@ -179,8 +214,8 @@ def test_points_that_run_at_the_same_time_make_what_they_share_once(tmp_path):
     assert len({done.result["policy_digest"] for done in results}) == len(rates)
     made: dict[str, int] = {}
     for done in results:
-        for label, status in done.result["stages"].items():
-            made[label] = made.get(label, 0) + (status == "ran")
+        for label, how in done.result["stages"].items():
+            made[label] = made.get(label, 0) + (how == "ran")
     different = {"train[1]", "evaluate[final]"}
     assert {label: count for label, count in made.items() if label not in different} == {
         label: 1 for label in made if label not in different

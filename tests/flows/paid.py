@@ -23,7 +23,8 @@ class Each:
     def __call__(self, trajectory) -> float:
         asked = self.folder / "asked"
         before = asked.read_text().split() if asked.exists() else []
-        asked.write_text("\n".join([*before, trajectory.id]) + "\n")
+        with asked.open("a") as file:  # a kill may come at any moment
+            file.write(f"{trajectory.id}\n")
         while trajectory.id == WAITS and (self.folder / "wait").exists():
             time.sleep(0.02)
         if trajectory.id == FAILS and FAILS not in before:

@@ -17,6 +17,7 @@ import pytest
 
 from components.errors import ArtifactDamaged, JudgeError, ResourceError, SpecError
 from components.inference.protocol import ChatCompletion
+from components.inference.spec import EmbeddedSpec
 from components.models.spec import ModelSpec
 from components.specs import validate
 from components.trajectories.schema import Score
@@ -130,6 +131,7 @@ def test_warm_things_are_filed_under_what_they_were_built_from():
 
 SHOP = {"_target_": "components.environments.shop.Shop", "train": 8, "heldout": 4}
 MODEL = {"name": "tiny", "source": "random"}
+REMOTE = {"name": "remote", "url": "http://127.0.0.1:8000/v1", "model": "tiny"}
 COLLECT = {"model": MODEL, "environment": SHOP, "agent": {}, "collect": {"scenarios": 2, "group_size": 2}}
 
 
@@ -150,10 +152,19 @@ def key_part(stage, data):
         ({"round": 1}, False),
         ({"agent": {"max_turns": 3}}, False),
         ({"actor": "solver"}, False),
+        ({"inference": {"name": "embedded"}}, True),
+        ({"inference": REMOTE}, False),
     ],
 )
 def test_what_changes_the_key_of_collect(change, same):
     assert (key_part("collect", COLLECT | change) == key_part("collect", COLLECT)) is same
+
+
+def test_where_a_server_is_does_not_change_the_key():
+    remote = COLLECT | {"inference": REMOTE}
+    elsewhere = COLLECT | {"inference": {**REMOTE, "url": "https://there/v1", "retry_for": 1, "key_variable": "KEY"}}
+    assert key_part("collect", remote) == key_part("collect", elsewhere)
+    assert key_part("collect", remote) != key_part("collect", COLLECT | {"inference": {**REMOTE, "model": "other"}})
 
 
 def test_demonstrations_do_not_depend_on_the_model_or_on_sampling():
@@ -189,7 +200,7 @@ class Scripted:
 
 def warm_with(context, engine):
     warm = Warm()
-    warm.get("engine", ModelSpec(**MODEL).base(), lambda: engine)
+    warm.get("engine", (ModelSpec(**MODEL).base(), EmbeddedSpec().model_dump()), lambda: engine)
     return replace(context, warm=warm)
 
 
@@ -280,7 +291,8 @@ def test_a_judge_that_is_killed_does_not_ask_for_finished_scores_again(tmp_path,
     finished = [row.id for row in EPISODES if row.id not in again]
     with subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as child:
         deadline = time.monotonic() + 60
-        while kept() != finished:  # it waits in the reward: they have to be kept without further ones
+        # It waits in the reward: they have to be kept without further ones.
+        while kept() != finished or paid.WAITS not in (tmp_path / "asked").read_text():
             assert child.poll() is None
             assert time.monotonic() < deadline, kept()
             time.sleep(0.05)

@@ -1,0 +1,327 @@
+"""An engine behind a URL: any server of OpenAI's chat completions that can say which tokens it sampled.
+
+A server may fail for a while: it restarts, it is overloaded, the line breaks. A request that it did not answer, cut
+short or answered with something that is no answer is sent again, after a pause that grows, or as long as the server
+says; when that has gone on for too long, the request has failed. What asking again cannot mend is raised at once: as
+ResourceError where every other request would fail as well (a key that is refused, a model that is not there).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import httpx
+
+from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
+from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
+from components.inference.spec import RemoteSpec
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
+"""Seconds before a request is sent again: the first time, and at most. A server that says how long is believed."""
+EMPTY_ANSWERS = 3
+"""Times that a request may be answered with nothing, or with something that is no answer: the server is there, so
+that waiting does not help."""
+AGAIN = {408, 409, 425, 429, *range(500, 600)}
+"""Statuses that may be better the next time."""
+SHOWN = 300
+"""Characters of a server's own words in a message."""
+
+Answer = TypeVar("Answer")
+
+
+class _Failed(Exception):
+    """A try that may go better the next time."""
+
+    def __init__(self, message: str, *, pause: float | None = None, empty: bool = False):
+        super().__init__(message)
+        self.pause = pause
+        """Seconds that the server asks to wait."""
+        self.empty = empty
+
+
+class RemoteEngine:
+    """One policy at a time on a server; concurrent requests are the server's to batch.
+
+    Requests run on a loop of the engine's own, so that it can be used from several loops, one after the other.
+    Raises ResourceError where the variable of the key is not set.
+    """
+
+    def __init__(self, spec: RemoteSpec):
+        self.spec = spec
+        self._key = os.environ.get(spec.key_variable, "") if spec.key_variable else ""
+        if spec.key_variable and not self._key:
+            raise ResourceError(
+                f"inference.key_variable: the environment variable {spec.key_variable} is not set; set it to the key "
+                f"of {spec.url}"
+            )
+        self._policy = BASE_POLICY
+        self._model = spec.model
+        self._away_since: float | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="remote-engine", daemon=True)
+        self._thread.start()
+        self._client = httpx.AsyncClient(
+            base_url=spec.url,
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            timeout=httpx.Timeout(spec.timeout, connect=min(10.0, spec.timeout)),
+            limits=httpx.Limits(max_connections=None),  # the collector says how many episodes there are at once
+        )
+
+    @property
+    def policy(self) -> str:
+        return self._policy
+
+    async def chat(self, request: ChatRequest) -> ChatCompletion:
+        """Answers one conversation. Raises StalePolicy, ContextOverflow, EngineError, and ResourceError for what every
+        request would fail of."""
+        if request.policy != self._policy:
+            raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
+        body = _body(request, self._model, self.spec.tokens)
+
+        def read(response: httpx.Response) -> ChatCompletion:
+            return _completion(_json(response), request.policy, self.spec)
+
+        return await asyncio.wrap_future(self._start(self._ask("POST", "/chat/completions", body, read)))
+
+    def load_policy(self, version: str, adapter_dir: str | None) -> None:
+        """Asks the server to load an adapter, and to let go of the one before. Raises ResourceError where it does not
+        do that, EngineError where it fails at it."""
+        if version == self._policy:
+            return
+        before, self._model = self._model, self.spec.model
+        self._policy = BASE_POLICY
+        if adapter_dir is not None:
+            name = f"{self.spec.model}@{version}"
+            body = {"lora_name": name, "lora_path": os.path.abspath(adapter_dir), "load_inplace": True}
+            self._start(self._ask("POST", "/load_lora_adapter", body, _nothing)).result()
+            self._model = name
+        if before not in (self.spec.model, self._model):
+            try:
+                self._start(self._ask("POST", "/unload_lora_adapter", {"lora_name": before}, _nothing)).result()
+            except (EngineError, ResourceError) as error:
+                logger.info("%s keeps %s: %s", self.spec.url, before, error)
+        self._policy = version
+
+    def check(self) -> None:
+        """Raises ResourceError where the server is away, for as long as requests are sent again, or lacks the model."""
+
+        def names(response: httpx.Response) -> list[str]:
+            try:
+                return [str(one["id"]) for one in _json(response)["data"]]
+            except (KeyError, TypeError):
+                raise EngineError("its list of models is none") from None
+
+        try:
+            found = self._start(self._ask("GET", "/models", None, names)).result()
+        except EngineError as error:
+            raise ResourceError(f"inference.url: {self.spec.url} is no server that can be used: {error}") from None
+        if self.spec.model not in found:
+            raise ResourceError(
+                f"inference.model: {self.spec.url} does not have {self.spec.model!r}; it has {', '.join(found[:10])}"
+            )
+
+    def release(self) -> None:
+        """Nothing is held here."""
+
+    def close(self) -> None:
+        if not self._loop.is_closed():
+            self._start(self._client.aclose()).result(10)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
+            self._loop.close()
+
+    # One request
+
+    def _start(self, work: Coroutine[Any, Any, Answer]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None, read: Callable[[httpx.Response], Answer]
+    ) -> Answer:
+        """Sends a request until it is answered, or has failed for good."""
+        deadline = None
+        pause = FIRST_PAUSE
+        empty = 0
+        while True:
+            try:
+                answer = await self._try(method, path, body, read)
+                self._is_back()
+                return answer
+            except _Failed as error:
+                now = time.monotonic()
+                deadline = deadline or now + self.spec.retry_for
+                wait = error.pause if error.pause is not None else random.uniform(0.5, 1.0) * pause
+                empty += error.empty
+                if empty >= EMPTY_ANSWERS:
+                    raise EngineError(f"{self._printable(error)}, {empty} times in a row") from None
+                if now + wait > deadline:
+                    raise EngineError(
+                        f"{self._printable(error)}; sent again for {self.spec.retry_for:g} s (inference.retry_for)"
+                    ) from None
+                self._is_away(error)
+                await asyncio.sleep(wait)
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _try(
+        self, method: str, path: str, body: dict[str, Any] | None, read: Callable[[httpx.Response], Answer]
+    ) -> Answer:
+        try:
+            async with asyncio.timeout(self.spec.timeout):
+                response = await self._client.request(method, path, json=body)
+        except (TimeoutError, httpx.TimeoutException):
+            raise _Failed(f"no answer within {self.spec.timeout:g} s (inference.timeout)") from None
+        except httpx.TransportError as error:
+            raise _Failed(f"the connection broke: {str(error) or type(error).__name__}") from None
+        except httpx.HTTPError as error:
+            raise EngineError(f"{type(error).__name__}: {self._printable(error)}") from None
+        if response.status_code != 200:
+            raise self._refused(response, path)
+        return read(response)
+
+    def _refused(self, response: httpx.Response, path: str) -> Exception:
+        """What a status other than 200 means."""
+        status = response.status_code
+        code, said = _error(response)
+        text = self._printable(f"HTTP {status}: {said}")
+        if status in (401, 403):
+            which = self.spec.key_variable or "one: inference.key_variable=NAME"
+            return ResourceError(f"{self.spec.url} refuses the key ({text}); set {which}")
+        if path.endswith("lora_adapter") and status in (400, 403, 404, 405, 501):
+            return ResourceError(
+                f"{self.spec.url} does not load the adapter ({text}); our server does with --adapters DIR, DIR being a "
+                "folder above the run's"
+            )
+        if status == 404:
+            return ResourceError(f"{self.spec.url} has no {path} or no model {self._model} ({text})")
+        if code == "stale_policy":
+            return StalePolicy(text)
+        if code == "context_length_exceeded" or (status == 400 and "maximum context length" in said):
+            return ContextOverflow(text)
+        if status in AGAIN and response.headers.get("x-should-retry") != "false":
+            return _Failed(text, pause=_pause(response.headers.get("retry-after")))
+        return EngineError(text)
+
+    def _is_away(self, error: _Failed) -> None:
+        if self._away_since is None:
+            self._away_since = time.monotonic()
+            logger.warning(
+                "%s: %s; asking again for up to %g s", self.spec.url, self._printable(error), self.spec.retry_for
+            )
+
+    def _is_back(self) -> None:
+        if self._away_since is not None:
+            logger.warning("%s answers again, after %.1f s", self.spec.url, time.monotonic() - self._away_since)
+            self._away_since = None
+
+    def _printable(self, said: object) -> str:
+        """Without the key, should the server repeat it."""
+        text = str(said)
+        return text.replace(self._key, "***") if self._key else text
+
+
+def _body(request: ChatRequest, model: str, tokens: bool) -> dict[str, Any]:
+    """A request as JSON. What changes nothing is left out: not every server knows every parameter."""
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": request.messages,
+        "temperature": sampling.temperature,
+        "max_tokens": sampling.max_tokens,
+        "seed": request.seed % 2**63,
+    }
+    if request.tools:
+        body["tools"] = request.tools
+    if sampling.top_p < 1:
+        body["top_p"] = sampling.top_p
+    if sampling.top_k > 0:
+        body["top_k"] = sampling.top_k
+    if tokens:
+        body |= {"logprobs": True, "return_token_ids": True}
+    return body
+
+
+def _completion(body: dict[str, Any], policy: str, spec: RemoteSpec) -> ChatCompletion:
+    """A `chat.completion` object, read. Raises _Failed for one that is none or says nothing, StalePolicy for one by
+    another policy, ResourceError for one without the tokens that were asked for."""
+    try:
+        answered = str(body.get("model", ""))
+        choice = body["choices"][0]
+        given = choice["message"]
+        content, calls = given.get("content") or "", given.get("tool_calls") or []
+        message: dict[str, Any] = {"role": "assistant", "content": str(content)}
+        if calls:
+            message["tool_calls"] = [_call(one) for one in calls]
+        if not content and not calls and not choice.get("token_ids"):
+            raise _Failed("an empty answer", empty=True)
+        prompt, sampled, logprobs = _tokens(body, choice, spec) if spec.tokens else ([], [], [])
+        reason = str(choice.get("finish_reason") or "stop")
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise _Failed(f"an answer that is none ({type(error).__name__}: {error})", empty=True) from None
+    name, at, version = answered.partition("@")
+    if at and name == spec.model and version != policy:
+        raise StalePolicy(f"asked for policy {policy}, and {answered} answered")
+    return ChatCompletion(message, reason, prompt, sampled, logprobs, policy)
+
+
+def _tokens(body: dict[str, Any], choice: dict[str, Any], spec: RemoteSpec) -> tuple[list[int], list[int], list[float]]:
+    prompt, sampled = body.get("prompt_token_ids"), choice.get("token_ids")
+    if prompt is None or sampled is None or not choice.get("logprobs"):
+        raise ResourceError(
+            f"{spec.url} answers without token ids and log-probabilities, and training needs them: take a server that "
+            "knows `return_token_ids`, or only evaluate, with inference.tokens=false"
+        )
+    logprobs = [float(one["logprob"]) for one in choice["logprobs"]["content"]]
+    if not len(logprobs) == len(sampled) or not all(math.isfinite(one) for one in logprobs):
+        raise ValueError(f"{len(sampled)} tokens and {len(logprobs)} log-probabilities, not all of them finite")
+    return [int(one) for one in prompt], [int(one) for one in sampled], logprobs
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {
+        "id": str(call["id"]),
+        "type": "function",
+        "function": {"name": str(function["name"]), "arguments": str(function["arguments"])},
+    }
+
+
+def _json(response: httpx.Response) -> dict[str, Any]:
+    try:
+        body = response.json()
+    except ValueError:
+        raise _Failed(f"an answer that is no JSON: {response.text[:SHOWN]!r}", empty=True) from None
+    if not isinstance(body, dict):
+        raise _Failed(f"an answer that is no JSON object: {response.text[:SHOWN]!r}", empty=True)
+    return body
+
+
+def _nothing(response: httpx.Response) -> None:
+    """The status says it all."""
+
+
+def _error(response: httpx.Response) -> tuple[str, str]:
+    """Code and message of OpenAI's error object; the text itself where there is none."""
+    try:
+        error = json.loads(response.text)["error"]
+        return str(error.get("code") or ""), str(error.get("message") or "")[:SHOWN]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return "", response.text[:SHOWN] or response.reason_phrase
+
+
+def _pause(header: str | None) -> float | None:
+    """Seconds of a Retry-After header; None where there is none that can be read."""
+    try:
+        return max(float(header), 0.0) if header else None
+    except ValueError:
+        return None

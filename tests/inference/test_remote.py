@@ -1,0 +1,289 @@
+"""The engine behind a URL, over real sockets: what it says, and what it makes of a server that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+
+import pytest
+
+from components.environments.shop import Shop
+from components.errors import ContextOverflow, EngineError, ResourceError, SpecError, StalePolicy, TooManyFailures
+from components.inference import remote
+from components.inference.protocol import ChatRequest, Sampling
+from components.inference.remote import RemoteEngine
+from components.inference.server import Server
+from components.inference.spec import RemoteSpec
+from components.rollout.collector import run_episodes
+from components.specs import validate
+from tests.inference.faulty import EMPTY, Line, answer, completion, cut, status
+from tests.inference.test_server import WEATHER, EchoEngine
+
+GOOD = completion({"content": "yes"}, token_ids=[7, 8], logprobs={"content": [{"logprob": -0.5}, {"logprob": -1.0}]})
+GOOD = json.dumps({**json.loads(GOOD), "prompt_token_ids": [1, 2], "model": "shop"})
+HELLO = ChatRequest([{"role": "user", "content": "hello"}], sampling=Sampling(0.5, 0.9, 4, 17), seed=2**57 + 1)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.01)
+
+
+@pytest.fixture
+def connect():
+    """Makes engines that are closed at the end."""
+    made = []
+
+    def make(url: str, **options) -> RemoteEngine:
+        spec = RemoteSpec(**{"name": "remote", "url": url, "model": "shop", "timeout": 5, "retry_for": 5} | options)
+        made.append(RemoteEngine(spec))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def ask(engine: RemoteEngine, request: ChatRequest = HELLO):
+    return asyncio.run(engine.chat(request))
+
+
+@pytest.fixture
+def echo():
+    engine = EchoEngine()
+    engine.policy = "base"
+    with Server(engine, "shop") as server:
+        yield engine, server
+
+
+def test_a_request_reaches_the_other_engine_as_it_is(connect, echo):
+    request = ChatRequest(HELLO.messages, [WEATHER], "base", HELLO.sampling, HELLO.seed)
+    found = ask(connect(echo[1].url), request)
+    assert echo[0].requests == [request]
+    assert found.message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
+    assert found.message["content"] == ""
+    assert (found.finish_reason, found.prompt_token_ids, found.token_ids) == ("tool_calls", [1, 2, 3], [0])
+    assert (found.logprobs, found.policy) == ([-0.5], "base")
+
+
+def test_episodes_are_those_of_the_engine_itself(connect, make_engine):
+    """Token by token: what is drawn depends on the seed of each request."""
+
+    def play(engine):
+        return run_episodes(
+            engine,
+            lambda: Shop(seed=3, train=4, heldout=2),
+            Shop(seed=3, train=4, heldout=2).scenarios("train"),
+            group_size=1,
+            sampling=Sampling(max_tokens=24),
+            max_turns=2,
+            concurrency=1,
+            timeout=60,
+            max_failures=0,
+            seed=1,
+        )
+
+    options = {"max_length": 4096}
+    with Server(make_engine(**options), "shop") as server:
+        theirs = play(connect(server.url))
+    ours = play(make_engine(**options))
+    for one, other in zip(theirs, ours, strict=True):
+        assert [history.token_ids for history in one.histories] == [history.token_ids for history in other.histories]
+        spans = [message.span for history in one.histories for message in history.messages]
+        assert spans == [message.span for history in other.histories for message in history.messages]
+
+
+def test_an_adapter_becomes_the_policy_and_goes_again(connect, make_engine, adapter_dir, tmp_path):
+    with Server(make_engine(), "shop", adapters=adapter_dir.parent) as server:
+        engine = connect(server.url)
+        base = ask(engine)
+        engine.load_policy("v1", str(adapter_dir))
+        with pytest.raises(StalePolicy):
+            ask(engine)
+        trained = ask(engine, ChatRequest(HELLO.messages, policy="v1", sampling=HELLO.sampling, seed=HELLO.seed))
+        assert trained.logprobs != base.logprobs
+        engine.load_policy("v2", str(adapter_dir))
+        again = ask(engine, ChatRequest(HELLO.messages, policy="v2", sampling=HELLO.sampling, seed=HELLO.seed))
+        assert again.logprobs == trained.logprobs
+        engine.load_policy("base", None)
+        assert ask(engine).logprobs == base.logprobs
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        with pytest.raises(ResourceError, match=r"does not load the adapter .*below"):
+            engine.load_policy("v3", str(elsewhere))
+    with Server(make_engine(), "shop") as server, pytest.raises(ResourceError, match="--adapters"):
+        connect(server.url).load_policy("v1", str(adapter_dir))
+
+
+def test_a_server_that_changed_its_policy_is_found_out(connect, echo):
+    engine = connect(echo[1].url)
+    ask(engine)
+    echo[0].policy = "v9"
+    with pytest.raises(StalePolicy, match="shop@v9"):
+        ask(engine)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        status(500),
+        status(503),
+        status(429, Retry_After="0.05"),
+        status(429, Retry_After="tomorrow"),
+        cut,
+        EMPTY,
+        answer("<html>Bad gateway</html>"),
+        answer("[]"),
+        answer('{"choices": []}'),
+        answer(
+            completion({"content": "yes"}, token_ids=[7], logprobs={"content": []}).replace(
+                "{", '{"prompt_token_ids": [], ', 1
+            )
+        ),
+        answer(GOOD.replace("-0.5", "NaN")),
+    ],
+    ids=["500", "503", "429", "429 unreadable", "cut", "empty", "html", "list", "no choice", "short", "nan"],
+)
+def test_a_server_that_fails_for_a_while_is_asked_again(connect, caplog, fault):
+    with Line(faults=[fault, fault, answer(GOOD)]) as line:
+        engine = connect(line.url)
+        assert ask(engine).token_ids == [7, 8]
+        assert len(line.seen) == 3
+        assert line.seen[0] == line.seen[2]
+    assert "asking again for up to 5 s" in caplog.text
+    assert "answers again, after" in caplog.text
+
+
+def test_a_server_says_how_long_to_wait(connect):
+    with Line(faults=[status(429, Retry_After="0.4"), answer(GOOD)]) as line:
+        begun = time.monotonic()
+        ask(connect(line.url))
+        assert time.monotonic() - begun > 0.4
+
+
+def test_a_server_that_is_away_is_waited_for_and_then_the_request_has_failed(connect):
+    with Line() as line:
+        pass  # nobody listens there now
+    begun = time.monotonic()
+    with pytest.raises(EngineError, match=r"connection broke.*sent again for 0\.5 s \(inference.retry_for\)"):
+        ask(connect(line.url, retry_for=0.5))
+    assert time.monotonic() - begun < 3
+
+
+def test_a_server_that_is_silent_has_a_limit(connect):
+    with (
+        Line(faults=[lambda handler: time.sleep(3)] * 9) as line,
+        pytest.raises(EngineError, match=r"no answer within 0\.2 s \(inference.timeout\)"),
+    ):
+        ask(connect(line.url, timeout=0.2, retry_for=0.5))
+
+
+def test_empty_answers_do_not_go_on_for_ever(connect):
+    with Line(faults=[EMPTY] * 9) as line:
+        with pytest.raises(EngineError, match="an empty answer, 3 times in a row"):
+            ask(connect(line.url))
+        assert len(line.seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        (status(401, "bad key"), ResourceError, "refuses the key"),
+        (status(404, "no such model"), ResourceError, "no model shop"),
+        (status(400, "unknown parameter: seed"), EngineError, "unknown parameter: seed"),
+        (status(400, "This model's maximum context length is 8"), ContextOverflow, "maximum"),
+        (status(500, "broken for good", x_should_retry="false"), EngineError, "broken for good"),
+        (status(307, "elsewhere", Location="http://127.0.0.1:1/"), EngineError, "HTTP 307"),
+        (answer(completion({"content": "yes"})), ResourceError, "inference.tokens=false"),
+    ],
+)
+def test_what_asking_again_cannot_mend_is_raised_at_once(connect, fault, error, message):
+    with Line(faults=[fault]) as line:
+        with pytest.raises(error, match=message):
+            ask(connect(line.url))
+        assert len(line.seen) == 1
+
+
+def test_without_tokens_any_server_will_do(connect):
+    with Line(faults=[answer(completion({"content": "yes"}))]) as line:
+        found = ask(connect(line.url, tokens=False), ChatRequest(HELLO.messages))
+        assert found.message == {"role": "assistant", "content": "yes"}
+        assert (found.prompt_token_ids, found.token_ids, found.logprobs) == ([], [], [])
+        assert set(line.seen[0]) == {"model", "messages", "temperature", "max_tokens", "seed"}
+
+
+def test_the_key_is_sent_and_never_shown(connect, monkeypatch, caplog):
+    monkeypatch.setenv("SHOP_KEY", "sk-secret")
+    faults = [status(503, "not for sk-secret"), answer(GOOD), status(400, "sk-secret is odd")]
+    with Line(faults=faults) as line, caplog.at_level(logging.DEBUG):
+        engine = connect(line.url, key_variable="SHOP_KEY")
+        ask(engine)
+        with pytest.raises(EngineError) as caught:
+            ask(engine)
+        assert line.headers[0]["authorization"] == "Bearer sk-secret"
+    assert "sk-secret" not in caplog.text + str(caught.value) + engine.spec.model_dump_json()
+    monkeypatch.delenv("SHOP_KEY")
+    with pytest.raises(ResourceError, match="SHOP_KEY is not set"):
+        connect(line.url, key_variable="SHOP_KEY")
+
+
+def test_a_server_is_looked_at_before_it_is_used(connect, echo):
+    connect(echo[1].url).check()
+    with pytest.raises(ResourceError, match=r"inference.model: .* does not have 'shoe'; it has shop, shop@base"):
+        connect(echo[1].url, model="shoe").check()
+    with Line() as line, pytest.raises(ResourceError, match="no /models"):
+        connect(line.url).check()
+    with pytest.raises(ResourceError, match=r"inference.url: .* is no server that can be used"):
+        connect(line.url, retry_for=0).check()
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://server/v1", "http://", "http://me:secret@server/v1"])
+def test_what_is_no_address_is_refused(url):
+    with pytest.raises(SpecError) as caught:
+        validate(RemoteSpec, {"name": "remote", "url": url, "model": "shop"}, path="inference")
+    assert caught.value.problems[0].path == "inference.url"
+
+
+def test_an_answer_that_nobody_waits_for_is_given_up(connect):
+    with Line(faults=[lambda handler: time.sleep(2), answer(GOOD)]) as line:
+        engine = connect(line.url)
+
+        async def impatient() -> None:
+            async with asyncio.timeout(0.2):
+                await engine.chat(HELLO)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(impatient())
+        assert ask(engine).token_ids == [7, 8]  # on another loop
+        assert len(line.seen) == 2
+
+
+def test_episodes_over_a_line_that_breaks_all_the_time(connect, make_engine):
+    faults = [None, status(500), None, status(429, Retry_After="0"), None, cut, None, EMPTY] * 40
+    shop = {"seed": 3, "train": 8, "heldout": 2}
+
+    def play(engine):
+        return run_episodes(
+            engine,
+            lambda: Shop(**shop),
+            Shop(**shop).scenarios("train"),
+            group_size=2,
+            sampling=Sampling(max_tokens=16),
+            max_turns=3,
+            concurrency=4,
+            timeout=60,
+            max_failures=0,
+            seed=1,
+        )
+
+    with Server(make_engine(max_length=4096), "shop") as server, Line(server.url, faults) as line:
+        found = play(connect(line.url))
+        assert len(line.seen) > 1.5 * sum(trajectory.metrics["turns"] for trajectory in found)
+        line.faults = iter([None] * 5 + [status(500, x_should_retry="false")] * 99)
+        with pytest.raises(TooManyFailures, match="EngineError"):
+            play(connect(line.url))
+    assert len(found) == 16
+    assert not any(trajectory.failure for trajectory in found)
+    assert all(trajectory.metrics["sampled_tokens"] > 0 for trajectory in found)
