@@ -15,8 +15,8 @@ import yaml
 from components.specs import names_below
 from flows.config import Composer, check
 from flows.spec import ExperimentSpec
-from tests.test_configs import NEEDED
 from tests.docs.pages import PAGES, ROOT, anchors, blocks, commands, prose, words
+from tests.test_configs import NEEDED
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 COMMANDS = [(page, line) for page in PAGES for line in commands(page)]
