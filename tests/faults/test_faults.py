@@ -208,7 +208,7 @@ def test_a_parent_that_dies_takes_its_stage_with_it(tmp_path):
 def test_points_that_run_at_the_same_time_make_what_they_share_once(tmp_path):
     """Each in a process of its own; they wait for each other and say so."""
     place = Place(tmp_path)
-    rates = [f"{number}e-5" for number in range(1, 5)]
+    rates = [f"{number}e-5" for number in range(1, 9)]
     processes = [place.start(*SMALL, f"algorithm.learning_rate={rate}") for rate in rates]
     results = [ended(process) for process in processes]
     assert len({done.result["policy_digest"] for done in results}) == len(rates)
