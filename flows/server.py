@@ -28,13 +28,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from components.artifacts import lock_file
 from components.compute.lifeline import watch_parent
 from components.compute.runners import end
 from components.errors import ResourceError, WaitTimeout
 from components.tracking.provenance import command_path
+
+if TYPE_CHECKING:
+    import uvicorn
 
 logger = logging.getLogger(__name__)
 
@@ -203,18 +206,26 @@ def main() -> None:
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     listener = socket.create_server(("127.0.0.1", 0))
+    serving: list[uvicorn.Server] = []
+
+    def leave() -> None:
+        if not serving:  # it still boots, or waits for another one that migrates
+            os._exit(1)
+        serving[0].should_exit = True
+
+    watch_parent(on_end=leave)
     with _migrated(root) as ready:
         import uvicorn
         from prefect.server.api.server import create_app
 
         config = uvicorn.Config(create_app(ephemeral=True), log_level="warning", access_log=False, lifespan="on")
         server = uvicorn.Server(config)
-        watch_parent(on_end=lambda: setattr(server, "should_exit", True))
         startup = server.startup
 
         async def announced(sockets: list[socket.socket] | None = None) -> None:
             await startup(sockets)
             if server.started:
+                serving.append(server)
                 ready()
                 print(json.dumps({"url": f"http://127.0.0.1:{listener.getsockname()[1]}/api"}), file=out)
 

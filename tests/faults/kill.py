@@ -174,8 +174,8 @@ def processes_of(root: Path) -> list[psutil.Process]:
     return found
 
 
-def kill(process: subprocess.Popen, root: Path, how: str) -> int:
-    """Kills the flow, or the whole tree; returns how many processes of the run are left after `GONE_WITHIN` seconds."""
+def kill(process: subprocess.Popen, root: Path, how: str) -> list[str]:
+    """Kills the flow, or the whole tree; returns the commands of the processes that are left after `GONE_WITHIN` s."""
     if how == "tree":
         for one in [*processes_of(root), psutil.Process(process.pid)]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -184,9 +184,13 @@ def kill(process: subprocess.Popen, root: Path, how: str) -> int:
         os.kill(process.pid, signal.SIGKILL)
     process.wait()
     deadline = time.monotonic() + GONE_WITHIN
-    while (left := len(processes_of(root))) and time.monotonic() < deadline:
+    while (left := processes_of(root)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return left
+    found = []
+    for one in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(" ".join(one.cmdline()))
+    return found
 
 
 def wait_for_moment(
@@ -237,8 +241,9 @@ def run(times: int, seed: int, folder: Path, overrides: list[str]) -> dict[str, 
             kills[stage] += 1
             hit.add(stage)
             hows[how] += 1
-            wrong["processes_left"] += left
-            say(f"kill {sum(kills.values())} of {times}: {how} in {stage}")
+            wrong["processes_left"] += len(left)
+            still = f"; left: {left}" if left else ""
+            say(f"kill {sum(kills.values())} of {times}: {how} in {stage}{still}")
         if process.returncode:
             sys.exit(f"a try failed with {process.returncode}:\n{one.root.with_suffix('.err').read_text()[-4000:]}")
         result = one.result()

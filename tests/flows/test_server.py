@@ -1,5 +1,6 @@
 """The Prefect server of a run: it answers, keeps its data below the root, and ends with the run."""
 
+import fcntl
 import os
 import signal
 import sqlite3
@@ -45,6 +46,20 @@ def test_a_server_of_the_user_that_does_not_answer_is_named(tmp_path, monkeypatc
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     with pytest.raises(ResourceError, match="no Prefect server answers"), server.for_run(tmp_path):
         pass
+
+
+def test_one_that_still_boots_ends_when_the_run_is_killed(tmp_path):
+    """Here it waits for another one to migrate the database."""
+    folder = server.home(tmp_path)
+    folder.mkdir()
+    with open(folder / ".lock", "a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        booting = server.start(tmp_path)
+        with pytest.raises(subprocess.TimeoutExpired):
+            booting._process.wait(3)
+        booting._process.stdin.close()  # as when its parent is no more
+        assert booting._process.wait(5) == 1
+        booting._process.stdout.close()
 
 
 def test_it_ends_when_the_run_is_killed(prefect_root):
