@@ -1,9 +1,11 @@
 """`python -m flows.lineage KEY|RUN@STEP|RUN`: what made an artifact, back to the start, and what was made from it.
 
-RUN@STEP is the checkpoint that a run had after round STEP (0: after its warmup), RUN alone its last one, KEY any
-artifact by the beginning of its key. Manifests say what an artifact was made from and how; records say which run made
-it, at which commit, by which version of the stage. An artifact that is gone is told from the records, as far as they
-reach. Nothing is changed.
+RUN@STEP is the checkpoint that a run had after round STEP (0: after its warmup), KEY any artifact by the beginning of
+its key. RUN alone is the final policy of the run, the one that it deploys: what its `evaluate[final]` measured, so with
+`deploy.policy=best` the one that was chosen. Of a run that has not come so far it is the last checkpoint.
+
+Manifests say what an artifact was made from and how; records say which run made it, at which commit, by which version
+of the stage. An artifact that is gone is told from the records, as far as they reach. Nothing is changed.
 
 The story is told by steps, the nearest first: a step is a checkpoint with the trajectories, scores and selection that
 it was trained on, so a run is one line for each round. What holds for a step (reward, algorithm, the run that made it)
@@ -262,13 +264,19 @@ class Lineage:
         return found
 
     def _checkpoint(self, run: RunRecord, step: str) -> str:
+        """Of a step; where none is given, of the final policy."""
         known = checkpoints(run)
         if not known:
             raise ResourceError(f"run {run.short} has trained nothing yet")
         if step and not (step.isdecimal() and int(step) in known):
             steps = ", ".join(map(str, sorted(known)))
             raise ResourceError(f"run {run.short} has no checkpoint of step {step}; expected one of {steps}")
-        return known[int(step) if step else max(known)]
+        return known[int(step)] if step else _final_policy(run) or known[max(known)]
+
+
+def _final_policy(run: RunRecord) -> str | None:
+    """Key of the checkpoint that a run evaluated as its final one; None where it has not come so far."""
+    return next((one.request["inputs"].get("policy") for one in run.stages if one.label == "evaluate[final]"), None)
 
 
 def news(facts: Mapping[str, str], known: dict[str, str]) -> dict[str, str]:
@@ -423,7 +431,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m flows.lineage", description="Says what made an artifact, and what was made from it."
     )
     parser.add_argument(
-        "artifact", metavar="KEY|RUN@STEP|RUN", help="the beginning of a key; a run's checkpoint; its last one"
+        "artifact",
+        metavar="KEY|RUN@STEP|RUN",
+        help="an artifact by the beginning of its key; a run's checkpoint after round STEP; or a run's final policy, "
+        "which it deploys: with deploy.policy=best the one that was chosen (its last checkpoint if it has none yet)",
     )
     parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="folder of the runs")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
