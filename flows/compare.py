@@ -5,8 +5,9 @@ the scenarios that both played, held-out success by round, the rounds, time and 
 changed from fail to success or back. The terminal gets it in short; the page below `<root>/compare/` has all of it, the
 curves, and the episodes of the scenarios that changed, side by side.
 
-Records and artifacts are read, nothing else, and neither is changed. A run that still goes on, failed or was killed is
-compared as far as it got. What is gone from the store is missing, and the text says so.
+Records and artifacts are read, nothing else, and neither is changed; an artifact that is not below the root any more is
+read from the store that its run was started with. A run that still goes on, failed or was killed is compared as far as
+it got. What is gone from both is missing, and the text says so.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.artifacts import Artifact, Store
+from components.artifacts import Artifact
 from components.deployment.card import PLACEMENT
 from components.errors import EspalierError, ResourceError
-from flows.peek import Peek, targets
+from flows.peek import Peek, peek_through, targets
 from flows.records import Records, RunRecord
 from flows.stage import DEFAULT_ROOT
 
@@ -64,14 +65,14 @@ def compare(root: Path, references: Sequence[str]) -> Comparison:
         if run.id in found:
             raise ResourceError(f"run {run.short} ({run.name}) is named twice, the second time as {reference!r}")
         found[run.id] = run
-    peek = Peek(Store(records.root / "artifacts"))
-    runs = [_run(letter, run, records, peek) for letter, run in zip(LETTERS, found.values(), strict=False)]
+    peeks = {run.id: peek_through(records.root, run.spec.get("store")) for run in found.values()}
+    runs = [_run(letter, run, records, peeks[run.id]) for letter, run in zip(LETTERS, found.values(), strict=False)]
     specs = [run.spec for run in found.values()]
     differing = dict(_differing(specs))
     decisive = {path: values for path, values in differing.items() if _decisive(path, specs)}
     return Comparison(
         runs=runs,
-        results=_texts(decisive | dict(_differing([_code(run, peek) for run in found.values()]))),
+        results=_texts(decisive | dict(_differing([_code(run, peeks[run.id]) for run in found.values()]))),
         rest=_texts(
             {path: values for path, values in differing.items() if path not in decisive}
             | dict(_differing([{"git commit": run.git_commit} for run in found.values()]))
@@ -94,6 +95,8 @@ def _run(letter: str, run: RunRecord, records: Records, peek: Peek) -> Run:
     evaluations = _evaluations(letter, run, peek, notes)
     heldout = _heldout(run, evaluations, peek, notes, gone)
     rounds = _rounds(run, peek, gone)
+    if peek.unread:
+        notes.append(f"its store cannot be read, so what is only there is missing: {peek.unread}")
     if gone:
         notes.append(f"not in the store any more, or damaged, so that curves are incomplete: {_listed(gone)}")
     return Run(
@@ -127,17 +130,17 @@ def _evaluations(letter: str, run: RunRecord, peek: Peek, notes: list[str]) -> d
         label = f"evaluate[{name}]"
         if label not in keys:
             continue
-        artifact = peek.find(keys[label], verify=True)
-        if artifact is None:
-            notes.append(f"{label} is not in the store any more, or is damaged: run it again")
-            continue
-        folder = artifact.path
-        try:
-            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-            episodes = load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
-        except (OSError, ValueError) as error:
-            notes.append(f"{label} cannot be read: {error}")
-            continue
+        with peek.opened(keys[label]) as artifact:
+            if artifact is None:
+                notes.append(f"{label} is not in the store any more, or is damaged: run it again")
+                continue
+            folder = artifact.path
+            try:
+                summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+                episodes = load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
+            except (OSError, ValueError) as error:
+                notes.append(f"{label} cannot be read: {error}")
+                continue
         algorithm = str(run.spec.get("algorithm", {}).get("name", "")).upper()
         found[name] = Evaluation(f"{letter} {title.format(algorithm=algorithm)}", summary, episodes)
     if not found:
@@ -158,14 +161,14 @@ def _heldout(
         if name in evaluations:
             found[one.step] = evaluations[name].summary
         elif name.isdecimal():
-            artifact = peek.find(one.key, verify=True)
-            if artifact is None:
-                gone.append(one.label)
-                continue
-            try:
-                found[one.step] = json.loads((artifact.path / "summary.json").read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                notes.append(f"{one.label} cannot be read: {error}")
+            with peek.opened(one.key) as artifact:
+                if artifact is None:
+                    gone.append(one.label)
+                    continue
+                try:
+                    found[one.step] = json.loads((artifact.path / "summary.json").read_text(encoding="utf-8"))
+                except (OSError, ValueError) as error:
+                    notes.append(f"{one.label} cannot be read: {error}")
     return dict(sorted(found.items()))
 
 

@@ -5,7 +5,8 @@ its key. RUN alone is the final policy of the run, the one that it deploys: what
 `deploy.policy=best` the one that was chosen. Of a run that has not come so far it is the last checkpoint.
 
 Manifests say what an artifact was made from and how; records say which run made it, at which commit, by which version
-of the stage. An artifact that is gone is told from the records, as far as they reach. Nothing is changed.
+of the stage. A manifest that is not below the root any more is read from the store that its run was started with; an
+artifact that is gone there too is told from the records, as far as they reach. Nothing is changed.
 
 The story is told by steps, the nearest first: a step is a checkpoint with the trajectories, scores and selection that
 it was trained on, so a run is one line for each round. What holds for a step (reward, algorithm, the run that made it)
@@ -29,7 +30,7 @@ from components.artifacts import Store
 from components.errors import EspalierError, ResourceError
 from components.redaction import mask
 from flows.fork import checkpoints
-from flows.peek import Peek, targets
+from flows.peek import Peek, peek_through, targets
 from flows.records import SHORTEST, Records, RunRecord, StageRecord
 from flows.stage import DEFAULT_ROOT
 
@@ -81,10 +82,14 @@ class Step:
 
 
 class Lineage:
-    """Which artifact below one root was made from which, and by which run."""
+    """Which artifact below one root was made from which, and by which run. With `through`, what is not in the folder is
+    looked for in the store that its run was started with; `unread` says which of these cannot be read."""
 
-    def __init__(self, root: str | Path):
+    def __init__(self, root: str | Path, *, through: bool = False):
         self.records = Records(root)
+        self._through = through
+        self._peeks: dict[str, Peek] = {}
+        """Into remote stores, by URI."""
         self.runs: dict[str, RunRecord] = {}
         self._peek = Peek(Store(self.records.root / "artifacts"))
         self._found: dict[str, tuple[RunRecord, StageRecord]] = {}
@@ -126,12 +131,12 @@ class Lineage:
     def node(self, key: str) -> Node:
         """The artifact of a key. Of one that neither the store nor a record knows, only the key is told."""
         if key not in self._nodes:
-            self._nodes[key] = self._node(key)
+            self._nodes[key] = self._node(key, self._through)
         return self._nodes[key]
 
-    def _node(self, key: str) -> Node:
+    def _node(self, key: str, through: bool) -> Node:
         run, stage = self._found.get(key, (None, None))
-        manifest = self._peek.manifest(key)
+        manifest = self._peek.manifest(key) or (self._behind(run).manifest(key) if run and through else None)
         if manifest is not None:
             kind, name, digest, spec = (manifest[part] for part in ("kind", "stage", "digest", "spec"))
             inputs = {input: one["key"] for input, one in manifest["inputs"].items()}
@@ -153,6 +158,16 @@ class Lineage:
             metrics=manifest["metrics"] if manifest else {},
             present=manifest is not None,
         )
+
+    def _behind(self, run: RunRecord) -> Peek:
+        uri = run.spec.get("store") or ""
+        if uri not in self._peeks:
+            self._peeks[uri] = peek_through(self.records.root, uri or None)
+        return self._peeks[uri]
+
+    @property
+    def unread(self) -> list[str]:
+        return [one.unread for one in self._peeks.values() if one.unread]
 
     def ancestors(self, key: str) -> list[Node]:
         """What an artifact was made from, itself first, each one before what it was made from."""
@@ -241,7 +256,8 @@ class Lineage:
         """By key: what was made from it, directly."""
         found: dict[str, list[str]] = {}
         for key in sorted(self._keys):
-            for below in dict.fromkeys(self.node(key).inputs.values()):
+            node = self._nodes.get(key) or self._node(key, through=False)  # of all keys: no store is asked so much
+            for below in dict.fromkeys(node.inputs.values()):
                 found.setdefault(below, []).append(key)
         return found
 
@@ -440,12 +456,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
     try:
-        lineage = Lineage(options.root)
+        lineage = Lineage(options.root, through=True)
         key = lineage.resolve(options.artifact)
     except EspalierError as error:
         print(error, file=sys.stderr)
         return 2
     print(json.dumps(to_json(lineage, key)) if options.json else show(lineage, key), end="\n" if options.json else "")
+    for why in lineage.unread:
+        print(f"what is only in this store counts as gone: {why}", file=sys.stderr)
     return 0
 
 
