@@ -1,12 +1,13 @@
 """`python -m flows.compare A B …`: runs side by side; A is the baseline.
 
 What differs in their configuration, the held-out results of each with 95 % intervals, the paired difference to A on
-the scenarios that both played, the rounds, time and cost by stage, and which scenarios changed from fail to success or
-back. The terminal gets it in short; the page below `<root>/compare/` has all of it, the curves, and the episodes of
-the scenarios that changed, side by side.
+the scenarios that both played, held-out success by round, the rounds, time and cost by stage, and which scenarios
+changed from fail to success or back. The terminal gets it in short; the page below `<root>/compare/` has all of it, the
+curves, and the episodes of the scenarios that changed, side by side.
 
-Records and artifacts are read, nothing else, and neither is changed. A run that still goes on, failed or was killed is
-compared as far as it got. What is gone from the store is missing, and the text says so.
+Records and artifacts are read, nothing else, and neither is changed; an artifact that is not below the root any more is
+read from the store that its run was started with. A run that still goes on, failed or was killed is compared as far as
+it got. What is gone from both is missing, and the text says so.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.artifacts import Artifact, Store
+from components.artifacts import Artifact
 from components.deployment.card import PLACEMENT
 from components.errors import EspalierError, ResourceError
-from flows.peek import Peek, targets
+from flows.peek import Peek, peek_through, targets
 from flows.records import Records, RunRecord
 from flows.stage import DEFAULT_ROOT
 
@@ -41,6 +42,10 @@ LETTERS = string.ascii_uppercase
 NOT_DECISIVE = PLACEMENT - {"fork"}
 """Keys of a configuration that do not determine results, at any depth. Where a fork begins does."""
 MISSING = "–"
+BARS = "▁▂▃▄▅▆▇█"
+"""A share from 0 to 1, in the terminal."""
+MOST_BARS = 32
+"""Evaluations of one run that are drawn in the terminal; of more, as many that lie evenly."""
 
 
 def compare(root: Path, references: Sequence[str]) -> Comparison:
@@ -60,14 +65,14 @@ def compare(root: Path, references: Sequence[str]) -> Comparison:
         if run.id in found:
             raise ResourceError(f"run {run.short} ({run.name}) is named twice, the second time as {reference!r}")
         found[run.id] = run
-    peek = Peek(Store(records.root / "artifacts"))
-    runs = [_run(letter, run, records, peek) for letter, run in zip(LETTERS, found.values(), strict=False)]
+    peeks = {run.id: peek_through(records.root, run.spec.get("store")) for run in found.values()}
+    runs = [_run(letter, run, records, peeks[run.id]) for letter, run in zip(LETTERS, found.values(), strict=False)]
     specs = [run.spec for run in found.values()]
     differing = dict(_differing(specs))
     decisive = {path: values for path, values in differing.items() if _decisive(path, specs)}
     return Comparison(
         runs=runs,
-        results=_texts(decisive | dict(_differing([_code(run, peek) for run in found.values()]))),
+        results=_texts(decisive | dict(_differing([_code(run, peeks[run.id]) for run in found.values()]))),
         rest=_texts(
             {path: values for path, values in differing.items() if path not in decisive}
             | dict(_differing([{"git commit": run.git_commit} for run in found.values()]))
@@ -86,7 +91,14 @@ def _run(letter: str, run: RunRecord, records: Records, peek: Peek) -> Run:
     status = "killed" if run.status == "RUNNING" and not records.alive(run) else run.status.lower()
     notes = [] if status == "finished" else [f"{status}: compared as far as it got, {len(run.stages)} stages"]
     ended = time.time() if status == "running" else run.ended
+    gone: list[str] = []
     evaluations = _evaluations(letter, run, peek, notes)
+    heldout = _heldout(run, evaluations, peek, notes, gone)
+    rounds = _rounds(run, peek, gone)
+    if peek.unread:
+        notes.append(f"its store cannot be read, so what is only there is missing: {peek.unread}")
+    if gone:
+        notes.append(f"not in the store any more, or damaged, so that curves are incomplete: {_listed(gone)}")
     return Run(
         letter=letter,
         id=run.id,
@@ -98,8 +110,10 @@ def _run(letter: str, run: RunRecord, records: Records, peek: Peek) -> Run:
         git_commit=run.git_commit or "",
         overrides=[one for one in run.overrides if not one.startswith("root=")],
         evaluations=evaluations,
-        rounds=_rounds(run, peek, notes),
+        rounds=rounds,
         stages=_stages(run),
+        heldout=heldout,
+        chosen=next((one.step for one in run.notices if one.kind == "best"), None),
         notes=notes,
     )
 
@@ -116,17 +130,17 @@ def _evaluations(letter: str, run: RunRecord, peek: Peek, notes: list[str]) -> d
         label = f"evaluate[{name}]"
         if label not in keys:
             continue
-        artifact = peek.find(keys[label], verify=True)
-        if artifact is None:
-            notes.append(f"{label} is not in the store any more, or is damaged: run it again")
-            continue
-        folder = artifact.path
-        try:
-            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-            episodes = load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
-        except (OSError, ValueError) as error:
-            notes.append(f"{label} cannot be read: {error}")
-            continue
+        with peek.opened(keys[label]) as artifact:
+            if artifact is None:
+                notes.append(f"{label} is not in the store any more, or is damaged: run it again")
+                continue
+            folder = artifact.path
+            try:
+                summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+                episodes = load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
+            except (OSError, ValueError) as error:
+                notes.append(f"{label} cannot be read: {error}")
+                continue
         algorithm = str(run.spec.get("algorithm", {}).get("name", "")).upper()
         found[name] = Evaluation(f"{letter} {title.format(algorithm=algorithm)}", summary, episodes)
     if not found:
@@ -134,15 +148,38 @@ def _evaluations(letter: str, run: RunRecord, peek: Peek, notes: list[str]) -> d
     return found
 
 
-def _rounds(run: RunRecord, peek: Peek, notes: list[str]) -> dict[int, dict[str, float]]:
+def _heldout(
+    run: RunRecord, evaluations: Mapping[str, Evaluation], peek: Peek, notes: list[str], gone: list[str]
+) -> dict[int, Mapping[str, Any]]:
+    """Summaries of the evaluations by the round after which the policy stood; the untrained model before a warmup is
+    left out."""
+    found: dict[int, Mapping[str, Any]] = {}
+    for one in run.stages:
+        stage, _, name = one.label.rstrip("]").partition("[")
+        if stage != "evaluate" or one.step < 0:
+            continue
+        if name in evaluations:
+            found[one.step] = evaluations[name].summary
+        elif name.isdecimal():
+            with peek.opened(one.key) as artifact:
+                if artifact is None:
+                    gone.append(one.label)
+                    continue
+                try:
+                    found[one.step] = json.loads((artifact.path / "summary.json").read_text(encoding="utf-8"))
+                except (OSError, ValueError) as error:
+                    notes.append(f"{one.label} cannot be read: {error}")
+    return dict(sorted(found.items()))
+
+
+def _rounds(run: RunRecord, peek: Peek, gone: list[str]) -> dict[int, dict[str, float]]:
     """Figures of each round, under the names that the report plots."""
     from flows.results import round_figures
 
     rounds: dict[int, dict[str, Artifact]] = {}
-    gone = []
     for one in run.stages:
         stage, _, number = one.label.rstrip("]").partition("[")
-        if not number.isdecimal():
+        if stage == "evaluate" or not number.isdecimal():
             continue
         artifacts = rounds.setdefault(int(number), {})
         artifact = peek.find(one.key)
@@ -150,8 +187,6 @@ def _rounds(run: RunRecord, peek: Peek, notes: list[str]) -> dict[int, dict[str,
             gone.append(one.label)
         else:
             artifacts[stage] = artifact
-    if gone:
-        notes.append(f"not in the store any more, so that curves have gaps: {_listed(gone)}")
     return {number: round_figures(artifacts) for number, artifacts in sorted(rounds.items())}
 
 
@@ -242,6 +277,8 @@ def to_json(comparison: Comparison, html: Path) -> dict[str, Any]:
                 "git_commit": run.git_commit or None,
                 "overrides": list(run.overrides),
                 "evaluations": {name: dict(one.summary) for name, one in run.evaluations.items()},
+                "heldout": {str(number): dict(summary) for number, summary in run.heldout.items()},
+                "chosen": run.chosen,
                 "rounds": {str(number): dict(values) for number, values in run.rounds.items()},
                 "stages": {kind: asdict(total) for kind, total in run.stages.items()},
                 "total": asdict(run.total),
@@ -298,6 +335,11 @@ def _rows(runs: Sequence[Run]) -> list[list[str]]:
             rows.append(
                 [f"{measure} {name}", *(with_interval(one.summary[measure]) if one else MISSING for one in found)]
             )
+    if any(len(run.heldout) > 1 for run in runs):
+        rows.append([f"success by round ({BARS[0]} 0, {BARS[-1]} 1)", *(_bars(run.heldout) for run in runs)])
+        rows.append(["success at its highest", *(_highest(run.heldout) for run in runs)])
+    if any(run.chosen is not None for run in runs):
+        rows.append(["chosen as the best", *(MISSING if run.chosen is None else f"round {run.chosen}" for run in runs)])
     rows.append(["rounds", *(str(len(run.rounds)) for run in runs)])
     rows.append(["stages", *(f"{run.total.ran} ran, {run.total.cached} cached" for run in runs)])
     kinds = list(dict.fromkeys(kind for run in runs for kind in run.stages))
@@ -308,6 +350,30 @@ def _rows(runs: Sequence[Run]) -> list[list[str]]:
     if any(run.total.cost for run in runs):
         rows.append(["cost", *(f"{run.total.cost:.4g}" for run in runs)])
     return rows
+
+
+def _bars(heldout: Mapping[int, Mapping[str, Any]]) -> str:
+    """Success by round: `▁▃▅▅█ rounds 0 to 8`."""
+    if not heldout:
+        return MISSING
+    values = [one["success"]["mean"] for one in heldout.values()]
+    last, count = len(values) - 1, min(len(values), MOST_BARS)
+    shown = [values[round(place * last / max(count - 1, 1))] for place in range(count)]
+    bars = "".join(" " if one is None else BARS[min(int(one * len(BARS)), len(BARS) - 1)] for one in shown)
+    rounds = f"rounds {min(heldout)} to {max(heldout)}" if last else f"round {min(heldout)}"
+    return f"{bars} {rounds}{f', {count} of {len(values)}' if count < len(values) else ''}"
+
+
+def _highest(heldout: Mapping[int, Mapping[str, Any]]) -> str:
+    """The highest success with its interval, of equal ones the earliest: `0.500 [0.250, 0.750] round 4`."""
+    from flows.results import with_interval
+    from flows.stopping import best_of
+
+    place = best_of([one["success"]["mean"] for one in heldout.values()])
+    if place is None:
+        return MISSING
+    number, summary = list(heldout.items())[place]
+    return f"{with_interval(summary['success'])} round {number}"
 
 
 def _table(title: str, rows: Sequence[Sequence[str]], runs: Sequence[Run]) -> Table:

@@ -1,9 +1,12 @@
 """`python -m flows.lineage KEY|RUN@STEP|RUN`: what made an artifact, back to the start, and what was made from it.
 
-RUN@STEP is the checkpoint that a run had after round STEP (0: after its warmup), RUN alone its last one, KEY any
-artifact by the beginning of its key. Manifests say what an artifact was made from and how; records say which run made
-it, at which commit, by which version of the stage. An artifact that is gone is told from the records, as far as they
-reach. Nothing is changed.
+RUN@STEP is the checkpoint that a run had after round STEP (0: after its warmup), KEY any artifact by the beginning of
+its key. RUN alone is the final policy of the run, the one that it deploys: what its `evaluate[final]` measured, so with
+`deploy.policy=best` the one that was chosen. Of a run that has not come so far it is the last checkpoint.
+
+Manifests say what an artifact was made from and how; records say which run made it, at which commit, by which version
+of the stage. A manifest that is not below the root any more is read from the store that its run was started with; an
+artifact that is gone there too is told from the records, as far as they reach. Nothing is changed.
 
 The story is told by steps, the nearest first: a step is a checkpoint with the trajectories, scores and selection that
 it was trained on, so a run is one line for each round. What holds for a step (reward, algorithm, the run that made it)
@@ -27,7 +30,7 @@ from components.artifacts import Store
 from components.errors import EspalierError, ResourceError
 from components.redaction import mask
 from flows.fork import checkpoints
-from flows.peek import Peek, targets
+from flows.peek import Peek, peek_through, targets
 from flows.records import SHORTEST, Records, RunRecord, StageRecord
 from flows.stage import DEFAULT_ROOT
 
@@ -79,10 +82,14 @@ class Step:
 
 
 class Lineage:
-    """Which artifact below one root was made from which, and by which run."""
+    """Which artifact below one root was made from which, and by which run. With `through`, what is not in the folder is
+    looked for in the store that its run was started with; `unread` says which of these cannot be read."""
 
-    def __init__(self, root: str | Path):
+    def __init__(self, root: str | Path, *, through: bool = False):
         self.records = Records(root)
+        self._through = through
+        self._peeks: dict[str, Peek] = {}
+        """Into remote stores, by URI."""
         self.runs: dict[str, RunRecord] = {}
         self._peek = Peek(Store(self.records.root / "artifacts"))
         self._found: dict[str, tuple[RunRecord, StageRecord]] = {}
@@ -124,12 +131,12 @@ class Lineage:
     def node(self, key: str) -> Node:
         """The artifact of a key. Of one that neither the store nor a record knows, only the key is told."""
         if key not in self._nodes:
-            self._nodes[key] = self._node(key)
+            self._nodes[key] = self._node(key, self._through)
         return self._nodes[key]
 
-    def _node(self, key: str) -> Node:
+    def _node(self, key: str, through: bool) -> Node:
         run, stage = self._found.get(key, (None, None))
-        manifest = self._peek.manifest(key)
+        manifest = self._peek.manifest(key) or (self._behind(run).manifest(key) if run and through else None)
         if manifest is not None:
             kind, name, digest, spec = (manifest[part] for part in ("kind", "stage", "digest", "spec"))
             inputs = {input: one["key"] for input, one in manifest["inputs"].items()}
@@ -151,6 +158,16 @@ class Lineage:
             metrics=manifest["metrics"] if manifest else {},
             present=manifest is not None,
         )
+
+    def _behind(self, run: RunRecord) -> Peek:
+        uri = run.spec.get("store") or ""
+        if uri not in self._peeks:
+            self._peeks[uri] = peek_through(self.records.root, uri or None)
+        return self._peeks[uri]
+
+    @property
+    def unread(self) -> list[str]:
+        return [one.unread for one in self._peeks.values() if one.unread]
 
     def ancestors(self, key: str) -> list[Node]:
         """What an artifact was made from, itself first, each one before what it was made from."""
@@ -239,7 +256,8 @@ class Lineage:
         """By key: what was made from it, directly."""
         found: dict[str, list[str]] = {}
         for key in sorted(self._keys):
-            for below in dict.fromkeys(self.node(key).inputs.values()):
+            node = self._nodes.get(key) or self._node(key, through=False)  # of all keys: no store is asked so much
+            for below in dict.fromkeys(node.inputs.values()):
                 found.setdefault(below, []).append(key)
         return found
 
@@ -262,13 +280,19 @@ class Lineage:
         return found
 
     def _checkpoint(self, run: RunRecord, step: str) -> str:
+        """Of a step; where none is given, of the final policy."""
         known = checkpoints(run)
         if not known:
             raise ResourceError(f"run {run.short} has trained nothing yet")
         if step and not (step.isdecimal() and int(step) in known):
             steps = ", ".join(map(str, sorted(known)))
             raise ResourceError(f"run {run.short} has no checkpoint of step {step}; expected one of {steps}")
-        return known[int(step) if step else max(known)]
+        return known[int(step)] if step else _final_policy(run) or known[max(known)]
+
+
+def _final_policy(run: RunRecord) -> str | None:
+    """Key of the checkpoint that a run evaluated as its final one; None where it has not come so far."""
+    return next((one.request["inputs"].get("policy") for one in run.stages if one.label == "evaluate[final]"), None)
 
 
 def news(facts: Mapping[str, str], known: dict[str, str]) -> dict[str, str]:
@@ -423,18 +447,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m flows.lineage", description="Says what made an artifact, and what was made from it."
     )
     parser.add_argument(
-        "artifact", metavar="KEY|RUN@STEP|RUN", help="the beginning of a key; a run's checkpoint; its last one"
+        "artifact",
+        metavar="KEY|RUN@STEP|RUN",
+        help="an artifact by the beginning of its key; a run's checkpoint after round STEP; or a run's final policy, "
+        "which it deploys: with deploy.policy=best the one that was chosen (its last checkpoint if it has none yet)",
     )
     parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="folder of the runs")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
     try:
-        lineage = Lineage(options.root)
+        lineage = Lineage(options.root, through=True)
         key = lineage.resolve(options.artifact)
     except EspalierError as error:
         print(error, file=sys.stderr)
         return 2
     print(json.dumps(to_json(lineage, key)) if options.json else show(lineage, key), end="\n" if options.json else "")
+    for why in lineage.unread:
+        print(f"what is only in this store counts as gone: {why}", file=sys.stderr)
     return 0
 
 

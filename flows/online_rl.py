@@ -305,7 +305,8 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
 
         tracker = stack.enter_context(tracking.track(spec, overrides, sweep))
         interruption.last_words.append(lambda: tracker.finish("KILLED"))
-        dead = tracking.close_dead(Records(root), tracker)
+        records = Records(root)
+        dead = tracking.close_dead(records, tracker)
         record = stack.enter_context(
             recording(
                 root,
@@ -327,7 +328,7 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
             outcome = online_rl(spec, call, say_round, forked, execution.notice)
             return results.conclude(execution, outcome, overrides, seconds=time.monotonic() - start)
 
-        found = tasks.run_flow("online-rl", execution, body, prefect, interruption, dead)
+        found = tasks.run_flow("online-rl", execution, body, prefect, interruption, dead, records.close)
         record.run.result = json.loads(found.to_json())
         results.show(found, execution, prefect.ui_command)
     print(found.to_json(), file=stdout, flush=True)

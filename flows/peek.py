@@ -1,20 +1,30 @@
-"""A look at a store that changes nothing: what is damaged stays where it is, nothing is locked, fetched or written."""
+"""A look at a store that changes nothing: what is damaged stays where it is, nothing is locked or written there."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from components.artifacts import MANIFEST, Artifact, Store, parse_manifest, read_artifact
-from components.errors import ArtifactDamaged
+from components.artifacts import MANIFEST, Artifact, Store, Times, parse_manifest, read_artifact
+from components.errors import ArtifactDamaged, ResourceError
+
+PATIENCE = 5.0
+"""Seconds for which a remote store that fails is tried again, where a command only looks."""
 
 
 class Peek:
-    """Looks at the artifacts of one store."""
+    """Looks at the artifacts of one store. With `through`, also manifests and files are read from the remote store
+    behind it, and one that cannot be read counts as empty: `unread` says why."""
 
-    def __init__(self, store: Store):
+    def __init__(self, store: Store, *, through: bool = False):
         self._store = store
+        self._through = through
+        self._texts: dict[str, bytes | None] = {}
+        self.unread = ""
         self.known: dict[str, Artifact] = {}
         """What was found so far, by key."""
         self._manifests: dict[str, dict[str, Any] | None] = {}
@@ -26,7 +36,7 @@ class Peek:
         try:
             if path.is_dir() or remote is None:
                 artifact = read_artifact(path, verify=verify)
-            elif (text := remote.manifest(key)) is not None:
+            elif (text := self._there(key)) is not None:
                 artifact, _ = parse_manifest(text, path, f"{remote.uri}/{key}")
             else:
                 return None
@@ -35,11 +45,45 @@ class Peek:
         self.known[key] = artifact
         return artifact
 
-    def manifest(self, key: str) -> dict[str, Any] | None:
-        """The manifest of an artifact in the folder, None where it is not there."""
-        if key not in self._manifests:
+    @contextmanager
+    def opened(self, key: str) -> Iterator[Artifact | None]:
+        """The artifact of a key with its files, verified; None where that cannot be had. Files of the remote store are
+        fetched into a folder that is gone afterwards."""
+        remote, text = self._store.remote, None if self._store.path(key).is_dir() else self._there(key)
+        if remote is None or text is None:
+            yield self.find(key, verify=True)
+            return
+        with TemporaryDirectory() as folder:
             try:
-                found = json.loads((self._store.path(key) / MANIFEST).read_text(encoding="utf-8"))
+                remote.download(key, text, Path(folder))
+                artifact = read_artifact(Path(folder), verify=False)
+            except ArtifactDamaged:
+                artifact = None
+            except ResourceError as error:
+                artifact, self.unread = None, str(error)
+            yield artifact
+
+    def _there(self, key: str) -> bytes | None:
+        """The manifest of an artifact in the remote store."""
+        remote = self._store.remote
+        if remote is None or self.unread:
+            return None
+        if key not in self._texts:
+            try:
+                self._texts[key] = remote.manifest(key)
+            except ResourceError as error:
+                if not self._through:
+                    raise
+                self.unread = str(error)
+        return self._texts.get(key)
+
+    def manifest(self, key: str) -> dict[str, Any] | None:
+        """The manifest of an artifact in the folder (`through`: or behind it), None where it is not there."""
+        if key not in self._manifests:
+            path = self._store.path(key)
+            text = self._there(key) if self._through and not path.is_dir() else None
+            try:
+                found = json.loads(text or (path / MANIFEST).read_bytes())
             except (OSError, ValueError):
                 found = None
             self._manifests[key] = found if isinstance(found, dict) and {"spec", "seconds"} <= set(found) else None
@@ -49,6 +93,11 @@ class Peek:
         """Keys of all artifacts in the folder."""
         for artifact in self._store.manifests():
             yield artifact.key
+
+
+def peek_through(root: Path, uri: str | None) -> Peek:
+    """A look at the artifacts below a root and, for those that are not there, into the store of this URI."""
+    return Peek(Store(root / "artifacts", uri, Times(patience=PATIENCE)), through=True)
 
 
 def targets(spec: Mapping[str, Any], path: str = "") -> dict[str, dict[str, Any]]:

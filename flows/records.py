@@ -215,6 +215,12 @@ class Writer:
         self.run.stages.append(stage)
         self.records.write(self.run)
 
+    def begun(self, flow_run: str) -> None:
+        """The run has begun in Prefect, under this id. Written at once: whoever is killed from now on has to be closed
+        there."""
+        self.run.prefect_flow_run = flow_run
+        self.records.write(self.run)
+
     def note(self, notice: Notice) -> None:
         self.run.notices.append(notice)
         self.records.write(self.run)

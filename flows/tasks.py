@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
-from uuid import UUID
 
 from components.artifacts import Artifact
 from flows.console import silence_prefect
 from flows.execution import Execution
 from flows.interrupt import Interruption
 from flows.online_rl import Call
+from flows.records import RunRecord
 from flows.results import Results
 from flows.server import Api, Server
 from flows.stages import STAGES
@@ -34,12 +34,13 @@ def run_flow(
     body: Callable[[Call], Results],
     api: Api,
     interruption: Interruption,
-    dead: Sequence[str] = (),
+    dead: Sequence[RunRecord] = (),
+    close: Callable[[RunRecord], None] = lambda run: None,
 ) -> Results:
     """Runs `body` as a Prefect flow; what it calls become task runs. The result is summed up in a Prefect artifact.
 
-    dead: ids of flow runs that were killed; they are set to Crashed. A server that goes away meanwhile costs a warning:
-    the stages do not need it. Raises what `body` raises.
+    dead: runs that were killed; their flow runs are set to Crashed, and `close` is called with each that Prefect was
+    told of. A server that goes away meanwhile costs a warning: the stages do not need it. Raises what `body` raises.
     """
     from prefect import flow
     from prefect.artifacts import create_markdown_artifact
@@ -61,7 +62,7 @@ def run_flow(
         interruption.install()
         context = FlowRunContext.get()
         if execution.record is not None and context is not None and context.flow_run is not None:
-            execution.record.run.prefect_flow_run = str(context.flow_run.id)
+            execution.record.begun(str(context.flow_run.id))
         try:
             results = body(task_call(execution))
         except BaseException as error:  # Ctrl-C too: Prefect may raise another error in its place
@@ -75,7 +76,7 @@ def run_flow(
         settings[PREFECT_FLOWS_HEARTBEAT_FREQUENCY] = None
     with temporary_settings(settings):
         try:
-            _close(dead)
+            _close(dead, close)
             prefect_flow(spec.model_dump(mode="json", by_alias=True))
         except BaseException as error:
             if failed:  # whatever Prefect made of it
@@ -109,20 +110,37 @@ def task_call(execution: Execution) -> Call:
     return call
 
 
-def _close(flow_runs: Sequence[str]) -> None:
+def _close(dead: Sequence[RunRecord], close: Callable[[RunRecord], None]) -> None:
+    """Tells Prefect which runs were killed; `close` is called with each that it was told of. A server that fails costs
+    a warning: the runs that are left stay as they are, and the next run tries again."""
+    for place, run in enumerate(dead):
+        try:
+            _crash(run.prefect_flow_run)
+        except Exception as error:  # noqa: BLE001  a server has many ways to fail, and the run needs none of it
+            left = ", ".join(f"{one.prefect_flow_run} (run {one.short})" for one in dead[place:])
+            logger.warning(
+                "Prefect could not be told that these flow runs were killed, they stay Running there until the next "
+                "run tries again: %s. %s: %s",
+                *(left, type(error).__name__, error),
+            )
+            return
+        close(run)
+
+
+def _crash(flow_run_id: str) -> None:
     """Nobody else does: a killed flow and its task stay Running for Prefect."""
-    if not flow_runs:
-        return
     from prefect import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+    from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+    from prefect.client.schemas.objects import TERMINAL_STATES, StateType
     from prefect.states import Crashed
 
-    killed = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(one) for one in flow_runs]))
+    killed = FlowRunFilter.model_validate({"id": {"any_": [flow_run_id]}})
+    open_ = [one for one in StateType if one not in TERMINAL_STATES]  # the server gives 200 tasks at most
+    at_work = TaskRunFilter.model_validate({"state": {"type": {"any_": open_}}})
     crashed = Crashed(message="its process was killed")
     with get_client(sync_client=True) as client:
-        for task_run in client.read_task_runs(flow_run_filter=killed):
-            if task_run.state is None or not task_run.state.is_final():
-                client.set_task_run_state(task_run.id, crashed, force=True)
+        for task_run in client.read_task_runs(flow_run_filter=killed, task_run_filter=at_work):
+            client.set_task_run_state(task_run.id, crashed, force=True)
         for flow_run in client.read_flow_runs(flow_run_filter=killed):
             if flow_run.state is None or not flow_run.state.is_final():
                 client.set_flow_run_state(flow_run.id, crashed, force=True)

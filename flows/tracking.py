@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.artifacts import lock_file
-from flows.records import Records
+from flows.records import Records, RunRecord
 from flows.spec import CODE, ExperimentSpec
 
 if TYPE_CHECKING:
@@ -51,22 +51,23 @@ def track(spec: ExperimentSpec, overrides: Sequence[str], sweep: str | None) -> 
                 tracker.client.set_terminated(parent, status)
 
 
-def close_dead(records: Records, tracker: Tracker) -> list[str]:
-    """Ends the runs that were killed before they could say so: in MLflow and in their records. Returns the ids of their
-    Prefect flow runs."""
+def close_dead(records: Records, tracker: Tracker) -> list[RunRecord]:
+    """Ends the runs that were killed before they could say so, in MLflow. Returns those that Prefect knows: their
+    records are to be closed when it has been told; the others are closed here."""
     from mlflow.exceptions import MlflowException
 
-    ids = []
+    known = []
     for run in records.dead():
         logger.info("run %s was killed; what it had finished is used", run.id)
         try:
             tracker.client.set_terminated(run.id, "KILLED")
         except MlflowException as error:  # deleted by hand, or in another store
             logger.info("MLflow does not know run %s: %s", run.id, error)
-        records.close(run)
         if run.prefect_flow_run:
-            ids.append(run.prefect_flow_run)
-    return ids
+            known.append(run)
+        else:
+            records.close(run)
+    return known
 
 
 def _parent(root: Path, spec: ExperimentSpec, sweep: str) -> str:

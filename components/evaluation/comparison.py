@@ -13,14 +13,14 @@ from typing import Any
 from components.evaluation import examples, plots
 from components.evaluation.metrics import paired_difference
 from components.evaluation.page import page
-from components.evaluation.report import CURVES, Evaluation
+from components.evaluation.report import CURVES, Curve, Evaluation
 from components.redaction import mask
 from components.trajectories.schema import Scenario, Trajectory
 
 MOST_PAIRS = 100
 """Changed scenarios of one run whose episodes are on the page; the others are only named."""
-COLOURS = 6
-"""Runs that have a colour of their own."""
+HELDOUT = "heldout_success"
+"""The curve that is drawn from evaluations."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,11 @@ class Run:
     """Metrics by number of the round, under the names of `components.evaluation.report.CURVES`."""
     stages: Mapping[str, StageTotal]
     """By kind of stage."""
+    heldout: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Summaries of its evaluations by the round after which the policy stood, from the start of the rounds (0; of a
+    fork, the step where it begins) to the final policy."""
+    chosen: int | None = None
+    """The round of the final policy where the run chose the best of those; else None."""
     notes: Sequence[str] = ()
     """What is missing, and why."""
 
@@ -169,7 +174,7 @@ def render(comparison: Comparison) -> str:
         curves=_curves(runs),
         kinds=list(dict.fromkeys(kind for run in runs for kind in run.stages)),
         changes=[_changes(number, one) for number, one in enumerate(comparison.against)],
-        colours=COLOURS,
+        colours=plots.COLOURS,
         most=MOST_PAIRS,
     )
 
@@ -195,11 +200,33 @@ def _changes(number: int, against: Against) -> dict[str, Any]:
 def _curves(runs: Sequence[Run]) -> list[dict[str, str]]:
     found = []
     for curve in CURVES:
-        series = {run.letter: {x: values.get(curve.key) for x, values in run.rounds.items()} for run in runs}
-        svg = plots.lines_chart(series, name=curve.title, text=curve.text, low=curve.low, high=curve.high)
+        note, svg = _heldout(curve, runs) if curve.key == HELDOUT else (curve.note, _training(curve, runs))
         if svg:
-            found.append({"title": curve.title, "note": curve.note, "svg": svg})
+            found.append({"title": curve.title, "note": note, "svg": svg})
     return found
+
+
+def _training(curve: Curve, runs: Sequence[Run]) -> str:
+    series = {run.letter: {x: values.get(curve.key) for x, values in run.rounds.items()} for run in runs}
+    return plots.lines_chart(series, name=curve.title, text=curve.text, low=curve.low, high=curve.high)
+
+
+def _heldout(curve: Curve, runs: Sequence[Run]) -> tuple[str, str]:
+    """A note and the chart; empty where no run was evaluated more than once in the course of its rounds."""
+    if all(len(run.heldout) < 2 for run in runs):
+        return "", ""
+    measured = {run.letter: {x: one["success"] for x, one in run.heldout.items()} for run in runs}
+    series = {letter: {x: one["mean"] for x, one in values.items()} for letter, values in measured.items()}
+    intervals = {
+        letter: {x: (one["low"], one["high"]) for x, one in values.items() if one["low"] is not None}
+        for letter, values in measured.items()
+    }
+    rings = {run.letter: (run.chosen, "chosen as the best") for run in runs if run.chosen is not None}
+    note = f"share, with 95 % interval{'; ring: chosen as the best' if rings else ''}"
+    svg = plots.lines_chart(
+        series, name=curve.title, text=curve.text, low=curve.low, high=curve.high, intervals=intervals, rings=rings
+    )
+    return note, svg
 
 
 def _scenarios(episodes: Sequence[Trajectory]) -> dict[str, Scenario]:

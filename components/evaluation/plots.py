@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from types import MappingProxyType
 
 WIDTH, HEIGHT = 340, 180
+COLOURS = 6
+"""Lines that have a colour of their own; then they begin again."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 12, 24
 """Space for the labels around a chart, in the units of its view box."""
 
@@ -37,7 +40,7 @@ def line_chart(
     if scales is None:
         return ""
     ticks, place_x, place_y = scales
-    runs, dots = _points(dict(zip(xs, ys, strict=True)), "dot", "Round", text, place_x, place_y)
+    runs, dots = _points(dict(zip(xs, ys, strict=True)), "dot", "Round", lambda _, y: text(y), place_x, place_y)
     base = place_y(max(ticks[0], min(0.0, ticks[-1])))
     shapes = []
     for run in runs:
@@ -51,24 +54,42 @@ def line_chart(
 
 
 def lines_chart(
-    series: Mapping[str, Mapping[int, float | None]], *, name: str, text: Format, low: float | None, high: float | None
+    series: Mapping[str, Mapping[int, float | None]],
+    *,
+    name: str,
+    text: Format,
+    low: float | None,
+    high: float | None,
+    intervals: Mapping[str, Mapping[int, tuple[float, float]]] = MappingProxyType({}),
+    rings: Mapping[str, tuple[int, str]] = MappingProxyType({}),
 ) -> str:
-    """Several lines on the same axes: by label, values by round, which may begin and end elsewhere for each. The
-    classes `r0`, `r1`, … colour them, in the order of `series`. Else as `line_chart`."""
+    """Several lines on the same axes: by label, values by round; each has rounds of its own, and a value of None is a
+    gap. The classes `r0`, `r1`, … colour them, in the order of `series`. Else as `line_chart`.
+
+    intervals: by label, bounds around the values by round, drawn as a band. rings: by label, the round whose value has
+    a ring around it, and what that says.
+    """
     xs = sorted({x for values in series.values() for x in values})
-    scales = _scales(xs, [y for values in series.values() for y in values.values()], low, high)
+    ys = [y for values in series.values() for y in values.values()]
+    ys += [bound for bounds in intervals.values() for pair in bounds.values() for bound in pair]
+    scales = _scales(xs, ys, low, high)
     if scales is None:
         return ""
     ticks, place_x, place_y = scales
-    shapes, marks = [], []
+    bands, lines, marks = [], [], []
     for index, (label, values) in enumerate(series.items()):
-        known = {x: values.get(x) for x in xs}
-        runs, dots = _points(known, f"dot r{index}", f"{escape(label)}, round", text, place_x, place_y)
+        colour, what, bounds = f"r{index % COLOURS}", f"{escape(label)}, round", intervals.get(label, {})
+        said = _with_bounds(text, bounds)
+        runs, dots = _points(values, f"dot {colour}", what, said, place_x, place_y)
+        bands += _bands(values, bounds, colour, place_x, place_y)
+        lines += [f'<path class="line {colour}" d="{_path(run)}"/>' for run in runs if len(run) > 1]
         marks += dots
-        for run in runs:
-            path = " L".join(f"{x:.1f} {y:.1f}" for x, y in run)
-            shapes += [f'<path class="line r{index}" d="M{path}"/>'] if len(run) > 1 else []
-    return _svg(name, [*_axis_y(ticks, place_y, text), *_axis_x(xs, place_x), *shapes, *marks])
+        ringed, why = rings.get(label, (None, ""))
+        if ringed is not None and (y := values.get(ringed)) is not None:
+            title = f"<title>{what} {ringed}: {escape(why)}</title>"
+            centre = f'cx="{place_x(ringed):.1f}" cy="{place_y(y):.1f}"'
+            marks.append(f'<circle class="ring {colour}" {centre} r="6.5">{title}</circle>')
+    return _svg(name, [*_axis_y(ticks, place_y, text), *_axis_x(xs, place_x), *bands, *lines, *marks])
 
 
 def stacked_bars(
@@ -117,7 +138,7 @@ def _points(
     values: Mapping[int, float | None],
     kind: str,
     what: str,
-    text: Format,
+    said: Callable[[int, float], str],
     place_x: Callable[[float], float],
     place_y: Callable[[float], float],
 ) -> tuple[list[list[tuple[float, float]]], list[str]]:
@@ -130,9 +151,45 @@ def _points(
             continue
         point = (place_x(x), place_y(y))
         runs[-1].append(point)
-        title = f"<title>{what} {x}: {escape(text(y))}</title>"
+        title = f"<title>{what} {x}: {escape(said(x, y))}</title>"
         dots.append(f'<circle class="{kind}" cx="{point[0]:.1f}" cy="{point[1]:.1f}" r="3">{title}</circle>')
     return [run for run in runs if run], dots
+
+
+def _with_bounds(text: Format, bounds: Mapping[int, tuple[float, float]]) -> Callable[[int, float], str]:
+    """How the value of a round is told: with its bounds where it has some."""
+
+    def said(x: int, y: float) -> str:
+        return f"{text(y)} ({text(bounds[x][0])} to {text(bounds[x][1])})" if x in bounds else text(y)
+
+    return said
+
+
+def _bands(
+    values: Mapping[int, float | None],
+    bounds: Mapping[int, tuple[float, float]],
+    colour: str,
+    place_x: Callable[[float], float],
+    place_y: Callable[[float], float],
+) -> list[str]:
+    """The areas between the bounds, in the stretches in which values follow each other; of one alone, a stroke."""
+    stretches: list[list[int]] = [[]]
+    for x, y in values.items():
+        if y is None or x not in bounds:
+            stretches.append([])
+        else:
+            stretches[-1].append(x)
+    found = []
+    for stretch in filter(None, stretches):
+        edge = [(place_x(x), place_y(bounds[x][1])) for x in stretch]
+        edge += [(place_x(x), place_y(bounds[x][0])) for x in reversed(stretch)]
+        alone = " alone" if len(stretch) == 1 else ""
+        found.append(f'<path class="band{alone} {colour}" d="{_path(edge)} Z"/>')
+    return found
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
 def _scale_x(xs: Sequence[int], width: int = WIDTH, inset: float = 0.0) -> Callable[[float], float]:

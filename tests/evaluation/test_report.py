@@ -254,6 +254,46 @@ def test_several_lines_share_their_axes_and_begin_where_they_do():
     assert plots.lines_chart({"A": {}, "B": {1: None}}, name="", text=str, low=None, high=None) == ""
 
 
+def test_each_line_has_rounds_of_its_own():
+    series = {"A": {0: 0.0, 1: 1.0, 2: 2.0}, "B": {0: 0.0, 2: 1.0}}
+    root = ElementTree.fromstring(plots.lines_chart(series, name="", text=str, low=None, high=None))
+    assert [path.get("class") for path in root.findall("path")] == ["line r0", "line r1"]
+
+
+def test_intervals_are_bands_around_the_lines_and_the_axis_covers_them():
+    series = {"A": {0: 5.0, 1: 6.0, 2: None, 3: 5.0}, "B": {1: 5.0}}
+    intervals = {"A": {0: (0.0, 10.0), 1: (1.0, 9.0), 2: (0.0, 1.0), 3: (4.0, 6.0)}}
+    root = ElementTree.fromstring(
+        plots.lines_chart(
+            series, name="", text=str, low=None, high=None, intervals=intervals, rings={"A": (1, "<best>")}
+        )
+    )
+    assert [path.get("class") for path in root.findall("path")] == ["band r0", "band alone r0", "line r0"]
+    corners = [tuple(map(float, corner.strip("MLZ ").split())) for corner in root.find("path").get("d").split(" L")]
+    heights = [y for _, y in corners]
+    assert len({x for x, _ in corners}) == 2
+    assert heights.index(min(heights)) == 0  # the upper bound of round 0 comes first, its lower bound last
+    assert heights.index(max(heights)) == 3
+    assert 0 < min(heights) < max(heights) < plots.HEIGHT
+    circles = {circle.find("title").text: circle for circle in root.findall("circle")}
+    assert list(circles) == [
+        "A, round 0: 5.0 (0.0 to 10.0)",
+        "A, round 1: 6.0 (1.0 to 9.0)",
+        "A, round 3: 5.0 (4.0 to 6.0)",
+        "A, round 1: <best>",
+        "B, round 1: 5.0",
+    ]
+    ring, dot = circles["A, round 1: <best>"], circles["A, round 1: 6.0 (1.0 to 9.0)"]
+    assert ring.get("class") == "ring r0"
+    assert (ring.get("cx"), ring.get("cy")) == (dot.get("cx"), dot.get("cy"))
+
+
+def test_after_the_last_colour_they_begin_again():
+    series = {str(index): {1: 1.0} for index in range(plots.COLOURS + 1)}
+    root = ElementTree.fromstring(plots.lines_chart(series, name="", text=str, low=None, high=None))
+    assert [dot.get("class") for dot in root.findall("circle")][-2:] == [f"dot r{plots.COLOURS - 1}", "dot r0"]
+
+
 def test_one_point_is_drawn_too():
     root = ElementTree.fromstring(plots.line_chart([1], [5.0], name="", text=str, low=None, high=None))
     dot = root.find("circle")

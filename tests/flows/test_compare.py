@@ -136,6 +136,87 @@ def test_a_fork_is_drawn_from_the_round_in_which_it_began(tmp_path):
     assert {"A, round 1: 0.1", "B, round 3: 0.3"} <= titles
 
 
+EVERY = {"rounds": 4, "evaluate": {"every": 1}}
+BY_ROUND = {"start": "----", "sft": "+---", "1": "++--", "2": "+++-", "3": "+---", "final": "++--"}
+
+
+def evaluated(**changes) -> dict[str, str]:
+    """What evaluations came to, by label."""
+    return {f"evaluate[{name}]": shown for name, shown in {**BY_ROUND, **changes}.items()}
+
+
+def test_success_by_round_goes_from_the_start_of_the_rounds_to_the_final_policy(tmp_path, capsys):
+    one = pretend(tmp_path, **EVERY, episodes=evaluated())
+    short = pretend(tmp_path, rounds=2, seed=1, warmup=None, episodes=evaluated())
+    first, second = compare(tmp_path, [one.id, short.id]).runs
+    assert {number: summary["success"]["mean"] for number, summary in first.heldout.items()} == {
+        0: 0.25, 1: 0.5, 2: 0.75, 3: 0.25, 4: 0.5,
+    }  # fmt: skip
+    assert first.heldout[4] == first.evaluations["final"].summary
+    assert {number: summary["success"]["mean"] for number, summary in second.heldout.items()} == {0: 0.0, 2: 0.5}
+    assert main([one.id, short.id, "--root", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"success by round \(▁ 0, █ 1\) +▃▅▇▃▅ rounds 0 to 4 +▁▅ rounds 0 to 2\n", text)
+    assert re.search(r"success at its highest +0\.750 \[.*\] round 2 +0\.500 \[.*\] round 2\n", text)
+    assert "chosen" not in text
+    assert main([one.id, short.id, "--root", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["runs"]
+    assert list(found[0]["heldout"]) == ["0", "1", "2", "3", "4"]
+    assert found[0]["heldout"]["2"] == json.loads(json.dumps(first.heldout[2]))
+    assert [run["chosen"] for run in found] == [None, None]
+
+
+def test_success_by_round_is_a_line_with_its_interval_and_the_chosen_round_has_a_ring(tmp_path, capsys):
+    one = pretend(tmp_path, **EVERY, episodes=evaluated())
+    best = pretend(tmp_path, **EVERY, seed=1, deploy={"policy": "best"}, episodes=evaluated(**{"4": "++--"}))
+    found = page(tmp_path, one.id, best.id)
+    run = compare(tmp_path, [one.id, best.id]).runs[1]
+    assert run.chosen == best.stage("evaluate[final]").step == 2
+    assert list(run.heldout) == [0, 1, 2, 3, 4]
+    titles = [words for words in found.words if re.match(r"[AB], round \d: ", words)]
+    assert [words for words in titles if "chosen" in words] == ["B, round 2: chosen as the best"]
+    assert any("ring: chosen as the best" in words for words in found.words)
+    low, high = (f"{100 * run.heldout[2]['success'][bound]:.0f}" for bound in ("low", "high"))
+    told = [words.replace("\N{NARROW NO-BREAK SPACE}", " ") for words in titles]
+    assert f"B, round 2: 75 % ({low} % to {high} %)" in told
+    classes = [value for _, name, value in found.attributes if name == "class"]
+    assert {"band r0", "band r1", "ring r1"} <= set(classes)
+    assert re.search(r"chosen as the best +– +round 2\n", capsys.readouterr().out)
+
+
+def test_a_run_that_ended_early_or_began_later_has_the_rounds_that_it_has(tmp_path):
+    one = pretend(tmp_path, **EVERY, episodes=evaluated())
+    fork = pretend(tmp_path, **EVERY, fork=f"{one.short}@2", episodes=evaluated(start="+++-"))
+    stopped = pretend(tmp_path, **EVERY, seed=1, stop_at="judge[3]", episodes=evaluated())
+    runs = compare(tmp_path, [one.id, fork.id, stopped.id]).runs
+    assert [list(run.heldout) for run in runs] == [[0, 1, 2, 3, 4], [2, 3, 4], [0, 1, 2]]
+
+
+def test_evaluations_in_the_rounds_that_are_gone_or_damaged_are_told(tmp_path):
+    one = pretend(tmp_path, **EVERY, episodes=evaluated())
+    other = pretend(tmp_path, **EVERY, seed=1, episodes=evaluated())
+    store = Store(tmp_path / "artifacts")
+    shutil.rmtree(store.path(other.stage("evaluate[1]").key))
+    (store.path(other.stage("evaluate[3]").key) / "summary.json").write_text("{}")
+    runs = compare(tmp_path, [one.id, other.id]).runs
+    assert runs[0].notes == []
+    assert runs[1].notes == [
+        "not in the store any more, or damaged, so that curves are incomplete: evaluate[1], evaluate[3]",
+    ]
+    assert list(runs[1].heldout) == [0, 2, 4]
+
+
+def test_many_rounds_are_shown_in_few_characters():
+    from flows.compare import MOST_BARS, _bars
+
+    heldout = {number: {"success": {"mean": number / 100}} for number in range(101)}
+    bars, _, rest = _bars(heldout).partition(" ")
+    assert (len(bars), rest) == (MOST_BARS, f"rounds 0 to 100, {MOST_BARS} of 101")
+    assert (bars[0], bars[-1], sorted(bars)) == ("▁", "█", list(bars))
+    assert _bars({3: {"success": {"mean": 0.5}}}) == "▅ round 3"
+    assert _bars({}) == "–"
+
+
 def test_only_scenarios_that_are_the_same_are_compared(tmp_path):
     before = played({0, 1})
     after = [*played({0, 2, 3, 4}, 11), episode(20, True)]
@@ -196,7 +277,7 @@ def test_a_run_without_an_evaluation_and_one_whose_artifacts_are_gone_say_so(two
     found = compare(root, [one.id, other.id, none.id])
     assert found.runs[1].notes == [
         "evaluate[final] is not in the store any more, or is damaged: run it again",
-        "not in the store any more, so that curves have gaps: judge[2]",
+        "not in the store any more, or damaged, so that curves are incomplete: judge[2]",
     ]
     assert "reward" not in found.runs[1].rounds[2]
     assert found.runs[1].last

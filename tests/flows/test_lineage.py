@@ -153,6 +153,34 @@ def test_the_names_of_checkpoints_are_those_of_forks(tmp_path):
     assert lineage.resolve(run.stage("judge[1]").key[:8]) == run.stage("judge[1]").key
 
 
+def test_a_run_alone_is_its_final_policy(tmp_path):
+    measured = {f"evaluate[{name}]": {"success": value} for name, value in (("sft", 0.1), ("1", 0.5), ("2", 0.2))}
+    course = {"rounds": 5, "evaluate": {"every": 1}, "early_stopping": {"patience": 1}, "metrics": measured}
+    last = pretend(tmp_path, **course)
+    best = pretend(tmp_path, **course, seed=1, deploy={"policy": "best"})
+    assert [one.step for one in best.notices] == [2, 1]
+    lineage = Lineage(tmp_path)
+    assert lineage.resolve(last.short) == last.stage("train[2]").key
+    assert lineage.resolve(best.short) == best.stage("train[1]").key == lineage.resolve(f"{best.short}@1")
+    assert lineage.resolve(best.short) == best.stage("deploy").request["inputs"]["policy"]
+    assert lineage.resolve(f"{best.short}@2") == best.stage("train[2]").key
+
+
+def test_the_final_policy_of_a_fork_may_be_the_one_that_it_began_with(tmp_path):
+    run = pretend(tmp_path)
+    measured = {f"evaluate[{name}]": {"success": value} for name, value in (("start", 0.8), ("3", 0.5))}
+    fork = pretend(tmp_path, fork=f"{run.short}@1", rounds=3, seed=3, metrics=measured, deploy={"policy": "best"})
+    assert Lineage(tmp_path).resolve(fork.short) == run.stage("train[1]").key
+
+
+@pytest.mark.parametrize(
+    ("changes", "label"), [({"stop_at": "evaluate[final]"}, "train[2]"), ({"rounds": 0}, "train[sft]")]
+)
+def test_without_a_final_evaluation_a_run_alone_is_its_last_checkpoint(tmp_path, changes, label):
+    run = pretend(tmp_path, **changes)
+    assert Lineage(tmp_path).resolve(run.short) == run.stage(label).key
+
+
 @pytest.mark.parametrize(
     ("reference", "message"),
     [

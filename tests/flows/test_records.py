@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import ResourceError
-from flows.records import Records, recording
+from flows.records import Records, RunRecord, recording
 from tests.flows.pretend import pretend
 
 CODE = Path(__file__).resolve().parents[2]
@@ -60,7 +60,7 @@ def test_a_run_that_lives_is_not_dead_and_a_killed_one_is(tmp_path):
     code = f"""
 import sys, time
 from pathlib import Path
-from flows.records import recording
+from flows.records import Records, RunRecord, recording
 with recording(Path({str(tmp_path)!r}), "abcdef", name="test", spec={{}}, **{ARGUMENTS!r}):
     print("here", flush=True)
     time.sleep(60)
@@ -79,6 +79,21 @@ with recording(Path({str(tmp_path)!r}), "abcdef", name="test", spec={{}}, **{ARG
     records.close(dead)
     assert records.dead() == []
     assert records.get("abcdef").status == "KILLED"
+
+
+def test_a_killed_run_is_closed_at_once_unless_prefect_has_to_be_told(tmp_path):
+    from components.tracking.mlflow_tracker import Tracker
+    from components.tracking.spec import TrackingSpec
+    from flows.tracking import close_dead
+
+    records = Records(tmp_path)
+    with Tracker.open(tmp_path, TrackingSpec(), "killed") as killed, Tracker.open(tmp_path, TrackingSpec(), "x") as now:
+        records.write(RunRecord(killed.run_id, "test", 0, 1.0, prefect_flow_run="somewhere"))
+        records.write(RunRecord("f" * 32, "test", 0, 2.0))
+        for _ in range(2):  # as long as Prefect was not told
+            assert [one.id for one in close_dead(records, now)] == [killed.run_id]
+        assert now.client.get_run(killed.run_id).info.status == "KILLED"
+    assert [(one.id, one.status) for one in records.all()] == [("f" * 32, "KILLED"), (killed.run_id, "RUNNING")]
 
 
 def test_secrets_are_masked(tmp_path):

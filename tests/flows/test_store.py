@@ -10,16 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from components.artifacts import MANIFEST
+from components.artifacts import MANIFEST, Store
 from components.errors import ArtifactDamaged, SchemaMismatch, SpecError
 from components.specs import validate
+from flows import peek
+from flows.compare import compare
+from flows.compare import main as compare_main
 from flows.config import check
 from flows.execution import Execution
+from flows.lineage import Lineage, show
+from flows.lineage import main as lineage_main
+from flows.records import Records
 from flows.spec import ExperimentSpec
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
 from flows.stages.execute import find_stage, run_stage
 from tests.artifacts.conftest import aws, bucket, s3, uri  # noqa: F401  fixtures
+from tests.flows.pretend import pretend
 from tests.flows.test_online_rl import DATA
 
 ROOT = Path(__file__).parent.parent.parent
@@ -136,3 +143,71 @@ def test_files_of_a_newer_schema_are_refused_and_left_alone(tmp_path, caplog):
             run_stage(request, Context.at(tmp_path))
     assert "set aside" not in caplog.text
     assert artifact.path.is_dir()
+
+
+EVALUATED = {
+    f"evaluate[{name}]": shown
+    for name, shown in {"start": "---", "sft": "+--", "1": "++-", "2": "+++", "final": "+++"}.items()
+}
+
+
+@pytest.fixture
+def shared(tmp_path, uri):  # noqa: F811
+    """The root of two runs whose artifacts are in a store as well; the ids of the runs."""
+    root = tmp_path / "root"
+    options = {"rounds": 3, "evaluate": {"every": 1}, "store": uri, "episodes": EVALUATED}
+    runs = [pretend(root, **options, seed=seed).id for seed in (0, 1)]
+    store = Store(root / "artifacts", uri)
+    for artifact in list(store.manifests()):
+        assert store.find(artifact.key)
+    return root, runs
+
+
+def names(aws, bucket) -> dict[str, str]:  # noqa: F811
+    """Of all objects, and when each was written."""
+    pages = aws.client().get_paginator("list_objects_v2").paginate(Bucket=bucket)
+    return {found["Key"]: str(found["LastModified"]) for page in pages for found in page.get("Contents", [])}
+
+
+def test_a_comparison_reads_what_only_the_store_has_and_leaves_nothing(shared, aws, bucket):  # noqa: F811
+    root, runs = shared
+    before = compare(root, runs)
+    assert list(before.runs[0].heldout) == [0, 1, 2, 3]
+    (root / "artifacts").rename(root / "elsewhere")
+    objects = names(aws, bucket)
+    after = compare(root, runs)
+    assert after == replace(before, created=after.created)
+    assert [list(run.notes) for run in after.runs] == [[], []]
+    assert not (root / "artifacts").exists()
+    assert names(aws, bucket) == objects
+    broken = Records(root).get(runs[1]).stage("evaluate[2]").key
+    aws.client().put_object(Bucket=bucket, Key=f"artifacts/{broken}/summary.json", Body=b"{}")
+    (note,) = compare(root, runs).runs[1].notes
+    assert note == "not in the store any more, or damaged, so that curves are incomplete: evaluate[2]"
+
+
+def test_a_lineage_is_told_from_what_only_the_store_has(shared):
+    root, runs = shared
+    lineage = Lineage(root)
+    key = lineage.resolve(runs[0])
+    before = show(lineage, key)
+    (root / "artifacts").rename(root / "elsewhere")
+    assert show(Lineage(root, through=True), key) == before
+    assert "(gone)" in show(Lineage(root), key)
+    assert not (root / "artifacts").exists()
+
+
+def test_what_is_in_the_folder_asks_no_store_and_one_that_cannot_be_read_is_told(shared, monkeypatch, capsys):
+    root, runs = shared
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(peek, "PATIENCE", 0.0)
+    assert [list(run.notes) for run in compare(root, runs).runs] == [[], []]
+    (root / "artifacts").rename(root / "elsewhere")
+    assert compare_main([*runs, "--root", str(root)]) == 0
+    out = capsys.readouterr().out
+    for letter in "AB":
+        assert f"{letter}: its store cannot be read, so what is only there is missing: store: cannot read s3://" in out
+    assert lineage_main([runs[0], "--root", str(root)]) == 0
+    shown = capsys.readouterr()
+    assert "(gone)" in shown.out
+    assert shown.err.startswith("what is only in this store counts as gone: store: cannot read s3://")

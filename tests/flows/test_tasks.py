@@ -1,6 +1,8 @@
 """Stages as Prefect tasks: names, states, references; what Prefect is told is what happened."""
 
 import logging
+import time
+import uuid
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from components.specs import validate
 from flows.execution import Execution
 from flows.interrupt import Interruption
+from flows.records import Records, RunRecord, recording
 from flows.spec import ExperimentSpec
 from flows.stages.base import Context, Request
 from tests.flows.test_online_rl import DATA
@@ -21,13 +24,13 @@ def execution(tmp_path, screen):
     return Execution(spec, Context.at(tmp_path), screen[0], None, tmp_path / "log")
 
 
-def run(execution, body, prefect_server):
+def run(execution, body, prefect_server, *dead):
     from flows.tasks import run_flow
 
     handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
     try:
         with Interruption() as interruption:
-            return run_flow("online-rl", execution, body, prefect_server, interruption)
+            return run_flow("online-rl", execution, body, prefect_server, interruption, *dead)
     finally:
         logging.getLogger().handlers[:], logging.getLogger().level = handlers, level
 
@@ -46,8 +49,6 @@ def runs(prefect_server):
 
 
 def wait_for(prefect_server, count):
-    import time
-
     limit = time.monotonic() + 20  # task runs are recorded from events, a moment later
     while time.monotonic() < limit:
         flow_run, tasks = runs(prefect_server)
@@ -89,3 +90,117 @@ def test_an_interrupted_stage_is_a_crash_not_a_failure(execution, prefect_server
         run(execution, body, prefect_server)
     flow_run, _ = wait_for(prefect_server, 1)
     assert flow_run.state.name == "Crashed"
+
+
+def nothing(call):
+    return SimpleNamespace(markdown=lambda: "# Results")
+
+
+@pytest.fixture
+def connected(prefect_server):
+    """Inside of it, Prefect's client speaks to the server of the tests."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with temporary_settings({PREFECT_API_URL: prefect_server.url()}):
+        yield
+
+
+@pytest.fixture
+def killed(tmp_path, connected):
+    """Two runs that were killed in the middle of a task, as their records and Prefect have them."""
+    from prefect import flow, task
+    from prefect.client.orchestration import get_client
+    from prefect.states import Running
+
+    records = Records(tmp_path)
+    with get_client(sync_client=True) as client:
+        for number in range(2):
+            flow_run = client.create_flow_run(flow(lambda: None, name="online-rl"), state=Running())
+            client.create_task_run(task(nothing), flow_run.id, dynamic_key="0", state=Running())
+            records.write(
+                RunRecord(uuid.uuid4().hex, "test", 0, time.time() + number, prefect_flow_run=str(flow_run.id))
+            )
+    return records
+
+
+def states(records):
+    """Of the flow runs of all records, the latest first; the task of each has the same."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter
+
+    with get_client(sync_client=True) as client:
+        found = []
+        for record in records.all():
+            flow_run = client.read_flow_run(uuid.UUID(record.prefect_flow_run))
+            (task_run,) = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [flow_run.id]}))
+            assert task_run.state.name == flow_run.state.name
+            found.append(flow_run.state.name)
+        return found
+
+
+def test_runs_that_were_killed_crash_in_prefect_and_their_records_are_closed(execution, prefect_server, killed):
+    run(execution, nothing, prefect_server, killed.dead(), killed.close)
+    assert states(killed) == ["Crashed", "Crashed"]
+    assert [one.status for one in killed.all()] == ["KILLED", "KILLED"]
+
+
+def test_a_server_that_cannot_be_told_of_killed_runs_costs_a_warning_and_is_told_by_the_next_run(
+    execution, prefect_server, killed, monkeypatch, caplog
+):
+    import prefect
+
+    first, second = killed.dead()
+    real, asked = prefect.get_client, []
+
+    def fails_at_the_second(**options):
+        asked.append(options)
+        if len(asked) > 1:
+            raise ConnectionResetError("gone in the night")
+        return real(**options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("prefect.get_client", fails_at_the_second)
+        done = run(execution, nothing, prefect_server, [first, second], killed.close)
+    assert done.markdown() == "# Results"
+    (warning,) = [one.getMessage() for one in caplog.records if "could not be told" in one.getMessage()]
+    assert f"{second.prefect_flow_run} (run {second.short}). ConnectionResetError: gone in the night" in warning
+    assert first.prefect_flow_run not in warning
+    assert states(killed) == ["Crashed", "Running"]
+    assert [one.id for one in killed.dead()] == [second.id]
+    run(execution, nothing, prefect_server, killed.dead(), killed.close)
+    assert states(killed) == ["Crashed", "Crashed"]
+    assert killed.dead() == []
+
+
+def test_a_server_that_does_not_answer_leaves_the_records_open(killed, caplog):
+    from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+    from flows.tasks import _close
+
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}):
+        _close(killed.dead(), killed.close)
+    assert len(killed.dead()) == 2
+    (warning,) = caplog.messages
+    for one in killed.dead():
+        assert f"{one.prefect_flow_run} (run {one.short})" in warning
+    assert "ConnectError" in warning
+
+
+def test_a_run_that_is_killed_before_its_first_stage_ends_is_known_in_prefect(execution, prefect_server, tmp_path):
+    arguments = {
+        "name": "test",
+        "seed": 0,
+        "spec": {},
+        "overrides": [],
+        "sweep": None,
+        "git_commit": None,
+        "forked": {},
+    }
+    with recording(tmp_path, "abcdef", **arguments) as execution.record:
+
+        def body(call):
+            (record,) = Records(tmp_path).all()
+            assert record.prefect_flow_run == execution.record.run.prefect_flow_run != ""
+            return nothing(call)
+
+        run(execution, body, prefect_server)
