@@ -79,10 +79,12 @@ class Cleaner:
             raise ResourceError(f"{len(found)} artifacts in {self.store.root} have a key that begins with {key!r}")
         artifact = found[0]
         if artifact.key in self.needed_by:
-            run, label = self.needed_by[artifact.key]
+            users = self.needed_by[artifact.key]
+            listed = ", ".join(f"run {run.short} ({run.name}) for {label}" for run, label in users)
             raise ResourceError(
-                f"{artifact.kind} {artifact.key[:12]} is in use: run {run.short} ({run.name}) needs it for {label}. "
-                f"To let the run go too: --forget {run.short}"
+                f"{artifact.kind} {artifact.key[:12]} is in use by {listed}. To let "
+                f"{'the run' if len(users) == 1 else 'these runs'} go too: "
+                f"{' '.join(f'--forget {run.short}' for run, _ in users)}"
             )
         return _waste(artifact, "named")
 
@@ -113,14 +115,15 @@ class Cleaner:
             except ArtifactError:
                 continue  # a run sets it aside when it meets it
 
-    def _needed_by(self) -> dict[str, tuple[RunRecord, str]]:
-        """Key of each needed artifact, and the latest run and stage that need it."""
-        needed: dict[str, tuple[RunRecord, str]] = {}
+    def _needed_by(self) -> dict[str, list[tuple[RunRecord, str]]]:
+        """Key of each needed artifact, and the runs that need it, the latest first, each with a stage that does."""
+        needed: dict[str, list[tuple[RunRecord, str]]] = {}
 
         def need(key: str, run: RunRecord, label: str) -> None:
-            if key in needed:
+            users = needed.setdefault(key, [])
+            if users and users[-1][0] is run:
                 return
-            needed[key] = run, label
+            users.append((run, label))
             for below in self.artifacts[key].inputs.values() if key in self.artifacts else ():
                 need(below, run, label)
 
@@ -144,7 +147,8 @@ class Cleaner:
         for path in (self.store.root / ".drafts").glob("*"):
             with _unused(self.store, path.name.partition(".")[0]) as free:
                 if free:
-                    yield Waste(str(path), "draft", "its process is dead", _size(path))
+                    why = "its process is dead; finished episodes and steps are kept elsewhere"
+                    yield Waste(str(path), "draft", why, _size(path))
         for path in (self.store.root / ".scratch").glob("*"):
             if path.name in self.artifacts:
                 yield Waste(str(path), "unfinished work", "the stage is done since", _size(path))
@@ -166,7 +170,8 @@ def _worth_keeping(run: RunRecord, artifacts: dict[str, Artifact]) -> set[str]:
     of its rounds, its latest, its final one, and those of its rounds that are best by any metric of a round, lowest or
     highest."""
     checkpoints = [stage for stage in run.stages if stage.kind == "checkpoint"]
-    keys = {*run.forked.values(), *(stage.key for stage in checkpoints if stage.step <= 0)}
+    begun = {run.forked[step] for step in [*sorted(run.forked, key=int)[-1:], "0"] if step in run.forked}
+    keys = {*begun, *(stage.key for stage in checkpoints if stage.step <= 0)}
     keys |= {
         key
         for stage in run.stages
@@ -264,6 +269,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{one.bytes / 1e6:10.1f} MB  {one.what}  {Path(one.path).name[:20]}  {one.why}")
     total = sum(one.bytes for one in waste) / 1e6
     runs = "".join(f", and the record of run {run.short}" for run in cleaner.forgotten)
+    for run in cleaner.forgotten:
+        print(f"run {run.short}: what it made and others still use will no longer say which run made it")
+        if model := (run.result or {}).get("model"):
+            print(f"run {run.short}: its export is {model} in MLflow's registry, which is left as it is")
     if options.delete:
         busy = f"; {len(waste) - len(gone)} are in use by a living process and stay" if len(gone) < len(waste) else ""
         print(f"deleted {len(gone)} of {len(waste)}, {sum(one.bytes for one in gone) / 1e6:.1f} MB{runs}{busy}")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import string
 import sys
@@ -42,6 +43,8 @@ LETTERS = string.ascii_uppercase
 NOT_DECISIVE = PLACEMENT - {"fork"}
 """Keys of a configuration that do not determine results, at any depth. Where a fork begins does."""
 MISSING = "–"
+_IN_ROUNDS = re.compile(r"evaluate\[\d+\]")
+_TRAINED = re.compile(r"train\[\d+\]")
 BARS = "▁▂▃▄▅▆▇█"
 """A share from 0 to 1, in the terminal."""
 MOST_BARS = 32
@@ -88,7 +91,7 @@ def compare(root: Path, references: Sequence[str]) -> Comparison:
 def _run(letter: str, run: RunRecord, records: Records, peek: Peek) -> Run:
     from components.evaluation.comparison import Run
 
-    status = "killed" if run.status == "RUNNING" and not records.alive(run) else run.status.lower()
+    status = records.status(run)
     notes = [] if status == "finished" else [f"{status}: compared as far as it got, {len(run.stages)} stages"]
     ended = time.time() if status == "running" else run.ended
     gone: list[str] = []
@@ -119,15 +122,23 @@ def _run(letter: str, run: RunRecord, records: Records, peek: Peek) -> Run:
 
 
 def _evaluations(letter: str, run: RunRecord, peek: Peek, notes: list[str]) -> dict[str, Evaluation]:
-    """Those that the run has finished and the store still holds; what is missing is added to the notes."""
+    """Those that the run has finished and the store still holds; what is missing is added to the notes. A run that did
+    not get to its end has the last evaluation of its rounds in the place of the final one."""
     from components.evaluation.report import Evaluation
     from components.trajectories.store import load_scored
     from flows.results import TITLES
 
     keys = {one.label: one.key for one in run.stages}
+    titles = {f"evaluate[{name}]": (name, title) for name, title in TITLES.items()}
+    chosen = next((one.step for one in run.notices if one.kind == "best"), None)
+    if chosen is not None:
+        titles["evaluate[final]"] = "final", f"round {chosen} (best)" if chosen else "start of the rounds (best)"
+    in_rounds = [one.label for one in run.stages if _IN_ROUNDS.fullmatch(one.label)]
+    if "evaluate[final]" not in keys and in_rounds:
+        number = in_rounds[-1].partition("[")[2].rstrip("]")
+        titles[in_rounds[-1]] = number, f"round {number}"
     found = {}
-    for name, title in TITLES.items():
-        label = f"evaluate[{name}]"
+    for label, (name, title) in titles.items():
         if label not in keys:
             continue
         with peek.opened(keys[label]) as artifact:
@@ -173,13 +184,14 @@ def _heldout(
 
 
 def _rounds(run: RunRecord, peek: Peek, gone: list[str]) -> dict[int, dict[str, float]]:
-    """Figures of each round, under the names that the report plots."""
+    """Figures of each finished round, under the names that the report plots."""
     from flows.results import round_figures
 
     rounds: dict[int, dict[str, Artifact]] = {}
+    trained = {one.label.partition("[")[2].rstrip("]") for one in run.stages if _TRAINED.fullmatch(one.label)}
     for one in run.stages:
         stage, _, number = one.label.rstrip("]").partition("[")
-        if stage == "evaluate" or not number.isdecimal():
+        if stage == "evaluate" or number not in trained:
             continue
         artifacts = rounds.setdefault(int(number), {})
         artifact = peek.find(one.key)

@@ -10,7 +10,9 @@ import re
 from dataclasses import dataclass
 
 from components.artifacts import Artifact, Store
+from components.deployment.card import placeless
 from components.errors import Problem, SpecError
+from components.redaction import mask
 from flows.records import Records, RunRecord
 from flows.spec import ExperimentSpec
 
@@ -27,16 +29,13 @@ class Fork:
     checkpoint: Artifact
     reference: Artifact | None
     """The checkpoint from which the other run's rounds began; None for the base model."""
-
-    @property
-    def checkpoints(self) -> dict[str, str]:
-        """Step and key of what it begins with, for its record."""
-        found = {str(self.step): self.checkpoint.key}
-        return found if self.reference is None else {"0": self.reference.key, **found}
+    checkpoints: dict[str, str]
+    """Step and key of what it begins with, and of what came before that, for its record."""
 
 
 def resolve(spec: ExperimentSpec, store: Store) -> Fork | None:
-    """What `spec.fork` names; None where the run is no fork.
+    """What `spec.fork` names; None where the run is no fork. Earlier runs of the same command are not meant: the same
+    command again goes on from where they began.
 
     Raises ResourceError for a run that does not exist; SpecError for a step that it does not have or whose checkpoint
     is no longer in the store, for one that leaves nothing to do, and for another model.
@@ -44,7 +43,7 @@ def resolve(spec: ExperimentSpec, store: Store) -> Fork | None:
     if spec.fork is None:
         return None
     name, _, number = spec.fork.partition("@")
-    run = Records(spec.root).get(name)
+    run = named(spec, name)
     known = checkpoints(run)
     steps = sorted(known)
     if not steps:
@@ -68,7 +67,18 @@ def resolve(spec: ExperimentSpec, store: Store) -> Fork | None:
         step,
         _artifact(store, run, known[step], step),
         _artifact(store, run, known[0], 0) if 0 in known else None,
+        {str(one): known[one] for one in steps if one <= step},
     )
+
+
+def named(spec: ExperimentSpec, name: str) -> RunRecord:
+    """The run that is forked. Raises ResourceError where there is none."""
+    ours = mask(spec.model_dump(mode="json", by_alias=True))
+
+    def same_command(run: RunRecord) -> bool:
+        return run.spec.get("fork") == spec.fork and placeless(run.spec) == placeless(ours)
+
+    return Records(spec.root).get(name, ignore=same_command)
 
 
 def checkpoints(run: RunRecord) -> dict[int, str]:

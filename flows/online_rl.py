@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from components.artifacts import Artifact
 from components.errors import ResourceError
+from components.inference.spec import RemoteSpec
 from flows import fork
 from flows.fork import Fork
 from flows.guards import Guards
@@ -252,6 +253,12 @@ class Requests:
         return Request(stage, part, keys, seed, tuple(self.spec.allow))
 
 
+def _check_key(spec: ExperimentSpec) -> None:
+    """Raises ResourceError where the key of a remote engine is not in the environment."""
+    if isinstance(spec.inference, RemoteSpec):
+        spec.inference.key()
+
+
 def _writable(root: Path) -> None:
     """Raises ResourceError where nothing can be written below the root."""
     try:
@@ -279,6 +286,9 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
 
     start = time.monotonic()
     root = Path(spec.root)
+    if spec.fork is not None:
+        fork.named(spec, spec.fork.partition("@")[0])  # before anything is made below the root
+    _check_key(spec)
     _writable(root)
     context = Context.at(root, spec.store, lock_timeout=spec.compute.lock_timeout)
     context.store.check()

@@ -9,13 +9,15 @@ content, equal key), then the stage is found after all; so the plan is what will
 from evaluations that are there (to end the rounds early, which policy is the best) it decides here as it will in the
 run; where they are not made yet, the plan goes on to the last round and says that this is the most.
 
-Times are those of the nearest earlier stage of this kind, by episode where the numbers of episodes differ.
+Times are medians over the nearest earlier stages of this kind, by episode where the numbers of episodes differ. A stage
+that was killed on its way counts with its last try only. Files are not verified: what is damaged is found by the run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -31,7 +33,7 @@ from flows.records import Notice, Records, RunRecord, StageRecord
 from flows.spec import ExperimentSpec
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
-from flows.stages.execute import key_part
+from flows.stages.execute import check_schema, key_part
 
 MOST_DIFFERENCES = 4
 """Differences that are shown of one stage."""
@@ -157,10 +159,13 @@ class _Planner:
         part = key_part(request)
         key = None if missing else self._key(request, part)
         artifact = self._store.find(key) if key else None
+        if artifact is not None:
+            check_schema(artifact)
         before = next((made for asked, made in self._asked if asked == request), None)
         artifact = artifact or before
-        nearest = self._nearest(label, request, part)
-        seconds = nearest.seconds_for(request) if nearest is not None else None
+        near = self._near(label, request, part)
+        nearest = near[0] if near else None
+        seconds = statistics.median(one.seconds_for(request) for one in near) if near else None
         status = "unfinished" if key and _begun(self.context.store, key) else "run"
         if artifact is not None:
             status, seconds = "cached", 0.0
@@ -172,7 +177,7 @@ class _Planner:
                 step=step,
                 inputs={name: self._labels.get(key, key[:12]) for name, key in request.inputs.items()},
                 status=status,
-                why=[] if artifact else self._why(request, key, part, nearest, missing),
+                why=[] if artifact else self._why(request, key, part, nearest, missing, status),
                 where=self.spec.compute.placement(request.stage),  # type: ignore[arg-type]  # a stage's name
                 seconds=seconds,
                 cost=None if seconds is None else seconds / 3600 * price,
@@ -190,24 +195,33 @@ class _Planner:
         digests = {name: self._store.known[key].digest for name, key in request.inputs.items()}
         return stage_key(stage.name, stage.version, part, digests, request.seed)
 
-    def _nearest(self, label: str, request: Request, part: dict[str, Any]) -> _Near | None:
-        """The earlier stage of this kind with the fewest differences; of equals one with the same label, the latest."""
-        best: tuple[tuple[int, bool], _Near] | None = None
+    def _near(self, label: str, request: Request, part: dict[str, Any]) -> list[_Near]:
+        """The earlier stages of this kind with the fewest differences; first one with the same label, the latest. A
+        kind is also whose episodes they are, and which algorithm it is."""
+        found: list[tuple[tuple[int, bool], _Near]] = []
         for run, one in self._earlier:
-            if one.request["stage"] != request.stage:
+            if one.request["stage"] != request.stage or _kind(one.request["spec"]) != _kind(request.spec):
                 continue
             manifest = self._store.manifest(one.key)
             if manifest is None:
                 continue
             changes = list(_changes(manifest["spec"], part))
             rank = (len(changes) + (one.request["seed"] != request.seed), one.label != label)
-            if best is None or rank < best[0]:
-                best = rank, _Near(run, one, changes, manifest["seconds"])
-        return best[1] if best else None
+            found.append((rank, _Near(run, one, changes, manifest["seconds"])))
+        found.sort(key=lambda pair: pair[0])
+        return [near for (changes, _), near in found if changes == found[0][0][0]]
 
     def _why(
-        self, request: Request, key: str | None, part: dict[str, Any], nearest: _Near | None, missing: list[str]
+        self,
+        request: Request,
+        key: str | None,
+        part: dict[str, Any],
+        nearest: _Near | None,
+        missing: list[str],
+        status: str,
     ) -> list[str]:
+        if status == "unfinished":
+            return ["an earlier try was stopped; what it had finished is used"]
         gone = [run.short for run, one in self._earlier if one.key == key]
         if gone:
             return [f"was in run {gone[0]}, but is no longer in the store"]
@@ -243,6 +257,11 @@ class _Near:
         return self.seconds * ours / theirs if ours and theirs else self.seconds
 
 
+def _kind(spec: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Whose episodes a stage collects, and by which algorithm it trains."""
+    return spec.get("actor"), spec.get("algorithm", {}).get("name")
+
+
 def _begun(store: Store, key: str) -> bool:
     scratch = store.root / ".scratch" / key
     return scratch.is_dir() and any(scratch.iterdir())
@@ -259,6 +278,8 @@ def _changes(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, str, 
             below = f"{path}.{name}" if path else str(name)
             yield from _changes(before.get(name, "–"), now.get(name, "–"), below)
     elif before != now:
+        if path == "round":  # counted from 0 there, from 1 everywhere else
+            before, now = before + 1, now + 1
         yield path, _shown(before), _shown(now)
 
 
@@ -307,11 +328,12 @@ def show(planned: Plan) -> str:
     unknown = len(planned.stages) - len(known)
     least = "at least " if unknown else ""
     costs = [one.cost for one in planned.stages if one.cost is not None]
+    time_and_cost = f"{least}{duration(sum(known))}, cost {least}{sum(costs):.2f}"
     total = (
         f"{planned.experiment}: {'at most ' if planned.at_most else ''}{len(planned.stages)} stages, "
         f"{planned.count('cached')} found, "
         f"{planned.count('run') + planned.count('unfinished')} to run; "
-        f"{least}{duration(sum(known))}, cost {least}{sum(costs):.2f}"
+        f"{time_and_cost if sum(known) or not unknown else 'time and cost are not known'}"
     )
     if unknown:
         total += f"; the time of {unknown} is not known, for nothing like them has run below {planned.root}"
@@ -332,10 +354,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("overrides", nargs="*", help="as for flows.run: +experiment=NAME key=value")
     parser.add_argument("--config-dir", "-cd", help="folder of your own config groups")
+    parser.add_argument("--fork", metavar="RUN@STEP", help="begin with the policy of another run; the same as fork=")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_intermixed_args(argv)
+    overrides = [*options.overrides, *([f"fork={options.fork}"] if options.fork else [])]
     try:
-        planned = plan(check(options.overrides, config_dir=options.config_dir)[0])
+        planned = plan(check(overrides, config_dir=options.config_dir)[0])
     except (SpecError, ResourceError) as error:
         print(error, file=sys.stderr)
         return 2

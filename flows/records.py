@@ -17,7 +17,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -128,10 +128,11 @@ class Records:
             reverse=True,
         )
 
-    def get(self, reference: str) -> RunRecord:
+    def get(self, reference: str, ignore: Callable[[RunRecord], bool] = lambda run: False) -> RunRecord:
         """The run that `reference` names: its id, the beginning of it, an experiment's name (its latest run), or
-        `latest`. Raises ResourceError where there is none, or where several begin so."""
-        runs = self.all()
+        `latest`. ignore: runs that are not meant. Raises ResourceError where there is none, or where several begin
+        so."""
+        runs = [run for run in self.all() if not ignore(run)]
         if not runs:
             raise ResourceError(f"there is no run below {self.root} yet; give the folder of your runs: --root DIR")
         if reference == LATEST:
@@ -141,10 +142,23 @@ class Records:
         found = exact or started
         if len(found) == 1:
             return found[0]
-        listed = "\n".join(f"  {describe(run)}" for run in (found or runs)[:10])
+        listed = "\n".join(f"  {self.describe(run)}" for run in (found or runs)[:10])
         if found:
             raise ResourceError(f"{reference!r} is the beginning of several runs; give more of the id:\n{listed}")
+        if reference and any(run.id.startswith(reference) for run in runs):
+            raise ResourceError(f"{reference!r} is too short for an id; give at least {SHORTEST} characters:\n{listed}")
         raise ResourceError(f"there is no run {reference!r} below {self.root}. There are:\n{listed}")
+
+    def describe(self, run: RunRecord) -> str:
+        """One line about a run."""
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))
+        overrides = " ".join(one for one in run.overrides if not one.startswith("root="))
+        return f"{run.short}  {when}  {run.name} seed {run.seed}  {self.status(run)}  {overrides}".rstrip()
+
+    def status(self, run: RunRecord) -> str:
+        """running, finished, failed or killed. A run that was killed says itself that it runs, until the next run
+        closes it."""
+        return "killed" if run.status == "RUNNING" and not self.alive(run) else run.status.lower()
 
     def dead(self) -> list[RunRecord]:
         """Runs that were killed: their record says RUNNING, and nobody holds their lock."""
@@ -168,10 +182,14 @@ class Records:
         part.write_text(json.dumps({"version": VERSION, **asdict(run)}, indent=1, ensure_ascii=False) + "\n")
         part.replace(self.folder / f"{run.id}.json")
 
+    def last_sign(self, run: RunRecord) -> float:
+        """When a run last wrote its record, in seconds since the epoch."""
+        return (self.folder / f"{run.id}.json").stat().st_mtime
+
     def close(self, run: RunRecord) -> None:
         """Writes down that a run was killed, when it last wrote."""
         run.status = "KILLED"
-        run.ended = (self.folder / f"{run.id}.json").stat().st_mtime
+        run.ended = self.last_sign(run)
         self.write(run)
 
     def forget(self, run: RunRecord) -> None:
@@ -270,10 +288,3 @@ def recording(
             raise
         finally:
             writer.finish(status)
-
-
-def describe(run: RunRecord) -> str:
-    """One line about a run."""
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))
-    overrides = " ".join(one for one in run.overrides if not one.startswith("root="))
-    return f"{run.short}  {when}  {run.name} seed {run.seed}  {run.status.lower()}  {overrides}".rstrip()

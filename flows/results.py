@@ -90,6 +90,7 @@ class Results:
                 "peak_memory_gb": self.peak_memory_gb,
                 "stages": self.stages,
                 "export": self.export,
+                "model": self.model,
                 "report": self.report,
             }
         )

@@ -60,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def say(line: Mapping[str, Any]) -> None:
         print(json.dumps(line), file=out)
 
+    os.environ.setdefault("TQDM_DISABLE", "1")  # no bars of libraries among the lines of the log
     signal.signal(signal.SIGTERM, _interrupt)
     faulthandler.register(signal.SIGUSR1)  # a stack of every thread on stderr, for whoever gives up on us
     if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
@@ -94,8 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         artifact, status = run_stage(request, context)
     except EspalierError as error:
-        say({"error": error_to_json(error)})
-        if options.run is not None:
+        if options.run is None:
+            say({"error": error_to_json(error)})
+        else:
             print(error, file=sys.stderr)
         return 2 if isinstance(error, SpecError | ResourceError) else 1
     except KeyboardInterrupt:

@@ -60,7 +60,7 @@ def close_dead(records: Records, tracker: Tracker) -> list[RunRecord]:
     for run in records.dead():
         logger.info("run %s was killed; what it had finished is used", run.id)
         try:
-            tracker.client.set_terminated(run.id, "KILLED")
+            tracker.client.set_terminated(run.id, "KILLED", end_time=int(records.last_sign(run) * 1000))
         except MlflowException as error:  # deleted by hand, or in another store
             logger.info("MLflow does not know run %s: %s", run.id, error)
         if run.prefect_flow_run:

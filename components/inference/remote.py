@@ -59,12 +59,7 @@ class RemoteEngine:
 
     def __init__(self, spec: RemoteSpec):
         self.spec = spec
-        self._key = os.environ.get(spec.key_variable, "") if spec.key_variable else ""
-        if spec.key_variable and not self._key:
-            raise ResourceError(
-                f"inference.key_variable: the environment variable {spec.key_variable} is not set; set it to the key "
-                f"of {spec.url}"
-            )
+        self._key = spec.key()
         self._policy = BASE_POLICY
         self._model = spec.model
         self._away_since: float | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
+from components.errors import ResourceError
 from components.specs import Spec
 
 
@@ -48,6 +50,17 @@ class RemoteSpec(Spec):
         if parts.username or parts.password:
             raise ValueError("an address without user and password; name the variable of a key: inference.key_variable")
         return value.rstrip("/")
+
+    def key(self) -> str:
+        """The server's key, from the environment; empty where none is sent. Raises ResourceError where the variable is
+        not set."""
+        found = os.environ.get(self.key_variable, "") if self.key_variable else ""
+        if self.key_variable and not found:
+            raise ResourceError(
+                f"inference.key_variable: the environment variable {self.key_variable} is not set; set it to the key "
+                f"of {self.url}"
+            )
+        return found
 
     def key_part(self) -> dict[str, Any]:
         """What determines results, for stage keys: not where the server is, nor how patient we are."""

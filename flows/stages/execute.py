@@ -90,14 +90,19 @@ def key_part(request: Request) -> dict[str, Any]:
 
 def _find(key: str, context: Context) -> Artifact | None:
     artifact = context.store.find(key)
-    if artifact is not None and artifact.stage in STAGES:
-        ours = STAGES[artifact.stage].schema_version
-        if artifact.schema_version > ours:
-            raise SchemaMismatch(
-                f"{artifact.path} was written by a newer Espalier ({artifact.kind} of version "
-                f"{artifact.schema_version}, this one reads {ours}): update, or use another root and store"
-            )
+    if artifact is not None:
+        check_schema(artifact)
     return artifact
+
+
+def check_schema(artifact: Artifact) -> None:
+    """Raises SchemaMismatch for an artifact that a newer Espalier has written."""
+    ours = STAGES[artifact.stage].schema_version if artifact.stage in STAGES else artifact.schema_version
+    if artifact.schema_version > ours:
+        raise SchemaMismatch(
+            f"{artifact.path} was written by a newer Espalier ({artifact.kind} of version "
+            f"{artifact.schema_version}, this one reads {ours}): update, or use another root and store"
+        )
 
 
 def _spec(request: Request) -> tuple[Stage, StageSpec]:

@@ -116,8 +116,12 @@ def test_a_named_artifact_that_a_run_needs_is_refused(tmp_path, capsys):
     run = pretend(tmp_path)
     key = run.stage("train[1]").key
     with pytest.raises(
-        ResourceError, match=rf"in use: run {run.short} .* needs it for train\[1\].*--forget {run.short}"
+        ResourceError,
+        match=rf"in use by run {run.short} \(test\) for train\[1\].*the run go too: --forget {run.short}$",
     ):
+        Cleaner(tmp_path).named(key[:10])
+    other = pretend(tmp_path)
+    with pytest.raises(ResourceError, match=rf"these runs go too: --forget {other.short} --forget {run.short}$"):
         Cleaner(tmp_path).named(key[:10])
     assert main(["--root", str(tmp_path), key, "--delete"]) == 2
     assert "in use" in capsys.readouterr().err

@@ -192,6 +192,20 @@ def test_a_run_that_ended_early_or_began_later_has_the_rounds_that_it_has(tmp_pa
     assert [list(run.heldout) for run in runs] == [[0, 1, 2, 3, 4], [2, 3, 4], [0, 1, 2]]
 
 
+def test_a_stopped_run_is_compared_by_the_last_evaluation_of_its_rounds(tmp_path):
+    one = pretend(tmp_path, **EVERY, episodes=evaluated())
+    stopped = pretend(tmp_path, **EVERY, seed=1, stop_at="judge[3]", episodes=evaluated())
+    found = compare(tmp_path, [one.id, stopped.id])
+    assert found.against[0].title == "B round 2 against A after GRPO"
+    assert list(found.runs[1].rounds) == [1, 2]
+
+
+def test_a_policy_that_was_chosen_is_called_so(tmp_path):
+    one = pretend(tmp_path, **EVERY, episodes=evaluated())
+    best = pretend(tmp_path, **EVERY, seed=1, deploy={"policy": "best"}, episodes=evaluated(**{"4": "++--"}))
+    assert compare(tmp_path, [one.id, best.id]).against[0].title == "B round 2 (best) against A after GRPO"
+
+
 def test_evaluations_in_the_rounds_that_are_gone_or_damaged_are_told(tmp_path):
     one = pretend(tmp_path, **EVERY, episodes=evaluated())
     other = pretend(tmp_path, **EVERY, seed=1, episodes=evaluated())
@@ -249,8 +263,7 @@ def test_a_run_that_was_stopped_is_compared_as_far_as_it_got(two):
     root, one, _ = two
     stopped = pretend(root, seed=2, stop_at="train[2]", episodes={"evaluate[sft]": AFTER}, metrics=FIGURES)
     found = compare(root, [one.id, stopped.id])
-    assert list(found.runs[1].rounds) == [1, 2]
-    assert "kl" not in found.runs[1].rounds[2]
+    assert list(found.runs[1].rounds) == [1]  # the second one was not finished
     assert found.runs[1].last
     assert found.against[0].title == "B after SFT against A after GRPO"
     assert "different evaluations" in found.against[0].notes[0]

@@ -52,6 +52,23 @@ def test_a_fork_of_a_fork(tmp_path):
     assert again.forked == fork.forked
 
 
+@pytest.mark.parametrize("reference", ["latest", "test", "test@2"])
+def test_the_same_command_begins_where_it_began_before(tmp_path, reference):
+    """Though the run of the first try is now the latest of that name, and has trained further."""
+    run = pretend(tmp_path, rounds=2)
+    stopped = pretend(tmp_path, rounds=4, fork=reference, stop_at="deploy")
+    assert Records(tmp_path).get("latest").id == stopped.id
+    again = pretend(tmp_path, rounds=4, fork=reference, compute={"lock_timeout": 5.0})
+    assert again.forked == stopped.forked
+    assert [one.label for one in again.stages if one.status == "ran"] == ["deploy"]
+    finished = pretend(tmp_path, rounds=4, fork=reference)
+    assert finished.forked == stopped.forked
+    assert {one.status for one in finished.stages} == {"cached"}
+    further = pretend(tmp_path, rounds=6, fork=reference.replace("@2", "@4"))  # another command: the latest is meant
+    assert max(further.forked, key=int) == "4"
+    assert further.forked["2"] == run.stage("train[2]").key
+
+
 def test_a_run_that_failed_can_be_forked(tmp_path):
     run = pretend(tmp_path, stop_at="judge[2]")
     assert Records(tmp_path).get(run.id).status == "FAILED"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from components.artifacts import Store
+from components.errors import SchemaMismatch
 from flows import plan as command
 from flows.plan import plan, show
 from flows.records import Records
@@ -109,6 +110,8 @@ def test_unfinished_work_is_seen(tmp_path):
     assert statuses(tmp_path)["train[2]"] == "run"
     (Store(tmp_path / "artifacts").scratch(key) / "unfinished").mkdir()
     assert statuses(tmp_path)["train[2]"] == "unfinished"
+    [train] = [one for one in plan(spec_of(tmp_path)).stages if one.label == "train[2]"]
+    assert train.why == ["an earlier try was stopped; what it had finished is used"]
 
 
 def test_time_and_cost_follow_from_earlier_stages(tmp_path):
@@ -125,6 +128,38 @@ def test_time_and_cost_follow_from_earlier_stages(tmp_path):
     assert (by_label["train[1]"].seconds, by_label["train[1]"].cost) == pytest.approx((36, 1.0))
     assert by_label["evaluate[final]"].cost == 0
     assert found.cost == pytest.approx(sum(one.cost or 0 for one in found.stages))
+
+
+def test_demonstrations_say_nothing_of_the_episodes_of_a_policy_nor_sft_of_grpo(tmp_path):
+    pretend(tmp_path, stop_at="evaluate[sft]")
+    by_label = {one.label: one for one in plan(spec_of(tmp_path, rounds=1)).stages}
+    for label in ("collect[1]", "train[1]"):
+        assert by_label[label].why == ["nothing like it has run"]
+        assert by_label[label].seconds is None
+
+
+def test_the_time_is_the_median_of_those_that_are_equally_near(tmp_path):
+    """The first stage of a process also imports what all of them need."""
+    run = pretend(tmp_path, rounds=1)
+    for seconds, one in zip((30.0, 2.0, 3.0), [s for s in run.stages if s.label.startswith("evaluate")], strict=True):
+        manifest = tmp_path / "artifacts" / one.key / "manifest.json"
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "seconds": seconds}))
+    changed = plan(spec_of(tmp_path, rounds=1, algorithm={"name": "grpo", "learning_rate": 5e-4})).stages
+    assert next(one.seconds for one in changed if one.label == "evaluate[final]") == 3.0
+
+
+def test_rounds_are_counted_from_one(tmp_path):
+    pretend(tmp_path, rounds=1)
+    [collect] = [one for one in plan(spec_of(tmp_path, rounds=2)).stages if one.label == "collect[2]"]
+    assert collect.why[0] == "round: 1 → 2"
+
+
+def test_what_a_newer_version_has_written_is_refused(tmp_path):
+    run = pretend(tmp_path, rounds=1)
+    manifest = tmp_path / "artifacts" / run.stage("deploy").key / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "schema_version": 99}))
+    with pytest.raises(SchemaMismatch, match="newer Espalier"):
+        plan(spec_of(tmp_path, rounds=1))
 
 
 def test_a_plan_changes_nothing(tmp_path):
@@ -215,8 +250,9 @@ def test_the_command(tmp_path, capsys):
     }
     assert command.main(["+experiment=smok"]) == 2
     assert "+experiment=smoke" in capsys.readouterr().err
-    assert command.main(["+experiment=smoke", f"root={tmp_path}", "fork=latest@2"]) == 2
-    assert "no run below" in capsys.readouterr().err
+    for fork in (["fork=latest@2"], ["--fork", "latest@2"]):
+        assert command.main(["+experiment=smoke", f"root={tmp_path}", *fork, "rounds=3"]) == 2
+        assert "no run below" in capsys.readouterr().err
 
 
 def test_neither_torch_nor_prefect_nor_mlflow_is_imported(tmp_path):

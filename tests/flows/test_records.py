@@ -41,6 +41,22 @@ def test_a_run_that_does_not_exist_is_refused_and_the_others_named(tmp_path, ref
         Records(tmp_path / "elsewhere").get(reference)
 
 
+def test_a_beginning_that_is_too_short_is_told_so(tmp_path):
+    run = pretend(tmp_path, rounds=1)
+    with pytest.raises(ResourceError, match=f"'{run.id[:2]}' is too short for an id; give at least 4 characters"):
+        Records(tmp_path).get(run.id[:2])
+
+
+def test_a_killed_run_is_listed_as_such(tmp_path):
+    run = pretend(tmp_path, rounds=1)
+    run.status = "RUNNING"
+    records = Records(tmp_path)
+    records.write(run)
+    assert "  killed" in records.describe(run)
+    with records.hold(run.id):
+        assert "  running" in records.describe(run)
+
+
 def test_the_beginning_of_two_ids_is_refused(tmp_path):
     for number in range(2):
         with recording(tmp_path, f"abcdef{number}", name="test", spec={}, **ARGUMENTS):
