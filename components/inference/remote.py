@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 """Seconds before a request is sent again: the first time, and at most. A server that says how long is believed."""
+QUIET = 3.0
+"""Seconds of failing after which it is said on the console; what is over sooner is only in the log."""
 EMPTY_ANSWERS = 3
 """Times that a request may be answered with nothing, or with something that is no answer: the server is there, so
 that waiting does not help."""
@@ -63,6 +65,7 @@ class RemoteEngine:
         self._policy = BASE_POLICY
         self._model = spec.model
         self._away_since: float | None = None
+        self._told = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="remote-engine", daemon=True)
         self._thread.start()
@@ -157,7 +160,7 @@ class RemoteEngine:
                 now = time.monotonic()
                 deadline = deadline or now + self.spec.retry_for
                 wait = error.pause if error.pause is not None else random.uniform(0.5, 1.0) * pause
-                empty += error.empty
+                empty = empty + 1 if error.empty else 0
                 if empty >= EMPTY_ANSWERS:
                     raise EngineError(f"{self._printable(error)}, {empty} times in a row") from None
                 if now + wait > deadline:
@@ -210,14 +213,17 @@ class RemoteEngine:
     def _is_away(self, error: _Failed) -> None:
         if self._away_since is None:
             self._away_since = time.monotonic()
-            logger.warning(
-                "%s: %s; asking again for up to %g s", self.spec.url, self._printable(error), self.spec.retry_for
-            )
+        said = self._printable(error)
+        if self._told or time.monotonic() < self._away_since + QUIET:
+            logger.info("%s: %s", self.spec.url, said)
+            return
+        self._told = True
+        logger.warning("%s: %s; asking again for up to %g s", self.spec.url, said, self.spec.retry_for)
 
     def _is_back(self) -> None:
-        if self._away_since is not None:
+        if self._away_since is not None and self._told:
             logger.warning("%s answers again, after %.1f s", self.spec.url, time.monotonic() - self._away_since)
-            self._away_since = None
+        self._away_since, self._told = None, False
 
     def _printable(self, said: object) -> str:
         """Without the key, should the server repeat it."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 DATASETS = {"trajectories": "train", "evaluation": "evaluation"}
 """Kinds of artifacts that MLflow lists as datasets, and what they are used for."""
+RACES = 10
+"""Times that another process may insert the same dataset before us, or one of the same moment."""
 _MAX_DIGEST = 36
 """Longest digest that MLflow keeps for a dataset."""
 _SIZE_LIMIT = 1 << 20
@@ -58,8 +60,10 @@ def describe(artifact: Artifact, label: str, status: str, seconds: float) -> tup
 
 
 def log_dataset(client: MlflowClient, run_id: str, artifact: Artifact, label: str) -> None:
-    """Lists a trajectories or evaluation artifact among the run's input datasets."""
+    """Lists a trajectories or evaluation artifact among the run's input datasets. Runs that name the same one at the
+    same moment find it: MLflow looks for a dataset and then inserts it, and refuses the second of two inserts."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
+    from mlflow.exceptions import MlflowException
 
     dataset = Dataset(
         name=label,
@@ -69,7 +73,12 @@ def log_dataset(client: MlflowClient, run_id: str, artifact: Artifact, label: st
         profile=json.dumps(artifact.metrics),
     )
     context = InputTag(key="mlflow.data.context", value=DATASETS[artifact.kind])
-    client.log_inputs(run_id, datasets=[DatasetInput(dataset, [context])])
+    for left in reversed(range(RACES)):
+        try:
+            return client.log_inputs(run_id, datasets=[DatasetInput(dataset, [context])])
+        except MlflowException as error:
+            if not left or "IntegrityError" not in str(error):
+                raise
 
 
 def log_checkpoint(

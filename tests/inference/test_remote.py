@@ -152,8 +152,17 @@ def test_a_server_that_fails_for_a_while_is_asked_again(connect, caplog, fault):
         assert ask(engine).token_ids == [7, 8]
         assert len(line.seen) == 3
         assert line.seen[0] == line.seen[2]
-    assert "asking again for up to 5 s" in caplog.text
-    assert "answers again, after" in caplog.text
+    assert "WARNING" not in caplog.text  # it was soon over
+
+
+def test_what_goes_on_for_longer_is_told_once_and_when_it_is_over(connect, caplog, monkeypatch):
+    monkeypatch.setattr(remote, "QUIET", 0.0)
+    with Line(faults=[status(503), status(503), answer(GOOD)]) as line:
+        ask(connect(line.url))
+    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 2
+    assert "HTTP 503: overloaded; asking again for up to 5 s" in told[0]
+    assert "answers again, after" in told[1]
 
 
 def test_a_server_says_how_long_to_wait(connect):
@@ -181,10 +190,10 @@ def test_a_server_that_is_silent_has_a_limit(connect):
 
 
 def test_empty_answers_do_not_go_on_for_ever(connect):
-    with Line(faults=[EMPTY] * 9) as line:
+    with Line(faults=[EMPTY, EMPTY, status(500)] + [EMPTY] * 9) as line:
         with pytest.raises(EngineError, match="an empty answer, 3 times in a row"):
             ask(connect(line.url))
-        assert len(line.seen) == 3
+        assert len(line.seen) == 6  # a server that answers 500 in between may have been started anew
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,27 @@ def test_small_files_are_copied_and_large_ones_are_referred_to(tracker, tmp_path
     assert metrics["time/collect"] == 3
 
 
+def test_a_dataset_that_another_run_inserts_at_the_same_moment_is_found(tracker, tmp_path, monkeypatch):
+    """As MLflow 3.17 refuses it; tests/faults has eight runs that meet it for real."""
+    from mlflow.exceptions import MlflowException
+
+    from components.tracking import lineage
+
+    log_inputs, calls = tracker.client.log_inputs, []
+
+    def racing(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) < 3:
+            raise MlflowException("(sqlite3.IntegrityError) UNIQUE constraint failed: datasets.name")
+        return log_inputs(*arguments, **options)
+
+    monkeypatch.setattr(tracker.client, "log_inputs", racing)
+    lineage.log_dataset(tracker.client, tracker.run_id, artifact(tmp_path / "raced", data=b"1"), "collect[9]")
+    assert len(calls) == 3
+    names = [one.dataset.name for one in tracker.client.get_run(tracker.run_id).inputs.dataset_inputs]
+    assert names == ["collect[9]"]
+
+
 def test_trajectories_are_listed_as_datasets_and_checkpoints_as_models(tracker, tmp_path):
     tracker.log_stage(artifact(tmp_path / "t", trajectories=b"t"), "round 1/collect", "ran", 1.0, step=1)
     tracker.log_stage(artifact(tmp_path / "e", "evaluation", "evaluate", s=b"s"), "evaluate base", "cached", 0.0)
