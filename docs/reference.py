@@ -89,9 +89,17 @@ def _keys(group: str) -> Iterator[str]:
     elif members := get_args(annotation):
         for cls in members:
             name = cls.model_fields["name"].default
-            values = _read(CONF / group / f"{name}.yaml")
+            path = CONF / group / f"{name}.yaml"
+            if (base := cls.__mro__[1]) in members:
+                own = {key: value for key, value in _read(path).items() if key not in ("defaults", "name")}
+                listed = ", ".join(f"`{key}` {_value(value)}" for key, value in own.items())
+                yield (
+                    f"`{group}={name}` has the keys of `{group}={base.model_fields['name'].default}`, but {listed}. "
+                    + (_text(cls.__doc__))
+                )
+                continue
             yield f"Keys of `{group}={name}`. {_text(cls.__doc__)}"
-            yield _table(_rows(cls, group, values, CONF / group / f"{name}.yaml"))
+            yield _table(_rows(cls, group, _read(path), path))
     else:
         assert inspect.isclass(annotation)
         assert issubclass(annotation, Spec)

@@ -116,10 +116,11 @@ class ExperimentSpec(Spec):
 def _algorithm(algorithm: Any, collect: CollectSpec, rounds: int) -> Iterator[Problem]:
     if rounds == 0 or not isinstance(algorithm, GRPOSpec):
         return
-    if collect.group_size == 1:
+    if collect.group_size == 1 and algorithm.baseline in ("group", "leave_one_out"):
         yield Problem(
             "collect.group_size",
-            "1: GRPO compares the episodes of a group with each other; expected at least 2, or another algorithm",
+            f"1: {algorithm.name} compares the episodes of a group with each other; expected at least 2, or another "
+            "algorithm or algorithm.baseline",
         )
     if collect.scenarios % algorithm.minibatches:
         divisors = [n for n in range(1, collect.scenarios + 1) if collect.scenarios % n == 0]
@@ -128,13 +129,16 @@ def _algorithm(algorithm: Any, collect: CollectSpec, rounds: int) -> Iterator[Pr
             f"{algorithm.minibatches} does not divide collect.scenarios={collect.scenarios}; "
             f"expected one of {', '.join(map(str, divisors))}",
         )
-    why = "the ratio of GRPO needs the log-probabilities of the whole distribution that was sampled from"
     if collect.temperature == 0:
-        yield Problem("collect.temperature", f"0 samples nothing: {why}; expected more than 0")
-    if collect.top_p < 1:
-        yield Problem("collect.top_p", f"{collect.top_p:g} cuts the distribution: {why}; expected 1")
-    if collect.top_k > 0:
-        yield Problem("collect.top_k", f"{collect.top_k} cuts the distribution: {why}; expected 0, no limit")
+        yield Problem(
+            "collect.temperature",
+            "0 samples nothing: greedy choices have no probability to learn from; expected more than 0",
+        )
+    if algorithm.overlong_buffer > algorithm.overlong:
+        yield Problem(
+            "algorithm.overlong_buffer",
+            f"{algorithm.overlong_buffer} is more than algorithm.overlong={algorithm.overlong}, where it ends",
+        )
 
 
 def _held_out(

@@ -21,7 +21,7 @@ EXPERIMENTS = [file.name for file in OPTIONS if file.parts[0] == "experiment"]
 
 GROUPS = {
     "agent": 1,
-    "algorithm": 2,
+    "algorithm": 8,
     "collect": 1,
     "compute": 2,
     "deploy": 3,

@@ -6,27 +6,66 @@ a batch can be computed in parts with the same result.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are cut to this many nats before they are exponentiated: past 88 float32 overflows, and where the clip
 takes the gradient away, 0 · inf is NaN. Beyond the limit a token has no gradient."""
 
+RatioLevel = Literal["token", "sequence_mean", "sequence"]
+Estimator = Literal["k1", "k2", "k3"]
 
-def policy_ratio(logprob_S: torch.Tensor, old_logprob_S: torch.Tensor) -> torch.Tensor:
-    """pi(token) / pi_old(token). Where the old log-probability is missing (NaN) or impossible (infinite), the ratio is
-    1 and the token is treated as on-policy: its gradient stays finite."""
+
+def log_ratio(logprob_S: torch.Tensor, old_logprob_S: torch.Tensor) -> torch.Tensor:
+    """log(pi(token) / pi_old(token)). Where the old log-probability is missing (NaN) or impossible (infinite), 0 and
+    the token is treated as on-policy: its gradient stays finite."""
     known = torch.isfinite(old_logprob_S)
-    old = torch.where(known, old_logprob_S, logprob_S.detach())
-    return torch.exp((logprob_S - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    return logprob_S - torch.where(known, old_logprob_S, logprob_S.detach())
+
+
+def by_sequence(log_ratio_S: torch.Tensor, sequence_S: torch.Tensor, level: RatioLevel) -> torch.Tensor:
+    """Log-ratios at the level at which they are compared: of each `token` (PPO); of the whole `sequence`, the sum over
+    its tokens (RLOO); or `sequence_mean`, the mean over them (GSPO, arXiv:2507.18071, eq. 7). sequence_S: the index of
+    the sequence that a token belongs to."""
+    if level == "token":
+        return log_ratio_S
+    count = int(sequence_S.max()) + 1 if len(sequence_S) else 0
+    sum_Q = log_ratio_S.new_zeros(count).index_add(0, sequence_S, log_ratio_S)
+    if level == "sequence_mean":
+        tokens_Q = log_ratio_S.new_zeros(count).index_add(0, sequence_S, torch.ones_like(log_ratio_S))
+        sum_Q = sum_Q / tokens_Q.clamp(min=1)
+    return sum_Q[sequence_S]
+
+
+def ratio(log_ratio_S: torch.Tensor) -> torch.Tensor:
+    """exp, cut at `LOG_RATIO_LIMIT`."""
+    return torch.exp(log_ratio_S.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
 
 
 def clipped_policy_loss(
-    ratio_S: torch.Tensor, advantage_S: torch.Tensor, clip_low: float, clip_high: float
+    ratio_S: torch.Tensor,
+    advantage_S: torch.Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
 ) -> torch.Tensor:
-    """PPO's clipped surrogate (arXiv:1707.06347, eq. 7), negated: -min(r A, clip(r, 1 - low, 1 + high) A)."""
+    """PPO's clipped surrogate (arXiv:1707.06347, eq. 7), negated: -min(r A, clip(r, 1 - low, 1 + high) A). dual_clip c:
+    where A < 0, the loss is at most -c A (arXiv:1912.09729, eq. 5)."""
     clipped_S = ratio_S.clamp(1 - clip_low, 1 + clip_high)
-    return -torch.minimum(ratio_S * advantage_S, clipped_S * advantage_S)
+    loss_S = -torch.minimum(ratio_S * advantage_S, clipped_S * advantage_S)
+    if dual_clip is None:
+        return loss_S
+    return torch.where(advantage_S < 0, torch.minimum(loss_S, -dual_clip * advantage_S), loss_S)
+
+
+def cispo_loss(
+    ratio_S: torch.Tensor, logprob_S: torch.Tensor, advantage_S: torch.Tensor, clip_low: float, clip_high: float
+) -> torch.Tensor:
+    """CISPO (arXiv:2506.13585, eq. 4), negated: -sg(clip(r, 1 - low, 1 + high)) A log pi. The weight is clipped, not
+    the gradient: every token keeps one."""
+    return -ratio_S.clamp(1 - clip_low, 1 + clip_high).detach() * advantage_S * logprob_S
 
 
 def clipped(ratio_S: torch.Tensor, advantage_S: torch.Tensor, clip_low: float, clip_high: float) -> torch.Tensor:
@@ -34,8 +73,22 @@ def clipped(ratio_S: torch.Tensor, advantage_S: torch.Tensor, clip_low: float, c
     return ((ratio_S > 1 + clip_high) & (advantage_S > 0)) | ((ratio_S < 1 - clip_low) & (advantage_S < 0))
 
 
-def kl_k3(logprob_S: torch.Tensor, reference_S: torch.Tensor) -> torch.Tensor:
-    """Unbiased, non-negative estimate of KL(policy || reference) on tokens that the policy sampled: exp(d) - d - 1 with
-    d = log(reference / policy) (Schulman, "Approximating KL divergence", 2020; arXiv:2402.03300, eq. 4)."""
+def correction(log_ratio_S: torch.Tensor, limit: float, how: Literal["truncate", "mask"]) -> torch.Tensor:
+    """Weights for tokens that another engine sampled, from the log-ratio of trainer to sampler: min(r, limit)
+    (truncated importance sampling), or r where 1 / limit <= r <= limit and 0 elsewhere. Without gradient."""
+    ratio_S = ratio(log_ratio_S.detach())
+    if how == "truncate":
+        return ratio_S.clamp(max=limit)
+    return torch.where((ratio_S >= 1 / limit) & (ratio_S <= limit), ratio_S, 0.0)
+
+
+def kl(logprob_S: torch.Tensor, reference_S: torch.Tensor, estimator: Estimator) -> torch.Tensor:
+    """Estimates of KL(policy || reference) on tokens that the policy sampled (Schulman, "Approximating KL divergence",
+    2020), with d = log(reference / policy): k1 = -d, unbiased; k2 = d² / 2, its gradient is that of the KL; k3 =
+    exp(d) - d - 1, unbiased and never negative (arXiv:2402.03300, eq. 4)."""
     difference_S = (reference_S - logprob_S).clamp(max=LOG_RATIO_LIMIT)
+    if estimator == "k1":
+        return -difference_S
+    if estimator == "k2":
+        return difference_S.square() / 2
     return torch.exp(difference_S) - difference_S - 1

@@ -11,7 +11,7 @@ Legend: N nodes of a pack, U nodes from which a sampled token is predicted, S sa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 
 import torch
@@ -27,9 +27,14 @@ class Sequence_:
     """Indices in [1, T) of the sampled tokens."""
     logprobs: Sequence[float] = ()
     """Log-probability of each target when it was sampled; NaN where unknown."""
-    advantage: float = 0.0
+    advantages: Sequence[float] = ()
+    """Of each target; empty means 0."""
     weight: float = 1.0
     """Weight of each of its tokens in the loss."""
+    old: Sequence[float] = ()
+    """Log-probability of each target under the policy before the first gradient step; empty where not measured."""
+    reference: Sequence[float] = ()
+    """The same under the reference."""
 
 
 @dataclass
@@ -48,10 +53,21 @@ class Pack:
     logprob_S: torch.Tensor
     advantage_S: torch.Tensor
     weight_S: torch.Tensor
+    old_S: torch.Tensor
+    reference_S: torch.Tensor
     sequence_S: torch.Tensor
     """Which sequence of the pack the token belongs to."""
     lengths: list[int] = field(default_factory=list)
     """Tokens of each sequence, as they would count without sharing."""
+
+    def to(self, device: torch.device | str) -> Pack:
+        """The same with its tensors on a device."""
+        moved = {
+            one.name: value.to(device)
+            for one in fields(self)
+            if isinstance(value := getattr(self, one.name), torch.Tensor)
+        }
+        return replace(self, **moved)
 
 
 class _Trie:
@@ -110,17 +126,24 @@ def pack(sequences: Sequence[Sequence_], most_tokens: int) -> list[Pack]:
 
 
 def _finish(trie: _Trie, held: list[tuple[Sequence_, list[int]]]) -> Pack:
-    nodes, tokens, logprobs, advantages, weights, owners = [], [], [], [], [], []
+    nodes, tokens, owners = [], [], []
+    columns: dict[str, list[float]] = {name: [] for name in ("logprobs", "advantages", "weight", "old", "reference")}
     for index, (sequence, path) in enumerate(held):
-        known = sequence.logprobs or [float("nan")] * len(sequence.targets)
-        for target, logprob in zip(sequence.targets, known, strict=True):
-            nodes.append(path[target - 1])
-            tokens.append(sequence.token_ids[target])
-            logprobs.append(logprob)
-            advantages.append(sequence.advantage)
-            weights.append(sequence.weight)
-            owners.append(index)
+        count = len(sequence.targets)
+        nodes += [path[target - 1] for target in sequence.targets]
+        tokens += [sequence.token_ids[target] for target in sequence.targets]
+        owners += [index] * count
+        unknown = [float("nan")] * count
+        columns["logprobs"] += sequence.logprobs or unknown
+        columns["advantages"] += sequence.advantages or [0.0] * count
+        columns["weight"] += [sequence.weight] * count
+        columns["old"] += sequence.old or unknown
+        columns["reference"] += sequence.reference or unknown
+    assert all(len(column) == len(tokens) for column in columns.values()), "one value for each target"
     predicting, rows = torch.unique(torch.tensor(nodes), return_inverse=True)
+    logprob_S, advantage_S, weight_S, old_S, reference_S = (
+        torch.tensor(column, dtype=torch.float32) for column in columns.values()
+    )
     return Pack(
         torch.tensor(trie.tokens),
         torch.tensor(trie.depths),
@@ -128,9 +151,11 @@ def _finish(trie: _Trie, held: list[tuple[Sequence_, list[int]]]) -> Pack:
         predicting,
         rows,
         torch.tensor(tokens),
-        torch.tensor(logprobs, dtype=torch.float32),
-        torch.tensor(advantages, dtype=torch.float32),
-        torch.tensor(weights, dtype=torch.float32),
+        logprob_S,
+        advantage_S,
+        weight_S,
+        old_S,
+        reference_S,
         torch.tensor(owners),
         [len(sequence.token_ids) for sequence, _ in held],
     )

@@ -10,17 +10,22 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from components.algorithms import exactness
 from components.algorithms.packing import Pack
 from components.errors import ArtifactError
-from components.models import attention
+from components.models import attention, distribution
+from components.models.distribution import Cut
 from components.models.spec import LoraSpec, ModelSpec
 from components.models.weights import load_model, pick_device
 
 LEARNING, REFERENCE = "default", "reference"
+LOGIT_ROWS = 512
+"""Positions for which logits are in memory at a time, where there are more than that."""
 
 
 class Policy:
@@ -38,9 +43,15 @@ class Policy:
         exactness.refuse_windows(self.model, spec.max_length)
         alone_S = exactness.probe_alone(self.model)
         self.model.set_attn_implementation(attention.register())
-        exactness.refuse_difference(self.model, alone_S, self.logprobs(exactness.probe_pack(self.model), 1.0)[0])
         torch.manual_seed(seed)
         self.model = get_peft_model(self.model, LoraConfig(**_peft_arguments(spec.lora)), adapter_name=LEARNING)
+        self._head_alone = False
+        probe = exactness.probe_pack(self.model)
+        with torch.no_grad(), self.model.disable_adapter():
+            whole_S = self.logprobs(probe, Cut())[0]
+            exactness.refuse_difference(self.model, alone_S, whole_S)
+            self._head_alone = True
+            self._head_alone = torch.allclose(self.logprobs(probe, Cut())[0], whole_S, rtol=0, atol=1e-6)
         self._set_dropout()
         self._reference: Path | None = None
 
@@ -119,25 +130,45 @@ class Policy:
                 finally:
                     self.model.set_adapter(LEARNING)
 
-    def logprobs(self, pack: Pack, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """(S,) log-probabilities of the pack's sampled tokens under softmax(logits / temperature), and the (S,)
-        entropies in nats of the distributions they were drawn from (without gradient)."""
-        pack_U = pack.predicting_U.to(self.device)
+    def logprobs(self, pack: Pack, cut: Cut, *, entropy_gradient: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """(S,) log-probabilities of the pack's sampled tokens under the distribution they were drawn from, and its (S,)
+        entropies in nats, without gradient unless asked for.
+
+        Logits are made for `LOGIT_ROWS` positions at a time, and again in the backward pass: memory does not grow with
+        tokens times vocabulary. A token that the policy has moved out of a cut distribution counts as inside, so that
+        its log-probability stays finite.
+        """
+        pack = pack.to(self.device)
         mask = torch.zeros(pack.mask_NN.shape, dtype=self.model.dtype, device=self.device)
-        mask.masked_fill_(~pack.mask_NN.to(self.device), float("-inf"))
-        logits_UV = self.model(
-            input_ids=pack.token_ids_N[None].to(self.device),
-            position_ids=pack.positions_N[None].to(self.device),
-            attention_mask=attention.repeat_mask(mask[None, None], self.model.config.get_text_config()),
-            use_cache=False,
-            logits_to_keep=pack_U,
-        ).logits[0]
-        logps_UV = torch.log_softmax(logits_UV.float() / temperature, dim=-1)
-        row_S, token_S = pack.row_S.to(self.device), pack.token_S.to(self.device)
-        logprob_S = logps_UV[row_S, token_S]
-        with torch.no_grad():
-            entropy_U = -(logps_UV.exp() * logps_UV).sum(-1)
-        return logprob_S, entropy_U[row_S]
+        mask.masked_fill_(~pack.mask_NN, float("-inf"))
+        inputs = {
+            "input_ids": pack.token_ids_N[None],
+            "position_ids": pack.positions_N[None],
+            "attention_mask": attention.repeat_mask(mask[None, None], self.model.config.get_text_config()),
+            "use_cache": False,
+        }
+        order_S = pack.row_S.argsort(stable=True)
+        row_S, token_S = pack.row_S[order_S], pack.token_S[order_S]
+        if not self._head_alone:
+            logits_UV = self.model(**inputs, logits_to_keep=pack.predicting_U).logits[0]
+            logprob_S, entropy_S = _read(logits_UV, row_S, token_S, cut, entropy_gradient)
+        else:
+            base = self.model.get_base_model()
+            hidden_UD = base.base_model(**inputs).last_hidden_state[0, pack.predicting_U]
+            head = base.get_output_embeddings()
+
+            def read(part_UD: torch.Tensor, row_S: torch.Tensor, token_S: torch.Tensor) -> Any:
+                return _read(head(part_UD), row_S, token_S, cut, entropy_gradient)
+
+            parts = []
+            for first in range(0, len(hidden_UD), LOGIT_ROWS):
+                low, high = torch.searchsorted(row_S, torch.tensor([first, first + LOGIT_ROWS], device=self.device))
+                given = hidden_UD[first : first + LOGIT_ROWS], row_S[low:high] - first, token_S[low:high]
+                again = torch.is_grad_enabled() and len(hidden_UD) > LOGIT_ROWS
+                parts.append(checkpoint(read, *given, use_reentrant=False) if again else read(*given))
+            logprob_S, entropy_S = (torch.cat([part[side] for part in parts]) for side in (0, 1))
+        back_S = order_S.argsort()
+        return logprob_S[back_S], entropy_S[back_S]
 
     def _set_dropout(self) -> None:
         """Nothing drops out but what `model.lora.dropout` says: the sampler has no dropout, nor has the reference."""
@@ -145,6 +176,22 @@ class Policy:
         for name, module in self.model.named_modules():
             if name.endswith(f".lora_dropout.{LEARNING}"):
                 module.train()
+
+
+def _read(
+    logits_UV: torch.Tensor, row_S: torch.Tensor, token_S: torch.Tensor, cut: Cut, entropy_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(S,) log-probabilities of tokens and (S,) entropies of the rows that predict them."""
+    logps_UV = torch.log_softmax(logits_UV.float() / cut.temperature, dim=-1)
+    if not cut.whole:
+        with torch.no_grad():
+            keep_UV = distribution.kept(logps_UV, cut)
+            keep_UV[row_S, token_S] = True
+        logps_UV = torch.log_softmax(logps_UV.masked_fill(~keep_UV, -torch.inf), dim=-1)
+    logprob_S = logps_UV[row_S, token_S]
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropy_U = -(logps_UV.exp() * logps_UV.clamp(min=torch.finfo(logps_UV.dtype).min)).sum(-1)
+    return logprob_S, entropy_U[row_S]
 
 
 def _peft_arguments(lora: LoraSpec) -> dict:

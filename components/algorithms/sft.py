@@ -27,6 +27,7 @@ from components.algorithms.metrics import over_steps
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
 from components.algorithms.spec import SFTSpec
+from components.models.distribution import Cut
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
 from components.trajectories.convert import to_openai
@@ -81,7 +82,7 @@ def train_sft(
         learned = sum(len(sequence.targets) for sequence in sequences)
         total = 0.0
         for part in pack(sequences, spec.pack_tokens):
-            logprob_S, _ = policy.logprobs(part, temperature=1.0)
+            logprob_S, _ = policy.logprobs(part, Cut())
             loss = -logprob_S.sum() / learned
             loss.backward()
             total += loss.item()

@@ -47,26 +47,68 @@ class SFTSpec(OptimizerSpec):
 
 
 class GRPOSpec(OptimizerSpec):
-    """Group relative policy optimisation (arXiv:2402.03300) on stored trajectories."""
+    """Group relative policy optimisation (arXiv:2402.03300) on stored trajectories, and what its kin change in it."""
 
     name: Literal["grpo"] = "grpo"
     epochs: int = Field(1, ge=1)
     """Passes over the batch of a round."""
     minibatches: int = Field(1, ge=1)
     """Gradient steps of one pass; must divide collect.scenarios."""
-    clip_low: float = Field(0.2, gt=0, lt=1)
+    credit: Literal["episode", "turns"] = "episode"
+    """`episode`: every token is credited with the judged reward. `turns`: with the discounted step rewards from its
+    turn on; the judged reward is not used."""
+    discount: float = Field(1.0, ge=0, le=1)
+    """Of a step reward, for each turn that lies between; with `credit: turns`."""
+    baseline: Literal["group", "leave_one_out", "batch", "none"] = "group"
+    """What a return is compared with: the mean of its `group`, of the other episodes of its group, of the whole
+    `batch`, or nothing."""
+    scale: Literal["group", "batch", "none"] = "group"
+    """Advantages are divided by the standard deviation of the returns of the `group` (GRPO) or of the `batch`, or not
+    at all (Dr. GRPO, arXiv:2503.20783)."""
+    ratio: Literal["token", "sequence_mean", "sequence"] = "token"
+    """Policy now over policy before, of each `token`, or of a whole history: the geometric mean over its tokens (GSPO)
+    or the product (RLOO)."""
+    objective: Literal["clip", "cispo"] = "clip"
+    """`clip`: PPO's clipped surrogate. `cispo`: REINFORCE, each token weighted by its clipped ratio."""
+    clip_low: float = Field(0.2, gt=0, le=1)
     """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     clip_high: float = Field(0.2, gt=0)
     """See clip_low."""
-    scale_advantages: bool = True
-    """Divide by the group's standard deviation (GRPO); False leaves r - mean (Dr. GRPO, arXiv:2503.20783)."""
-    normalization: Literal["tokens", "sequences"] = "tokens"
+    dual_clip: float | None = Field(None, gt=1)
+    """Where an advantage is negative, the ratio counts at most this much (arXiv:1912.09729); null is no limit."""
+    normalization: Literal["tokens", "sequences", "constant"] = "tokens"
     """`tokens`: mean over all sampled tokens of the batch (DAPO, arXiv:2503.14476). `sequences`: mean of each
-    trajectory's own mean (GRPO)."""
+    trajectory's own mean (GRPO). `constant`: sum over a trajectory's tokens divided by `constant_length`, then the
+    mean (Dr. GRPO)."""
+    constant_length: int = Field(512, ge=1)
+    """Tokens by which `normalization: constant` divides."""
     kl_coefficient: float = Field(0.0, ge=0)
-    """Weight of KL(policy || reference) in the loss. At 0 it is still measured, on one pack of each batch."""
+    """Weight of KL(policy || reference). At 0 it is still measured, on one pack of each batch."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How it is estimated on a sampled token."""
+    kl_in: Literal["loss", "reward", "token_rewards"] = "loss"
+    """Where it goes: into the `loss`; off the `reward` of an episode as a whole, before advantages are computed; or
+    off the reward of each token, so that a token answers for what comes after it."""
     reference: Literal["base", "start"] = "base"
     """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
+    entropy_coefficient: float = Field(0.0, ge=0)
+    """Weight of the policy's mean entropy (nats a token), which is added to what is maximised."""
+    correction: Literal["none", "truncate", "mask"] = "none"
+    """For an engine that computes other log-probabilities than the trainer: ratios are then taken to the policy before
+    the first step as the trainer computes it, and each token is weighted by trainer over sampler, cut at
+    `correction_limit` (`truncate`) or left out beyond it (`mask`)."""
+    correction_level: Literal["token", "sequence"] = "token"
+    """Whether that weight is of a token or of its whole history."""
+    correction_limit: float = Field(2.0, gt=1)
+    """See correction."""
+    overlong: int = Field(0, ge=0)
+    """Sampled tokens of an episode at which a soft punishment of length is full; 0 punishes none (DAPO)."""
+    overlong_buffer: int = Field(0, ge=0)
+    """Tokens over which it rises from 0."""
+    overlong_penalty: float = Field(1.0, ge=0)
+    """What it takes off the reward when it is full."""
+    mask_truncated: bool = False
+    """Episodes with a message that was cut off at agent.max_tokens count in the baseline, and are not learned from."""
     max_kl: float = Field(10.0, gt=0)
     """Largest KL of a step's batch to the policy that sampled it (nats a token)."""
     high_kl: Action = "stop"
@@ -78,4 +120,66 @@ class GRPOSpec(OptimizerSpec):
     """What happens below min_entropy."""
 
 
-AlgorithmSpec = Annotated[GRPOSpec | SFTSpec, Field(discriminator="name")]
+class DrGRPOSpec(GRPOSpec):
+    """GRPO without its biases of length and difficulty (arXiv:2503.20783)."""
+
+    name: Literal["dr_grpo"] = "dr_grpo"  # type: ignore[assignment]
+    scale: Literal["group", "batch", "none"] = "none"
+    normalization: Literal["tokens", "sequences", "constant"] = "constant"
+
+
+class DAPOSpec(GRPOSpec):
+    """Decoupled clip, loss by token, no KL, episodes that were cut off left out (arXiv:2503.14476)."""
+
+    name: Literal["dapo"] = "dapo"  # type: ignore[assignment]
+    clip_high: float = Field(0.28, gt=0)
+    mask_truncated: bool = True
+
+
+class GSPOSpec(GRPOSpec):
+    """Group sequence policy optimisation: ratio and clip by sequence (arXiv:2507.18071)."""
+
+    name: Literal["gspo"] = "gspo"  # type: ignore[assignment]
+    ratio: Literal["token", "sequence_mean", "sequence"] = "sequence_mean"
+    normalization: Literal["tokens", "sequences", "constant"] = "sequences"
+    clip_low: float = Field(3e-4, gt=0, le=1)
+    clip_high: float = Field(4e-4, gt=0)
+
+
+class CISPOSpec(GRPOSpec):
+    """Clipped importance sampling weights: no token loses its gradient (arXiv:2506.13585)."""
+
+    name: Literal["cispo"] = "cispo"  # type: ignore[assignment]
+    objective: Literal["clip", "cispo"] = "cispo"
+    clip_low: float = Field(1.0, gt=0, le=1)
+    clip_high: float = Field(4.0, gt=0)
+
+
+class RLOOSpec(GRPOSpec):
+    """REINFORCE with a leave-one-out baseline, ratio of whole sequences, KL in the reward (arXiv:2402.14740)."""
+
+    name: Literal["rloo"] = "rloo"  # type: ignore[assignment]
+    baseline: Literal["group", "leave_one_out", "batch", "none"] = "leave_one_out"
+    scale: Literal["group", "batch", "none"] = "none"
+    ratio: Literal["token", "sequence_mean", "sequence"] = "sequence"
+    normalization: Literal["tokens", "sequences", "constant"] = "sequences"
+    kl_coefficient: float = Field(0.05, ge=0)
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    kl_in: Literal["loss", "reward", "token_rewards"] = "reward"
+
+
+class ReinforcePPSpec(GRPOSpec):
+    """REINFORCE++: advantages normalised over the batch, KL off the reward of each token (arXiv:2501.03262)."""
+
+    name: Literal["reinforce_pp"] = "reinforce_pp"  # type: ignore[assignment]
+    baseline: Literal["group", "leave_one_out", "batch", "none"] = "batch"
+    scale: Literal["group", "batch", "none"] = "batch"
+    kl_coefficient: float = Field(0.01, ge=0)
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    kl_in: Literal["loss", "reward", "token_rewards"] = "token_rewards"
+
+
+AlgorithmSpec = Annotated[
+    GRPOSpec | DrGRPOSpec | DAPOSpec | GSPOSpec | CISPOSpec | RLOOSpec | ReinforcePPSpec | SFTSpec,
+    Field(discriminator="name"),
+]

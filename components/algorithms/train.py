@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.algorithms.spec import GRPOSpec, OptimizerSpec, SFTSpec
+from components.algorithms.spec import AlgorithmSpec, GRPOSpec, OptimizerSpec
 from components.models.lora import adapter_digest
 from components.models.spec import ModelSpec
 from components.trajectories.schema import Trajectory
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    algorithm: SFTSpec | GRPOSpec,
+    algorithm: AlgorithmSpec,
     model: ModelSpec,
     base_dir: Path,
     trajectories: Sequence[Trajectory],
@@ -72,9 +72,9 @@ def train(
 
     with unfinished.saved_when_stopped():
         if isinstance(algorithm, GRPOSpec):
-            from components.algorithms.grpo import train_grpo
+            from components.algorithms.policy_gradient import train_policy_gradient
 
-            step, metrics = train_grpo(
+            step, metrics = train_policy_gradient(
                 algorithm,
                 policy,
                 optimizer,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from components.inference.protocol import Sampling
+from components.models.distribution import Cut, kept
 
 
 def draw(
@@ -26,8 +27,9 @@ def draw(
     temperature_B = torch.tensor([sampling.temperature or 1.0 for sampling in samplings])
     logps_BV = torch.log_softmax(logits_BV / temperature_B[:, None].to(logits_BV), dim=-1)
     for row, sampling in enumerate(samplings):
-        if (sampling.top_k or sampling.top_p < 1) and sampling.temperature:
-            logps_BV[row] = truncate(logps_BV[row], sampling.top_p, sampling.top_k)
+        cut = Cut(sampling.temperature or 1.0, sampling.top_p, sampling.top_k, sampling.min_p)
+        if sampling.temperature and not cut.whole:
+            logps_BV[row] = truncate(logps_BV[row], cut)
     if greedy.all():
         tokens_B = logits_BV.argmax(-1)
     else:
@@ -44,16 +46,6 @@ def draw(
     return tokens, logprobs
 
 
-def truncate(logps_V: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
-    """Log-probabilities renormalised over the top-k tokens, and of these over the smallest set whose mass reaches
-    top_p (nucleus sampling, arXiv:1904.09751)."""
-    ordered, index = logps_V.sort(descending=True)
-    keep = torch.ones_like(ordered, dtype=torch.bool)
-    if top_k:
-        keep[top_k:] = False
-    if top_p < 1:
-        mass_before = torch.where(keep, ordered, -torch.inf).softmax(-1).cumsum(-1).roll(1)
-        mass_before[0] = 0.0
-        keep &= mass_before < top_p
-    kept = torch.where(keep, ordered, -torch.inf).log_softmax(-1)
-    return torch.empty_like(kept).scatter(0, index, kept)
+def truncate(logps_V: torch.Tensor, cut: Cut) -> torch.Tensor:
+    """Log-probabilities renormalised over the tokens that can be drawn (`components.models.distribution`)."""
+    return logps_V.masked_fill(~kept(logps_V[None], cut)[0], -torch.inf).log_softmax(-1)

@@ -2,8 +2,8 @@
 
 Every parameter of a request is either carried out by the engine, or refused with its name and reason; none is
 ignored. Parameters that the engine cannot carry out pass at the value that changes nothing (`stop: null`), because
-clients send such values unasked. Extensions: `top_k`, and `return_token_ids` with its answers `prompt_token_ids`
-and `token_ids`, as vLLM has them.
+clients send such values unasked. Extensions, as vLLM has them: `top_k`, `min_p`, and `return_token_ids` with its
+answers `prompt_token_ids` and `token_ids`.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class ChatBody(Spec):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)
     """0 and -1 mean no limit."""
+    min_p: float | None = Field(None, ge=0, le=1)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     """OpenAI's newer name of max_tokens."""
@@ -143,6 +144,7 @@ def read_request(body: dict[str, Any], policy: Callable[[str], str], default_max
         temperature=1.0 if asked.temperature is None else asked.temperature,
         top_p=1.0 if asked.top_p is None else asked.top_p,
         top_k=max(asked.top_k or 0, 0),
+        min_p=asked.min_p or 0.0,
         max_tokens=asked.max_completion_tokens or asked.max_tokens or default_max_tokens,
     )
     version = policy(asked.model)

@@ -94,6 +94,7 @@ async def play(
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
             "max_tokens": sampling.max_tokens,
             "seed": seed,
         },

@@ -27,6 +27,8 @@ class CollectSpec(Spec):
     """Tokens are drawn from the smallest set that has this mass; 1 means all."""
     top_k: int = Field(0, ge=0)
     """0 means no limit."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Tokens with less than this share of the likeliest one's probability are not drawn."""
     concurrency: int = Field(64, ge=1)
     """Episodes in flight at once; the engine batches their requests."""
     max_failures: float = Field(0.1, ge=0)

@@ -119,7 +119,7 @@ class Trajectory:
     policy: str = ""
     """Version of the policy that acted: a digest, or `solver` for demonstrations."""
     sampling: dict[str, Any] = field(default_factory=dict)
-    """Sampling parameters in force: temperature, top_p, top_k, seed."""
+    """Sampling parameters in force: temperature, top_p, top_k, min_p, seed."""
     reward: float | None = None
     """Final reward by the judge; None before judging and where it could not be scored."""
     advantage: float | None = None

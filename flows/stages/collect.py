@@ -59,6 +59,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             temperature=spec.collect.temperature,
             top_p=spec.collect.top_p,
             top_k=spec.collect.top_k,
+            min_p=spec.collect.min_p,
             max_tokens=spec.agent.max_tokens,
         )
         trajectories, times, speed = play(

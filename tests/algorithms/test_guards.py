@@ -40,8 +40,8 @@ def poison(monkeypatch):
     logprobs = Policy.logprobs
 
     def apply(tokens: list[int]) -> None:
-        def poisoned(self, pack, temperature):
-            logprob_S, entropy_S = logprobs(self, pack, temperature)
+        def poisoned(self, pack, cut, **options):
+            logprob_S, entropy_S = logprobs(self, pack, cut, **options)
             ids = pack.token_ids_N.tolist()
             held = any(ids[at : at + len(tokens)] == tokens for at in range(len(ids)))
             return (logprob_S * math.nan if held else logprob_S), entropy_S
@@ -115,11 +115,12 @@ def test_the_worst_are_measured_by_themselves(base_dir, tmp_path):
     assert values[0] > strike["kl_sampler"]  # the mean of all is below the worst
     policy = Policy(base_dir, MODEL, 3)
     (worst,) = [one for one in batch() if one.id == strike["worst"][0]["trajectory"]]
-    from components.algorithms.grpo import _packs
+    from components.algorithms.policy_gradient import _packs, prepare
 
-    [(temperature, pack)] = _packs([worst], GRPO)
+    _, learning = prepare(GRPO, policy, batch(), tmp_path)
+    [(cut, pack)] = _packs([worst], learning)
     with torch.no_grad():
-        new_S, _ = policy.logprobs(pack, temperature)
+        new_S, _ = policy.logprobs(pack, cut)
     difference = new_S - pack.logprob_S
     assert values[0] == pytest.approx((difference.exp() - 1 - difference).mean().item(), rel=1e-4)
 

@@ -18,6 +18,10 @@ ADVANTAGE = st.floats(-4, 4, width=32)
 TOKENS = st.lists(st.tuples(LOGPROB, LOGPROB, ADVANTAGE), min_size=1, max_size=12)
 
 
+def ratio(logprob_S: torch.Tensor, old_S: torch.Tensor) -> torch.Tensor:
+    return losses.ratio(losses.log_ratio(logprob_S, old_S))
+
+
 def columns(rows) -> list[torch.Tensor]:
     return [torch.tensor(column, dtype=torch.float32) for column in zip(*rows, strict=True)]
 
@@ -28,10 +32,10 @@ def test_the_clipped_loss_written_out(rows):
     logprob_S, old_S, advantage_S = columns(rows)
     expected = []
     for logprob, old, advantage in rows:
-        ratio = math.exp(logprob - old)
-        inside = min(max(ratio, 1 - LOW), 1 + HIGH)
-        expected.append(-min(ratio * advantage, inside * advantage))
-    ratio_S = losses.policy_ratio(logprob_S, old_S)
+        r = math.exp(logprob - old)
+        inside = min(max(r, 1 - LOW), 1 + HIGH)
+        expected.append(-min(r * advantage, inside * advantage))
+    ratio_S = ratio(logprob_S, old_S)
     loss_S = losses.clipped_policy_loss(ratio_S, advantage_S, LOW, HIGH)
     assert loss_S.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
@@ -41,16 +45,16 @@ def test_the_clipped_loss_written_out(rows):
 def test_clipped_is_where_the_gradient_is_gone(rows):
     logprob_S, old_S, advantage_S = columns(rows)
     logprob_S.requires_grad_()
-    ratio_S = losses.policy_ratio(logprob_S, old_S)
+    ratio_S = ratio(logprob_S, old_S)
     losses.clipped_policy_loss(ratio_S, advantage_S, LOW, HIGH).sum().backward()
     told = losses.clipped(ratio_S, advantage_S, LOW, HIGH)
     for index, (logprob, old, advantage) in enumerate(rows):
-        ratio = math.exp(logprob - old)
-        if min(abs(ratio - (1 - LOW)), abs(ratio - (1 + HIGH))) < 1e-4 or abs(advantage) < 1e-3:
+        r = math.exp(logprob - old)
+        if min(abs(r - (1 - LOW)), abs(r - (1 + HIGH))) < 1e-4 or abs(advantage) < 1e-3:
             continue
-        gone = (ratio > 1 + HIGH and advantage > 0) or (ratio < 1 - LOW and advantage < 0)
+        gone = (r > 1 + HIGH and advantage > 0) or (r < 1 - LOW and advantage < 0)
         assert bool(told[index]) == gone
-        expected = 0.0 if gone else -ratio * advantage
+        expected = 0.0 if gone else -r * advantage
         assert logprob_S.grad[index].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
@@ -67,8 +71,8 @@ def test_the_clip_is_asymmetric():
 def test_no_old_logprob_makes_loss_or_gradient_infinite(rows):
     logprob_S, old_S, advantage_S, reference_S = columns(rows)
     logprob_S.requires_grad_()
-    ratio_S = losses.policy_ratio(logprob_S, old_S)
-    loss_S = losses.clipped_policy_loss(ratio_S, advantage_S, LOW, HIGH) + losses.kl_k3(logprob_S, reference_S)
+    ratio_S = ratio(logprob_S, old_S)
+    loss_S = losses.clipped_policy_loss(ratio_S, advantage_S, LOW, HIGH) + losses.kl(logprob_S, reference_S, "k3")
     loss_S.sum().backward()
     assert bool(torch.isfinite(loss_S).all())
     assert bool(torch.isfinite(logprob_S.grad).all())
@@ -77,24 +81,24 @@ def test_no_old_logprob_makes_loss_or_gradient_infinite(rows):
 @pytest.mark.parametrize("old", [math.nan, math.inf, -math.inf])
 def test_a_token_without_an_old_logprob_is_on_policy(old):
     logprob_S = torch.tensor([-2.0], requires_grad=True)
-    ratio_S = losses.policy_ratio(logprob_S, torch.tensor([old]))
+    ratio_S = ratio(logprob_S, torch.tensor([old]))
     losses.clipped_policy_loss(ratio_S, torch.tensor([1.5]), LOW, HIGH).sum().backward()
     assert ratio_S.item() == 1
     assert logprob_S.grad.item() == pytest.approx(-1.5)  # the gradient of REINFORCE: -A for each nat
 
 
 def test_nan_of_the_policy_itself_shows():
-    ratio_S = losses.policy_ratio(torch.tensor([math.nan, math.nan]), torch.tensor([-1.0, math.nan]))
+    ratio_S = ratio(torch.tensor([math.nan, math.nan]), torch.tensor([-1.0, math.nan]))
     assert bool(ratio_S.isnan().all())
-    assert bool(losses.kl_k3(torch.tensor([math.nan]), torch.tensor([-1.0])).isnan().all())
+    assert bool(losses.kl(torch.tensor([math.nan]), torch.tensor([-1.0]), "k3").isnan().all())
 
 
 @settings(deadline=None)
 @given(LOGPROB, LOGPROB)
 def test_k3_written_out_and_never_negative(logprob, reference):
-    value = losses.kl_k3(torch.tensor([logprob]), torch.tensor([reference])).item()
-    ratio = math.exp(reference - logprob)
-    assert value == pytest.approx(ratio - math.log(ratio) - 1, rel=1e-4, abs=1e-5)
+    value = losses.kl(torch.tensor([logprob]), torch.tensor([reference]), "k3").item()
+    r = math.exp(reference - logprob)
+    assert value == pytest.approx(r - math.log(r) - 1, rel=1e-4, abs=1e-5)
     assert value > -1e-6  # rounding where the two are equal
 
 
@@ -104,7 +108,7 @@ def test_the_mean_of_k3_over_samples_is_the_exact_kl(seed):
     policy, reference = torch.randn(2, 20, generator=generator).mul(0.7).log_softmax(-1)
     exact = (policy.exp() * (policy - reference)).sum().item()
     drawn = torch.multinomial(policy.exp(), 400_000, replacement=True, generator=generator)
-    samples = losses.kl_k3(policy[drawn], reference[drawn])
+    samples = losses.kl(policy[drawn], reference[drawn], "k3")
     error = samples.std().item() / len(samples) ** 0.5
     assert abs(samples.mean().item() - exact) < 5 * error
     assert error < 0.01 * exact
@@ -115,7 +119,7 @@ def test_the_mean_gradient_of_the_ratio_is_the_policy_gradient():
     logits_V = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
     advantage_V = torch.tensor([1.0, -0.5, 0.25], dtype=torch.float64)
     logps_V = logits_V.log_softmax(-1)
-    loss_V = losses.clipped_policy_loss(losses.policy_ratio(logps_V, logps_V.detach()), advantage_V, LOW, HIGH)
+    loss_V = losses.clipped_policy_loss(ratio(logps_V, logps_V.detach()), advantage_V, LOW, HIGH)
     (loss_V * logps_V.detach().exp()).sum().backward()
 
     def expected(logits) -> float:
@@ -126,3 +130,69 @@ def test_the_mean_gradient_of_the_ratio_is_the_policy_gradient():
         step[index] = 1e-6
         slope = (expected(logits_V.detach() + step) - expected(logits_V.detach() - step)) / 2e-6
         assert logits_V.grad[index].item() == pytest.approx(-slope, rel=1e-6)
+
+
+# --- what the kin of GRPO change --------------------------------------------------------------------------------------
+
+
+def test_the_dual_clip_bounds_the_loss_of_a_negative_advantage():
+    ratio_S = torch.tensor([0.5, 1.0, 5.0, 5.0])
+    advantage_S = torch.tensor([-1.0, -1.0, -1.0, 1.0])
+    plain = losses.clipped_policy_loss(ratio_S, advantage_S, LOW, HIGH)
+    assert plain.tolist() == pytest.approx([0.8, 1.0, 5.0, -1.3])
+    assert losses.clipped_policy_loss(ratio_S, advantage_S, LOW, HIGH, 3.0).tolist() == pytest.approx(
+        [0.8, 1.0, 3.0, -1.3]
+    )
+
+
+def test_ratios_of_sequences():
+    log_ratio_S = torch.tensor([0.1, -0.3, 0.5, 0.2])
+    sequence_S = torch.tensor([0, 2, 0, 2])
+    assert losses.by_sequence(log_ratio_S, sequence_S, "token").tolist() == log_ratio_S.tolist()
+    assert losses.by_sequence(log_ratio_S, sequence_S, "sequence").tolist() == pytest.approx([0.6, -0.1, 0.6, -0.1])
+    assert losses.by_sequence(log_ratio_S, sequence_S, "sequence_mean").tolist() == pytest.approx(
+        [0.3, -0.05, 0.3, -0.05]
+    )
+    for level in ("token", "sequence", "sequence_mean"):
+        assert losses.by_sequence(torch.zeros(0), torch.zeros(0, dtype=torch.long), level).tolist() == []
+
+
+@settings(deadline=None)
+@given(TOKENS)
+def test_the_gradient_of_cispo_is_that_of_reinforce_weighted_by_the_clipped_ratio(rows):
+    logprob_S, old_S, advantage_S = columns(rows)
+    logprob_S.requires_grad_()
+    losses.cispo_loss(ratio(logprob_S, old_S), logprob_S, advantage_S, LOW, HIGH).sum().backward()
+    weights = [min(max(math.exp(logprob - old), 1 - LOW), 1 + HIGH) for logprob, old, _ in rows]
+    expected = [-weight * advantage for weight, (_, _, advantage) in zip(weights, rows, strict=True)]
+    assert logprob_S.grad.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_corrections_for_another_engine():
+    away_S = torch.tensor([0.0, math.log(1.9), math.log(3.0), math.log(0.4)])
+    assert losses.correction(away_S, 2.0, "truncate").tolist() == pytest.approx([1.0, 1.9, 2.0, 0.4])
+    assert losses.correction(away_S, 2.0, "mask").tolist() == pytest.approx([1.0, 1.9, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_mean_of_the_unbiased_estimators_is_the_kl(seed, estimator):
+    generator = torch.Generator().manual_seed(seed)
+    policy, reference = torch.randn(2, 20, generator=generator).mul(0.7).log_softmax(-1)
+    exact = (policy.exp() * (policy - reference)).sum().item()
+    mean = (policy.exp() * losses.kl(policy, reference, estimator)).sum().item()
+    assert mean == pytest.approx(exact, rel=1e-5)
+
+
+def test_the_mean_gradient_of_k2_is_that_of_the_kl():
+    """On policy: E[∇k2] = ∇KL, where the gradient of the mean of k1 as a loss would be 0."""
+    generator = torch.Generator().manual_seed(3)
+    logits_V, reference_V = torch.randn(2, 20, dtype=torch.float64, generator=generator)
+    logits_V.requires_grad_()
+    reference_V = reference_V.log_softmax(-1)
+    policy_V = logits_V.log_softmax(-1)
+    exact = torch.autograd.grad((policy_V.exp() * (policy_V - reference_V)).sum(), logits_V)[0]
+    for estimator, expected in (("k2", exact), ("k1", torch.zeros_like(exact))):
+        policy_V = logits_V.log_softmax(-1)
+        weighted = (policy_V.detach().exp() * losses.kl(policy_V, reference_V, estimator)).sum()
+        assert torch.allclose(torch.autograd.grad(weighted, logits_V)[0], expected, atol=1e-12)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.algorithms.packing import Pack, Sequence_, pack
+from components.models.distribution import Cut
 from tests.algorithms.builders import make_policy, plain_logprobs, plain_model, relative_difference, trainable
 
 
@@ -23,7 +24,7 @@ def sequences(draw) -> list[Sequence_]:
         token_ids = draw(st.lists(st.integers(0, 2), min_size=2, max_size=10))
         targets = draw(st.lists(st.integers(1, len(token_ids) - 1), unique=True, max_size=5))
         logprobs = [float(-number) for number in range(len(targets))]
-        made.append(Sequence_(token_ids, targets, logprobs, advantage=float(index), weight=1.0 / (index + 1)))
+        made.append(Sequence_(token_ids, targets, logprobs, [float(index)] * len(targets), weight=1.0 / (index + 1)))
     return made
 
 
@@ -61,7 +62,7 @@ def test_every_target_is_predicted_at_the_end_of_its_own_prefix(given, most):
                 assert one.token_ids_N[nodes].tolist() == list(sequence.token_ids[:target])
                 assert one.token_S[at] == sequence.token_ids[target]
                 assert one.logprob_S[at] == logprob
-                assert one.advantage_S[at] == sequence.advantage
+                assert one.advantage_S[at] == sequence.advantages[0]
                 assert one.weight_S[at] == pytest.approx(sequence.weight)
                 assert one.sequence_S[at] == index
                 at += 1
@@ -143,7 +144,7 @@ def test_a_pack_computes_what_each_sequence_computes_alone(base_dir, most, tempe
     packs = pack(given, most)
     packed = []
     for one in packs:
-        logprob_S, entropy_S = policy.logprobs(one, temperature)
+        logprob_S, entropy_S = policy.logprobs(one, Cut(temperature))
         (logprob_S * one.weight_S).sum().backward()
         packed += logprob_S.tolist()
         assert not entropy_S.requires_grad
@@ -166,7 +167,7 @@ def test_a_pack_computes_what_each_sequence_computes_alone(base_dir, most, tempe
 def test_entropies_are_those_of_the_distributions_drawn_from(base_dir):
     policy = make_policy(base_dir)
     sequence = Sequence_([5, 6, 7, 8, 9], [2, 4])
-    _, entropy_S = policy.logprobs(pack([sequence], 100)[0], 0.5)
+    _, entropy_S = policy.logprobs(pack([sequence], 100)[0], Cut(0.5))
     logits_TV = plain_model(base_dir, policy)(input_ids=torch.tensor([sequence.token_ids])).logits[0].detach()
     expected = [torch.distributions.Categorical(logits=logits_TV[at] / 0.5).entropy().item() for at in (1, 3)]
     assert entropy_S.tolist() == pytest.approx(expected, abs=1e-5)

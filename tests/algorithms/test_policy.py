@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
+from components.models.distribution import Cut
 from components.models.spec import LoraSpec
 from tests.algorithms.builders import MODEL, make_policy, plain_logprobs, plain_model
 
@@ -21,12 +22,12 @@ TOKENS = [5, 9, 17, 3, 200, 44]
 
 def logprobs(policy: Policy) -> list[float]:
     with torch.no_grad():
-        return policy.logprobs(PACK, 1.0)[0].tolist()
+        return policy.logprobs(PACK, Cut())[0].tolist()
 
 
 def reference_logprobs(policy: Policy) -> list[float]:
     with policy.as_reference():
-        return policy.logprobs(PACK, 1.0)[0].tolist()
+        return policy.logprobs(PACK, Cut())[0].tolist()
 
 
 def test_a_fresh_adapter_changes_nothing(base_dir):

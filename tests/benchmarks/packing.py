@@ -152,6 +152,7 @@ def peak_mb(cuda: bool) -> float:
 
 def packed(policy, rows, pack_tokens: int) -> tuple[float, int]:
     from components.algorithms.packing import Sequence_, pack
+    from components.models.distribution import Cut
 
     learned = sum(len(completion) for _, completion in rows)
     sequences = [
@@ -160,7 +161,7 @@ def packed(policy, rows, pack_tokens: int) -> tuple[float, int]:
     ]
     total, tokens = 0.0, 0
     for one in pack(sequences, pack_tokens):
-        logprob_S, _ = policy.logprobs(one, temperature=1.0)
+        logprob_S, _ = policy.logprobs(one, Cut())
         loss = -logprob_S.sum() / learned
         loss.backward()
         total += loss.item()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from components.inference.protocol import Sampling
 from components.inference.sampling import draw, truncate
+from components.models.distribution import Cut
 
 logits = st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=12)
 
@@ -35,7 +36,7 @@ def nucleus(values: list[float], top_p: float, top_k: int) -> dict[int, float]:
 def test_truncation_is_the_formula(values, top_p, top_k):
     logps = torch.log_softmax(torch.tensor(values, dtype=torch.float64), -1)
     expected = nucleus(logps.tolist(), top_p, top_k)
-    found = truncate(logps, top_p, top_k)
+    found = truncate(logps, Cut(top_p=top_p, top_k=top_k))
     masses = sorted(nucleus(logps.tolist(), 1.0, top_k).values(), reverse=True)
     if any(abs(math.fsum(masses[:n]) - top_p) < 1e-9 for n in range(1, len(masses))):
         return  # a sum that rounds to either side of top_p
@@ -48,8 +49,28 @@ def test_truncation_is_the_formula(values, top_p, top_k):
 def test_top_k_alone_keeps_k():
     """Also where the sum of the first few rounds to one."""
     logps = torch.log_softmax(torch.tensor([30.0, 0.0, -1.0, -2.0, -3.0]), -1)
-    assert int((truncate(logps, 1.0, 4) > -math.inf).sum()) == 4
-    assert int((truncate(logps, 1.0, 99) > -math.inf).sum()) == 5
+    assert int((truncate(logps, Cut(top_k=4)) > -math.inf).sum()) == 4
+    assert int((truncate(logps, Cut(top_k=99)) > -math.inf).sum()) == 5
+
+
+@given(logits, st.floats(0.01, 1.0))
+def test_min_p_keeps_what_has_that_share_of_the_likeliest(values, min_p):
+    logps = torch.log_softmax(torch.tensor(values, dtype=torch.float64), -1)
+    probabilities = logps.exp()
+    share = probabilities / probabilities.max()
+    if (share - min_p).abs().min() < 1e-9:
+        return
+    expected = torch.where(share >= min_p, probabilities, 0.0)
+    assert torch.allclose(truncate(logps, Cut(min_p=min_p)).exp(), expected / expected.sum())
+
+
+def test_min_p_comes_after_the_others():
+    logps = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    assert int((truncate(logps, Cut(top_k=2, min_p=0.2)) > -math.inf).sum()) == 2
+    assert int((truncate(logps, Cut(top_k=3, min_p=0.5)) > -math.inf).sum()) == 2
+    tokens, logprobs = draw(logps[None], [Sampling(min_p=0.5)], [0.9])
+    assert tokens == [1]
+    assert logprobs == pytest.approx([math.log(0.3 / 0.8)])
 
 
 @given(logits, st.floats(0.2, 3.0), st.floats(0, 1, exclude_max=True))

@@ -12,10 +12,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from components.algorithms import checkpoint, grpo
-from components.algorithms.spec import GRPOSpec
+from components.algorithms import checkpoint
+from components.algorithms.policy_gradient import prepare, train_policy_gradient
+from components.algorithms.spec import (
+    CISPOSpec,
+    DAPOSpec,
+    DrGRPOSpec,
+    GRPOSpec,
+    GSPOSpec,
+    ReinforcePPSpec,
+    RLOOSpec,
+)
 from components.algorithms.train import train
 from components.errors import ArtifactError, TrainingDiverged
+from components.inference.sampling import truncate
+from components.models.distribution import Cut
 from components.trajectories.schema import Trajectory
 from tests.algorithms.builders import (
     MODEL,
@@ -67,29 +78,117 @@ def adapter(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "adapter" / "adapter_model.safetensors")
 
 
-def written_out(spec: GRPOSpec, groups: list[list[Trajectory]], model, reference) -> torch.Tensor:
-    """The loss as the papers write it: GRPO eq. 3 with DAPO's or GRPO's own normalisation."""
-    members = [one for group in groups for one in group]
-    tokens = sum(sum(h.sampled_mask()) for one in members for h in one.histories)
-    total = torch.zeros(())
+def mean(values) -> float:
+    return sum(values) / len(values)
+
+
+def deviation(values) -> float:
+    return mean([(value - mean(values)) ** 2 for value in values]) ** 0.5 + 1e-6
+
+
+def units_written_out(spec: GRPOSpec, one: Trajectory, kl: list[float]) -> list[tuple[float, int]]:
+    """(return, tokens that it holds for) of the episode, its turns or its tokens."""
+    spans = [message.span for h in one.histories for message in h.messages if message.span]
+    sizes = [end - start for start, end in spans]
+    total = sum(sizes)
+    late = total - spec.overlong + spec.overlong_buffer
+    over = spec.overlong_penalty * min(1.0, late / spec.overlong_buffer) if spec.overlong and late > 0 else 0.0
+    if spec.credit == "turns":
+        steps = one.step_rewards
+        found = [sum(spec.discount ** (k - t) * steps[k] for k in range(t, len(steps))) for t in range(len(steps))]
+        found[-1] -= over
+    else:
+        found, sizes = [one.reward - over], [total]
+    if spec.kl_coefficient and spec.kl_in == "reward":
+        found = [value - spec.kl_coefficient * sum(kl) for value in found]
+    if spec.kl_coefficient and spec.kl_in == "token_rewards":
+        by_token = [value for value, size in zip(found, sizes, strict=True) for _ in range(size)]
+        return [(value - spec.kl_coefficient * sum(kl[t:]), 1) for t, value in enumerate(by_token)]
+    return list(zip(found, sizes, strict=True))
+
+
+def advantages_written_out(spec: GRPOSpec, groups: list[list[Trajectory]], kl: dict[str, list[float]]) -> dict:
+    """By trajectory: the advantage of each sampled token. kl: of each sampled token to the reference, at the start."""
+    units = {one.id: units_written_out(spec, one, kl[one.id]) for group in groups for one in group}
+
+    def returns(members) -> list[float]:
+        return [value for one in members for value, _ in units[one.id]]
+
+    everything = returns(one for group in groups for one in group)
+    result = {}
     for group in groups:
-        rewards = torch.tensor([one.reward for one in group], dtype=torch.float64)
-        advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-6)
-        for one, advantage in zip(group, advantages.float(), strict=True):
-            losses = []
-            for h in one.histories:
-                new_T = plain_logprobs(model, h.token_ids, one.sampling["temperature"])
-                with torch.no_grad():
-                    reference_T = plain_logprobs(reference, h.token_ids, one.sampling["temperature"])
-                for index in (index for index, sampled in enumerate(h.sampled_mask()) if sampled):
-                    ratio = torch.exp(new_T[index - 1] - h.logprobs[index])
-                    inside = torch.clip(ratio, 1 - spec.clip_low, 1 + spec.clip_high)
-                    difference = reference_T[index - 1] - new_T[index - 1]
-                    kl = torch.exp(difference) - difference - 1
-                    losses.append(-torch.min(ratio * advantage, inside * advantage) + spec.kl_coefficient * kl)
-            share = tokens if spec.normalization == "tokens" else len(losses) * len(members)
-            total = total + torch.stack(losses).sum() / share
+        for one in group:
+            baseline = {
+                "group": mean(returns(group)),
+                "leave_one_out": mean(returns(other for other in group if other is not one)),
+                "batch": mean(everything),
+                "none": 0.0,
+            }[spec.baseline]
+            scale = {"group": deviation(returns(group)), "batch": deviation(everything), "none": 1.0}[spec.scale]
+            result[one.id] = [(value - baseline) / scale for value, size in units[one.id] for _ in range(size)]
+    return result
+
+
+def written_out(spec: GRPOSpec, groups: list[list[Trajectory]], model, reference) -> torch.Tensor:
+    """The loss as the papers write it, one token after another."""
+    members = [one for group in groups for one in group]
+    kept = [one for one in members if not (spec.mask_truncated and cut_off(one))]
+    rows: dict[str, list[list[tuple]]] = {}
+    for one in members:
+        rows[one.id] = []
+        for h in one.histories:
+            new_T = plain_logprobs(model, h.token_ids, one.sampling["temperature"])
+            with torch.no_grad():
+                reference_T = plain_logprobs(reference, h.token_ids, one.sampling["temperature"])
+            sampled = [index for index, is_sampled in enumerate(h.sampled_mask()) if is_sampled]
+            rows[one.id].append([(new_T[at - 1], h.logprobs[at], reference_T[at - 1]) for at in sampled])
+    estimate = {"k1": lambda d: -d, "k2": lambda d: d**2 / 2, "k3": lambda d: torch.exp(d) - d - 1}[spec.kl_estimator]
+    kl = {
+        name: [estimate(ref - new.detach()).item() for part in parts for new, _, ref in part]
+        for name, parts in rows.items()
+    }
+    given = advantages_written_out(spec, groups, kl)
+    tokens = sum(len(part) for one in kept for part in rows[one.id])
+    total = torch.zeros(())
+    for one in kept:
+        losses, advantages = [], iter(given[one.id])
+        for part in rows[one.id]:
+            # With a correction, ratios are taken to the policy before the first step, which is the one at hand.
+            before = [new.detach() if spec.correction != "none" else old for new, old, _ in part]
+            logs = [new - old for (new, _, _), old in zip(part, before, strict=True)]
+            away = [new.item() - old for new, old, _ in part]
+            for index, (new, _, ref) in enumerate(part):
+                advantage = next(advantages)
+                log = {"token": logs[index], "sequence": sum(logs), "sequence_mean": sum(logs) / len(logs)}[spec.ratio]
+                ratio = torch.exp(log)
+                inside = torch.clip(ratio, 1 - spec.clip_low, 1 + spec.clip_high)
+                if spec.objective == "cispo":
+                    loss = -inside.detach() * advantage * new
+                else:
+                    loss = -torch.min(ratio * advantage, inside * advantage)
+                    if spec.dual_clip and advantage < 0:
+                        loss = torch.min(loss, torch.tensor(-spec.dual_clip * advantage))
+                if spec.correction != "none":
+                    weight = math.exp(away[index] if spec.correction_level == "token" else sum(away))
+                    if spec.correction == "truncate":
+                        weight = min(weight, spec.correction_limit)
+                    elif not 1 / spec.correction_limit <= weight <= spec.correction_limit:
+                        weight = 0.0
+                    loss = weight * loss
+                if spec.kl_in == "loss":
+                    loss = loss + spec.kl_coefficient * estimate(ref - new)
+                losses.append(loss)
+        share = {
+            "tokens": tokens,
+            "sequences": len(losses) * len(kept),
+            "constant": spec.constant_length * len(kept),
+        }[spec.normalization]
+        total = total + torch.stack(losses).sum() / share
     return total
+
+
+def cut_off(one: Trajectory) -> bool:
+    return any(message.finish_reason == "length" for h in one.histories for message in h.messages)
 
 
 def reference_step(spec: GRPOSpec, base_dir: Path, groups, reference=None):
@@ -114,19 +213,51 @@ def by_group(trajectories: list[Trajectory]) -> list[list[Trajectory]]:
     return [[one for one in trajectories if one.group == name] for name in names]
 
 
-@pytest.mark.parametrize("normalization", ["tokens", "sequences"])
-@pytest.mark.parametrize("kl_coefficient", [0.0, 0.05])
-def test_one_step_is_the_papers(run, base_dir, start, normalization, kl_coefficient):
-    spec = SPEC.model_copy(update={"normalization": normalization, "kl_coefficient": kl_coefficient})
-    out, _, (log,) = run(spec, batch())
-    loss, norm, expected = reference_step(spec, base_dir, by_group(batch()))
+COMMON = {"learning_rate": 1e-3, "weight_decay": 0.01, "pack_tokens": 64}
+VARIANTS = {
+    "grpo": SPEC,
+    "grpo without KL": SPEC.model_copy(update={"kl_coefficient": 0.0}),
+    "grpo by sequence": SPEC.model_copy(update={"normalization": "sequences"}),
+    "dr_grpo": DrGRPOSpec(**COMMON, constant_length=20),
+    "dapo": DAPOSpec(**COMMON, overlong=10, overlong_buffer=4),
+    "gspo": GSPOSpec(**COMMON, clip_low=0.1, clip_high=0.1),
+    "cispo": CISPOSpec(**COMMON).model_copy(update={"clip_low": 0.2, "clip_high": 0.3}),
+    "rloo": RLOOSpec(**COMMON),
+    "reinforce_pp": ReinforcePPSpec(**COMMON),
+    "dual clip": SPEC.model_copy(update={"dual_clip": 1.2}),
+    "k1": SPEC.model_copy(update={"kl_estimator": "k1"}),
+    "k2": SPEC.model_copy(update={"kl_estimator": "k2"}),
+    "no baseline": SPEC.model_copy(update={"baseline": "none", "scale": "none"}),
+    "scaled by the batch": SPEC.model_copy(update={"scale": "batch"}),
+    "turns": SPEC.model_copy(update={"credit": "turns", "discount": 0.9}),
+    "turns left out": RLOOSpec(**COMMON, credit="turns", discount=0.5, overlong=10, overlong_buffer=4),
+    "truncated by token": SPEC.model_copy(update={"correction": "truncate", "correction_limit": 1.3}),
+    "masked by sequence": SPEC.model_copy(update={"correction": "mask", "correction_level": "sequence"}),
+}
+
+
+def varied() -> list[Trajectory]:
+    """A batch with step rewards, and an episode that was cut off."""
+    trajectories = batch()
+    for index, one in enumerate(trajectories):
+        one.step_rewards = [0.1 * index, 0.5 - 0.07 * index]
+    trajectories[4].histories[0].messages[-1].finish_reason = "length"
+    return trajectories
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_one_step_is_the_papers(run, base_dir, start, name):
+    spec = VARIANTS[name]
+    out, _, (log,) = run(spec, varied())
+    loss, norm, expected = reference_step(spec, base_dir, by_group(varied()))
     assert log["loss"] == pytest.approx(loss, abs=1e-5)
     assert log["grad_norm"] == pytest.approx(norm, rel=1e-5)
-    assert 0.05 < log["clip_fraction"] < 0.95  # both branches of the clip are in the test
+    if spec.correction == "none" and spec.objective == "clip":
+        assert 0.05 < log["clip_fraction"] < 0.95  # both branches of the clip are in the test
     before, after = adapter(start), adapter(out)
     moved = {name: after[name] - before[name] for name in after}
     assert relative_difference(moved, {name: expected[name] - before[name] for name in after}) <= 1e-3
-    assert relative_difference(after, expected) <= 1e-6
+    assert relative_difference(after, expected) <= 5e-6
 
 
 def test_kl_to_the_checkpoint_from_which_the_rounds_began(run, base_dir, tmp_path):
@@ -155,7 +286,8 @@ def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
     from components.models.weights import load_tokenizer
 
     trajectories = batch()
-    groups = grpo.with_advantages(trajectories, scale=True)
+    policy = make_policy(base_dir)
+    groups, _ = prepare(SPEC, policy, trajectories, tmp_path)
     assert sum(map(len, groups)) == len(trajectories)
     prompt = 12  # tokens before the first answer, the same in every episode of `batch`
     rows = [one.histories[0] for one in trajectories]
@@ -175,15 +307,26 @@ def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
         "advantages": torch.tensor([one.advantage for one in trajectories]),
         "num_items_in_batch": torch.tensor(sum(sum(row.sampled_mask()) for row in rows)),
     }
-    policy = make_policy(base_dir)
     with torch.no_grad():
         base = plain_model(base_dir, policy)
         with base.disable_adapter():
             logps = [plain_logprobs(base, row.token_ids, TEMPERATURE)[prompt - 1 :].tolist() for row in rows]
     inputs["ref_per_token_logps"] = padded(logps, 0.0)
 
-    for normalization, loss_type in [("tokens", "dapo"), ("sequences", "grpo")]:
-        spec = SPEC.model_copy(update={"normalization": normalization, "max_grad_norm": 1e9})
+    for loss_type, changes, theirs_too in [
+        ("dapo", {"normalization": "tokens"}, {}),
+        ("grpo", {"normalization": "sequences"}, {}),
+        ("dr_grpo", {"normalization": "constant", "constant_length": 40}, {"max_completion_length": 40}),
+        ("cispo", {"objective": "cispo", "clip_low": 1.0, "clip_high": 0.3}, {"epsilon_high": 1.3}),
+        ("grpo", {"normalization": "sequences", "dual_clip": 1.5}, {"delta": 1.5}),
+        (
+            "grpo",
+            {"normalization": "sequences", "ratio": "sequence_mean", "clip_low": 0.1, "clip_high": 0.1},
+            {"importance_sampling_level": "sequence", "epsilon": 0.1, "epsilon_high": 0.1},
+        ),
+        ("dapo", {"entropy_coefficient": 0.1}, {"entropy_coef": 0.1}),
+    ]:
+        spec = SPEC.model_copy(update={**changes, "max_grad_norm": 1e9})
         trainer = GRPOTrainer(
             model=plain_model(base_dir, policy),
             reward_funcs=lambda completions, **_: [0.0] * len(completions),
@@ -192,9 +335,8 @@ def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
                 loss_type=loss_type,
                 beta=spec.kl_coefficient,
                 use_bias_correction_kl=False,  # TRL weighs the KL by the ratio by default; the GRPO paper does not
-                epsilon=spec.clip_low,
-                epsilon_high=spec.clip_high,
                 temperature=TEMPERATURE,
+                **{"epsilon": spec.clip_low, "epsilon_high": spec.clip_high, **theirs_too},
                 per_device_train_batch_size=3,
                 num_generations=3,
                 gradient_checkpointing=False,
@@ -219,9 +361,11 @@ def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
             )
         )
         logs: list[dict[str, float]] = []
-        grpo.train_grpo(spec, ours, optimizer, trajectories, step=0, seed=0, scratch=tmp_path, on_step=logs.append)
-        assert logs[0]["loss"] == pytest.approx(loss.item(), abs=1e-5), loss_type
-        assert relative_difference(grads, theirs) <= 1e-5, loss_type
+        train_policy_gradient(
+            spec, ours, optimizer, trajectories, step=0, seed=0, scratch=tmp_path, on_step=logs.append
+        )
+        assert logs[0]["loss"] == pytest.approx(loss.item(), abs=1e-5), (loss_type, changes)
+        assert relative_difference(grads, theirs) <= 1e-5, (loss_type, changes)
 
 
 def test_the_result_does_not_depend_on_the_size_of_packs(run):
@@ -262,12 +406,70 @@ def test_episodes_of_several_temperatures_are_each_computed_at_their_own(run, ba
     assert relative_difference(adapter(out), expected) <= 1e-6
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 20}])
-def test_episodes_not_drawn_from_the_whole_distribution_are_refused(run, sampling):
+def test_greedy_episodes_are_refused(run):
     trajectories = batch()
-    trajectories[4].sampling = {"temperature": 1.0, **sampling}
+    trajectories[4].sampling = {"temperature": 0.0}
     with pytest.raises(ArtifactError, match="s1/1"):
         run(SPEC, trajectories)
+
+
+@pytest.mark.parametrize("sampling", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.3}, {"top_k": 9, "min_p": 0.1}])
+def test_the_ratio_is_taken_to_the_cut_distribution(run, base_dir, sampling):
+    """On policy, the KL to the sampler is 0 only where both cut the distribution alike."""
+    model = plain_model(base_dir, make_policy(base_dir))
+    trajectories = batch()
+    for one in trajectories:
+        one.sampling = {"temperature": TEMPERATURE, **sampling}
+        (h,) = one.histories
+        for at in (at for at, sampled in enumerate(h.sampled_mask()) if sampled):
+            with torch.no_grad():
+                logits_V = model(input_ids=torch.tensor([h.token_ids[:at]])).logits[0, -1]
+            logps_V = truncate((logits_V / TEMPERATURE).log_softmax(-1), Cut(TEMPERATURE, **sampling))
+            h.token_ids[at] = int(logps_V.argmax())  # what could be drawn
+            h.logprobs[at] = float(logps_V.max())
+    _, _, (log,) = run(SPEC, trajectories)
+    assert log["kl_sampler"] == pytest.approx(0.0, abs=1e-5)
+    for one in trajectories:
+        one.sampling = {"temperature": TEMPERATURE}
+    _, _, (log,) = run(SPEC, trajectories)
+    assert log["kl_sampler"] > 1e-4
+
+
+def test_a_token_that_has_left_the_cut_distribution_has_a_finite_ratio(run):
+    trajectories = batch()
+    for one in trajectories:
+        one.sampling = {"temperature": 1.0, "top_k": 1}
+    _, _, (log,) = run(SPEC.model_copy(update={"max_kl": 1e9}), trajectories)
+    assert all(math.isfinite(value) for value in log.values())
+
+
+def test_turns_need_a_step_reward_each(run):
+    trajectories = varied()
+    trajectories[2].step_rewards = [1.0]
+    with pytest.raises(ArtifactError, match=r"s0/2 has 1 step rewards for 2 turns"):
+        run(VARIANTS["turns"], trajectories)
+
+
+@pytest.mark.parametrize("name", ["reinforce_pp", "truncated by token"])
+def test_what_was_measured_before_the_first_step_survives_a_kill(base_dir, start, tmp_path, name):
+    spec = VARIANTS[name].model_copy(update={"epochs": 3})
+
+    def train_in(folder: str, stop_at: int | None = None) -> bytes:
+        out, scratch = tmp_path / folder / "out", tmp_path / folder / "scratch"
+        for path in (out, scratch):
+            path.mkdir(parents=True, exist_ok=True)
+
+        def on_step(metrics: dict[str, float]) -> None:
+            if metrics["step"] == stop_at:
+                raise KeyboardInterrupt
+
+        options = {"start": start, "reference": None, "seed": 3, "save_every": 0.0}
+        train(spec, MODEL, base_dir, varied(), out=out, scratch=scratch, on_step=on_step, **options)
+        return adapter_bytes(out)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_in("stopped", stop_at=2)
+    assert train_in("stopped") == train_in("whole")
 
 
 def test_failed_and_unscored_episodes_take_no_part(run):
@@ -281,6 +483,7 @@ def test_failed_and_unscored_episodes_take_no_part(run):
     alone = [one for index, one in enumerate(batch(groups=3, size=4)) if index not in (0, 5)]
     for one in odd:
         one.scenario = type(one.scenario)(f"odd-{one.group}", {}, "train")
+        one.id = f"{one.group}/{one.sample}"
     assert adapter_bytes(run(SPEC, [*several, *odd])[0]) == adapter_bytes(run(SPEC, alone)[0])
 
 
@@ -306,6 +509,7 @@ def test_groups_without_spread_do_not_change_the_others(run):
     for one in extra:
         one.reward = 1.0
         one.scenario = type(one.scenario)(f"flat-{one.group}", {}, "train")
+        one.id = f"{one.group}/{one.sample}"
     with_them, without = run(SPEC, [*batch(), *extra]), run(SPEC, batch())
     assert with_them[1]["sampled_tokens"] == without[1]["sampled_tokens"]
     assert with_them[2][0]["loss"] == pytest.approx(without[2][0]["loss"], abs=1e-6)
@@ -441,10 +645,10 @@ def test_unknown_sampling_counts_as_temperature_one(run):
     assert adapter_bytes(run(SPEC, plain)[0]) == adapter_bytes(run(SPEC, stated)[0])
 
 
-def test_advantages_are_set_on_the_trajectories():
+def test_advantages_are_set_on_the_trajectories(tmp_path):
     trajectories = [trajectory("a", index, [], reward) for index, reward in enumerate([1.0, 0.0])]
     trajectories += [trajectory("b", index, [], None) for index in range(2)]
-    grpo.with_advantages(trajectories, scale=False)
+    prepare(DrGRPOSpec(), None, trajectories, tmp_path)
     assert [one.advantage for one in trajectories] == [0.5, -0.5, None, None]
 
 
