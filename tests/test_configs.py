@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from components.algorithms.spec import GRPOSpec, OptimizerSpec
 from components.errors import SpecError
 from components.specs import names_below
 from flows.config import CONF, Composer, compose
@@ -40,6 +41,10 @@ GROUPS = {
 
 NEEDED = {"hf": ["model.name=organisation/name"], "remote": ["inference.url=http://there/v1", "inference.model=name"]}
 """What an option cannot know."""
+
+
+DEFINING = set(GRPOSpec.model_fields) - set(OptimizerSpec.model_fields)
+"""What makes an algorithm: everything but the settings of the optimizer, which are a matter of the experiment."""
 
 
 def overrides(file: Path) -> list[str]:
@@ -125,8 +130,9 @@ REFUSED = {
     "collect.group_size=1": ("collect.group_size", "compares"),
     "algorithm.minibatches=3": ("algorithm.minibatches", "1, 2, 4, 8"),
     "collect.temperature=0": ("collect.temperature", "samples nothing"),
-    "collect.top_p=0.9": ("collect.top_p", "expected 1"),
-    "collect.top_k=50": ("collect.top_k", "no limit"),
+    "collect.min_p=2": ("collect.min_p", "at most 1"),
+    "algorithm.overlong_buffer=5": ("algorithm.overlong_buffer", "more than algorithm.overlong=0"),
+    "algorithm.dual_clip=0.5": ("algorithm.dual_clip", "more than 1"),
     "collect.scenarios=600": ("collect.scenarios", "512"),
     "warmup.demonstrations=600": ("warmup.demonstrations", "512"),
     "evaluate.scenarios=600": ("evaluate.scenarios", "128"),
@@ -163,14 +169,22 @@ def test_early_stopping_is_asked_for_in_one_line():
 
 
 def test_several_reasons_are_given_together():
-    found = mistakes("collect.group_size=1", "algorithm.minibatches=3", "evaluate.split=test", "collect.top_k=5")
-    assert set(found) == {"collect.group_size", "algorithm.minibatches", "evaluate.split", "collect.top_k"}
+    found = mistakes("collect.group_size=1", "algorithm.minibatches=3", "evaluate.split=test", "collect.temperature=0")
+    assert set(found) == {"collect.group_size", "algorithm.minibatches", "evaluate.split", "collect.temperature"}
 
 
 def test_what_grpo_refuses_suits_other_algorithms_and_runs_that_do_not_train():
     assert compose(["algorithm=sft", "filter=successful", "collect.group_size=1", "collect.top_k=5"])
     assert compose(["rounds=0", "collect.group_size=1"])
-    assert compose(["rounds=0", "warmup=none", "environment.train=0"]).warmup is None
+    assert compose(["algorithm=reinforce_pp", "collect.group_size=1"])
+    assert "rloo compares" in mistakes("algorithm=rloo", "collect.group_size=1")["collect.group_size"]
+
+
+@pytest.mark.parametrize("name", [file.name for file in OPTIONS if file.parts[0] == "algorithm" and file.name != "sft"])
+def test_an_algorithm_is_the_same_in_its_file_and_in_its_class(name):
+    spec = compose([f"algorithm={name}"]).algorithm
+    assert spec.name == name
+    assert {key: getattr(spec, key) for key in DEFINING} == {key: getattr(type(spec)(), key) for key in DEFINING}
 
 
 def test_local_models_must_be_there(tmp_path):

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.algorithms.advantages import group_advantages
+from components.algorithms.advantages import advantages, group_advantages
+from components.algorithms.returns import overlong, penalised, turn_returns
+from tests.algorithms.builders import history, trajectory
 
 REWARDS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12)
 SIZES = [0.0, 5e-324, 1e-300, 1e-12, 1.0, 12345.678, 1e12, 1e300, 1.7e308]
@@ -88,3 +90,68 @@ def test_trl_divides_by_the_sample_deviation_instead(rewards):
     trl_G = (rewards_G - rewards_G.mean()) / nanstd(rewards_G[None], dim=1)
     factor = (len(rewards) / (len(rewards) - 1)) ** 0.5
     assert group_advantages(rewards, scale=True) == pytest.approx((trl_G * factor).tolist(), rel=1e-5, abs=1e-9)
+
+
+# --- baselines, scales and returns ------------------------------------------------------------------------------------
+
+
+def test_what_is_known_to_give_nothing_and_what_not():
+    """Cases of ART's: rewards that are equal, huge or differ by rounding only; and one with a spread."""
+    for rewards in ([0.1] * 3, [7e199] * 5, [5e-13 + 1.0, -5e-13 + 1.0]):
+        for baseline in ("group", "leave_one_out"):
+            for scale in ("group", "none"):
+                [found] = advantages([[[reward] for reward in rewards]], baseline=baseline, scale=scale)
+                assert found == [[0.0]] * len(rewards)
+    mean, deviation = 1.25 / 3, statistics.pstdev([0, 0.25, 1])
+    expected = [(reward - mean) / (deviation + 1e-6) for reward in (0, 0.25, 1)]
+    assert group_advantages([0, 0.25, 1], scale=True) == pytest.approx(expected)
+
+
+@settings(deadline=None)
+@given(REWARDS)
+def test_leave_one_out_is_g_over_g_minus_one_of_the_centred_reward(rewards):
+    """And so it is in TRL's RLOO: reward minus the mean of the siblings."""
+    [found] = advantages([[[reward] for reward in rewards]], baseline="leave_one_out", scale="none")
+    count, total = len(rewards), sum(rewards)
+    expected = [reward - (total - reward) / (count - 1) for reward in rewards]
+    if not math.isclose(min(rewards), max(rewards), rel_tol=1e-9):
+        assert [one for (one,) in found] == pytest.approx(expected, abs=1e-9 * max(1.0, *map(abs, rewards)))
+
+
+def test_the_whole_batch_as_baseline_and_scale():
+    groups = [[[1.0], [1.0]], [[0.0], [4.0]]]
+    mean, deviation = 1.5, statistics.pstdev([1, 1, 0, 4]) + 1e-6
+    assert advantages(groups, baseline="batch", scale="batch") == [
+        [[(value - mean) / deviation for value in episode] for episode in group] for group in groups
+    ]
+    assert advantages(groups, baseline="none", scale="none") == groups
+    # A group without spread carries no signal where it is compared with itself, however the others scatter.
+    flat, other = advantages(groups, baseline="group", scale="batch")
+    assert flat == [[0.0], [0.0]]
+    assert other == [[-2.0 / deviation], [2.0 / deviation]]
+
+
+def test_returns_of_turns_are_compared_over_the_whole_group():
+    group = [[3.0, 1.0], [2.0]]
+    [found] = advantages([group], baseline="group", scale="none")
+    assert found == [[1.0, -1.0], [0.0]]
+    [found] = advantages([group], baseline="leave_one_out", scale="none")
+    assert found == [[1.0, -1.0], [0.0]]
+
+
+def test_discounted_returns_of_turns():
+    one = trajectory("a", 0, [history([(False, [5]), (True, [6, 7]), (False, [8]), (True, [9])], [-1, -1, -1])], 0.0)
+    one.step_rewards = [1.0, 4.0]
+    assert turn_returns(one, 0.5) == [3.0, 4.0]
+    assert turn_returns(one, 1.0) == [5.0, 4.0]
+    assert turn_returns(one, 0.0) == [1.0, 4.0]
+
+
+def test_a_kl_by_token_is_that_which_is_still_to_come():
+    assert penalised([2.0], [3], [0.1, 0.2, 0.3], 10.0) == pytest.approx([-4.0, -3.0, -1.0])
+    assert penalised([2.0, 1.0], [1, 2], [0.1, 0.2, 0.3], 1.0) == pytest.approx([1.4, 0.5, 0.7])
+
+
+def test_the_soft_punishment_of_length():
+    assert [overlong(tokens, 100, 20) for tokens in (10, 80, 85, 90, 100, 500)] == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]
+    assert [overlong(tokens, 100, 0) for tokens in (100, 101)] == [0.0, -1.0]
