@@ -179,7 +179,80 @@ class ReinforcePPSpec(GRPOSpec):
     kl_in: Literal["loss", "reward", "token_rewards"] = "token_rewards"
 
 
+class PreferenceSpec(OptimizerSpec):
+    """What the preference algorithms share."""
+
+    name: str
+    learning_rate: float = Field(1e-5, gt=0)
+    epochs: int = Field(1, ge=1)
+    """Passes over the pairs of a round; for KTO over its episodes."""
+    batch_size: int = Field(8, ge=1)
+    """Pairs of one gradient step; for KTO episodes."""
+    beta: float = Field(0.1, gt=0)
+    """How closely the policy is held to the reference; for ORPO, the weight of the preference."""
+
+
+class PairSpec(PreferenceSpec):
+    """Of those that compare two episodes."""
+
+    pairs: Literal["best_worst", "all"] = "best_worst"
+    """Which episodes of a scenario are compared: the best with the worst, or every two of which one is better."""
+    min_margin: float = Field(0.0, ge=0)
+    """Pairs whose rewards differ by no more than this are left out."""
+
+
+class DPOSpec(PairSpec):
+    """Direct preference optimisation (arXiv:2305.18290)."""
+
+    name: Literal["dpo"] = "dpo"
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Share of the preferences that is taken to be the wrong way round."""
+    reference: Literal["base", "start"] = "base"
+    """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
+
+
+class IPOSpec(PairSpec):
+    """Identity preference optimisation: a margin of fixed size (arXiv:2310.12036)."""
+
+    name: Literal["ipo"] = "ipo"
+    reference: Literal["base", "start"] = "base"
+    """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
+
+
+class ORPOSpec(PairSpec):
+    """Odds ratio preference optimisation: the likelihood of the chosen and an odds ratio, no reference
+    (arXiv:2403.07691)."""
+
+    name: Literal["orpo"] = "orpo"
+
+
+class KTOSpec(PreferenceSpec):
+    """Kahneman-Tversky optimisation: episodes that are good or bad, without pairs (arXiv:2402.01306)."""
+
+    name: Literal["kto"] = "kto"
+    batch_size: int = Field(16, ge=2)
+    threshold: float = 0.5
+    """Episodes with at least this reward are good."""
+    good_weight: float = Field(1.0, ge=0)
+    """Of good episodes in the loss."""
+    bad_weight: float = Field(1.0, ge=0)
+    """Of bad ones."""
+    reference: Literal["base", "start"] = "base"
+    """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
+
+
 AlgorithmSpec = Annotated[
-    GRPOSpec | DrGRPOSpec | DAPOSpec | GSPOSpec | CISPOSpec | RLOOSpec | ReinforcePPSpec | SFTSpec,
+    GRPOSpec
+    | DrGRPOSpec
+    | DAPOSpec
+    | GSPOSpec
+    | CISPOSpec
+    | RLOOSpec
+    | ReinforcePPSpec
+    | SFTSpec
+    | DPOSpec
+    | IPOSpec
+    | ORPOSpec
+    | KTOSpec,
     Field(discriminator="name"),
 ]

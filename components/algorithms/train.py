@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.algorithms.spec import AlgorithmSpec, GRPOSpec, OptimizerSpec
+from components.algorithms.spec import AlgorithmSpec, GRPOSpec, OptimizerSpec, PreferenceSpec
 from components.models.lora import adapter_digest
 from components.models.spec import ModelSpec
 from components.trajectories.schema import Trajectory
@@ -78,6 +78,21 @@ def train(
                 algorithm,
                 policy,
                 optimizer,
+                trajectories,
+                step=step,
+                seed=seed,
+                scratch=scratch,
+                taken=tuple(unfinished.steps),
+                on_step=took,
+            )
+        elif isinstance(algorithm, PreferenceSpec):
+            from components.algorithms.preference import train_preference
+
+            step, metrics = train_preference(
+                algorithm,
+                policy,
+                optimizer,
+                base_dir,
                 trajectories,
                 step=step,
                 seed=seed,

@@ -1,0 +1,334 @@
+"""Preference learning on stored trajectories: DPO, IPO, ORPO, KTO (`preference_losses`).
+
+Episodes of one scenario are compared by their rewards (`pairs`), or called good or bad by a threshold (KTO). The
+log-probability of an episode is the sum over the tokens that the policy sampled, in all its turns and histories; what
+the system, the user and tools said is conditioned on and never learned, in chosen and rejected alike.
+
+A loss is a function of those sums. Its derivative by each sum is a number; the gradient is then that of the weighted
+sum of log-probabilities, which is computed pack by pack, so that a batch of any size needs the memory of one pack.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from components.algorithms import preference_losses as losses
+from components.algorithms.guards import Guards
+from components.algorithms.metrics import over_steps
+from components.algorithms.packing import Pack, Sequence_, pack
+from components.algorithms.policy import Policy
+from components.algorithms.sft import examples
+from components.algorithms.spec import DPOSpec, KTOSpec, ORPOSpec, PairSpec, PreferenceSpec
+from components.models.distribution import Cut
+from components.models.weights import load_tokenizer
+from components.trajectories.chat import ChatFormat
+from components.trajectories.groups import by_scenario, have_spread
+from components.trajectories.schema import Trajectory
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What is compared."""
+
+    trajectory: Trajectory
+    sequences: tuple[Sequence_, ...]
+    """Its histories."""
+    reference: float = 0.0
+    """Its log-probability under the reference."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(one.targets) for one in self.sequences)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One term of the loss."""
+
+    episodes: tuple[Episode, ...]
+    """Chosen and rejected; for KTO the episode, and another one's answers after its prompt, which measure the KL."""
+    good: bool = True
+    """For KTO."""
+
+
+def train_preference(
+    spec: PreferenceSpec,
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    base_dir: Path,
+    trajectories: Sequence[Trajectory],
+    *,
+    step: int,
+    seed: int,
+    scratch: Path,
+    on_step: Callable[[dict[str, float]], None],
+    taken: Sequence[dict[str, float]] = (),
+) -> tuple[int, dict[str, float]]:
+    """`spec.epochs` passes over the pairs (KTO: the episodes), `spec.batch_size` of them a gradient step. Returns the
+    new step count and the mean metrics.
+
+    taken: metrics of the steps that an earlier try took after step `step`; policy and optimizer are those after them.
+
+    Raises TrainingDiverged where a guard stops (`guards`).
+    """
+    guards = Guards(scratch)
+    episodes = _episodes(trajectories, base_dir, policy.spec.max_length)
+    if not isinstance(spec, ORPOSpec):
+        with policy.as_reference():
+            episodes = _measured(policy, episodes, spec)
+    if isinstance(spec, KTOSpec):
+        found = _labelled(episodes, spec, policy)
+    else:
+        assert isinstance(spec, PairSpec)
+        found = _pairs(episodes, spec)
+    logs = list(taken)
+    for number, batch in enumerate(_batches(found, spec, seed, step), start=step + 1):
+        if number <= step + len(taken):
+            continue
+        share = min(1.0, number / spec.warmup_steps) if spec.warmup_steps else 1.0
+        for group in optimizer.param_groups:
+            group["lr"] = spec.learning_rate * share
+        metrics = {"step": float(number), **_gradient_step(spec, policy, optimizer, batch, number, guards)}
+        logs.append(metrics)
+        on_step(metrics)
+    return step + len(logs), {**over_steps(logs), "examples": float(len(found))}
+
+
+# --- what is compared -----------------------------------------------------------------------------------------------
+
+
+def _episodes(trajectories: Sequence[Trajectory], base_dir: Path, max_length: int) -> list[Episode]:
+    """Those that are scored and whole: an episode of which a history is too long is left out."""
+    scored = [one for one in trajectories if one.reward is not None and one.failure is None]
+    rows: dict[str, list[Sequence_]] = defaultdict(list)
+    for row in examples(ChatFormat(load_tokenizer(base_dir)), scored, max_length):
+        rows[row["trajectory_id"]].append(Sequence_(row["input_ids"], row["targets"]))
+    whole = [one for one in scored if len(rows[one.id]) >= sum(any(h.sampled_mask()) for h in one.histories)]
+    return [Episode(one, tuple(rows[one.id])) for one in whole if rows[one.id]]
+
+
+def _measured(policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec) -> list[Episode]:
+    """The same with their log-probability under the reference, which the policy stands for now."""
+    return [replace(one, reference=sum_) for one, sum_ in zip(episodes, _sums(policy, episodes, spec), strict=True)]
+
+
+def _pairs(episodes: Sequence[Episode], spec: PairSpec) -> list[Example]:
+    """(better, worse) episodes of each scenario: the best with the worst, or every two of which one is better."""
+    by_id = {one.trajectory.id: one for one in episodes}
+    found = []
+    for group in by_scenario([one.trajectory for one in episodes]).values():
+        ranked = sorted(group, key=lambda one: -(one.reward or 0.0))  # stable: of equals, the first one
+        couples = [(ranked[0], min(group, key=lambda one: one.reward or 0.0))]
+        if spec.pairs == "all":
+            couples = [(better, worse) for index, better in enumerate(ranked) for worse in ranked[index + 1 :]]
+        for better, worse in couples:
+            rewards = better.reward or 0.0, worse.reward or 0.0
+            if have_spread(rewards) and rewards[0] - rewards[1] > spec.min_margin:
+                found.append(Example((by_id[better.id], by_id[worse.id])))
+    return found
+
+
+def _labelled(episodes: Sequence[Episode], spec: KTOSpec, policy: Policy) -> list[Example]:
+    """Episodes that are good or bad by the threshold, each with the answers of the one before after its own prompt."""
+    strangers = [
+        Episode(one.trajectory, (_after_prompt(one, episodes[index - 1], policy.spec.max_length),))
+        for index, one in enumerate(episodes)
+    ]
+    with policy.as_reference():
+        strangers = _measured(policy, strangers, spec)
+    return [
+        Example((one, stranger), (one.trajectory.reward or 0.0) >= spec.threshold)
+        for one, stranger in zip(episodes, strangers, strict=True)
+    ]
+
+
+def _after_prompt(one: Episode, other: Episode, longest: int) -> Sequence_:
+    """What the other said, from its first answer on, after the prompt of this one."""
+    own, theirs = one.sequences[0], other.sequences[0]
+    prompt = list(own.token_ids[: min(own.targets)])
+    start = min(theirs.targets)
+    shift = len(prompt) - start
+    token_ids = [*prompt, *theirs.token_ids[start:]][:longest]
+    return Sequence_(token_ids, [target + shift for target in theirs.targets if target + shift < len(token_ids)])
+
+
+def _batches(found: list[Example], spec: PreferenceSpec, seed: int, step: int) -> Iterator[list[Example]]:
+    """The examples of each gradient step: each epoch in an order of its own."""
+    for epoch in range(spec.epochs):
+        order = list(found)
+        random.Random(f"{seed}-{step}-{epoch}").shuffle(order)
+        for start in range(0, len(order), spec.batch_size):
+            yield order[start : start + spec.batch_size]
+
+
+# --- one gradient step ----------------------------------------------------------------------------------------------
+
+
+def _gradient_step(
+    spec: PreferenceSpec,
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    batch: list[Example],
+    step: int,
+    guards: Guards,
+) -> dict[str, float]:
+    started = time.monotonic()
+    measured, counts = _backward(spec, policy, batch)
+    skipped = False
+    if not all(math.isfinite(measured[name]) for name in ("loss", "grad_norm")):
+        skipped = _struck(spec, policy, batch, measured, step, guards)
+    if not skipped:
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    seconds = time.monotonic() - started
+    return {
+        **{name: value for name, value in measured.items() if math.isfinite(value)},
+        "learning_rate": optimizer.param_groups[0]["lr"],
+        "skipped_steps": float(skipped),
+        **counts,
+        "tokens_per_s": counts["tokens"] / seconds,
+        "seconds": seconds,
+    }
+
+
+def _backward(
+    spec: PreferenceSpec, policy: Policy, batch: Sequence[Example]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Adds the gradient of the mean loss to the parameters and scales the whole down to max_grad_norm. Returns what it
+    measured, and counts of tokens."""
+    learned = list({id(one): one for example in batch for one in _learned(spec, example)}.values())
+    place = {id(one): index for index, one in enumerate(learned)}
+    packs = _packs(learned, spec)
+    with torch.no_grad():
+        sum_E = torch.tensor(_sums(policy, learned, spec), device=policy.device)
+        kl = torch.zeros((), device=policy.device)
+        if isinstance(spec, KTOSpec):
+            strangers = [example.episodes[1] for example in batch]
+            references = torch.tensor([one.reference for one in strangers])
+            kl = (torch.tensor(_sums(policy, strangers, spec)) - references).mean().clamp(min=0).to(policy.device)
+    sum_E.requires_grad_()
+    reference_E = torch.tensor([one.reference for one in learned], device=policy.device)
+    loss, seen = _loss(spec, batch, sum_E, reference_E, place, kl)
+    weight_E = torch.autograd.grad(loss, sum_E)[0]
+    for owner_Q, one in packs:
+        logprob_S, _ = policy.logprobs(one, Cut())
+        (logprob_S * weight_E[owner_Q.to(policy.device)[one.sequence_S.to(policy.device)]]).sum().backward()
+    grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
+    counts = {
+        "sampled_tokens": float(sum(len(one.token_S) for _, one in packs)),
+        "tokens": float(sum(sum(one.lengths) for _, one in packs)),
+        "computed_tokens": float(sum(len(one.token_ids_N) for _, one in packs)),
+    }
+    return {"loss": loss.item(), "grad_norm": grad_norm, **seen}, counts
+
+
+def _learned(spec: PreferenceSpec, example: Example) -> tuple[Episode, ...]:
+    """The episodes of which the gradient is taken."""
+    return example.episodes[:1] if isinstance(spec, KTOSpec) else example.episodes
+
+
+def _loss(
+    spec: PreferenceSpec,
+    batch: Sequence[Example],
+    sum_E: torch.Tensor,
+    reference_E: torch.Tensor,
+    place: dict[int, int],
+    kl: torch.Tensor,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """The mean loss of the batch as a function of the log-probabilities of its episodes, and what is worth showing."""
+    if isinstance(spec, KTOSpec):
+        row_E = torch.tensor([place[id(example.episodes[0])] for example in batch], device=sum_E.device)
+        good_E = torch.tensor([example.good for example in batch], device=sum_E.device)
+        loss_E = losses.kto(sum_E[row_E], reference_E[row_E], good_E, kl, spec.beta)
+        weight_E = torch.where(good_E, spec.good_weight, spec.bad_weight)
+        ratio_E = (sum_E - reference_E)[row_E].detach()
+        gap = ratio_E[good_E].mean() - ratio_E[~good_E].mean()
+        return (loss_E * weight_E).mean(), {"margin": spec.beta * gap.item(), "kl": kl.item()}
+    chosen_P, rejected_P = (
+        torch.tensor([place[id(example.episodes[side])] for example in batch], device=sum_E.device) for side in (0, 1)
+    )
+    chosen, rejected, chosen_reference, rejected_reference = (
+        sum_E[chosen_P],
+        sum_E[rejected_P],
+        reference_E[chosen_P],
+        reference_E[rejected_P],
+    )
+    chosen_tokens, rejected_tokens = (
+        torch.tensor([float(example.episodes[side].tokens) for example in batch], device=sum_E.device)
+        for side in (0, 1)
+    )
+    if isinstance(spec, ORPOSpec):
+        odds_P = losses.orpo(chosen, rejected, chosen_tokens, rejected_tokens, spec.beta)
+        loss = odds_P.mean() - chosen.sum() / chosen_tokens.sum()
+        margin_P = chosen / chosen_tokens - rejected / rejected_tokens
+    elif isinstance(spec, DPOSpec):
+        margin_P = spec.beta * ((chosen - chosen_reference) - (rejected - rejected_reference))
+        loss = losses.dpo(
+            chosen, rejected, chosen_reference, rejected_reference, spec.beta, spec.label_smoothing
+        ).mean()
+    else:
+        margin_P = (chosen - chosen_reference) / chosen_tokens - (rejected - rejected_reference) / rejected_tokens
+        loss = losses.ipo(
+            chosen, rejected, chosen_reference, rejected_reference, chosen_tokens, rejected_tokens, spec.beta
+        ).mean()
+    margin_P = margin_P.detach()
+    return loss, {"margin": margin_P.mean().item(), "accuracy": (margin_P > 0).float().mean().item()}
+
+
+def _sums(policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec) -> list[float]:
+    """The log-probability of each episode as the policy is now; without gradient."""
+    total_E = torch.zeros(len(episodes), device=policy.device)
+    with torch.no_grad():
+        for owner_Q, one in _packs(episodes, spec):
+            logprob_S, _ = policy.logprobs(one, Cut())
+            total_E.index_add_(0, owner_Q.to(policy.device)[one.sequence_S.to(policy.device)], logprob_S)
+    return total_E.tolist()
+
+
+def _packs(episodes: Sequence[Episode], spec: PreferenceSpec) -> list[tuple[torch.Tensor, Pack]]:
+    """(index of the episode to which each sequence belongs, pack). Episodes of one scenario come next to each other."""
+    order = sorted(range(len(episodes)), key=lambda index: episodes[index].trajectory.group)
+    owners = [index for index in order for one in episodes[index].sequences if one.targets]
+    packs = pack([one for index in order for one in episodes[index].sequences], spec.pack_tokens)
+    found = []
+    for one in packs:
+        found.append((torch.tensor(owners[: len(one.lengths)]), one))
+        owners = owners[len(one.lengths) :]
+    return found
+
+
+def _struck(
+    spec: PreferenceSpec,
+    policy: Policy,
+    batch: Sequence[Example],
+    measured: dict[str, float],
+    step: int,
+    guards: Guards,
+) -> bool:
+    """Whether the step is left out; each example is measured by itself."""
+    of = {example.episodes[0].trajectory.id: example for example in batch}
+
+    def measure(trajectory: Trajectory) -> dict[str, float]:
+        for parameter in policy.parameters.values():
+            parameter.grad = None
+        found, _ = _backward(spec, policy, [of[trajectory.id]])
+        return {name: found[name] for name in ("loss", "grad_norm")}
+
+    return guards.strike(
+        "non_finite",
+        spec.non_finite,
+        step,
+        {name: measured[name] for name in ("loss", "grad_norm")},
+        [example.episodes[0].trajectory for example in batch],
+        measure,
+        by="grad_norm",
+        advice="Lower algorithm.learning_rate",
+    )

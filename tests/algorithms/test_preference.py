@@ -1,0 +1,264 @@
+"""Preference losses against the formulas and TRL's; their gradients against a plain model, one episode at a time."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.algorithms import preference, preference_losses
+from components.algorithms.spec import DPOSpec, IPOSpec, KTOSpec, ORPOSpec, PreferenceSpec
+from components.algorithms.train import train
+from components.trajectories.schema import Trajectory
+from tests.algorithms.builders import (
+    MODEL,
+    batch,
+    make_policy,
+    plain_logprobs,
+    plain_model,
+    relative_difference,
+    trainable,
+)
+
+COMMON = {"learning_rate": 1e-3, "pack_tokens": 64, "batch_size": 64, "max_grad_norm": 1e9}
+SPECS: dict[str, PreferenceSpec] = {
+    "dpo": DPOSpec(**COMMON),
+    "dpo, smoothed": DPOSpec(**COMMON, label_smoothing=0.1, pairs="all", beta=0.5),
+    "ipo": IPOSpec(**COMMON, pairs="all"),
+    "orpo": ORPOSpec(**COMMON),
+    "kto": KTOSpec(**COMMON, good_weight=2.0),
+}
+SUM = st.floats(-60, -0.5, width=32)
+ROWS = st.lists(st.tuples(SUM, SUM, SUM, SUM, st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=6)
+
+
+def columns(rows) -> list[torch.Tensor]:
+    return [torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True)]
+
+
+def sigma(value: float) -> float:
+    return 1 / (1 + math.exp(-value))
+
+
+@settings(deadline=None)
+@given(ROWS, st.floats(0.01, 2.0), st.floats(0, 0.4))
+def test_dpo_and_ipo_written_out(rows, beta, smoothing):
+    chosen, rejected, chosen_ref, rejected_ref, more, less = columns(rows)
+    found = preference_losses.dpo(chosen, rejected, chosen_ref, rejected_ref, beta, smoothing)
+    for value, (c, r, cr, rr, _, _) in zip(found.tolist(), rows, strict=True):
+        h = (c - cr) - (r - rr)
+        if abs(beta * h) < 30:
+            expected = -(1 - smoothing) * math.log(sigma(beta * h)) - smoothing * math.log(sigma(-beta * h))
+            assert value == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    found = preference_losses.ipo(chosen, rejected, chosen_ref, rejected_ref, more, less, beta)
+    for value, (c, r, cr, rr, m, n) in zip(found.tolist(), rows, strict=True):
+        assert value == pytest.approx(((c - cr) / m - (r - rr) / n - 1 / (2 * beta)) ** 2, rel=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:You are importing from 'trl.experimental'")
+@settings(deadline=None)
+@given(ROWS, st.floats(0.01, 2.0))
+def test_orpo_is_trls_odds_ratio(rows, beta):
+    from trl.experimental.orpo.orpo_trainer import ORPOTrainer
+
+    chosen, rejected, _, _, more, less = (column.float() for column in columns(rows))
+    ours = preference_losses.orpo(chosen, rejected, more, less, beta)
+    stub = SimpleNamespace(beta=beta, accelerator=SimpleNamespace(device="cpu"))
+    theirs = -ORPOTrainer.odds_ratio_loss(stub, chosen / more, rejected / less)[0]
+    assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_the_odds_are_exact_where_a_probability_is_next_to_one():
+    near, far = torch.tensor([-1e-6]), torch.tensor([-2.0])
+    found = preference_losses.orpo(near, far, torch.ones(1), torch.ones(1), 1.0).item()
+    odds = math.log(math.exp(-1e-6) / -math.expm1(-1e-6)) - math.log(math.exp(-2.0) / -math.expm1(-2.0))
+    assert found == pytest.approx(-math.log(sigma(odds)), rel=1e-3)
+    assert math.isfinite(preference_losses.orpo(torch.zeros(1), far, torch.ones(1), torch.ones(1), 1.0).item())
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(SUM, SUM, st.booleans()), min_size=1, max_size=6), st.floats(-5, 5), st.floats(0.01, 1.0))
+def test_kto_written_out(rows, kl, beta):
+    logprob, reference, _ = columns(rows)
+    good = torch.tensor([row[2] for row in rows])
+    found = preference_losses.kto(logprob, reference, good, torch.tensor(kl, dtype=torch.float64), beta)
+    for value, (own, ref, is_good) in zip(found.tolist(), rows, strict=True):
+        ratio, z = own - ref, max(kl, 0.0)
+        assert value == pytest.approx(1 - sigma(beta * (ratio - z if is_good else z - ratio)), rel=1e-6, abs=1e-12)
+
+
+# --- on trajectories ------------------------------------------------------------------------------------------------
+
+
+def episodes() -> list[Trajectory]:
+    """Two-turn episodes with an observation between the turns; rewards around the threshold of KTO."""
+    return batch(seed=2, groups=3, size=3)
+
+
+def totals(model, trajectories, grad: bool) -> dict[str, torch.Tensor]:
+    """The log-probability of each episode: of its sampled tokens only."""
+    with torch.set_grad_enabled(grad):
+        found = {}
+        for one in trajectories:
+            (h,) = one.histories
+            logprob_T = plain_logprobs(model, h.token_ids, 1.0)
+            found[one.id] = sum(logprob_T[at - 1] for at, sampled in enumerate(h.sampled_mask()) if sampled)
+        return found
+
+
+def tokens(one: Trajectory) -> int:
+    return sum(one.histories[0].sampled_mask())
+
+
+def written_out(spec: PreferenceSpec, trajectories: list[Trajectory], model) -> torch.Tensor:
+    now = totals(model, trajectories, grad=True)
+    with model.disable_adapter():
+        reference = totals(model, trajectories, grad=False)
+    if isinstance(spec, KTOSpec):
+        strangers = []
+        for index, one in enumerate(trajectories):
+            (own,), (theirs,) = one.histories, trajectories[index - 1].histories
+            prompt = own.sampled_mask().index(True)
+            start = theirs.sampled_mask().index(True)
+            ids = [*own.token_ids[:prompt], *theirs.token_ids[start:]]
+            mask = [*own.sampled_mask()[:prompt], *theirs.sampled_mask()[start:]]
+            values = []
+            for disabled in (False, True):
+                with torch.no_grad():
+                    if disabled:
+                        with model.disable_adapter():
+                            logprob_T = plain_logprobs(model, ids, 1.0)
+                    else:
+                        logprob_T = plain_logprobs(model, ids, 1.0)
+                values.append(sum(logprob_T[at - 1] for at, sampled in enumerate(mask) if sampled))
+            strangers.append(values[0] - values[1])
+        kl = max(sum(strangers) / len(strangers), torch.tensor(0.0))
+        losses = []
+        for one in trajectories:
+            ratio = now[one.id] - reference[one.id]
+            good = one.reward >= spec.threshold
+            value = 1 - torch.sigmoid(spec.beta * (ratio - kl if good else kl - ratio))
+            losses.append(value * (spec.good_weight if good else spec.bad_weight))
+        return sum(losses) / len(losses)
+    pairs = []
+    for name in dict.fromkeys(one.group for one in trajectories):
+        ranked = sorted((one for one in trajectories if one.group == name), key=lambda one: -one.reward)
+        pairs += (
+            [(ranked[0], ranked[-1])]
+            if spec.pairs == "best_worst"
+            else [(a, b) for i, a in enumerate(ranked) for b in ranked[i + 1 :]]
+        )
+    losses = []
+    for better, worse in pairs:
+        c, r, cr, rr = now[better.id], now[worse.id], reference[better.id], reference[worse.id]
+        if spec.name == "dpo":
+            h = spec.beta * ((c - cr) - (r - rr))
+            e = spec.label_smoothing
+            losses.append(-(1 - e) * torch.log(torch.sigmoid(h)) - e * torch.log(torch.sigmoid(-h)))
+        elif spec.name == "ipo":
+            losses.append(((c - cr) / tokens(better) - (r - rr) / tokens(worse) - 1 / (2 * spec.beta)) ** 2)
+        else:
+            p, q = torch.exp(c / tokens(better)), torch.exp(r / tokens(worse))
+            losses.append(-spec.beta * torch.log(torch.sigmoid(torch.log(p / (1 - p)) - torch.log(q / (1 - q)))))
+    loss = sum(losses) / len(losses)
+    if spec.name == "orpo":
+        loss = loss - sum(now[better.id] for better, _ in pairs) / sum(tokens(better) for better, _ in pairs)
+    return loss
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_loss_and_gradient_are_the_papers(base_dir, tmp_path, name):
+    spec = SPECS[name]
+    policy = make_policy(base_dir)
+    plain = plain_model(base_dir, policy)
+    loss = written_out(spec, episodes(), plain)
+    loss.backward()
+    theirs = {key: parameter.grad for key, parameter in trainable(plain).items()}
+    grads: dict[str, torch.Tensor] = {}
+    optimizer = torch.optim.SGD(policy.parameters.values(), lr=0.0)
+    optimizer.register_step_pre_hook(
+        lambda *_: grads.update({key: p.grad.clone() for key, p in policy.parameters.items()})
+    )
+    logs: list[dict[str, float]] = []
+    step, metrics = preference.train_preference(
+        spec, policy, optimizer, base_dir, episodes(), step=4, seed=0, scratch=tmp_path, on_step=logs.append
+    )
+    assert step == 5
+    assert logs[0]["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
+    assert relative_difference(grads, theirs) <= 1e-5
+    assert metrics["examples"] == {"dpo": 3, "dpo, smoothed": 9, "ipo": 9, "orpo": 3, "kto": 9}[name]
+
+
+def run(base_dir, folder, spec, trajectories, **more):
+    out, scratch = folder / "out", folder / "scratch"
+    for path in (out, scratch):
+        path.mkdir(parents=True, exist_ok=True)
+    logs: list[dict[str, float]] = []
+    options = {"start": None, "reference": None, "seed": 3, "on_step": logs.append, "save_every": 0.0} | more
+    metrics = train(spec, MODEL, base_dir, trajectories, out=out, scratch=scratch, **options)
+    return (out / "adapter" / "adapter_model.safetensors").read_bytes(), metrics, logs
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_training_raises_the_margin(base_dir, tmp_path, name):
+    spec = SPECS[name].model_copy(update={"epochs": 8, "learning_rate": 5e-3})
+    _, _, logs = run(base_dir, tmp_path, spec, episodes())
+    assert logs[-1]["margin"] > logs[0]["margin"] + 0.01
+    assert logs[-1]["loss"] < logs[0]["loss"]
+    if name != "kto":
+        assert logs[-1]["accuracy"] == 1.0
+
+
+def test_what_the_policy_did_not_sample_changes_no_gradient_but_through_what_follows(base_dir, tmp_path):
+    """The last observation stands after the last answer: its tokens are in no loss at all."""
+    given, changed = episodes(), episodes()
+    for one in (*given, *changed):
+        one.histories[0].token_ids += [7, 8, 9] if one in given else [20, 21, 22]
+        one.histories[0].logprobs += [math.nan] * 3
+    assert (
+        run(base_dir, tmp_path / "a", SPECS["dpo"], given)[0] == run(base_dir, tmp_path / "b", SPECS["dpo"], changed)[0]
+    )
+
+
+def test_a_killed_training_goes_on_to_the_same_bytes(base_dir, tmp_path):
+    spec = SPECS["kto"].model_copy(update={"epochs": 3, "batch_size": 4})
+
+    def stop(metrics: dict[str, float]) -> None:
+        if metrics["step"] == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(base_dir, tmp_path / "stopped", spec, episodes(), on_step=stop)
+    assert (
+        run(base_dir, tmp_path / "stopped", spec, episodes())[0]
+        == run(base_dir, tmp_path / "whole", spec, episodes())[0]
+    )
+
+
+def test_nothing_to_compare_leaves_everything_as_it_is(base_dir, tmp_path):
+    same = episodes()
+    for one in same:
+        one.reward = 0.5
+    _, metrics, logs = run(base_dir, tmp_path / "same", SPECS["dpo"], same)
+    assert metrics["skipped"] == 1.0
+    assert logs == []
+    close = SPECS["dpo"].model_copy(update={"min_margin": 10.0})
+    assert run(base_dir, tmp_path / "close", close, episodes())[2] == []
+    unscored = episodes()
+    for one in unscored[:8]:
+        one.reward = None
+    assert run(base_dir, tmp_path / "unscored", SPECS["dpo"], unscored)[2] == []
+
+
+def test_the_size_of_packs_changes_nothing(base_dir, tmp_path):
+    first, second = (
+        run(base_dir, tmp_path / str(size), SPECS["dpo"].model_copy(update={"pack_tokens": size}), batch(size=6))[2][0]
+        for size in (64, 4096)
+    )
+    assert first["loss"] == pytest.approx(second["loss"], abs=1e-6)
+    assert first["grad_norm"] == pytest.approx(second["grad_norm"], rel=1e-5)
+    assert second["computed_tokens"] < first["computed_tokens"]
