@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from components.algorithms.spec import AlgorithmSpec, GRPOSpec, SFTSpec
+from components.algorithms.spec import AlgorithmSpec, GRPOSpec, PairSpec, SFTSpec
 from components.artifacts import store_uri
 from components.compute.spec import ComputeSpec
 from components.deployment.spec import DeploySpec
@@ -114,7 +114,14 @@ class ExperimentSpec(Spec):
 
 
 def _algorithm(algorithm: Any, collect: CollectSpec, rounds: int) -> Iterator[Problem]:
-    if rounds == 0 or not isinstance(algorithm, GRPOSpec):
+    if rounds == 0:
+        return
+    if isinstance(algorithm, PairSpec) and collect.group_size == 1:
+        yield Problem(
+            "collect.group_size",
+            f"1: {algorithm.name} compares two episodes of a scenario; expected at least 2, or kto",
+        )
+    if not isinstance(algorithm, GRPOSpec):
         return
     if collect.group_size == 1 and algorithm.baseline in ("group", "leave_one_out"):
         yield Problem(

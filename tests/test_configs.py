@@ -173,6 +173,8 @@ def test_what_grpo_refuses_suits_other_algorithms_and_runs_that_do_not_train():
     assert compose(["algorithm=sft", "filter=successful", "collect.group_size=1", "collect.top_k=5"])
     assert compose(["rounds=0", "collect.group_size=1"])
     assert compose(["algorithm=reinforce_pp", "collect.group_size=1"])
+    assert "dpo compares two" in mistakes("algorithm=dpo", "collect.group_size=1")["collect.group_size"]
+    assert compose(["algorithm=kto", "collect.group_size=1"])
     assert "rloo compares" in mistakes("algorithm=rloo", "collect.group_size=1")["collect.group_size"]
 
 
