@@ -150,6 +150,8 @@ _ROUND = (
     ("success", "success", ".3f"),
     ("kl", "KL", ".4f"),
     ("entropy", "entropy", ".3f"),
+    ("margin", "margin", ".3f"),
+    ("accuracy", "accuracy", ".2f"),
     ("sampling_tokens_per_s", "tokens/s sampled", ".0f"),
     ("tokens_per_s", "trained", ".0f"),
 )
