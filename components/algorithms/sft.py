@@ -61,7 +61,9 @@ def train_sft(
     from trl import SFTConfig, SFTTrainer
 
     tokenizer = load_tokenizer(base_dir)
-    rows = examples(ChatFormat(tokenizer), trajectories, policy.spec.max_length)
+    weights = reward_weights(trajectories, spec.weight_temperature)
+    learned_from = [one for one in trajectories if one.id in weights]
+    rows = examples(ChatFormat(tokenizer), learned_from, policy.spec.max_length)
     if not rows:
         return step, {"skipped": 1.0}
     steps = list(taken)
@@ -78,12 +80,12 @@ def train_sft(
 
     def backward(rows: list[dict[str, Any]]) -> float:
         """Adds the gradient of the rows' loss to the parameters; returns the loss."""
-        sequences = [Sequence_(row["input_ids"], row["targets"]) for row in rows]
+        sequences = [Sequence_(row["input_ids"], row["targets"], weight=weights[row["trajectory_id"]]) for row in rows]
         learned = sum(len(sequence.targets) for sequence in sequences)
         total = 0.0
         for part in pack(sequences, spec.pack_tokens):
             logprob_S, _ = policy.logprobs(part, Cut())
-            loss = -logprob_S.sum() / learned
+            loss = -(logprob_S * part.weight_S.to(policy.device)).sum() / learned
             loss.backward()
             total += loss.item()
             computed[0] += sum(part.lengths)
@@ -248,6 +250,18 @@ def examples(chat: ChatFormat, trajectories: Sequence[Trajectory], max_length: i
             len(rows),
         )
     return kept
+
+
+def reward_weights(trajectories: Sequence[Trajectory], temperature: float | None) -> dict[str, float]:
+    """By trajectory: softmax(reward / temperature) over all that are scored, times their number; those that are not
+    are left out. Without a temperature, 1 for each."""
+    if temperature is None:
+        return {one.id: 1.0 for one in trajectories}
+    scored = {one.id: one.reward / temperature for one in trajectories if one.reward is not None and not one.failure}
+    highest = max(scored.values(), default=0.0)
+    powers = {name: math.exp(value - highest) for name, value in scored.items()}
+    total = math.fsum(powers.values())
+    return {name: len(powers) * power / total for name, power in powers.items()}
 
 
 def _row(token_ids: list[int], targets: list[int], trajectory: Trajectory) -> dict[str, Any]:

@@ -44,6 +44,9 @@ class SFTSpec(OptimizerSpec):
     """Trajectories of one gradient step; one of several histories counts as several."""
     schedule: Literal["constant", "linear"] = "linear"
     """`linear`: the learning rate falls to 0 by the end of each training."""
+    weight_temperature: float | None = Field(None, gt=0)
+    """Weighted behaviour cloning: trajectories are weighted by softmax(reward / weight_temperature), scaled to a mean
+    of 1; those without a reward are left out. null weighs all alike."""
 
 
 class GRPOSpec(OptimizerSpec):

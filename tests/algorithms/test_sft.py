@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from components.algorithms.sft import examples, train_sft
+from components.algorithms.sft import examples, reward_weights, train_sft
 from components.algorithms.spec import SFTSpec
 from components.algorithms.train import train
 from components.errors import TrainingDiverged
@@ -248,3 +248,44 @@ def test_a_loss_that_is_no_number_stops_before_a_checkpoint_is_written(base_dir,
     record = json.loads((tmp_path / "run" / "scratch" / "diverged.json").read_text())
     assert record["loss"] == "nan"
     assert len(record["trajectories"]) == 3
+
+
+# --- weighted behaviour cloning ---------------------------------------------------------------------------------------
+
+
+def test_weights_are_a_softmax_of_the_rewards_with_a_mean_of_one():
+    given = [trajectory("a", index, [], reward) for index, reward in enumerate([1.0, 0.0, 0.5, None])]
+    found = reward_weights(given, 0.5)
+    powers = [math.exp(value / 0.5) for value in (1.0, 0.0, 0.5)]
+    assert list(found) == ["a/0", "a/1", "a/2"]
+    assert list(found.values()) == pytest.approx([3 * power / sum(powers) for power in powers])
+    assert set(reward_weights(given, None).values()) == {1.0}
+    given[0].reward = 1e6  # does not overflow
+    assert list(reward_weights(given, 0.5).values()) == [3.0, 0.0, 0.0]
+    assert reward_weights([], 0.5) == {}
+
+
+def test_each_trajectory_counts_by_its_weight(base_dir, tmp_path):
+    """One step on all of them: the gradient is the weighted sum of those of each by itself."""
+    spec = SPEC.model_copy(update={"batch_size": 64, "epochs": 1, "max_grad_norm": 1e9, "weight_temperature": 0.3})
+    given = batch(groups=2, size=3)
+
+    def gradients(trajectories, spec, folder) -> dict[str, torch.Tensor]:
+        policy = make_policy(base_dir)
+        optimizer = torch.optim.SGD(policy.parameters.values(), lr=0.0)
+        seen = watch(optimizer, policy.parameters)
+        folder.mkdir()
+        options = {"step": 0, "seed": 5, "scratch": folder, "on_step": lambda _: None}
+        train_sft(spec, policy, optimizer, base_dir, trajectories, **options)
+        return seen[0]
+
+    weighted = gradients(given, spec, tmp_path / "all")
+    weights = reward_weights(given, 0.3)
+    plain = spec.model_copy(update={"weight_temperature": None})
+    sizes = {one.id: sum(one.histories[0].sampled_mask()) for one in given}
+    expected: dict[str, torch.Tensor] = {}
+    for one in given:
+        share = weights[one.id] * sizes[one.id] / sum(sizes.values())
+        for name, value in gradients([one], plain, tmp_path / one.id.replace("/", "-")).items():
+            expected[name] = expected.get(name, 0) + share * value
+    assert relative_difference(weighted, expected) <= 1e-5
