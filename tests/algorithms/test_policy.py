@@ -10,11 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from components.algorithms import policy as policy_module
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
 from components.models.distribution import Cut
 from components.models.spec import LoraSpec
-from tests.algorithms.builders import MODEL, make_policy, plain_logprobs, plain_model
+from tests.algorithms.builders import MODEL, make_policy, plain_logprobs, plain_model, relative_difference
 
 TOKENS = [5, 9, 17, 3, 200, 44]
 (PACK,) = pack([Sequence_(TOKENS, list(range(1, len(TOKENS))))], 100)
@@ -89,3 +90,31 @@ def test_dropout_in_the_base_model_is_off_as_it_is_while_sampling(base_dir, tmp_
     with_it, without = make_policy(tmp_path / "model"), make_policy(base_dir)
     assert with_it.model.config.attention_dropout == 0.5
     assert logprobs(with_it) == logprobs(without)
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_logits_a_few_rows_at_a_time_change_nothing(base_dir, monkeypatch, entropy_gradient):
+    sequences = [Sequence_([5, 6, 7, *range(20, 20 + length)], list(range(3, 3 + length))) for length in (9, 4, 6)]
+    [one] = pack(sequences, 1000)
+    found = []
+    for rows in (1000, 4):
+        monkeypatch.setattr(policy_module, "LOGIT_ROWS", rows)
+        policy = make_policy(base_dir)
+        logprob_S, entropy_S = policy.logprobs(one, Cut(0.8), entropy_gradient=entropy_gradient)
+        assert entropy_S.requires_grad is entropy_gradient
+        (logprob_S.sum() + (entropy_S.sum() if entropy_gradient else 0)).backward()
+        grads = {name: parameter.grad for name, parameter in policy.parameters.items()}
+        found.append((logprob_S.detach(), entropy_S.detach(), grads))
+    (all_at_once, few) = found
+    assert torch.allclose(all_at_once[0], few[0], atol=1e-6)
+    assert torch.allclose(all_at_once[1], few[1], atol=1e-6)
+    assert relative_difference(few[2], all_at_once[2]) <= 1e-5
+
+
+def test_a_model_that_changes_its_logits_after_the_head_is_computed_whole(base_dir, monkeypatch):
+    """As some scale them: then its own forward pass is used, and the result is its own."""
+    policy = make_policy(base_dir)
+    plain = logprobs(policy)
+    assert policy._head_alone
+    monkeypatch.setattr(policy, "_head_alone", False)
+    assert logprobs(policy) == pytest.approx(plain, abs=1e-6)
