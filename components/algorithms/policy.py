@@ -43,15 +43,15 @@ class Policy:
         exactness.refuse_windows(self.model, spec.max_length)
         alone_S = exactness.probe_alone(self.model)
         self.model.set_attn_implementation(attention.register())
+        probe = exactness.probe_pack(self.model)
+        with torch.no_grad():
+            self._head_alone = False
+            whole_S, _ = self.logprobs(probe, Cut())
+            exactness.refuse_difference(self.model, alone_S, whole_S)
+            self._head_alone = True  # but for models that do more to their logits, such as scaling them
+            self._head_alone = torch.allclose(self.logprobs(probe, Cut())[0], whole_S, rtol=0, atol=1e-6)
         torch.manual_seed(seed)
         self.model = get_peft_model(self.model, LoraConfig(**_peft_arguments(spec.lora)), adapter_name=LEARNING)
-        self._head_alone = False
-        probe = exactness.probe_pack(self.model)
-        with torch.no_grad(), self.model.disable_adapter():
-            whole_S = self.logprobs(probe, Cut())[0]
-            exactness.refuse_difference(self.model, alone_S, whole_S)
-            self._head_alone = True
-            self._head_alone = torch.allclose(self.logprobs(probe, Cut())[0], whole_S, rtol=0, atol=1e-6)
         self._set_dropout()
         self._reference: Path | None = None
 
@@ -153,7 +153,7 @@ class Policy:
             logits_UV = self.model(**inputs, logits_to_keep=pack.predicting_U).logits[0]
             logprob_S, entropy_S = _read(logits_UV, row_S, token_S, cut, entropy_gradient)
         else:
-            base = self.model.get_base_model()
+            base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
             hidden_UD = base.base_model(**inputs).last_hidden_state[0, pack.predicting_U]
             head = base.get_output_embeddings()
 
