@@ -23,10 +23,10 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     """0 means no limit."""
-    min_p: float = 0.0
-    """Smallest probability, as a share of the likeliest token's."""
     max_tokens: int = 128
     """Most tokens of one answer."""
+    min_p: float = 0.0
+    """Smallest probability, as a share of the likeliest token's."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -23,7 +23,7 @@ from tests.inference.test_server import WEATHER, EchoEngine
 
 GOOD = completion({"content": "yes"}, token_ids=[7, 8], logprobs={"content": [{"logprob": -0.5}, {"logprob": -1.0}]})
 GOOD = json.dumps({**json.loads(GOOD), "prompt_token_ids": [1, 2], "model": "shop"})
-HELLO = ChatRequest([{"role": "user", "content": "hello"}], sampling=Sampling(0.5, 0.9, 4, 17), seed=2**57 + 1)
+HELLO = ChatRequest([{"role": "user", "content": "hello"}], sampling=Sampling(0.5, 0.9, 4, 17, 0.05), seed=2**57 + 1)
 
 
 @pytest.fixture(autouse=True)

@@ -113,11 +113,12 @@ def test_an_answer_reads_like_openais(client, engine):
 
 
 def test_sampling_reaches_the_engine(client, engine):
-    ask(client, temperature=0.5, top_p=0.9, max_tokens=17, extra_body={"top_k": 4})
+    ask(client, temperature=0.5, top_p=0.9, max_tokens=17, extra_body={"top_k": 4, "min_p": 0.05})
     ask(client, temperature=0, max_completion_tokens=18)
     ask(client)
     first, second, third = engine.requests
     assert (first.sampling.temperature, first.sampling.top_p, first.sampling.top_k) == (0.5, 0.9, 4)
+    assert (first.sampling.min_p, second.sampling.min_p) == (0.05, 0.0)
     assert (first.sampling.max_tokens, first.seed, first.policy) == (17, 5, "v7")
     assert (second.sampling.temperature, second.sampling.max_tokens) == (0, 18)
     assert (third.sampling.temperature, third.sampling.top_p, third.sampling.max_tokens) == (1.0, 1.0, 512)
@@ -230,7 +231,8 @@ def test_models_are_listed(client):
         ({"tool_choice": "required", "tools": [WEATHER]}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
-        ({"extra_body": {"min_p": 0.1}}, "min_p"),
+        ({"extra_body": {"min_p": 1.5}}, "min_p"),
+        ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"n": 0}, "n"),

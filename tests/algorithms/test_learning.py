@@ -1,0 +1,66 @@
+"""Every online algorithm finds the optimum of a task whose optimum is known.
+
+One prompt and one token to answer with; 24 of the 259 tokens are right. The optimum is to say one of these always. The
+head of the tiny model is scaled up: as it is, no direction of the last layer makes any token likely.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from components.algorithms.packing import Sequence_, pack
+from components.algorithms.policy_gradient import train_policy_gradient
+from components.algorithms.spec import (
+    CISPOSpec,
+    DAPOSpec,
+    DrGRPOSpec,
+    GRPOSpec,
+    GSPOSpec,
+    ReinforcePPSpec,
+    RLOOSpec,
+)
+from components.models.distribution import Cut
+from tests.algorithms.builders import VOCABULARY, history, make_policy, trajectory
+
+PROMPT = [5, 6, 7, 8]
+RIGHT = list(range(0, VOCABULARY, 11))
+ALGORITHMS = [GRPOSpec, DrGRPOSpec, DAPOSpec, GSPOSpec, CISPOSpec, RLOOSpec, ReinforcePPSpec]
+
+
+def distribution(policy) -> torch.Tensor:
+    """(V,) log-probabilities of the answer."""
+    [one] = pack([Sequence_([*PROMPT, token], [len(PROMPT)]) for token in range(VOCABULARY)], 4096)
+    with torch.no_grad():
+        return policy.logprobs(one, Cut())[0]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda one: one.model_fields["name"].default)
+def test_it_finds_the_right_answers(base_dir, tmp_path, algorithm):
+    spec = algorithm(learning_rate=1e-2, beta2=0.9, max_kl=1e9)
+    policy = make_policy(base_dir)
+    policy.model.get_base_model().get_output_embeddings().weight.data.mul_(10)
+    optimizer = torch.optim.AdamW(policy.parameters.values(), betas=(spec.beta1, spec.beta2), weight_decay=0.0)
+    generator = torch.Generator().manual_seed(0)
+    right, step = [], 0
+    for number in range(60):
+        logps_V = distribution(policy)
+        right.append(float(logps_V[RIGHT].exp().sum()))
+        drawn = torch.multinomial(logps_V.exp(), 48, replacement=True, generator=generator).tolist()
+        episodes = [
+            trajectory(
+                f"g{index // 8}",
+                index % 8,
+                [history([(False, PROMPT), (True, [token])], [float(logps_V[token])])],
+                float(token in RIGHT),
+                sampling={"temperature": 1.0},
+            )
+            for index, token in enumerate(drawn)
+        ]
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        step, _ = train_policy_gradient(
+            spec, policy, optimizer, episodes, step=step, seed=number, scratch=folder, on_step=lambda _: None
+        )
+    assert right[0] < 0.01
+    assert right[-1] > 0.95
