@@ -33,8 +33,6 @@ class Sequence_:
     """Weight of each of its tokens in the loss."""
     old: Sequence[float] = ()
     """Log-probability of each target under the policy before the first gradient step; empty where not measured."""
-    reference: Sequence[float] = ()
-    """The same under the reference."""
 
 
 @dataclass
@@ -54,7 +52,6 @@ class Pack:
     advantage_S: torch.Tensor
     weight_S: torch.Tensor
     old_S: torch.Tensor
-    reference_S: torch.Tensor
     sequence_S: torch.Tensor
     """Which sequence of the pack the token belongs to."""
     lengths: list[int] = field(default_factory=list)
@@ -127,7 +124,7 @@ def pack(sequences: Sequence[Sequence_], most_tokens: int) -> list[Pack]:
 
 def _finish(trie: _Trie, held: list[tuple[Sequence_, list[int]]]) -> Pack:
     nodes, tokens, owners = [], [], []
-    columns: dict[str, list[float]] = {name: [] for name in ("logprobs", "advantages", "weight", "old", "reference")}
+    columns: dict[str, list[float]] = {name: [] for name in ("logprobs", "advantages", "weight", "old")}
     for index, (sequence, path) in enumerate(held):
         count = len(sequence.targets)
         nodes += [path[target - 1] for target in sequence.targets]
@@ -138,12 +135,9 @@ def _finish(trie: _Trie, held: list[tuple[Sequence_, list[int]]]) -> Pack:
         columns["advantages"] += sequence.advantages or [0.0] * count
         columns["weight"] += [sequence.weight] * count
         columns["old"] += sequence.old or unknown
-        columns["reference"] += sequence.reference or unknown
     assert all(len(column) == len(tokens) for column in columns.values()), "one value for each target"
     predicting, rows = torch.unique(torch.tensor(nodes), return_inverse=True)
-    logprob_S, advantage_S, weight_S, old_S, reference_S = (
-        torch.tensor(column, dtype=torch.float32) for column in columns.values()
-    )
+    logprob_S, advantage_S, weight_S, old_S = (torch.tensor(column, dtype=torch.float32) for column in columns.values())
     return Pack(
         torch.tensor(trie.tokens),
         torch.tensor(trie.depths),
@@ -155,7 +149,6 @@ def _finish(trie: _Trie, held: list[tuple[Sequence_, list[int]]]) -> Pack:
         advantage_S,
         weight_S,
         old_S,
-        reference_S,
         torch.tensor(owners),
         [len(sequence.token_ids) for sequence, _ in held],
     )

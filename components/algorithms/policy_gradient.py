@@ -106,7 +106,7 @@ class Learning:
             given = iter(self.advantages[trajectory.id])
             for place, history in enumerate(trajectory.histories):
                 targets = [index for index, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
-                old, reference = self.before.of(trajectory, place)
+                old, _ = self.before.of(trajectory, place)
                 made[-1].append(
                     Sequence_(
                         history.token_ids,
@@ -115,7 +115,6 @@ class Learning:
                         [next(given) for _ in targets],
                         weight,
                         old,
-                        reference,
                     )
                 )
         return made

@@ -70,51 +70,26 @@ def train(
         unfinished.took(metrics)
         on_step(metrics)
 
+    rest: dict[str, Any] = {
+        "step": step,
+        "seed": seed,
+        "scratch": scratch,
+        "taken": tuple(unfinished.steps),
+        "on_step": took,
+    }
     with unfinished.saved_when_stopped():
         if isinstance(algorithm, GRPOSpec):
             from components.algorithms.policy_gradient import train_policy_gradient
 
-            step, metrics = train_policy_gradient(
-                algorithm,
-                policy,
-                optimizer,
-                trajectories,
-                step=step,
-                seed=seed,
-                scratch=scratch,
-                taken=tuple(unfinished.steps),
-                on_step=took,
-            )
+            step, metrics = train_policy_gradient(algorithm, policy, optimizer, trajectories, **rest)
         elif isinstance(algorithm, PreferenceSpec):
             from components.algorithms.preference import train_preference
 
-            step, metrics = train_preference(
-                algorithm,
-                policy,
-                optimizer,
-                base_dir,
-                trajectories,
-                step=step,
-                seed=seed,
-                scratch=scratch,
-                taken=tuple(unfinished.steps),
-                on_step=took,
-            )
+            step, metrics = train_preference(algorithm, policy, optimizer, base_dir, trajectories, **rest)
         else:
             from components.algorithms.sft import train_sft
 
-            step, metrics = train_sft(
-                algorithm,
-                policy,
-                optimizer,
-                base_dir,
-                trajectories,
-                step=step,
-                seed=seed,
-                scratch=scratch,
-                taken=tuple(unfinished.steps),
-                on_step=took,
-            )
+            step, metrics = train_sft(algorithm, policy, optimizer, base_dir, trajectories, **rest)
     broken = [name for name, parameter in policy.parameters.items() if not parameter.isfinite().all()]
     if broken:
         measured = {"not_finite": float(len(broken))}
