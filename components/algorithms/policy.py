@@ -139,23 +139,14 @@ class Policy:
         its log-probability stays finite.
         """
         pack = pack.to(self.device)
-        mask = torch.zeros(pack.mask_NN.shape, dtype=self.model.dtype, device=self.device)
-        mask.masked_fill_(~pack.mask_NN, float("-inf"))
-        inputs = {
-            "input_ids": pack.token_ids_N[None],
-            "position_ids": pack.positions_N[None],
-            "attention_mask": attention.repeat_mask(mask[None, None], self.model.config.get_text_config()),
-            "use_cache": False,
-        }
         order_S = pack.row_S.argsort(stable=True)
         row_S, token_S = pack.row_S[order_S], pack.token_S[order_S]
         if not self._head_alone:
-            logits_UV = self.model(**inputs, logits_to_keep=pack.predicting_U).logits[0]
+            logits_UV = self.model(**self._inputs(pack), logits_to_keep=pack.predicting_U).logits[0]
             logprob_S, entropy_S = _read(logits_UV, row_S, token_S, cut, entropy_gradient)
         else:
-            base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-            hidden_UD = base.base_model(**inputs).last_hidden_state[0, pack.predicting_U]
-            head = base.get_output_embeddings()
+            hidden_UD = self.hidden(pack)
+            head = self._base.get_output_embeddings()
 
             def read(part_UD: torch.Tensor, row_S: torch.Tensor, token_S: torch.Tensor) -> Any:
                 return _read(head(part_UD), row_S, token_S, cut, entropy_gradient)
@@ -169,6 +160,26 @@ class Policy:
             logprob_S, entropy_S = (torch.cat([part[side] for part in parts]) for side in (0, 1))
         back_S = order_S.argsort()
         return logprob_S[back_S], entropy_S[back_S]
+
+    def hidden(self, pack: Pack) -> torch.Tensor:
+        """(U, D) last hidden states, after the final norm, of the nodes from which a sampled token is predicted."""
+        pack = pack.to(self.device)
+        return self._base.base_model(**self._inputs(pack)).last_hidden_state[0, pack.predicting_U]
+
+    @property
+    def _base(self) -> Any:
+        """The model of transformers, its layers with their adapters where there are any."""
+        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    def _inputs(self, pack: Pack) -> dict[str, Any]:
+        mask = torch.zeros(pack.mask_NN.shape, dtype=self.model.dtype, device=self.device)
+        mask.masked_fill_(~pack.mask_NN, float("-inf"))
+        return {
+            "input_ids": pack.token_ids_N[None],
+            "position_ids": pack.positions_N[None],
+            "attention_mask": attention.repeat_mask(mask[None, None], self.model.config.get_text_config()),
+            "use_cache": False,
+        }
 
     def _set_dropout(self) -> None:
         """Nothing drops out but what `model.lora.dropout` says: the sampler has no dropout, nor has the reference."""
