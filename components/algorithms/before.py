@@ -79,10 +79,9 @@ class Before:
                 history = one.histories[place]
                 targets = [at for at, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
                 made.append(Sequence_(history.token_ids, targets))
-            rest = iter([index for index, sequence in zip(indices, made, strict=True) if sequence.targets])
             for part in pack(made, most_tokens):
                 with torch.no_grad():
                     logprob_S, _ = policy.logprobs(part.to(policy.device), cut)
-                for number in range(len(part.lengths)):
-                    found[next(rest)] = logprob_S[part.sequence_S.to(logprob_S.device) == number].float().cpu()
+                for number, member in enumerate(part.members):
+                    found[indices[member]] = logprob_S[part.sequence_S.to(logprob_S.device) == number].float().cpu()
         return torch.cat([found[index] for index in sorted(found)]) if found else torch.zeros(0)

@@ -5,15 +5,19 @@ after another, each would compute them again. In a pack, a token is a node of a 
 nodes, at every depth. Attention lets a node see its ancestors, and positions count depth, so each node computes what
 it would have computed in its own sequence.
 
+Nodes are laid out depth first, as they come when the sequences are sorted: what lies below a node comes right after
+it, up to its end. So one number for each node says all: j sees i where i <= j < end(i).
+
 Legend: N nodes of a pack, U nodes from which a sampled token is predicted, S sampled tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 
@@ -41,8 +45,8 @@ class Pack:
 
     token_ids_N: torch.Tensor
     positions_N: torch.Tensor
-    mask_NN: torch.Tensor
-    """True where the row's node may see the column's node."""
+    ends_N: torch.Tensor
+    """One past the last node below each node; below a leaf there is none."""
     predicting_U: torch.Tensor
     """Nodes whose logits are needed."""
     row_S: torch.Tensor
@@ -54,8 +58,16 @@ class Pack:
     old_S: torch.Tensor
     sequence_S: torch.Tensor
     """Which sequence of the pack the token belongs to."""
-    lengths: list[int] = field(default_factory=list)
-    """Tokens of each sequence, as they would count without sharing."""
+    members: list[int]
+    """Which of the given sequences are in the pack, in their order."""
+    lengths: list[int]
+    """Tokens of each of them, as they would count without sharing."""
+
+    @property
+    def mask_NN(self) -> torch.Tensor:
+        """True where the row's node may see the column's node."""
+        nodes_N = torch.arange(len(self.ends_N), device=self.ends_N.device)
+        return (nodes_N <= nodes_N[:, None]) & (nodes_N[:, None] < self.ends_N)
 
     def to(self, device: torch.device | str) -> Pack:
         """The same with its tensors on a device."""
@@ -67,101 +79,129 @@ class Pack:
         return replace(self, **moved)
 
 
-class _Trie:
-    """Nodes in order of insertion; a parent always comes before its children."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self.depths: list[int] = []
-        self.children: dict[tuple[int, int], int] = {}
-
-    def insert(self, token_ids: Sequence[int]) -> list[int]:
-        """The nodes of a sequence; those that it shares are found, the rest made."""
-        node, depth, path = -1, 0, []
-        for token in token_ids:
-            child = self.children.get((node, token))
-            if child is None:
-                child = len(self.tokens)
-                self.children[(node, token)] = child
-                self.tokens.append(token)
-                self.parents.append(node)
-                self.depths.append(depth)
-            path.append(child)
-            node, depth = child, depth + 1
-        return path
-
-    def growth(self, token_ids: Sequence[int]) -> int:
-        """How many nodes `insert` would add."""
-        node = -1
-        for shared, token in enumerate(token_ids):
-            child = self.children.get((node, token))
-            if child is None:
-                return len(token_ids) - shared
-            node = child
-        return 0
-
-
 def pack(sequences: Sequence[Sequence_], most_tokens: int) -> list[Pack]:
-    """Distributes sequences, in their order, over packs of at most `most_tokens` nodes each (a single longer sequence
-    has a pack of its own). Tokens after the last target are cut off: nothing depends on them."""
-    packs: list[Pack] = []
-    trie = _Trie()
-    held: list[tuple[Sequence_, list[int]]] = []
-    for sequence in sequences:
-        if not len(sequence.targets):
+    """Distributes sequences over packs of at most `most_tokens` nodes each (a single longer sequence has a pack of its
+    own), those that share most together. Sequences without targets are in none. Tokens after the last target are cut
+    off: nothing depends on them."""
+    learned = [index for index, sequence in enumerate(sequences) if len(sequence.targets)]
+    assert all(min(sequences[index].targets) > 0 for index in learned), "nothing comes before the first token"
+    # The last target is predicted, not read.
+    read = {index: list(sequences[index].token_ids[: max(sequences[index].targets)]) for index in learned}
+    order = sorted(learned, key=lambda index: (read[index], index))
+    shared = [0, *(_shared(read[one], read[other]) for one, other in pairwise(order))]
+    lengths = [len(read[index]) for index in order]
+    bins = _fill(_subtrees(lengths, shared, most_tokens), shared, most_tokens)
+    packs = []
+    for ranges in bins:
+        together = [order[place] for first, last, _ in sorted(ranges) for place in range(first, last)]
+        packs.append(_lay_out(sequences, read, together))
+    return sorted(packs, key=lambda one: one.members[0])
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences have in common at their start."""
+    length = min(len(one), len(other))
+    different_L = np.not_equal(one[:length], other[:length])
+    return int(different_L.argmax()) if different_L.any() else length
+
+
+Range = tuple[int, int, int]
+"""Sorted sequences from the first to before the last, and the nodes of their trie."""
+
+
+def _subtrees(lengths: Sequence[int], shared: Sequence[int], most_tokens: int) -> list[Range]:
+    """The largest parts of the trie that fit into a pack. shared: of each sorted sequence with the one before."""
+    found, rest = [], [(0, len(lengths))] if lengths else []
+    while rest:
+        first, last = rest.pop()
+        nodes = lengths[first] + sum(lengths[place] - shared[place] for place in range(first + 1, last))
+        if nodes <= most_tokens or last == first + 1:
+            found.append((first, last, nodes))
             continue
-        assert min(sequence.targets) > 0, "nothing comes before the first token to predict it from"
-        used = list(sequence.token_ids[: max(sequence.targets)])  # the last target is predicted, not read
-        if held and len(trie.tokens) + trie.growth(used) > most_tokens:
-            packs.append(_finish(trie, held))
-            trie, held = _Trie(), []
-        held.append((sequence, trie.insert(used)))
-    if held:
-        packs.append(_finish(trie, held))
-    return packs
+        trunk = min(shared[first + 1 : last])
+        cuts = [first, *(place for place in range(first + 1, last) if shared[place] == trunk), last]
+        rest += pairwise(cuts)
+    return found
 
 
-def _finish(trie: _Trie, held: list[tuple[Sequence_, list[int]]]) -> Pack:
-    nodes, tokens, owners = [], [], []
+def _fill(parts: list[Range], shared: Sequence[int], most_tokens: int) -> list[list[Range]]:
+    """Bin packing: the largest part first, each to where it adds fewest nodes (best fit, decreasing)."""
+    bins: list[list[Range]] = []
+    sizes: list[int] = []
+    for part in sorted(parts, key=lambda one: (-one[2], one[0])):
+        added = [part[2] - max(_between(part, other, shared) for other in held) for held in bins]
+        fits = [index for index in range(len(bins)) if sizes[index] + added[index] <= most_tokens]
+        if fits:
+            best = min(fits, key=lambda index: (added[index], most_tokens - sizes[index]))
+            bins[best].append(part)
+            sizes[best] += added[best]
+        else:
+            bins.append([part])
+            sizes.append(part[2])
+    return bins
+
+
+def _between(one: Range, other: Range, shared: Sequence[int]) -> int:
+    """Nodes that two parts of the trie have in common."""
+    (_, end, _), (start, _, _) = sorted((one, other))
+    return min(shared[end : start + 1])
+
+
+def _lay_out(sequences: Sequence[Sequence_], read: dict[int, list[int]], ordered: Sequence[int]) -> Pack:
+    """The pack of some sequences. read: their tokens; ordered: their indices, sorted by these."""
+    tokens: list[int] = []
+    depths: list[int] = []
+    ends: list[int] = []
+    paths: dict[int, list[int]] = {}
+    path: list[int] = []
+    before: list[int] = []
+    for index in ordered:
+        common = _shared(before, read[index])
+        for node in path[common:]:
+            ends[node] = len(tokens)
+        new = range(len(tokens), len(tokens) + len(read[index]) - common)
+        tokens += read[index][common:]
+        depths += range(common, len(read[index]))
+        ends += [0] * len(new)
+        path, before = [*path[:common], *new], read[index]
+        paths[index] = path
+    for node in path:
+        ends[node] = len(tokens)
+    return _with_targets(sequences, paths, tokens, depths, ends)
+
+
+def _with_targets(
+    sequences: Sequence[Sequence_], paths: dict[int, list[int]], tokens: list[int], depths: list[int], ends: list[int]
+) -> Pack:
+    members = sorted(paths)
+    nodes, targets, owners = [], [], []
     columns: dict[str, list[float]] = {name: [] for name in ("logprobs", "advantages", "weight", "old")}
-    for index, (sequence, path) in enumerate(held):
+    for place, index in enumerate(members):
+        sequence = sequences[index]
         count = len(sequence.targets)
-        nodes += [path[target - 1] for target in sequence.targets]
-        tokens += [sequence.token_ids[target] for target in sequence.targets]
-        owners += [index] * count
+        nodes += [paths[index][target - 1] for target in sequence.targets]
+        targets += [sequence.token_ids[target] for target in sequence.targets]
+        owners += [place] * count
         unknown = [float("nan")] * count
         columns["logprobs"] += sequence.logprobs or unknown
         columns["advantages"] += sequence.advantages or [0.0] * count
         columns["weight"] += [sequence.weight] * count
         columns["old"] += sequence.old or unknown
-    assert all(len(column) == len(tokens) for column in columns.values()), "one value for each target"
+    assert all(len(column) == len(targets) for column in columns.values()), "one value for each target"
     predicting, rows = torch.unique(torch.tensor(nodes), return_inverse=True)
     logprob_S, advantage_S, weight_S, old_S = (torch.tensor(column, dtype=torch.float32) for column in columns.values())
     return Pack(
-        torch.tensor(trie.tokens),
-        torch.tensor(trie.depths),
-        _ancestors(trie.parents),
+        torch.tensor(tokens),
+        torch.tensor(depths),
+        torch.tensor(ends),
         predicting,
         rows,
-        torch.tensor(tokens),
+        torch.tensor(targets),
         logprob_S,
         advantage_S,
         weight_S,
         old_S,
         torch.tensor(owners),
-        [len(sequence.token_ids) for sequence, _ in held],
+        members,
+        [len(sequences[index].token_ids) for index in members],
     )
-
-
-def _ancestors(parents: Sequence[int]) -> torch.Tensor:
-    """(N, N) True where the column's node is the row's node or one of its ancestors. Filled run by run: in a run, each
-    node is the child of the one before."""
-    mask_NN = torch.ones(len(parents), len(parents), dtype=torch.bool).tril_()
-    starts = [node for node, parent in enumerate(parents) if node == 0 or parent != node - 1]
-    for start, end in pairwise([*starts, len(parents)]):
-        above = parents[start] + 1
-        mask_NN[start:end, :start] = False
-        if above:
-            mask_NN[start:end, :above] = mask_NN[above - 1, :above]
-    return mask_NN

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from components.algorithms import exactness
 from components.algorithms.packing import Pack
 from components.errors import ArtifactError
-from components.models import attention, distribution
+from components.models import attention, distribution, trie_attention
 from components.models.distribution import Cut
 from components.models.spec import LoraSpec, ModelSpec
 from components.models.weights import load_model, pick_device
@@ -172,12 +172,10 @@ class Policy:
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
 
     def _inputs(self, pack: Pack) -> dict[str, Any]:
-        mask = torch.zeros(pack.mask_NN.shape, dtype=self.model.dtype, device=self.device)
-        mask.masked_fill_(~pack.mask_NN, float("-inf"))
         return {
             "input_ids": pack.token_ids_N[None],
             "position_ids": pack.positions_N[None],
-            "attention_mask": attention.repeat_mask(mask[None, None], self.model.config.get_text_config()),
+            "attention_mask": trie_attention.mask(pack.ends_N),
             "use_cache": False,
         }
 

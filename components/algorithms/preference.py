@@ -294,15 +294,10 @@ def _sums(policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec) -> 
 
 
 def _packs(episodes: Sequence[Episode], spec: PreferenceSpec) -> list[tuple[torch.Tensor, Pack]]:
-    """(index of the episode to which each sequence belongs, pack). Episodes of one scenario come next to each other."""
-    order = sorted(range(len(episodes)), key=lambda index: episodes[index].trajectory.group)
-    owners = [index for index in order for one in episodes[index].sequences if one.targets]
-    packs = pack([one for index in order for one in episodes[index].sequences], spec.pack_tokens)
-    found = []
-    for one in packs:
-        found.append((torch.tensor(owners[: len(one.lengths)]), one))
-        owners = owners[len(one.lengths) :]
-    return found
+    """(index of the episode to which each sequence belongs, pack)."""
+    places = [(index, one) for index, episode in enumerate(episodes) for one in episode.sequences]
+    packs = pack([one for _, one in places], spec.pack_tokens)
+    return [(torch.tensor([places[member][0] for member in one.members]), one) for one in packs]
 
 
 def _struck(

@@ -4,7 +4,8 @@ The heads that share a key-value head are laid out as further queries of it: (B,
 (B, H_kv, G·Q, D), so that scaled dot-product attention runs on the keys as they lie. Equal to repeating the keys G
 times, with 1/G of the memory traffic, which is what bounds decoding on a CPU.
 
-It computes plain attention under the mask that it is given, and nothing else: models that need more are refused.
+It computes plain attention under the mask that it is given, and nothing else: models that need more are refused. The
+mask of a prefix trie has a module of its own (`trie_attention`).
 """
 
 from __future__ import annotations
@@ -27,18 +28,22 @@ def register() -> str:
 
 
 def grouped_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
-    """query (B, H, Q, D); key, value (B, H_kv, K, D); attention_mask (B, 1, Q, K) or, already laid out by
-    `repeat_mask`, (B, 1, G·Q, K); True or 0 where attention is allowed. Returns ((B, Q, H, D), None)."""
+    """query (B, H, Q, D); key, value (B, H_kv, K, D); attention_mask (B, 1, Q, K), True or 0 where attention is
+    allowed, or what `trie_attention.mask` gives. Returns ((B, Q, H, D), None)."""
     import torch
+
+    from components.models import trie_attention
 
     if extra := [name for name in _MORE if kwargs.get(name) is not None]:
         raise ResourceError(f"{type(module).__name__} needs attention with {', '.join(extra)}, which is not done here")
+    if trie_attention.is_mask(attention_mask):
+        return trie_attention.attend(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
     batch, heads, length, dim = query.shape
     shared = key.shape[1]
     groups = heads // shared
     if groups > 1:
         query = query.reshape(batch, shared, groups * length, dim)
-        if attention_mask.shape[2] == length > 1:
+        if length > 1:
             attention_mask = attention_mask.repeat(1, 1, groups, 1)
     out = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
@@ -65,10 +70,3 @@ def refuse_inexact(config: Any, max_length: int, name: str) -> None:
         needs.append(f"positions that change beyond {rope['original_max_position_embeddings']} tokens")
     if needs:
         raise ResourceError(f"{name} cannot be run exactly here: it needs {', '.join(needs)}. Choose another model")
-
-
-def repeat_mask(mask, config):
-    """(B, 1, Q, K) to (B, 1, G·Q, K) for all layers at once: done by each layer, a training pass would hold one copy a
-    layer."""
-    groups = config.num_attention_heads // (config.num_key_value_heads or config.num_attention_heads)
-    return mask.repeat(1, 1, groups, 1)

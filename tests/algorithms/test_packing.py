@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.algorithms.packing import Pack, Sequence_, pack
+from components.models import trie_attention
 from components.models.distribution import Cut
 from tests.algorithms.builders import make_policy, plain_logprobs, plain_model, relative_difference, trainable
 
@@ -29,11 +30,11 @@ def sequences(draw) -> list[Sequence_]:
 
 
 def by_pack(given: list[Sequence_], packs: list[Pack]) -> list[tuple[Pack, list[Sequence_]]]:
-    """Each pack with the sequences that it should hold."""
-    rest = iter([sequence for sequence in given if sequence.targets])
-    found = [(one, [next(rest) for _ in one.lengths]) for one in packs]
-    assert next(rest, None) is None
-    return found
+    """Each pack with the sequences that it says it holds; each sequence is in one."""
+    members = [member for one in packs for member in one.members]
+    assert sorted(members) == [index for index, sequence in enumerate(given) if sequence.targets]
+    assert all(one.members == sorted(one.members) for one in packs)
+    return [(one, [given[member] for member in one.members]) for one in packs]
 
 
 def read(sequence: Sequence_) -> list[int]:
@@ -94,12 +95,33 @@ def test_positions_count_depth_and_the_mask_holds_ancestors(given, most):
 
 @settings(deadline=None)
 @given(sequences(), st.integers(1, 40))
-def test_packs_hold_as_much_as_they_may_in_the_order_given(given, most):
+def test_packs_are_full(given, most):
     found = by_pack(given, pack(given, most))
-    for index, (one, held) in enumerate(found):
-        assert len(one.token_ids_N) <= most or len(prefixes(held)) == len(prefixes(held[:1]))
-        if index + 1 < len(found):
-            assert len(prefixes([*held, found[index + 1][1][0]])) > most
+    for one, held in found:
+        assert len(one.token_ids_N) <= most or len(held) == 1
+    smallest = sorted(len(one.token_ids_N) for one, _ in found)[:2]
+    assert len(smallest) < 2 or sum(smallest) > most  # or they would be one
+
+
+def test_what_shares_most_is_packed_together():
+    rng = random.Random(0)
+    prompts = [[rng.randrange(100) for _ in range(50)] for _ in range(4)]
+    given = [Sequence_([*prompt, *(rng.randrange(100) for _ in range(11))], [60]) for prompt in prompts * 6]
+    rng.shuffle(given)
+    packs = pack(given, 120)  # one prompt with six answers, or less of two
+    assert len(packs) == 4
+    assert all(len(one.token_ids_N) == 50 + 6 * 10 for one in packs)
+
+
+@settings(deadline=None)
+@given(sequences(), st.integers(1, 40))
+def test_the_blocks_of_attention_are_the_mask(given, most):
+    for one in pack(given, most):
+        seen_NN = torch.zeros(len(one.ends_N), len(one.ends_N), dtype=torch.long)
+        for first, last, start, stop, causal in trie_attention.blocks(one.ends_N):
+            block = torch.ones(last - first, stop - start, dtype=torch.long)
+            seen_NN[first:last, start:stop] += block.tril() if causal else block
+        assert torch.equal(seen_NN, one.mask_NN.long())  # each pair once
 
 
 def test_nothing_to_learn_gives_no_pack():
@@ -142,11 +164,12 @@ def test_a_pack_computes_what_each_sequence_computes_alone(base_dir, most, tempe
     policy = make_policy(base_dir)
     given = shared_at_several_depths(seed=most)
     packs = pack(given, most)
-    packed = []
+    packed: dict[int, list[float]] = {index: [] for index in range(len(given))}
     for one in packs:
         logprob_S, entropy_S = policy.logprobs(one, Cut(temperature))
         (logprob_S * one.weight_S).sum().backward()
-        packed += logprob_S.tolist()
+        for logprob, owner in zip(logprob_S.tolist(), one.sequence_S.tolist(), strict=True):
+            packed[one.members[owner]].append(logprob)
         assert not entropy_S.requires_grad
     if most == 1000:
         assert sum(len(one.token_ids_N) for one in packs) < 0.8 * sum(len(sequence.token_ids) for sequence in given)
@@ -159,7 +182,7 @@ def test_a_pack_computes_what_each_sequence_computes_alone(base_dir, most, tempe
         (chosen_S.sum() * sequence.weight).backward()
         alone += chosen_S.tolist()
 
-    assert packed == pytest.approx(alone, abs=1e-5)
+    assert [value for values in packed.values() for value in values] == pytest.approx(alone, abs=1e-5)
     gradients = [{name: p.grad for name, p in trainable(model).items()} for model in (policy.model, plain)]
     assert relative_difference(*gradients) <= 1e-5
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from components.errors import ResourceError
-from components.models.attention import grouped_attention, refuse_inexact, repeat_mask
+from components.models import trie_attention
+from components.models.attention import grouped_attention, refuse_inexact
 
 
 def formula(query, key, value, mask, scale):
@@ -33,9 +34,7 @@ def test_it_is_the_formula(heads, shared, length):
     mask = torch.rand(2, 1, length, 7, generator=generator) < 0.6
     mask[..., 0] = True
     expected = formula(query, key, value, mask, 0.3)
-    config = type("Config", (), {"num_attention_heads": heads, "num_key_value_heads": shared})
-    additive = torch.zeros(mask.shape).masked_fill_(~mask, -math.inf)
-    for form in (mask, repeat_mask(mask, config), additive, repeat_mask(additive, config)):
+    for form in (mask, torch.zeros(mask.shape).masked_fill_(~mask, -math.inf)):
         found, _ = grouped_attention(torch.nn.Module(), query, key, value, form, scaling=0.3)
         torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
 
@@ -92,3 +91,34 @@ def test_models_that_would_be_wrong_are_refused_by_name(family):
 @pytest.mark.parametrize("family", TAKEN)
 def test_models_that_are_right_are_taken(family):
     refuse_inexact(config(family, **TAKEN[family]), 2048, "some-model")
+
+
+def test_attention_of_a_trie_and_its_gradient_are_those_of_a_dense_mask():
+    torch.manual_seed(0)
+    ends_N = torch.tensor([9, 9, 5, 5, 5, 8, 7, 8, 9, 12, 12, 12])  # two trees; in the first, branches at two depths
+    nodes_N = torch.arange(len(ends_N))
+    mask_NN = (nodes_N <= nodes_N[:, None]) & (nodes_N[:, None] < ends_N)
+    query, key, value = (torch.randn(1, heads, 12, 16, requires_grad=True) for heads in (6, 2, 2))
+    seen = torch.randn(1, 12, 6, 16)
+    results = []
+    for given in (trie_attention.mask(ends_N), mask_NN[None, None]):
+        out, _ = grouped_attention(torch.nn.Module(), query, key, value, given, scaling=0.3)
+        results.append((out, *torch.autograd.grad(out, (query, key, value), seen)))
+    for ours, dense in zip(*results, strict=True):
+        torch.testing.assert_close(ours, dense, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        results[0][0].double(), formula(query, key, value, mask_NN[None, None], 0.3), atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_the_block_mask_of_a_gpu_is_the_same():
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    torch.manual_seed(0)
+    ends_N = torch.tensor([9, 9, 5, 5, 5, 8, 7, 8, 9, 12, 12, 12])
+    query, key, value = (torch.randn(1, heads, 12, 16) for heads in (6, 2, 2))
+    block_mask = create_block_mask(trie_attention.visible(ends_N), None, None, 12, 12, device="cpu")
+    found = flex_attention(query, key, value, block_mask=block_mask, scale=0.3, enable_gqa=True)
+    ours = trie_attention.attend(query, key, value, trie_attention.mask(ends_N), 0.3)
+    torch.testing.assert_close(found, ours, atol=2e-6, rtol=1e-5)
