@@ -215,6 +215,8 @@ def _gradient_step(
     trajectories = [trajectory for group in groups for trajectory in group]
     packs = _packs(trajectories, learning)
     measured = _backward(spec, policy, packs)
+    if "kl" not in measured and spec.measure_kl:
+        measured["kl"] = _kl_of_shortest(spec, policy, trajectories, learning)
     if skipped := _struck(spec, policy, measured, trajectories, learning, step, guards):
         optimizer.zero_grad(set_to_none=True)
     else:
@@ -247,7 +249,7 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: list[tuple[Cut, Pack]]) -> 
     Returns the loss, the L2 norm before that, and what the packs say of the policy."""
     sums: dict[str, float] = defaultdict(float)
     count = sum(len(one.token_S) for _, one in packs)
-    for index, (cut, given) in enumerate(packs):
+    for cut, given in packs:
         one = given.to(policy.device)
         logprob_S, entropy_S = policy.logprobs(one, cut, entropy_gradient=spec.entropy_coefficient > 0)
         old_S = one.logprob_S if spec.correction == "none" else one.old_S
@@ -263,15 +265,13 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: list[tuple[Cut, Pack]]) -> 
             corrected_S = losses.correction(away_S, spec.correction_limit, spec.correction)
             loss_S = loss_S * corrected_S
             sums["correction"] += corrected_S.sum().item()
-        in_loss = spec.kl_coefficient > 0 and spec.kl_in == "loss"
-        if in_loss or index == 0:
+        if spec.kl_coefficient > 0 and spec.kl_in == "loss":
             with policy.as_reference():
                 reference_S, _ = policy.logprobs(one, cut)
             kl_S = losses.kl(logprob_S, reference_S, spec.kl_estimator)
             sums["kl"] += kl_S.sum().item()
             sums["kl_tokens"] += len(kl_S)
-            if in_loss:
-                loss_S = loss_S + spec.kl_coefficient * kl_S
+            loss_S = loss_S + spec.kl_coefficient * kl_S
         loss = (loss_S * one.weight_S).sum()
         if spec.entropy_coefficient:
             loss = loss - spec.entropy_coefficient * entropy_S.sum() / count
@@ -287,13 +287,29 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: list[tuple[Cut, Pack]]) -> 
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
     return {
         "loss": sums["loss"],
-        "kl": sums["kl"] / max(sums["kl_tokens"], 1),
         "kl_sampler": sums["kl_sampler"] / max(sums["known"], 1),
         "entropy": sums["entropy"] / max(count, 1),
         "clip_fraction": sums["clipped"] / max(count, 1),
         "grad_norm": grad_norm,
+        **({"kl": sums["kl"] / sums["kl_tokens"]} if "kl" in sums else {}),
         **({"correction": sums["correction"] / max(count, 1)} if spec.correction != "none" else {}),
     }
+
+
+def _kl_of_shortest(
+    spec: GRPOSpec, policy: Policy, trajectories: Sequence[Trajectory], learning: Learning
+) -> float:
+    """KL to the reference on the shortest trajectory, in nats a token."""
+    learned = [one for one in trajectories if learning.tokens(one)]
+    shortest = min(learned, key=lambda one: sum(len(history.token_ids) for history in one.histories))
+    found = []
+    for cut, one in _packs([shortest], learning):
+        with torch.no_grad():
+            logprob_S, _ = policy.logprobs(one, cut)
+        with policy.as_reference():
+            reference_S, _ = policy.logprobs(one, cut)
+        found.append(losses.kl(logprob_S, reference_S, spec.kl_estimator))
+    return torch.cat(found).mean().item()
 
 
 def _struck(

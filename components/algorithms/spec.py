@@ -86,7 +86,9 @@ class GRPOSpec(OptimizerSpec):
     constant_length: int = Field(512, ge=1)
     """Tokens by which `normalization: constant` divides."""
     kl_coefficient: float = Field(0.0, ge=0)
-    """Weight of KL(policy || reference). At 0 it is still measured, on one pack of each batch."""
+    """Weight of KL(policy || reference)."""
+    measure_kl: bool = True
+    """Whether the KL is also measured where it is not in the loss: on the shortest episode of each batch."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """How it is estimated on a sampled token."""
     kl_in: Literal["loss", "reward", "token_rewards"] = "loss"

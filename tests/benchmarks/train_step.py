@@ -1,0 +1,446 @@
+"""One gradient step of GRPO on the same trajectories: ours, TRL's GRPOTrainer, and padded batches of our own.
+
+    python tests/benchmarks/train_step.py [--json] [--workload a ...] [--repeat 3] [--model smollm2|tiny] [--scale 1]
+
+Groups of 8, LoRA of rank 8 on all linear layers, float32 on a CPU:
+
+    a   one turn: prompt 400 tokens, answers of 100, all different
+    b   agent: 1,200 tokens of system, tools and task, 6 turns with answers of 30 and tool results of 60, all different
+        from the first answer on
+    c   nothing shared, lengths from 100 to 1,500
+    d   as b, and branching: at each turn the group splits in two until each is alone
+
+`ours` is `train_policy_gradient` with its AdamW step; `trl` a step of TRL's trainer, which gets the episodes through
+`rollout_func` with `env_mask`; `padded` is the common form: rows filled up to the longest, scaled dot-product attention
+of transformers, logits of all positions from the first answer on. Each has a micro-batch (ours: tokens of a pack) that
+stays below 20 GB. The three run in turn in one process; memory is measured in a process for each, beyond the loaded
+model. Ratios are of the medians; tokens are those of the trajectories, padding and repetition not counted.
+
+`bound` is the ratio of counted operations, forward and backward (base weights have no gradient of their own): linear
+layers, attention and head of the padded batch, over those of the distinct tokens with the head at the tokens that are
+learned. `grad_rel_error` compares the gradients of ours and padded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CODE = Path(__file__).resolve().parents[2]
+MODELS = {"tiny": ("tiny", "random"), "smollm2": ("smollm2-135m-instruct", "package")}
+FORMS = ("ours", "trl", "padded")
+GROUP = 8
+ROWS = {"a": {"trl": 8, "padded": 8}, "b": {"trl": 4, "padded": 4}, "c": {"trl": 4, "padded": 4}}
+ROWS["d"] = ROWS["b"]
+"""Rows of a micro-batch: the largest power of two that stays below 20 GB with SmolLM2-135M."""
+PACK_TOKENS = 8192
+"""Ours: a whole group of each workload but c in one pack."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    token_ids: tuple[int, ...]
+    sampled: tuple[bool, ...]
+    reward: float
+
+    @property
+    def prompt(self) -> int:
+        """Tokens before the first answer."""
+        return self.sampled.index(True)
+
+
+def workload(name: str, vocabulary: int, scale: float) -> list[Episode]:
+    draw = random.Random(name)
+
+    def tokens(count: float) -> tuple[int, ...]:
+        return tuple(draw.randrange(3, vocabulary) for _ in range(max(2, round(count * scale))))
+
+    def episode(*parts: tuple[bool, tuple[int, ...]]) -> Episode:
+        return Episode(
+            tuple(token for _, each in parts for token in each),
+            tuple(sampled for sampled, each in parts for _ in each),
+            draw.random(),
+        )
+
+    if name == "a":
+        prompt = tokens(400)
+        return [episode((False, prompt), (True, tokens(100))) for _ in range(GROUP)]
+    if name == "c":
+        lengths = [100 + index * 1400 / (GROUP - 1) for index in range(GROUP)]
+        return [episode((False, tokens(length / 2)), (True, tokens(length / 2))) for length in lengths]
+    histories = [[(False, tokens(1200))]] * GROUP
+    for turn in range(6):
+        apart = GROUP if name == "b" else min(GROUP, 2 ** (turn + 1))
+        answers = [[(True, tokens(30)), (False, tokens(60))] for _ in range(apart)]
+        histories = [[*history, *answers[index * apart // GROUP]] for index, history in enumerate(histories)]
+    return [episode(*history) for history in histories]
+
+
+# --- counted operations -----------------------------------------------------------------------------------------------
+
+
+def bound(episodes: list[Episode], rows: int, config: Any, linear: int) -> float:
+    """linear: weights of all linear layers but the head."""
+    head = config.hidden_size * config.vocab_size
+    pairs = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim  # score and value, one each
+
+    def operations(tokens: int, seen: int, predicted: int) -> float:
+        """Multiplications; gradients of attention cost two and a half times its forward pass, those of a frozen linear
+        layer as much as it."""
+        return 2 * linear * tokens + 3.5 * pairs * seen + 2 * head * predicted
+
+    padded = 0.0
+    for start in range(0, len(episodes), rows):
+        part = episodes[start : start + rows]
+        longest = max(len(one.token_ids) for one in part)
+        predicted = longest - min(one.prompt for one in part)
+        padded += len(part) * operations(longest, longest * (longest + 1) // 2, predicted)
+    nodes = {one.token_ids[:end] for one in episodes for end in range(1, len(one.token_ids))}
+    predicting = {one.token_ids[:at] for one in episodes for at, sampled in enumerate(one.sampled) if sampled}
+    ours = operations(len(nodes), sum(map(len, nodes)), len(predicting))
+    return padded / ours
+
+
+# --- the three forms --------------------------------------------------------------------------------------------------
+
+
+def model_spec(name: str) -> Any:
+    from components.models.spec import LoraSpec, ModelSpec
+
+    package, source = MODELS[name]
+    return ModelSpec(name=package, source=source, device="cpu", lora=LoraSpec(rank=8, alpha=16.0))  # type: ignore[arg-type]
+
+
+def adamw(parameters: Any) -> Any:
+    import torch
+
+    return torch.optim.AdamW(parameters, lr=1e-9)  # so small that every step starts from the same policy
+
+
+class Ours:
+    def __init__(self, base_dir: Path, model: str, episodes: list[Episode], rows: int, scratch: Path):
+        from components.algorithms.policy import Policy
+        from components.algorithms.spec import GRPOSpec
+        from components.trajectories.schema import History, Message, Scenario, Trajectory
+
+        self.policy = Policy(base_dir, model_spec(model), seed=0)
+        self.optimizer = adamw(list(self.policy.parameters.values()))
+        self.spec = GRPOSpec(learning_rate=1e-9, pack_tokens=rows, max_grad_norm=1e9, measure_kl=False)
+        self.scratch = scratch
+        self.trajectories = []
+        for index, one in enumerate(episodes):
+            messages, start = [], 0
+            for at in range(1, len(one.sampled) + 1):
+                if at == len(one.sampled) or one.sampled[at] != one.sampled[start]:
+                    role = "assistant" if one.sampled[start] else "tool"
+                    messages.append(Message(role, "", span=(start, at) if one.sampled[start] else None))  # type: ignore[arg-type]
+                    start = at
+            unknown = [float("nan")] * len(one.token_ids)  # the sampler is the policy itself
+            history = History(messages, list(one.token_ids), unknown)
+            made = Trajectory(f"e{index}", Scenario("s", {}, "train"), index, [history], sampling={"temperature": 1.0})
+            made.reward = one.reward
+            self.trajectories.append(made)
+
+    def step(self) -> float:
+        from components.algorithms.policy_gradient import train_policy_gradient
+
+        seconds: list[float] = []
+        start = time.perf_counter()
+        train_policy_gradient(
+            self.spec,
+            self.policy,
+            self.optimizer,
+            self.trajectories,
+            step=0,
+            seed=0,
+            scratch=self.scratch,
+            on_step=lambda metrics: seconds.append(time.perf_counter() - start),
+        )
+        return seconds[0]
+
+    def gradient(self) -> dict[str, Any]:
+        kept: dict[str, Any] = {}
+        hook = self.optimizer.register_step_pre_hook(lambda *_: kept.update(grads(self.policy.model)))
+        self.step()
+        hook.remove()
+        return kept
+
+
+class Plain:
+    """A PEFT model of transformers with the adapter of a fresh policy."""
+
+    def __init__(self, base_dir: Path, model: str):
+        import torch
+        from peft import LoraConfig, get_peft_model
+
+        from components.models.weights import load_model
+
+        base = load_model(base_dir, dtype="float32", device="cpu")
+        base.set_attn_implementation("sdpa")
+        torch.manual_seed(0)
+        lora = model_spec(model).lora
+        config = LoraConfig(
+            r=lora.rank, lora_alpha=lora.alpha, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
+        )
+        self.model = get_peft_model(base, config)
+
+
+class Padded(Plain):
+    def __init__(self, base_dir: Path, model: str, episodes: list[Episode], rows: int, scratch: Path):
+        super().__init__(base_dir, model)
+        self.model.eval()
+        self.episodes, self.rows = episodes, rows
+        self.optimizer = adamw([one for one in self.model.parameters() if one.requires_grad])
+
+    def _backward(self) -> None:
+        import torch
+
+        rewards = torch.tensor([one.reward for one in self.episodes])
+        advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-6)
+        count = sum(sum(one.sampled) for one in self.episodes)
+        for start in range(0, len(self.episodes), self.rows):
+            part = self.episodes[start : start + self.rows]
+            longest = max(len(one.token_ids) for one in part)
+            first = min(one.prompt for one in part)
+            ids_BT = torch.tensor([[*one.token_ids, *[0] * (longest - len(one.token_ids))] for one in part])
+            real_BT = torch.tensor([[1] * len(one.token_ids) + [0] * (longest - len(one.token_ids)) for one in part])
+            learned_BT = torch.tensor([[*one.sampled, *[False] * (longest - len(one.token_ids))] for one in part])
+            given = {"input_ids": ids_BT, "attention_mask": real_BT, "use_cache": False}
+            logits_BTV = self.model(**given, logits_to_keep=longest - first + 1).logits[:, :-1]
+            logps_BTV = logits_BTV.float().log_softmax(-1)
+            logps_BT = logps_BTV.gather(-1, ids_BT[:, first:, None])[..., 0]
+            with torch.no_grad():
+                -(logps_BTV.exp() * logps_BTV).sum(-1).mean()  # the entropy, which every trainer shows
+            ratio_BT = (logps_BT - logps_BT.detach()).exp()
+            advantage_B1 = advantages[start : start + self.rows, None]
+            loss_BT = -torch.minimum(ratio_BT * advantage_B1, ratio_BT.clamp(0.8, 1.2) * advantage_B1)
+            ((loss_BT * learned_BT[:, first:]).sum() / count).backward()
+
+    def step(self) -> float:
+        start = time.perf_counter()
+        self._backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return time.perf_counter() - start
+
+    def gradient(self) -> dict[str, Any]:
+        self._backward()
+        found = grads(self.model)
+        self.optimizer.zero_grad(set_to_none=True)
+        return found
+
+
+class Trl(Plain):
+    def __init__(self, base_dir: Path, model: str, episodes: list[Episode], rows: int, scratch: Path):
+        super().__init__(base_dir, model)
+        self.base_dir, self.episodes, self.rows, self.scratch = base_dir, episodes, rows, scratch
+
+    def step(self) -> float:
+        os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+        import torch
+        from datasets import Dataset
+        from transformers import TrainerCallback
+        from trl import GRPOConfig, GRPOTrainer
+
+        from components.models.weights import load_tokenizer
+
+        episodes = self.episodes
+        took: list[float] = []
+
+        def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+            return {
+                "prompt_ids": [list(one.token_ids[: one.prompt]) for one in episodes],
+                "completion_ids": [list(one.token_ids[one.prompt :]) for one in episodes],
+                "logprobs": [[0.0] * (len(one.token_ids) - one.prompt) for one in episodes],
+                "env_mask": [[int(sampled) for sampled in one.sampled[one.prompt :]] for one in episodes],
+                "judged": [one.reward for one in episodes],
+            }
+
+        def reward(judged: list[float], **others: Any) -> list[float]:
+            return judged
+
+        class Clock(TrainerCallback):
+            def on_step_begin(self, *_: Any, **__: Any) -> None:
+                took.append(time.perf_counter())
+
+            def on_step_end(self, *_: Any, **__: Any) -> None:
+                took.append(time.perf_counter())
+
+        config = GRPOConfig(
+            output_dir=str(self.scratch / "trl"),
+            per_device_train_batch_size=self.rows,
+            gradient_accumulation_steps=GROUP // self.rows,
+            num_generations=GROUP,
+            max_steps=1,
+            learning_rate=1e-9,
+            max_grad_norm=1e9,
+            beta=0.0,
+            loss_type="dapo",
+            max_completion_length=max(len(one.token_ids) - one.prompt for one in episodes),
+            gradient_checkpointing=False,  # its default recomputes the forward pass: slower, and it fits without
+            bf16=False,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+            logging_strategy="no",
+        )
+        with contextlib.redirect_stdout(sys.stderr):
+            trainer = GRPOTrainer(
+                model=self.model,
+                reward_funcs=reward,
+                args=config,
+                train_dataset=Dataset.from_dict({"prompt": ["x"] * GROUP}),
+                processing_class=load_tokenizer(self.base_dir),
+                rollout_func=rollout,
+                callbacks=[Clock()],
+            )
+            trainer.train()
+        torch.manual_seed(0)
+        return took[1] - took[0]
+
+
+def grads(model: Any) -> dict[str, Any]:
+    return {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+
+
+CLASSES: dict[str, Any] = {"ours": Ours, "trl": Trl, "padded": Padded}
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def rows_of(form: str, name: str, options: argparse.Namespace) -> int:
+    if form == "ours":
+        return options.pack_tokens
+    return options.rows or ROWS[name][form]
+
+
+def build(form: str, name: str, episodes: list[Episode], options: argparse.Namespace, folder: Path) -> Any:
+    from components.models import weights
+
+    base_dir = weights.prepare(model_spec(options.model), options.cache)
+    return CLASSES[form](base_dir, options.model, episodes, rows_of(form, name, options), folder / form)
+
+
+def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    import torch
+
+    from components.models import weights
+
+    vocabulary = json.loads((weights.prepare(model_spec(options.model), options.cache) / "config.json").read_text())
+    episodes = workload(name, vocabulary["vocab_size"], options.scale)
+    tokens = sum(len(one.token_ids) for one in episodes)
+    forms = {form: build(form, name, episodes, options, folder) for form in FORMS}
+    ours, padded = forms["ours"].gradient(), forms["padded"].gradient()
+    difference = sum((ours[key] - padded[key]).square().sum() for key in ours).sqrt()
+    size = sum(value.square().sum() for value in padded.values()).sqrt()
+    config = forms["padded"].model.get_base_model().config
+    linear = sum(
+        module.weight.numel()
+        for where, module in forms["ours"].policy.model.named_modules()
+        if isinstance(module, torch.nn.Linear) and "lm_head" not in where
+    )
+    most = bound(episodes, rows_of("padded", name, options), config, linear)
+    seconds: dict[str, list[float]] = {form: [] for form in FORMS}
+    for _ in range(options.repeat):
+        for form in FORMS:
+            seconds[form].append(forms[form].step())
+    del forms
+    peaks = {form: peak_of(form, name, options) for form in FORMS} if options.memory else {}
+    middle = {form: statistics.median(each) for form, each in seconds.items()}
+    return {
+        "tokens": tokens,
+        "distinct_tokens": len({one.token_ids[:end] for one in episodes for end in range(1, len(one.token_ids))}),
+        **{f"{form}_seconds": summary(each) for form, each in seconds.items()},
+        **{f"{form}_tokens_per_s": round(tokens / each, 1) for form, each in middle.items()},
+        **{f"{form}_peak_mb": each for form, each in peaks.items()},
+        "ratio_vs_trl": round(middle["trl"] / middle["ours"], 3),
+        "ratio_vs_padded": round(middle["padded"] / middle["ours"], 3),
+        "bound": round(most, 3),
+        "fraction_of_bound": round(middle["padded"] / middle["ours"] / most, 3),
+        **({"memory_ratio_vs_trl": round(peaks["ours"] / peaks["trl"], 3)} if peaks else {}),
+        "grad_rel_error": float(difference / size),
+    }
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    found = {"min": min(values), "median": statistics.median(values), "max": max(values)}
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+def peak_of(form: str, name: str, options: argparse.Namespace) -> float:
+    """MB beyond the loaded model, of a process that takes one step."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--form", form, "--workload", name, "--cache"]
+    done = subprocess.run([*command, str(options.cache)], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{form} failed on {name}:\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout.splitlines()[-1])["peak_mb"]
+
+
+def one_form(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    from components.models import weights
+
+    (name,) = options.workload
+    vocabulary = json.loads((weights.prepare(model_spec(options.model), options.cache) / "config.json").read_text())
+    form = build(options.form, name, workload(name, vocabulary["vocab_size"], options.scale), options, folder)
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM starts again from VmRSS
+    loaded = highest_mb()
+    seconds = form.step()
+    return {"seconds": round(seconds, 3), "peak_mb": round(highest_mb() - loaded, 1)}
+
+
+def highest_mb() -> float:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line, nothing else")
+    parser.add_argument("--workload", nargs="+", choices="abcd", default=list("abcd"))
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--model", choices=MODELS, default="smollm2")
+    parser.add_argument("--scale", type=float, default=1.0, help="of all lengths, for a quick look")
+    parser.add_argument("--rows", type=int, help="of a micro-batch of TRL's and of the padded one")
+    parser.add_argument("--pack-tokens", type=int, default=PACK_TOKENS)
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="do not measure memory")
+    parser.add_argument("--cache", type=Path, help="folder of converted weights; without it they are converted anew")
+    parser.add_argument("--form", choices=FORMS, help="one step of this one alone: its seconds and memory")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory(prefix="espalier-train-step-") as temporary:
+        folder = Path(temporary)
+        options.cache = options.cache or folder
+        if options.form:
+            print(json.dumps(one_form(options, folder)))
+            return
+        results = {}
+        for name in options.workload:
+            results[name] = found = measure(name, options, folder)
+            if not options.json:
+                print(name, json.dumps(found, indent=1), flush=True)
+    print(json.dumps({"model": options.model, **results}))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(CODE))
+    main()
