@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from components.algorithms import advantages, losses, returns
+from components.algorithms import advantages, distributed, losses, returns
 from components.algorithms.before import Before
 from components.algorithms.guards import Guards
 from components.algorithms.metrics import over_steps
@@ -249,9 +249,10 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: list[tuple[Cut, Pack]]) -> 
     Returns the loss, the L2 norm before that, and what the packs say of the policy."""
     sums: dict[str, float] = defaultdict(float)
     count = sum(len(one.token_S) for _, one in packs)
-    for cut, given in packs:
+    for (cut, given), real in distributed.share(packs):
         one = given.to(policy.device)
         logprob_S, entropy_S = policy.logprobs(one, cut, entropy_gradient=spec.entropy_coefficient > 0)
+        seen: dict[str, torch.Tensor] = {}
         old_S = one.logprob_S if spec.correction == "none" else one.old_S
         ratio_S = losses.ratio(losses.by_sequence(losses.log_ratio(logprob_S, old_S), one.sequence_S, spec.ratio))
         if spec.objective == "cispo":
@@ -264,26 +265,31 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: list[tuple[Cut, Pack]]) -> 
             )
             corrected_S = losses.correction(away_S, spec.correction_limit, spec.correction)
             loss_S = loss_S * corrected_S
-            sums["correction"] += corrected_S.sum().item()
+            seen["correction"] = corrected_S.sum()
         if spec.kl_coefficient > 0 and spec.kl_in == "loss":
             with policy.as_reference():
                 reference_S, _ = policy.logprobs(one, cut)
             kl_S = losses.kl(logprob_S, reference_S, spec.kl_estimator)
-            sums["kl"] += kl_S.sum().item()
-            sums["kl_tokens"] += len(kl_S)
+            seen |= {"kl": kl_S.sum(), "kl_tokens": torch.tensor(len(kl_S))}
             loss_S = loss_S + spec.kl_coefficient * kl_S
         loss = (loss_S * one.weight_S).sum()
         if spec.entropy_coefficient:
             loss = loss - spec.entropy_coefficient * entropy_S.sum() / count
-        loss.backward()
-        sums["loss"] += loss.item()
+        (loss if real else loss * 0).backward()
         with torch.no_grad():
             known_S = torch.isfinite(one.logprob_S)
             token_S = losses.ratio(losses.log_ratio(logprob_S, one.logprob_S))
-            sums["kl_sampler"] += (token_S - 1 - token_S.log())[known_S].sum().item()
-            sums["known"] += known_S.sum().item()
-            sums["entropy"] += entropy_S.sum().item()
-            sums["clipped"] += losses.clipped(ratio_S, one.advantage_S, spec.clip_low, spec.clip_high).sum().item()
+            seen |= {
+                "loss": loss,
+                "kl_sampler": (token_S - 1 - token_S.log())[known_S].sum(),
+                "known": known_S.sum(),
+                "entropy": entropy_S.sum(),
+                "clipped": losses.clipped(ratio_S, one.advantage_S, spec.clip_low, spec.clip_high).sum(),
+            }
+        for name, value in seen.items():
+            sums[name] += value.item() if real else 0.0
+    distributed.sum_gradients(policy.parameters.values())
+    sums = distributed.sums(sums)
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
     return {
         "loss": sums["loss"],
@@ -296,9 +302,7 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: list[tuple[Cut, Pack]]) -> 
     }
 
 
-def _kl_of_shortest(
-    spec: GRPOSpec, policy: Policy, trajectories: Sequence[Trajectory], learning: Learning
-) -> float:
+def _kl_of_shortest(spec: GRPOSpec, policy: Policy, trajectories: Sequence[Trajectory], learning: Learning) -> float:
     """KL to the reference on the shortest trajectory, in nats a token."""
     learned = [one for one in trajectories if learning.tokens(one)]
     shortest = min(learned, key=lambda one: sum(len(history.token_ids) for history in one.histories))

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from components.algorithms import distributed
 from components.algorithms import preference_losses as losses
 from components.algorithms.guards import Guards
 from components.algorithms.metrics import over_steps
@@ -218,9 +219,11 @@ def _backward(
     reference_E = torch.tensor([one.reference for one in learned], device=policy.device)
     loss, seen = _loss(spec, batch, sum_E, reference_E, place, kl)
     weight_E = torch.autograd.grad(loss, sum_E)[0]
-    for owner_Q, one in packs:
+    for (owner_Q, one), real in distributed.share(packs):
         logprob_S, _ = policy.logprobs(one, Cut())
-        (logprob_S * weight_E[owner_Q.to(policy.device)[one.sequence_S.to(policy.device)]]).sum().backward()
+        weight_S = weight_E[owner_Q.to(policy.device)[one.sequence_S.to(policy.device)]]
+        (logprob_S * (weight_S if real else 0 * weight_S)).sum().backward()
+    distributed.sum_gradients(policy.parameters.values())
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
     counts = {
         "sampled_tokens": float(sum(len(one.token_S) for _, one in packs)),

@@ -78,6 +78,10 @@ def blocks(ends_N: torch.Tensor) -> list[Block]:
     return found
 
 
+def _causal_first(block: Block) -> bool:
+    return not block[-1]
+
+
 class _TrieAttention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -85,7 +89,7 @@ class _TrieAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         out = torch.empty_like(query)
         sums = torch.empty(query.shape[:-1], dtype=torch.float32)
-        for first, last, start, stop, causal in sorted(parts, key=lambda part: not part[-1]):
+        for first, last, start, stop, causal in sorted(parts, key=_causal_first):
             q, k, v = query[:, :, first:last], key[:, :, start:stop], value[:, :, start:stop]
             own, own_sums = _flash(q, k, v, 0.0, causal, scale=scale)
             if not causal:  # what the nodes have seen so far, and this, by their shares of the sum
@@ -101,15 +105,18 @@ class _TrieAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, out, sums = ctx.saved_tensors
-        found = [torch.zeros_like(one) for one in (query, key, value)]
-        for first, last, start, stop, causal in ctx.parts:
+        found = [torch.empty_like(one) for one in (query, key, value)]
+        for first, last, start, stop, causal in sorted(ctx.parts, key=_causal_first):
             given = (one[:, :, first:last] for one in (grads[0], query))
             keys = (one[:, :, start:stop] for one in (key, value))
             whole = (one[:, :, first:last] for one in (out, sums))
             parts = _flash_backward(*given, *keys, *whole, 0.0, causal, scale=ctx.scale)
-            found[0][:, :, first:last] += parts[0]
-            found[1][:, :, start:stop] += parts[1]
-            found[2][:, :, start:stop] += parts[2]
+            places = slice(first, last), slice(start, stop), slice(start, stop)
+            for to, part, place in zip(found, parts, places, strict=True):
+                if causal:  # each node is in one such block, and here for the first time
+                    to[:, :, place] = part
+                else:
+                    to[:, :, place] += part
         return (*found, None, None)
 
 
