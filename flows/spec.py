@@ -134,8 +134,7 @@ def _algorithm(algorithm: Any, collect: CollectSpec, rounds: int) -> Iterator[Pr
         )
     if not isinstance(algorithm, PolicyGradientSpec):
         return
-    compares = isinstance(algorithm, GRPOSpec) and algorithm.baseline in ("group", "leave_one_out")
-    if collect.group_size == 1 and compares:
+    if collect.group_size == 1 and _compares(algorithm):
         yield Problem(
             "collect.group_size",
             f"1: {algorithm.name} compares the episodes of a group with each other; expected at least 2, or another "
@@ -166,8 +165,14 @@ def _algorithm(algorithm: Any, collect: CollectSpec, rounds: int) -> Iterator[Pr
         )
 
 
-def _signal(filter: Target, collect: CollectSpec, rounds: int) -> Iterator[Problem]:
-    if rounds and collect.group_size == 1 and filter.factory() is Signal:
+def _compares(algorithm: Any) -> bool:
+    """Whether the episodes of a group are compared with each other."""
+    grouped = isinstance(algorithm, GRPOSpec) and algorithm.baseline in ("group", "leave_one_out")
+    return grouped or isinstance(algorithm, PairSpec)
+
+
+def _signal(filter: Target, algorithm: Any, collect: CollectSpec, rounds: int) -> Iterator[Problem]:
+    if rounds and collect.group_size == 1 and not _compares(algorithm) and filter.factory() is Signal:
         yield Problem(
             "filter",
             "signal keeps groups whose rewards differ, and with collect.group_size=1 none do; expected "

@@ -193,6 +193,14 @@ class PPOSpec(PolicyGradientSpec):
 
     name: Literal["ppo"] = "ppo"
     epochs: int = Field(4, ge=1)
+    """Passes over the batch of a round."""
+    credit: Literal["episode", "turns"] = "episode"
+    """`episode`: the judged reward comes at the last token of the episode. `turns`: each step reward at the last token
+    of its turn; the judged reward is not used."""
+    mask_truncated: bool = False
+    """Episodes with a message that was cut off at agent.max_tokens are left out."""
+    reference: Literal["base", "start"] = "start"
+    """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
     discount: float = Field(1.0, ge=0, le=1)
     """Of a reward, for each token that lies between."""
     gae_lambda: float = Field(0.95, ge=0, le=1)

@@ -21,6 +21,7 @@ from components.algorithms.returns import token_rewards
 from components.algorithms.spec import GRPOSpec, PPOSpec
 from components.algorithms.train import train
 from components.errors import ArtifactError, TrainingDiverged
+from components.models.distribution import Cut
 from components.trajectories.schema import Trajectory
 from tests.algorithms.builders import (
     MODEL,
@@ -308,6 +309,18 @@ def test_loss_and_gradient_are_the_formula(base_dir, tmp_path, name):
         assert 0.0 < logs[1]["value_clip_fraction"] < 1.0
 
 
+@pytest.mark.parametrize("head_alone", [True, False])
+def test_one_pass_gives_what_two_do(base_dir, head_alone):
+    policy = make_policy(base_dir)
+    policy._head_alone = head_alone
+    one = packing.pack([packing.Sequence_([5, 6, 7, 8], [2, 3]), packing.Sequence_([5, 6, 9, 8], [2, 3])], 64)[0]
+    with torch.no_grad():
+        logprob_S, entropy_S, hidden_UD = policy.logprobs_and_hidden(one, Cut())
+        assert torch.equal(logprob_S, policy.logprobs(one, Cut())[0])
+        assert torch.equal(entropy_S, policy.logprobs(one, Cut())[1])
+        assert torch.equal(hidden_UD, policy.hidden(one))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_neither_the_size_of_packs_nor_their_order_changes_anything(base_dir, tmp_path, monkeypatch, kind):
     spec = SPEC.model_copy(update={"value": kind, "epochs": 1})
@@ -437,10 +450,10 @@ def test_a_value_model_begins_as_the_policy_and_a_warm_one_is_as_a_cold_one(run,
         assert torch.equal(critic[name.replace(".weight", f".{ADAPTER}.weight")], tensor)
 
     warm: dict = {}
-    first, _, _ = run(spec, batch(), warm=warm)
-    cold = files(run(spec, batch(seed=1), begin=first)[0])
-    assert files(run(spec, batch(seed=1), begin=first, warm=warm)[0]) == cold
-    assert files(run(spec, batch(), warm=warm)[0]) == files(first)
+    first, _, _ = run(spec, batch(), reference=begin, warm=warm)
+    cold = files(run(spec, batch(seed=1), begin=first, reference=begin)[0])
+    assert files(run(spec, batch(seed=1), begin=first, reference=begin, warm=warm)[0]) == cold
+    assert files(run(spec, batch(), reference=begin, warm=warm)[0]) == files(first)
     grpo = GRPOSpec(learning_rate=1e-3, kl_coefficient=0.1)
     assert files(run(grpo, batch(), begin=first, warm=warm)[0]) == files(run(grpo, batch(), begin=first)[0])
 
