@@ -179,7 +179,8 @@ class Policy:
         return logprob_S, entropy_S, seen[0][0, pack.predicting_U.to(self.device)]
 
     def add_adapter(self, name: str) -> None:
-        """A further adapter on the same base, a copy of the one that learns; there may be one of this name already."""
+        """A further adapter on the same base, a copy of the one that learns, but without dropout. There may be one of
+        this name already."""
         from peft import LoraConfig, set_peft_model_state_dict
 
         if name not in self.model.peft_config:

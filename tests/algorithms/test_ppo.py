@@ -355,6 +355,21 @@ def test_the_value_model_leaves_the_gradient_of_the_policy_alone(base_dir, tmp_p
     assert relative_difference(policy["head", 0.1], policy["head", 5.0]) > 0.01
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_policy_and_critic_are_scaled_down_each(base_dir, tmp_path, kind):
+    free, tight = (
+        steps(base_dir, tmp_path / str(most), SPEC.model_copy(update={"value": kind, "epochs": 1} | most), batch())
+        for most in ({}, {"max_grad_norm": 1e-3})
+    )
+    for part, name in (("default", "grad_norm"), ("critic", "value_grad_norm")):
+        norms = [
+            sum(float(grad.square().sum()) for key, grad in grads[0].items() if part in key) ** 0.5
+            for _, _, _, grads, _ in (free, tight)
+        ]
+        assert norms == [pytest.approx(free[4][0][name], rel=1e-5), pytest.approx(1e-3, rel=1e-2)]
+        assert tight[4][0][name] == pytest.approx(norms[0], rel=1e-5)
+
+
 # --- whole trainings ------------------------------------------------------------------------------------------------
 
 
@@ -516,6 +531,31 @@ def test_values_that_leave_the_floats_stop_the_training(run):
     made[0].reward = 1e30
     with pytest.raises(TrainingDiverged, match="non_finite"):
         run(SPEC, made)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_guard_that_warns_changes_nothing_and_one_that_skips_leaves_all_as_it_is(run, start, kind):
+    """Each trajectory is measured by itself in between; the gradients of policy and critic are put back."""
+    spec = SPEC.model_copy(update={"value": kind})
+    strict = spec.model_copy(update={"max_kl": 1e-9, "high_kl": "warn"})
+    warned = files(run(strict, episodes())[0])
+    strikes = [json.loads(line) for line in warned.pop("guards.jsonl").splitlines()]
+    assert [one["step"] for one in strikes] == [1, 2]
+    assert "value_grad_norm" in strikes[0]["worst"][0]
+    assert warned == files(run(spec, episodes())[0])
+    out, metrics, _ = run(strict.model_copy(update={"high_kl": "skip"}), episodes())
+    assert metrics["skipped_steps"] == 2
+    assert not load_file(out / "critic" / "critic.safetensors")["critic.weight"].any()
+    name = "adapter/adapter_model.safetensors"
+    assert (out / name).read_bytes() == (start / name).read_bytes()
+
+
+def test_the_critic_has_a_learning_rate_of_its_own(run, start):
+    out, _, _ = run(SPEC.model_copy(update={"learning_rate": 1e-30, "value_learning_rate": 1e-2}), batch())
+    name = "adapter/adapter_model.safetensors"
+    assert (out / name).read_bytes() == (start / name).read_bytes()
+    weight = load_file(out / "critic" / "critic.safetensors")["critic.weight"]
+    assert float(weight.abs().max()) == pytest.approx(0.02, rel=0.1)  # AdamW: about the rate for each of two steps
 
 
 def test_a_single_token_is_a_whole_episode(run):
