@@ -358,8 +358,11 @@ def test_the_value_model_leaves_the_gradient_of_the_policy_alone(base_dir, tmp_p
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_policy_and_critic_are_scaled_down_each(base_dir, tmp_path, kind):
     free, tight = (
-        steps(base_dir, tmp_path / str(most), SPEC.model_copy(update={"value": kind, "epochs": 1} | most), batch())
-        for most in ({}, {"max_grad_norm": 1e-3})
+        steps(base_dir, tmp_path / name, SPEC.model_copy(update=more), batch())
+        for name, more in {
+            "free": {"value": kind, "epochs": 1},
+            "tight": {"value": kind, "epochs": 1, "max_grad_norm": 1e-3},
+        }.items()
     )
     for part, name in (("default", "grad_norm"), ("critic", "value_grad_norm")):
         norms = [
