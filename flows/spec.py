@@ -16,13 +16,14 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from components.algorithms.spec import AlgorithmSpec, GRPOSpec, PairSpec, SFTSpec
+from components.algorithms.spec import AlgorithmSpec, GRPOSpec, PairSpec, PolicyGradientSpec, PPOSpec, SFTSpec
 from components.artifacts import store_uri
 from components.compute.spec import ComputeSpec
 from components.deployment.spec import DeploySpec
 from components.environments.protocol import Environment
 from components.errors import Problem
 from components.evaluation.spec import EvaluateSpec
+from components.filters.signal import Signal
 from components.inference.spec import EmbeddedSpec, InferenceSpec, RemoteSpec
 from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec, CollectSpec
@@ -107,7 +108,17 @@ class ExperimentSpec(Spec):
 
     @classmethod
     def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
-        for check in (_algorithm, _held_out, _inference, _lengths, _local_model, _reward, _filters, _environment):
+        for check in (
+            _algorithm,
+            _signal,
+            _held_out,
+            _inference,
+            _lengths,
+            _local_model,
+            _reward,
+            _filters,
+            _environment,
+        ):
             names = list(inspect.signature(check).parameters)
             if all(name in parts for name in names):
                 yield from check(**{name: parts[name] for name in names})
@@ -121,9 +132,9 @@ def _algorithm(algorithm: Any, collect: CollectSpec, rounds: int) -> Iterator[Pr
             "collect.group_size",
             f"1: {algorithm.name} compares two episodes of a scenario; expected at least 2, or kto",
         )
-    if not isinstance(algorithm, GRPOSpec):
+    if not isinstance(algorithm, PolicyGradientSpec):
         return
-    if collect.group_size == 1 and algorithm.baseline in ("group", "leave_one_out"):
+    if collect.group_size == 1 and _compares(algorithm):
         yield Problem(
             "collect.group_size",
             f"1: {algorithm.name} compares the episodes of a group with each other; expected at least 2, or another "
@@ -145,6 +156,27 @@ def _algorithm(algorithm: Any, collect: CollectSpec, rounds: int) -> Iterator[Pr
         yield Problem(
             "algorithm.overlong_buffer",
             f"{algorithm.overlong_buffer} is more than algorithm.overlong={algorithm.overlong}, where it ends",
+        )
+    if isinstance(algorithm, PPOSpec) and algorithm.kl_target is not None and not algorithm.kl_coefficient:
+        yield Problem(
+            "algorithm.kl_target",
+            f"{algorithm.kl_target:g} steers algorithm.kl_coefficient by a factor, and 0 stays 0; expected null, or an "
+            "algorithm.kl_coefficient above 0",
+        )
+
+
+def _compares(algorithm: Any) -> bool:
+    """Whether the episodes of a group are compared with each other."""
+    grouped = isinstance(algorithm, GRPOSpec) and algorithm.baseline in ("group", "leave_one_out")
+    return grouped or isinstance(algorithm, PairSpec)
+
+
+def _signal(filter: Target, algorithm: Any, collect: CollectSpec, rounds: int) -> Iterator[Problem]:
+    if rounds and collect.group_size == 1 and not _compares(algorithm) and filter.factory() is Signal:
+        yield Problem(
+            "filter",
+            "signal keeps groups whose rewards differ, and with collect.group_size=1 none do; expected "
+            "filter=everything, or a collect.group_size of at least 2",
         )
 
 

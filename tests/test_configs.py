@@ -22,13 +22,13 @@ EXPERIMENTS = [file.name for file in OPTIONS if file.parts[0] == "experiment"]
 
 GROUPS = {
     "agent": 1,
-    "algorithm": 12,
+    "algorithm": 13,
     "collect": 1,
     "compute": 2,
     "deploy": 3,
     "environment": 1,
     "evaluate": 1,
-    "experiment": 2,
+    "experiment": 3,
     "filter": 3,
     "inference": 2,
     "model": 4,
@@ -172,10 +172,20 @@ def test_several_reasons_are_given_together():
 def test_what_grpo_refuses_suits_other_algorithms_and_runs_that_do_not_train():
     assert compose(["algorithm=sft", "filter=successful", "collect.group_size=1", "collect.top_k=5"])
     assert compose(["rounds=0", "collect.group_size=1"])
-    assert compose(["algorithm=reinforce_pp", "collect.group_size=1"])
+    assert compose(["algorithm=reinforce_pp", "collect.group_size=1", "filter=everything"])
+    assert compose(["algorithm=ppo", "collect.group_size=1", "filter=everything"])
     assert "dpo compares two" in mistakes("algorithm=dpo", "collect.group_size=1")["collect.group_size"]
-    assert compose(["algorithm=kto", "collect.group_size=1"])
+    assert compose(["algorithm=kto", "collect.group_size=1", "filter=everything"])
     assert "rloo compares" in mistakes("algorithm=rloo", "collect.group_size=1")["collect.group_size"]
+
+
+def test_a_filter_that_asks_for_differences_has_none_in_groups_of_one():
+    assert "filter=everything" in mistakes("algorithm=ppo", "collect.group_size=1")["filter"]
+
+
+def test_a_coefficient_of_zero_cannot_be_steered():
+    assert "stays 0" in mistakes("algorithm=ppo", "algorithm.kl_coefficient=0")["algorithm.kl_target"]
+    assert compose(["algorithm=ppo", "algorithm.kl_coefficient=0", "algorithm.kl_target=null"])
 
 
 @pytest.mark.parametrize("name", [file.name for file in OPTIONS if file.parts[0] == "algorithm"])

@@ -7,53 +7,73 @@ goes on with the same numbers, though its policy has moved since.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from components.algorithms import losses
-from components.algorithms.packing import Sequence_, pack
+from components.algorithms.critic import Critic
+from components.algorithms.packing import Pack, Sequence_, pack
 from components.algorithms.policy import Policy
 from components.errors import ArtifactDamaged
 from components.models.distribution import Cut
 from components.trajectories.schema import Trajectory
 
 FILE = "before.safetensors"
+Place = tuple[Trajectory, int]
+"""A history."""
 
 
 class Before:
-    """Log-probabilities of the sampled tokens of each history, under both policies; empty before `measure`."""
+    """Log-probabilities of the sampled tokens of each history, under both policies, and their values where there is a
+    critic; empty before `measure`."""
 
     def __init__(self, scratch: Path):
         self._file = scratch / FILE
-        self._old: dict[tuple[str, int], list[float]] = {}
-        self._reference: dict[tuple[str, int], list[float]] = {}
+        self._columns: dict[str, dict[tuple[str, int], list[float]]] = {}
 
     def of(self, trajectory: Trajectory, history: int) -> tuple[list[float], list[float]]:
         """(S,) each, of one history; empty where it was not measured."""
-        place = trajectory.id, history
-        return self._old.get(place, []), self._reference.get(place, [])
+        return self._column("old", trajectory, history), self._column("reference", trajectory, history)
 
     def kl(self, trajectory: Trajectory, estimator: losses.Estimator) -> list[float]:
         """Of each sampled token, over all histories: an estimate of the KL of the policy to the reference."""
-        pairs = [self.of(trajectory, place) for place in range(len(trajectory.histories))]
-        old_S, reference_S = (torch.tensor([value for pair in pairs for value in pair[side]]) for side in (0, 1))
+        old_S, reference_S = (torch.tensor(self.whole(name, trajectory)) for name in ("old", "reference"))
         return losses.kl(old_S, reference_S, estimator).tolist()
 
+    def whole(self, name: Literal["old", "reference", "values"], trajectory: Trajectory) -> list[float]:
+        """(S,) of one of the columns, over all histories."""
+        return [value for place in range(len(trajectory.histories)) for value in self._column(name, trajectory, place)]
+
     def measure(
-        self, policy: Policy, trajectories: Sequence[Trajectory], most_tokens: int, *, reference: bool, first: bool
+        self,
+        policy: Policy,
+        trajectories: Sequence[Trajectory],
+        most_tokens: int,
+        *,
+        reference: bool,
+        first: bool,
+        critic: Critic | None = None,
     ) -> None:
         """Measures all trajectories, or, where `first` is False, reads what was measured before the first step. Raises
         ArtifactDamaged where that is gone."""
         from safetensors.torch import load_file, save_file
 
+        def logprobs(one: Pack, cut: Cut) -> tuple[torch.Tensor]:
+            return (policy.logprobs(one, cut)[0],)
+
         places = [(one, place) for one in trajectories for place in range(len(one.histories))]
         if first:
-            flat = {"old": self._logprobs(policy, places, most_tokens)}
+            with torch.no_grad():
+                if critic is None:
+                    flat = _measured(places, most_tokens, ("old",), logprobs)
+                else:
+                    flat = _measured(places, most_tokens, ("old", "values"), critic.logprobs_and_values)
             if reference:
                 with policy.as_reference():
-                    flat["reference"] = self._logprobs(policy, places, most_tokens)
+                    flat |= _measured(places, most_tokens, ("reference",), logprobs)
             aside = self._file.with_suffix(".part")
             save_file(flat, aside)
             aside.replace(self._file)
@@ -61,27 +81,34 @@ class Before:
             flat = load_file(self._file)
         else:
             raise ArtifactDamaged(f"{self._file} is gone: the training cannot go on; remove {self._file.parent}")
-        for name, kept in (("old", self._old), ("reference", self._reference)):
-            values = iter(flat[name].tolist() if name in flat else ())
-            for one, place in places if name in flat else ():
-                kept[one.id, place] = [next(values) for _ in range(sum(one.histories[place].sampled_mask()))]
+        for name, column in flat.items():
+            values = iter(column.tolist())
+            self._columns[name] = {
+                (one.id, place): [next(values) for _ in range(sum(one.histories[place].sampled_mask()))]
+                for one, place in places
+            }
 
-    def _logprobs(self, policy: Policy, places: Sequence[tuple[Trajectory, int]], most_tokens: int) -> torch.Tensor:
-        """(S,) over all places, in their order."""
-        by_cut: dict[Cut, list[int]] = defaultdict(list)
-        for index, (one, _) in enumerate(places):
-            by_cut[Cut.of(one)].append(index)
-        found: dict[int, torch.Tensor] = {}
-        for cut, indices in by_cut.items():
-            made = []
-            for index in indices:
-                one, place = places[index]
-                history = one.histories[place]
-                targets = [at for at, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
-                made.append(Sequence_(history.token_ids, targets))
-            for part in pack(made, most_tokens):
-                with torch.no_grad():
-                    logprob_S, _ = policy.logprobs(part.to(policy.device), cut)
-                for number, member in enumerate(part.members):
-                    found[indices[member]] = logprob_S[part.sequence_S.to(logprob_S.device) == number].float().cpu()
-        return torch.cat([found[index] for index in sorted(found)]) if found else torch.zeros(0)
+    def _column(self, name: str, trajectory: Trajectory, history: int) -> list[float]:
+        return self._columns.get(name, {}).get((trajectory.id, history), [])
+
+
+def _measured(
+    places: Sequence[Place],
+    most_tokens: int,
+    names: Sequence[str],
+    read: Callable[[Pack, Cut], tuple[torch.Tensor, ...]],
+) -> dict[str, torch.Tensor]:
+    """(S,) of each name, over all places, in their order. read: gives one (S,) for each name, of a pack."""
+    by_cut: dict[Cut, list[Sequence_]] = defaultdict(list)
+    total = 0
+    for one, place in places:
+        history = one.histories[place]
+        targets = [at for at, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
+        by_cut[Cut.of(one)].append(Sequence_(history.token_ids, targets, first=total))
+        total += len(targets)
+    found = {name: torch.zeros(total) for name in names}
+    for cut, sequences in by_cut.items():
+        for part in pack(sequences, most_tokens):
+            for name, values_S in zip(names, read(part, cut), strict=True):
+                found[name][part.number_S.cpu()] = values_S.float().cpu()
+    return found

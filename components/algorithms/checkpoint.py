@@ -4,6 +4,7 @@ adapter/               PEFT folder
 optimizer.safetensors  AdamW's two moments by parameter
 trainer.json           algorithm, gradient steps taken, AdamW's step
 rng.safetensors        state of torch's random generators
+critic/                of PPO (`critic`)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-ADAPTER = "adapter"
+ADAPTER, CRITIC = "adapter", "critic"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -27,8 +28,8 @@ def save_state(
     names: list[str],
     random: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Writes all but the adapter. names: of the optimizer's parameters, in its order. random: what `random_states` gave
-    at that step; None is now."""
+    """Writes all but adapter and critic. names: of the optimizer's parameters, in its order. random: what
+    `random_states` gave at that step; None is now."""
     from safetensors.torch import save_file
 
     tensors, steps = {}, {}

@@ -60,6 +60,29 @@ def clipped_policy_loss(
     return torch.where(advantage_S < 0, torch.minimum(loss_S, -dual_clip * advantage_S), loss_S)
 
 
+def clipped_value_loss(
+    value_S: torch.Tensor, before_S: torch.Tensor, return_S: torch.Tensor, clip: float | None
+) -> torch.Tensor:
+    """Half the squared error of a value, or of that value moved no further than `clip` from the one before the first
+    step, whichever is larger: 1/2 max((V - R)², (clip(V, V_old - c, V_old + c) - R)²) (the code of arXiv:1909.08593). A
+    value that has moved that far towards its target has no gradient."""
+    loss_S = (value_S - return_S).square()
+    if clip is not None:
+        near_S = value_S.clamp(before_S - clip, before_S + clip)
+        loss_S = torch.maximum(loss_S, (near_S - return_S).square())
+    return loss_S / 2
+
+
+def value_clipped(
+    value_S: torch.Tensor, before_S: torch.Tensor, return_S: torch.Tensor, clip: float | None
+) -> torch.Tensor:
+    """True where the clip took the gradient of the value away."""
+    if clip is None:
+        return torch.zeros_like(value_S, dtype=torch.bool)
+    near_S = value_S.clamp(before_S - clip, before_S + clip)
+    return (near_S - return_S).square() > (value_S - return_S).square()
+
+
 def cispo_loss(
     ratio_S: torch.Tensor, logprob_S: torch.Tensor, advantage_S: torch.Tensor, clip_low: float, clip_high: float
 ) -> torch.Tensor:

@@ -37,6 +37,8 @@ class Sequence_:
     """Weight of each of its tokens in the loss."""
     old: Sequence[float] = ()
     """Log-probability of each target under the policy before the first gradient step; empty where not measured."""
+    first: int = 0
+    """Number of the first target, for those who keep columns of their own: the targets count on from it."""
 
 
 @dataclass
@@ -56,6 +58,8 @@ class Pack:
     advantage_S: torch.Tensor
     weight_S: torch.Tensor
     old_S: torch.Tensor
+    number_S: torch.Tensor
+    """Number of the sampled token, from `Sequence_.first` on."""
     sequence_S: torch.Tensor
     """Which sequence of the pack the token belongs to."""
     members: list[int]
@@ -174,7 +178,10 @@ def _with_targets(
     sequences: Sequence[Sequence_], paths: dict[int, list[int]], tokens: list[int], depths: list[int], ends: list[int]
 ) -> Pack:
     members = sorted(paths)
-    nodes, targets, owners = [], [], []
+    nodes: list[int] = []
+    targets: list[int] = []
+    owners: list[int] = []
+    numbers: list[int] = []
     columns: dict[str, list[float]] = {name: [] for name in ("logprobs", "advantages", "weight", "old")}
     for place, index in enumerate(members):
         sequence = sequences[index]
@@ -182,6 +189,7 @@ def _with_targets(
         nodes += [paths[index][target - 1] for target in sequence.targets]
         targets += [sequence.token_ids[target] for target in sequence.targets]
         owners += [place] * count
+        numbers += range(sequence.first, sequence.first + count)
         unknown = [float("nan")] * count
         columns["logprobs"] += sequence.logprobs or unknown
         columns["advantages"] += sequence.advantages or [0.0] * count
@@ -201,6 +209,7 @@ def _with_targets(
         advantage_S,
         weight_S,
         old_S,
+        torch.tensor(numbers),
         torch.tensor(owners),
         members,
         [len(sequences[index].token_ids) for index in members],

@@ -166,6 +166,39 @@ class Policy:
         pack = pack.to(self.device)
         return self._base.base_model(**self._inputs(pack)).last_hidden_state[0, pack.predicting_U]
 
+    def logprobs_and_hidden(
+        self, pack: Pack, cut: Cut, *, entropy_gradient: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What `logprobs` and `hidden` give, of one forward pass."""
+        seen: list[torch.Tensor] = []
+        hook = self._base.base_model.register_forward_hook(lambda *given: seen.append(given[-1].last_hidden_state))
+        try:
+            logprob_S, entropy_S = self.logprobs(pack, cut, entropy_gradient=entropy_gradient)
+        finally:
+            hook.remove()
+        return logprob_S, entropy_S, seen[0][0, pack.predicting_U.to(self.device)]
+
+    def add_adapter(self, name: str) -> None:
+        """A further adapter on the same base, a copy of the one that learns, but without dropout. There may be one of
+        this name already."""
+        from peft import LoraConfig, set_peft_model_state_dict
+
+        if name not in self.model.peft_config:
+            self.model.add_adapter(name, LoraConfig(**_peft_arguments(self.spec.lora)))
+            self.model.set_adapter(LEARNING)
+            self._set_dropout()
+        set_peft_model_state_dict(self.model, self.adapter(), adapter_name=name)
+
+    @contextlib.contextmanager
+    def using(self, name: str) -> Iterator[dict[str, torch.nn.Parameter]]:
+        """Inside, a further adapter is the one that computes and the one that learns. Gives its parameters by name.
+        PEFT takes gradients of the adapter in use only: whoever needs them calls backward inside."""
+        self.model.set_adapter(name)
+        try:
+            yield self.parameters
+        finally:
+            self.model.set_adapter(LEARNING)
+
     @property
     def _base(self) -> Any:
         """The model of transformers, its layers with their adapters where there are any."""

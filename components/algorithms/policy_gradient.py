@@ -16,27 +16,21 @@ of only such groups leaves the adapter and the optimizer as they are, byte for b
 
 from __future__ import annotations
 
-import math
-import random
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from components.algorithms import advantages, distributed, losses, returns
 from components.algorithms.before import Before
-from components.algorithms.guards import Guards
-from components.algorithms.metrics import over_steps
-from components.algorithms.packing import Pack, Sequence_, pack
+from components.algorithms.learning import Learning, Packs, counts, learned_tokens, means, policy_loss
 from components.algorithms.policy import Policy
 from components.algorithms.spec import GRPOSpec
-from components.models.distribution import Cut
+from components.algorithms.steps import Group, take_steps
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Trajectory
-
-Group = list[Trajectory]
 
 
 def train_policy_gradient(
@@ -52,72 +46,22 @@ def train_policy_gradient(
     taken: Sequence[dict[str, float]] = (),
 ) -> tuple[int, dict[str, float]]:
     """Takes `spec.epochs * spec.minibatches` gradient steps, or fewer where fewer groups carry signal. Returns the new
-    step count and the mean metrics.
-
-    taken: metrics of the steps that an earlier try took after step `step`; policy and optimizer are those after them.
+    step count and the mean metrics. taken: as in `take_steps`.
 
     Raises TrainingDiverged where a guard stops (`guards`), ArtifactError for trajectories of which the ratio cannot be
     computed.
     """
-    guards = Guards(scratch)
     groups, learning = prepare(spec, policy, trajectories, scratch, first=not taken)
-    logs = list(taken)
-    for number, part in enumerate(_batches(groups, spec, seed, step), start=step + 1):
-        if number <= step + len(taken):
-            continue
-        _set_learning_rate(optimizer, spec, number)
-        metrics = {"step": float(number), **_gradient_step(spec, policy, optimizer, part, learning, number, guards)}
-        logs.append(metrics)
-        on_step(metrics)
-    return step + len(logs), over_steps(logs)
 
+    def backward(part: list[Trajectory]) -> tuple[dict[str, float], dict[str, float]]:
+        packs = learning.packs(part)
+        measured = _backward(spec, policy, packs)
+        if "kl" not in measured and spec.measure_kl:
+            measured["kl"] = _kl_of_shortest(spec, policy, part, learning)
+        return measured, counts(packs)
 
-# --- what is learned from -------------------------------------------------------------------------------------------
-
-
-class Learning:
-    """What the loss needs to know of each trajectory: the advantage of each of its sampled tokens, and what two other
-    policies say of them."""
-
-    def __init__(self, spec: GRPOSpec, before: Before):
-        self.spec = spec
-        self.before = before
-        self.advantages: dict[str, list[float]] = {}
-        """By trajectory; of its sampled tokens, over all histories."""
-
-    def tokens(self, trajectory: Trajectory) -> int:
-        """How many tokens are learned from."""
-        return 0 if self.spec.mask_truncated and _truncated(trajectory) else _sampled_tokens(trajectory)
-
-    def sequences(self, trajectories: Sequence[Trajectory]) -> list[list[Sequence_]]:
-        """The histories of each trajectory."""
-        learned = [self.tokens(trajectory) for trajectory in trajectories]
-        total, taking_part = sum(learned), sum(own > 0 for own in learned)
-        made: list[list[Sequence_]] = []
-        for trajectory, own in zip(trajectories, learned, strict=True):
-            made.append([])
-            if not own:
-                continue
-            weight = {
-                "tokens": 1 / total,
-                "sequences": 1 / (own * taking_part),
-                "constant": 1 / (self.spec.constant_length * taking_part),
-            }[self.spec.normalization]
-            given = iter(self.advantages[trajectory.id])
-            for place, history in enumerate(trajectory.histories):
-                targets = [index for index, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
-                old, _ = self.before.of(trajectory, place)
-                made[-1].append(
-                    Sequence_(
-                        history.token_ids,
-                        targets,
-                        [history.logprobs[index] for index in targets],
-                        [next(given) for _ in targets],
-                        weight,
-                        old,
-                    )
-                )
-        return made
+    rest: dict[str, Any] = {"step": step, "seed": seed, "scratch": scratch, "on_step": on_step, "taken": taken}
+    return take_steps(spec, optimizer, groups, backward, rates=[spec.learning_rate], **rest)
 
 
 def prepare(
@@ -142,7 +86,7 @@ def prepare(
             by_token = _by_token(trajectory, values)
             learning.advantages[trajectory.id] = by_token
             trajectory.advantage = sum(by_token) / len(by_token) if by_token else values[0] if values else 0.0
-        if any(any(values) for values in each) and any(learning.tokens(trajectory) for trajectory in group):
+        if any(any(values) for values in each) and any(learned_tokens(spec, trajectory) for trajectory in group):
             kept.append(group)
     return kept, learning
 
@@ -176,75 +120,7 @@ def _by_token(trajectory: Trajectory, values: list[float]) -> list[float]:
     return [value for value, length in zip(values, lengths, strict=True) for _ in range(length)]
 
 
-def _sampled_tokens(trajectory: Trajectory) -> int:
-    return sum(sum(history.sampled_mask()) for history in trajectory.histories)
-
-
-def _truncated(trajectory: Trajectory) -> bool:
-    return any(message.finish_reason == "length" for history in trajectory.histories for message in history.messages)
-
-
-def _batches(groups: list[Group], spec: GRPOSpec, seed: int, step: int) -> Iterator[list[Group]]:
-    """The groups of each gradient step after step `step`: each epoch in an order of its own."""
-    for epoch in range(spec.epochs):
-        order = list(groups)
-        random.Random(f"{seed}-{step}-{epoch}").shuffle(order)
-        for part in _parts(order, spec.minibatches):
-            step += 1
-            yield part
-
-
-def _parts(groups: list[Group], count: int) -> list[list[Group]]:
-    """Groups dealt out to minibatches of nearly equal size; empty ones are left out."""
-    return [part for part in (groups[index::count] for index in range(count)) if part]
-
-
-# --- one gradient step ----------------------------------------------------------------------------------------------
-
-
-def _gradient_step(
-    spec: GRPOSpec,
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    groups: list[Group],
-    learning: Learning,
-    step: int,
-    guards: Guards,
-) -> dict[str, float]:
-    started = time.monotonic()
-    trajectories = [trajectory for group in groups for trajectory in group]
-    packs = _packs(trajectories, learning)
-    measured = _backward(spec, policy, packs)
-    if "kl" not in measured and spec.measure_kl:
-        measured["kl"] = _kl_of_shortest(spec, policy, trajectories, learning)
-    if skipped := _struck(spec, policy, measured, trajectories, learning, step, guards):
-        optimizer.zero_grad(set_to_none=True)
-    else:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    seconds = time.monotonic() - started
-    tokens = sum(sum(one.lengths) for _, one in packs)
-    return {
-        **{name: value for name, value in measured.items() if math.isfinite(value)},
-        "learning_rate": optimizer.param_groups[0]["lr"],
-        "skipped_steps": float(skipped),
-        "sampled_tokens": float(sum(len(one.token_S) for _, one in packs)),
-        "tokens": float(tokens),
-        "computed_tokens": float(sum(len(one.token_ids_N) for _, one in packs)),
-        "tokens_per_s": tokens / seconds,
-        "seconds": seconds,
-    }
-
-
-def _packs(trajectories: list[Trajectory], learning: Learning) -> list[tuple[Cut, Pack]]:
-    """(distribution, pack): what was sampled from the same kind of distribution is computed together."""
-    by_cut: dict[Cut, list[Sequence_]] = defaultdict(list)
-    for trajectory, sequences in zip(trajectories, learning.sequences(trajectories), strict=True):
-        by_cut[Cut.of(trajectory)] += sequences
-    return [(cut, one) for cut, each in by_cut.items() for one in pack(each, learning.spec.pack_tokens)]
-
-
-def _backward(spec: GRPOSpec, policy: Policy, packs: list[tuple[Cut, Pack]]) -> dict[str, float]:
+def _backward(spec: GRPOSpec, policy: Policy, packs: Packs) -> dict[str, float]:
     """Adds the gradient of the loss on these packs to the parameters, then scales the whole down to max_grad_norm.
     Returns the loss, the L2 norm before that, and what the packs say of the policy."""
     sums: dict[str, float] = defaultdict(float)
@@ -252,128 +128,37 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: list[tuple[Cut, Pack]]) -> 
     for (cut, given), real in distributed.share(packs):
         one = given.to(policy.device)
         logprob_S, entropy_S = policy.logprobs(one, cut, entropy_gradient=spec.entropy_coefficient > 0)
-        seen: dict[str, torch.Tensor] = {}
-        old_S = one.logprob_S if spec.correction == "none" else one.old_S
-        ratio_S = losses.ratio(losses.by_sequence(losses.log_ratio(logprob_S, old_S), one.sequence_S, spec.ratio))
-        if spec.objective == "cispo":
-            loss_S = losses.cispo_loss(ratio_S, logprob_S, one.advantage_S, spec.clip_low, spec.clip_high)
-        else:
-            loss_S = losses.clipped_policy_loss(ratio_S, one.advantage_S, spec.clip_low, spec.clip_high, spec.dual_clip)
-        if spec.correction != "none":
-            away_S = losses.by_sequence(
-                losses.log_ratio(one.old_S, one.logprob_S), one.sequence_S, spec.correction_level
-            )
-            corrected_S = losses.correction(away_S, spec.correction_limit, spec.correction)
-            loss_S = loss_S * corrected_S
-            seen["correction"] = corrected_S.sum()
+        seen: dict[str, float] = defaultdict(float)
+        loss_S = policy_loss(spec, one, logprob_S, entropy_S, seen)
         if spec.kl_coefficient > 0 and spec.kl_in == "loss":
             with policy.as_reference():
                 reference_S, _ = policy.logprobs(one, cut)
             kl_S = losses.kl(logprob_S, reference_S, spec.kl_estimator)
-            seen |= {"kl": kl_S.sum(), "kl_tokens": torch.tensor(len(kl_S))}
+            seen |= {"kl": kl_S.sum().item(), "kl_tokens": len(kl_S)}
             loss_S = loss_S + spec.kl_coefficient * kl_S
         loss = (loss_S * one.weight_S).sum()
         if spec.entropy_coefficient:
             loss = loss - spec.entropy_coefficient * entropy_S.sum() / count
         (loss if real else loss * 0).backward()
-        with torch.no_grad():
-            known_S = torch.isfinite(one.logprob_S)
-            token_S = losses.ratio(losses.log_ratio(logprob_S, one.logprob_S))
-            seen |= {
-                "loss": loss,
-                "kl_sampler": (token_S - 1 - token_S.log())[known_S].sum(),
-                "known": known_S.sum(),
-                "entropy": entropy_S.sum(),
-                "clipped": losses.clipped(ratio_S, one.advantage_S, spec.clip_low, spec.clip_high).sum(),
-            }
+        seen["loss"] = loss.item()
         for name, value in seen.items():
-            sums[name] += value.item() if real else 0.0
+            sums[name] += value if real else 0.0
     distributed.sum_gradients(policy.parameters.values())
     sums = distributed.sums(sums)
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
-    return {
-        "loss": sums["loss"],
-        "kl_sampler": sums["kl_sampler"] / max(sums["known"], 1),
-        "entropy": sums["entropy"] / max(count, 1),
-        "clip_fraction": sums["clipped"] / max(count, 1),
-        "grad_norm": grad_norm,
-        **({"kl": sums["kl"] / sums["kl_tokens"]} if "kl" in sums else {}),
-        **({"correction": sums["correction"] / max(count, 1)} if spec.correction != "none" else {}),
-    }
+    kl = {"kl": sums["kl"] / sums["kl_tokens"]} if "kl" in sums else {}
+    return {"loss": sums["loss"], "grad_norm": grad_norm, **kl, **means(spec, sums, count)}
 
 
 def _kl_of_shortest(spec: GRPOSpec, policy: Policy, trajectories: Sequence[Trajectory], learning: Learning) -> float:
     """KL to the reference on the shortest trajectory, in nats a token."""
-    learned = [one for one in trajectories if learning.tokens(one)]
+    learned = [one for one in trajectories if learned_tokens(spec, one)]
     shortest = min(learned, key=lambda one: sum(len(history.token_ids) for history in one.histories))
     found = []
-    for cut, one in _packs([shortest], learning):
+    for cut, one in learning.packs([shortest]):
         with torch.no_grad():
             logprob_S, _ = policy.logprobs(one, cut)
         with policy.as_reference():
             reference_S, _ = policy.logprobs(one, cut)
         found.append(losses.kl(logprob_S, reference_S, spec.kl_estimator))
     return torch.cat(found).mean().item()
-
-
-def _struck(
-    spec: GRPOSpec,
-    policy: Policy,
-    measured: dict[str, float],
-    trajectories: list[Trajectory],
-    learning: Learning,
-    step: int,
-    guards: Guards,
-) -> bool:
-    """Whether a guard leaves the step out. Where one strikes, each trajectory is measured by itself; the gradient of
-    the batch is put back after that."""
-    loss, grad_norm, kl, entropy = (measured[name] for name in ("loss", "grad_norm", "kl_sampler", "entropy"))
-    finite = all(math.isfinite(value) for value in (loss, grad_norm, kl))
-    rules = [
-        ("non_finite", not finite, spec.non_finite, "grad_norm", "Lower algorithm.learning_rate"),
-        (
-            "high_kl",
-            kl > spec.max_kl,
-            spec.high_kl,
-            "kl_sampler",
-            f"kl_sampler is the KL to the sampling policy in nats a token; algorithm.max_kl allows {spec.max_kl:g}. "
-            "Lower algorithm.learning_rate or algorithm.epochs",
-        ),
-        (
-            "low_entropy",
-            entropy < spec.min_entropy,
-            spec.low_entropy,
-            "certainty",
-            f"algorithm.min_entropy asks for {spec.min_entropy:g} nats a token. Raise collect.temperature or "
-            "algorithm.kl_coefficient, or lower algorithm.learning_rate",
-        ),
-    ]
-    struck = [rule for rule in rules if rule[1]]
-    if not struck:
-        return False
-    shown = {"loss": loss, "grad_norm": grad_norm, "kl_sampler": kl, "entropy": entropy}
-    kept = {name: parameter.grad for name, parameter in policy.parameters.items()}
-    each: dict[str, dict[str, float]] = {}
-
-    def measure(trajectory: Trajectory) -> dict[str, float]:
-        if trajectory.id not in each:
-            for parameter in policy.parameters.values():
-                parameter.grad = None
-            found = _backward(spec, policy, _packs([trajectory], learning))
-            each[trajectory.id] = {name: found[name] for name in shown} | {"certainty": -found["entropy"]}
-        return each[trajectory.id]
-
-    skips = []
-    try:
-        for guard, _, action, by, advice in struck:
-            skips.append(guards.strike(guard, action, step, shown, trajectories, measure, by=by, advice=advice))
-    finally:
-        for name, parameter in policy.parameters.items():
-            parameter.grad = kept[name]
-    return any(skips)
-
-
-def _set_learning_rate(optimizer: torch.optim.Optimizer, spec: GRPOSpec, step: int) -> None:
-    share = min(1.0, step / spec.warmup_steps) if spec.warmup_steps else 1.0
-    for group in optimizer.param_groups:
-        group["lr"] = spec.learning_rate * share

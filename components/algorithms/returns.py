@@ -23,8 +23,8 @@ def turn_lengths(trajectory: Trajectory) -> list[int]:
     return [end - start for start, end in (span for span in spans if span is not None)]
 
 
-def turn_returns(trajectory: Trajectory, discount: float) -> list[float]:
-    """Discounted return of each turn. Raises ArtifactError where there is not one step reward for each turn."""
+def turn_rewards(trajectory: Trajectory) -> list[float]:
+    """Step reward of each turn. Raises ArtifactError where there is not one for each."""
     turns = len(turn_lengths(trajectory))
     rewards = trajectory.step_rewards
     if len(rewards) != turns:
@@ -32,6 +32,12 @@ def turn_returns(trajectory: Trajectory, discount: float) -> list[float]:
             f"trajectory {trajectory.id} has {len(rewards)} step rewards for {turns} turns: algorithm.credit=turns "
             "needs one for each. Take algorithm.credit=episode, or a reward or environment that gives them"
         )
+    return list(rewards)
+
+
+def turn_returns(trajectory: Trajectory, discount: float) -> list[float]:
+    """Discounted return of each turn. Raises ArtifactError as `turn_rewards` does."""
+    rewards = turn_rewards(trajectory)
     return list(accumulate(reversed(rewards), lambda later, reward: reward + discount * later))[::-1]
 
 
@@ -41,6 +47,16 @@ def penalised(returns: Sequence[float], lengths: Sequence[int], kl: Sequence[flo
     by_token = [value for value, length in zip(returns, lengths, strict=True) for _ in range(length)]
     to_come = list(accumulate(reversed(kl)))[::-1]
     return [value - coefficient * later for value, later in zip(by_token, to_come, strict=True)]
+
+
+def token_rewards(rewards: Sequence[float], lengths: Sequence[int]) -> list[float]:
+    """Rewards by turn (or one for the episode, with one length) to rewards by token: each at the last token of its own.
+    That of a turn without tokens falls to the token before it."""
+    by_token = [0.0] * sum(lengths)
+    for reward, end in zip(rewards, accumulate(lengths), strict=True):
+        if by_token:
+            by_token[max(end - 1, 0)] += reward
+    return by_token
 
 
 def overlong(tokens: int, longest: int, buffer: int) -> float:

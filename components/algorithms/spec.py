@@ -49,10 +49,10 @@ class SFTSpec(OptimizerSpec):
     of 1; those without a reward are left out. null weighs all alike."""
 
 
-class GRPOSpec(OptimizerSpec):
-    """Group relative policy optimisation (arXiv:2402.03300) on stored trajectories, and what its kin change in it."""
+class PolicyGradientSpec(OptimizerSpec):
+    """What the policy gradients share: how a token is weighted, given its advantage."""
 
-    name: Literal["grpo"] = "grpo"
+    name: str
     epochs: int = Field(1, ge=1)
     """Passes over the batch of a round."""
     minibatches: int = Field(1, ge=1)
@@ -60,14 +60,6 @@ class GRPOSpec(OptimizerSpec):
     credit: Literal["episode", "turns"] = "episode"
     """`episode`: every token is credited with the judged reward. `turns`: with the discounted step rewards from its
     turn on; the judged reward is not used."""
-    discount: float = Field(1.0, ge=0, le=1)
-    """Of a step reward, for each turn that lies between; with `credit: turns`."""
-    baseline: Literal["group", "leave_one_out", "batch", "none"] = "group"
-    """What a return is compared with: the mean of its `group`, of the other episodes of its group, of the whole
-    `batch`, or nothing."""
-    scale: Literal["group", "batch", "none"] = "group"
-    """Advantages are divided by the standard deviation of the returns of the `group` (GRPO) or of the `batch`, or not
-    at all (Dr. GRPO, arXiv:2503.20783)."""
     ratio: Literal["token", "sequence_mean", "sequence"] = "token"
     """Policy now over policy before, of each `token`, or of a whole history: the geometric mean over its tokens (GSPO)
     or the product (RLOO)."""
@@ -85,15 +77,6 @@ class GRPOSpec(OptimizerSpec):
     mean (Dr. GRPO)."""
     constant_length: int = Field(512, ge=1)
     """Tokens by which `normalization: constant` divides."""
-    kl_coefficient: float = Field(0.0, ge=0)
-    """Weight of KL(policy || reference)."""
-    measure_kl: bool = True
-    """Whether the KL is also measured where it is not in the loss: on the shortest episode of each batch."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """How it is estimated on a sampled token."""
-    kl_in: Literal["loss", "reward", "token_rewards"] = "loss"
-    """Where it goes: into the `loss`; off the `reward` of an episode as a whole, before advantages are computed; or
-    off the reward of each token, so that a token answers for what comes after it."""
     reference: Literal["base", "start"] = "base"
     """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
     entropy_coefficient: float = Field(0.0, ge=0)
@@ -123,6 +106,29 @@ class GRPOSpec(OptimizerSpec):
     samples the same again and again, and learns nothing from it."""
     low_entropy: Action = "warn"
     """What happens below min_entropy."""
+
+
+class GRPOSpec(PolicyGradientSpec):
+    """Group relative policy optimisation (arXiv:2402.03300) on stored trajectories, and what its kin change in it."""
+
+    name: Literal["grpo"] = "grpo"
+    discount: float = Field(1.0, ge=0, le=1)
+    """Of a step reward, for each turn that lies between; with `credit: turns`."""
+    baseline: Literal["group", "leave_one_out", "batch", "none"] = "group"
+    """What a return is compared with: the mean of its `group`, of the other episodes of its group, of the whole
+    `batch`, or nothing."""
+    scale: Literal["group", "batch", "none"] = "group"
+    """Advantages are divided by the standard deviation of the returns of the `group` (GRPO) or of the `batch`, or not
+    at all (Dr. GRPO, arXiv:2503.20783)."""
+    kl_coefficient: float = Field(0.0, ge=0)
+    """Weight of KL(policy || reference)."""
+    measure_kl: bool = True
+    """Whether the KL is also measured where it is not in the loss: on the shortest episode of each batch."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How it is estimated on a sampled token."""
+    kl_in: Literal["loss", "reward", "token_rewards"] = "loss"
+    """Where it goes: into the `loss`; off the `reward` of an episode as a whole, before advantages are computed; or
+    off the reward of each token, so that a token answers for what comes after it."""
 
 
 class DrGRPOSpec(GRPOSpec):
@@ -182,6 +188,45 @@ class ReinforcePPSpec(GRPOSpec):
     kl_coefficient: float = Field(0.01, ge=0)
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
     kl_in: Literal["loss", "reward", "token_rewards"] = "token_rewards"
+
+
+class PPOSpec(PolicyGradientSpec):
+    """Proximal policy optimisation (arXiv:1707.06347) with a value function, as in InstructGPT (arXiv:2203.02155)."""
+
+    name: Literal["ppo"] = "ppo"
+    epochs: int = Field(4, ge=1)
+    """Passes over the batch of a round."""
+    credit: Literal["episode", "turns"] = "episode"
+    """`episode`: the judged reward comes at the last token of the episode. `turns`: each step reward at the last token
+    of its turn; the judged reward is not used."""
+    mask_truncated: bool = False
+    """Episodes with a message that was cut off at agent.max_tokens are left out."""
+    reference: Literal["base", "start"] = "start"
+    """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
+    discount: float = Field(1.0, ge=0, le=1)
+    """Of a reward, for each token that lies between."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """Of generalised advantage estimation (arXiv:1506.02438): 0 trusts the value of the next token, 1 the rewards that
+    came."""
+    whiten: bool = True
+    """Advantages are brought to mean 0 and standard deviation 1 over all tokens of the round."""
+    kl_coefficient: float = Field(0.02, ge=0)
+    """Weight of KL(policy || reference), which comes off the reward of each token; with a kl_target that of the first
+    round."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    """How it is estimated on a sampled token."""
+    kl_target: float | None = Field(0.1, gt=0)
+    """KL (nats a token) that the coefficient is steered to: it is multiplied by 1.5 after a round with more than 1.5
+    times this, and divided by 1.5 after one with less than this over 1.5. null keeps it as it is."""
+    value: Literal["head", "model"] = "head"
+    """Where values come from: a linear `head` on the policy's last hidden states, whose gradient reaches the policy's
+    adapter too; or a `model` of its own, which is an adapter of its own on the same base, and a head."""
+    value_coefficient: float = Field(0.1, ge=0)
+    """Weight of the value loss."""
+    value_clip: float | None = Field(0.2, gt=0)
+    """A value learns no further than this from the one before the first step; null is no limit."""
+    value_learning_rate: float | None = Field(None, gt=0)
+    """Of the head, and of the value model's adapter; null takes learning_rate."""
 
 
 class PreferenceSpec(OptimizerSpec):
@@ -254,6 +299,7 @@ AlgorithmSpec = Annotated[
     | CISPOSpec
     | RLOOSpec
     | ReinforcePPSpec
+    | PPOSpec
     | SFTSpec
     | DPOSpec
     | IPOSpec

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.algorithms.spec import AlgorithmSpec, GRPOSpec, OptimizerSpec, PreferenceSpec
+from components.algorithms.spec import AlgorithmSpec, GRPOSpec, OptimizerSpec, PPOSpec, PreferenceSpec
 from components.models.lora import adapter_digest
 from components.models.spec import ModelSpec
 from components.trajectories.schema import Trajectory
@@ -19,6 +19,7 @@ from components.trajectories.schema import Trajectory
 if TYPE_CHECKING:
     import torch
 
+    from components.algorithms.critic import Critic
     from components.algorithms.policy import Policy
 
 
@@ -52,15 +53,19 @@ def train(
 
     policy = _policy(base_dir, model, seed, start, warm)
     policy.use_reference(reference / checkpoint.ADAPTER if reference else None)
-    names, parameters = list(policy.parameters), list(policy.parameters.values())
-    optimizer = _adamw(algorithm, parameters)
+    critic = _critic(policy, algorithm)
+    learning: list[Policy | Critic] = [policy, *([critic] if critic else [])]
+    names = [name for one in learning for name in one.parameters]
+    optimizer = _adamw(algorithm, [list(one.parameters.values()) for one in learning])
     optimizer.zero_grad(set_to_none=True)  # a warm policy may hold those of a call that was interrupted
     torch.manual_seed(seed)
     step = 0
     if start is not None:
         step = checkpoint.load_state(start, algorithm=algorithm.name, optimizer=optimizer, names=names)
+        if critic is not None and (start / checkpoint.CRITIC).is_dir():
+            critic.load(start / checkpoint.CRITIC)
     unfinished = Unfinished(
-        scratch / "unfinished", policy, optimizer, algorithm=algorithm.name, start=step, every=save_every
+        scratch / "unfinished", policy, optimizer, critic, algorithm=algorithm.name, start=step, every=save_every
     )
     unfinished.restore()
     for taken in unfinished.steps:
@@ -82,6 +87,11 @@ def train(
             from components.algorithms.policy_gradient import train_policy_gradient
 
             step, metrics = train_policy_gradient(algorithm, policy, optimizer, trajectories, **rest)
+        elif isinstance(algorithm, PPOSpec):
+            from components.algorithms.ppo import train_ppo
+
+            assert critic is not None
+            step, metrics = train_ppo(algorithm, policy, critic, optimizer, trajectories, **rest)
         elif isinstance(algorithm, PreferenceSpec):
             from components.algorithms.preference import train_preference
 
@@ -90,19 +100,21 @@ def train(
             from components.algorithms.sft import train_sft
 
             step, metrics = train_sft(algorithm, policy, optimizer, base_dir, trajectories, **rest)
-    broken = [name for name, parameter in policy.parameters.items() if not parameter.isfinite().all()]
+    broken = [name for one in learning for name, value in one.parameters.items() if not value.isfinite().all()]
     if broken:
         measured = {"not_finite": float(len(broken))}
         Guards(scratch).stop(
             {"step": step, **measured, "trajectories": [trajectory.id for trajectory in trajectories]},
             measured,
             trajectories,
-            f"not_finite counts tensors of the adapter, {broken[0]} first. Lower algorithm.learning_rate",
+            f"not_finite counts tensors of what learns, {broken[0]} first. Lower algorithm.learning_rate",
         )
     (out / "log.jsonl").write_text("".join(json.dumps(taken) + "\n" for taken in unfinished.steps))
     if strikes := Guards(scratch).strikes():
         (out / STRIKES).write_text("".join(json.dumps(one) + "\n" for one in strikes))
     policy.save(out / checkpoint.ADAPTER)
+    if critic is not None:
+        critic.save(out / checkpoint.CRITIC)
     checkpoint.save_state(out, algorithm=algorithm.name, step=step, optimizer=optimizer, names=names)
     return metrics
 
@@ -128,9 +140,21 @@ def _policy(base_dir: Path, model: ModelSpec, seed: int, start: Path | None, war
     return policy
 
 
-def _adamw(spec: OptimizerSpec, parameters: list[torch.nn.Parameter]) -> torch.optim.AdamW:
+def _critic(policy: Policy, algorithm: AlgorithmSpec) -> Critic | None:
+    """A fresh one, for the algorithm that has one."""
+    if not isinstance(algorithm, PPOSpec):
+        return None
+    from components.algorithms.critic import Critic
+
+    return Critic(policy, algorithm)
+
+
+def _adamw(spec: OptimizerSpec, groups: list[list[torch.nn.Parameter]]) -> torch.optim.AdamW:
     import torch
 
     return torch.optim.AdamW(
-        parameters, lr=spec.learning_rate, betas=(spec.beta1, spec.beta2), weight_decay=spec.weight_decay
+        [{"params": group} for group in groups],
+        lr=spec.learning_rate,
+        betas=(spec.beta1, spec.beta2),
+        weight_decay=spec.weight_decay,
     )

@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 
 from components.algorithms import checkpoint
+from components.algorithms.critic import Critic
 from components.algorithms.policy import Policy
 from components.artifacts import sync_tree
 
@@ -45,6 +46,7 @@ class Unfinished:
         folder: Path,
         policy: Policy,
         optimizer: torch.optim.Optimizer,
+        critic: Critic | None = None,
         *,
         algorithm: str,
         start: int,
@@ -54,6 +56,8 @@ class Unfinished:
         self._folder = folder
         self._policy = policy
         self._optimizer = optimizer
+        self._critic = critic
+        self._names = [name for one in (policy, critic) if one is not None for name in one.parameters]
         self._algorithm = algorithm
         self._start = start
         self._every = every
@@ -74,8 +78,9 @@ class Unfinished:
                 log.warning("%s cannot be used, the training goes on from an earlier state: %s", folder, error)
                 continue
             self._policy.load(folder / checkpoint.ADAPTER)
-            names = list(self._policy.parameters)
-            checkpoint.load_state(folder, algorithm=self._algorithm, optimizer=self._optimizer, names=names)
+            if self._critic is not None:
+                self._critic.load(folder / checkpoint.CRITIC)
+            checkpoint.load_state(folder, algorithm=self._algorithm, optimizer=self._optimizer, names=self._names)
             self._random = checkpoint.random_states()
             self.steps = record["steps"]
             self._kept = len(self.steps)
@@ -108,12 +113,14 @@ class Unfinished:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             self._policy.save(part / checkpoint.ADAPTER)
+            if self._critic is not None:
+                self._critic.save(part / checkpoint.CRITIC)
             checkpoint.save_state(
                 part,
                 algorithm=self._algorithm,
                 step=self._start + len(self.steps),
                 optimizer=self._optimizer,
-                names=list(self._policy.parameters),
+                names=self._names,
                 random=self._random,
             )
             (part / STEPS).write_text(json.dumps({"files": _sums(part, self.steps), "steps": self.steps}))

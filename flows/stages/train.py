@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import Field
 
-from components.algorithms.spec import AlgorithmSpec, GRPOSpec
+from components.algorithms.spec import AlgorithmSpec, PolicyGradientSpec
 from components.artifacts import Draft
 from components.models.spec import ModelSpec
 from flows.stages.base import Context, Inputs, Stage, StageSpec
 
 CHECKPOINT_VERSION = 1
-"""Layout of a checkpoint: adapter/, optimizer.safetensors, trainer.json, log.jsonl."""
+"""Layout of a checkpoint: adapter/, optimizer.safetensors, trainer.json, log.jsonl; of PPO critic/ too."""
 
 
 class TrainStage(StageSpec):
@@ -69,7 +69,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
 
 def steps(algorithm: AlgorithmSpec, trajectories: int) -> int:
     """Gradient steps that a train stage takes at most, for the progress that is shown."""
-    if isinstance(algorithm, GRPOSpec):
+    if isinstance(algorithm, PolicyGradientSpec):
         return algorithm.epochs * algorithm.minibatches
     return algorithm.epochs * -(-trajectories // algorithm.batch_size)
 

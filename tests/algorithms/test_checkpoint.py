@@ -68,7 +68,8 @@ def one_round(base_dir: Path, name: str, begin: Path | None, out: Path, warm: di
 
 def differing(left: Path, right: Path) -> list[str]:
     """Names of the files that differ."""
-    return [name for name in FILES if (left / name).read_bytes() != (right / name).read_bytes()]
+    critic = [f"critic/{path.name}" for path in sorted((left / "critic").glob("*"))]
+    return [name for name in [*FILES, *critic] if (left / name).read_bytes() != (right / name).read_bytes()]
 
 
 @dataclass

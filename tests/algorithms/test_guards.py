@@ -115,10 +115,10 @@ def test_the_worst_are_measured_by_themselves(base_dir, tmp_path):
     assert values[0] > strike["kl_sampler"]  # the mean of all is below the worst
     policy = Policy(base_dir, MODEL, 3)
     (worst,) = [one for one in batch() if one.id == strike["worst"][0]["trajectory"]]
-    from components.algorithms.policy_gradient import _packs, prepare
+    from components.algorithms.policy_gradient import prepare
 
     _, learning = prepare(GRPO, policy, batch(), tmp_path)
-    [(cut, pack)] = _packs([worst], learning)
+    [(cut, pack)] = learning.packs([worst])
     with torch.no_grad():
         new_S, _ = policy.logprobs(pack, cut)
     difference = new_S - pack.logprob_S

@@ -6,17 +6,23 @@ head of the tiny model is scaled up: as it is, no direction of the last layer ma
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
+from components.algorithms.critic import Critic
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy_gradient import train_policy_gradient
+from components.algorithms.ppo import train_ppo
 from components.algorithms.spec import (
     CISPOSpec,
     DAPOSpec,
     DrGRPOSpec,
     GRPOSpec,
     GSPOSpec,
+    PolicyGradientSpec,
+    PPOSpec,
     ReinforcePPSpec,
     RLOOSpec,
 )
@@ -25,7 +31,10 @@ from tests.algorithms.builders import VOCABULARY, history, make_policy, trajecto
 
 PROMPT = [5, 6, 7, 8]
 RIGHT = list(range(0, VOCABULARY, 11))
-ALGORITHMS = [GRPOSpec, DrGRPOSpec, DAPOSpec, GSPOSpec, CISPOSpec, RLOOSpec, ReinforcePPSpec]
+COMMON = {"learning_rate": 1e-2, "beta2": 0.9, "max_kl": 1e9}
+KIN = [GRPOSpec, DrGRPOSpec, DAPOSpec, GSPOSpec, CISPOSpec, RLOOSpec, ReinforcePPSpec]
+ALGORITHMS: dict[str, PolicyGradientSpec] = {one.model_fields["name"].default: one(**COMMON) for one in KIN}
+ALGORITHMS |= {f"ppo, {kind}": PPOSpec(**COMMON, value=kind, epochs=1, kl_target=None) for kind in ("head", "model")}
 
 
 def distribution(policy) -> torch.Tensor:
@@ -35,12 +44,18 @@ def distribution(policy) -> torch.Tensor:
         return policy.logprobs(one, Cut())[0]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda one: one.model_fields["name"].default)
-def test_it_finds_the_right_answers(base_dir, tmp_path, algorithm):
-    spec = algorithm(learning_rate=1e-2, beta2=0.9, max_kl=1e9)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_it_finds_the_right_answers(base_dir, tmp_path, name):
+    spec = ALGORITHMS[name]
     policy = make_policy(base_dir)
     policy.model.get_base_model().get_output_embeddings().weight.data.mul_(10)
-    optimizer = torch.optim.AdamW(policy.parameters.values(), betas=(spec.beta1, spec.beta2), weight_decay=0.0)
+    groups, trainer = [policy.parameters], partial(train_policy_gradient, spec, policy)
+    if isinstance(spec, PPOSpec):
+        critic = Critic(policy, spec)
+        groups, trainer = [policy.parameters, critic.parameters], partial(train_ppo, spec, policy, critic)
+    optimizer = torch.optim.AdamW(
+        [{"params": list(one.values())} for one in groups], betas=(spec.beta1, spec.beta2), weight_decay=0.0
+    )
     generator = torch.Generator().manual_seed(0)
     right, step = [], 0
     for number in range(60):
@@ -59,8 +74,6 @@ def test_it_finds_the_right_answers(base_dir, tmp_path, algorithm):
         ]
         folder = tmp_path / str(number)
         folder.mkdir()
-        step, _ = train_policy_gradient(
-            spec, policy, optimizer, episodes, step=step, seed=number, scratch=folder, on_step=lambda _: None
-        )
+        step, _ = trainer(optimizer, episodes, step=step, seed=number, scratch=folder, on_step=lambda _: None)
     assert right[0] < 0.01
     assert right[-1] > 0.95

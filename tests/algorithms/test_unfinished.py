@@ -15,13 +15,15 @@ import pytest
 import torch
 
 from components.algorithms import unfinished
-from components.algorithms.spec import GRPOSpec, SFTSpec
+from components.algorithms.spec import GRPOSpec, PPOSpec, SFTSpec
 from components.algorithms.train import train
 from tests.algorithms.builders import batch, demonstrations
 from tests.algorithms.test_checkpoint import DROPOUT, FILES, ROOT, differing
 
 ALGORITHMS = {
     "grpo": (GRPOSpec(learning_rate=1e-3, epochs=2, minibatches=2, warmup_steps=5), batch),
+    "ppo, head": (PPOSpec(learning_rate=1e-3, epochs=2, minibatches=2, warmup_steps=5), batch),
+    "ppo, model": (PPOSpec(learning_rate=1e-3, epochs=2, minibatches=2, value="model"), batch),
     "sft": (SFTSpec(learning_rate=1e-3, epochs=2, batch_size=3, warmup_steps=3), demonstrations),
 }
 OnStep = Callable[[dict[str, float]], None]

@@ -1,0 +1,128 @@
+"""What a policy gradient learns from: the sampled tokens of trajectories with their advantages, in packs; and the loss
+of a token, given both."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from components.algorithms import losses
+from components.algorithms.before import Before
+from components.algorithms.packing import Pack, Sequence_, pack
+from components.algorithms.spec import PolicyGradientSpec
+from components.models.distribution import Cut
+from components.trajectories.schema import Trajectory
+
+Packs = list[tuple[Cut, Pack]]
+"""What was sampled from the same kind of distribution is computed together."""
+
+
+class Learning:
+    """What the loss needs to know of each trajectory: the advantage of each of its sampled tokens, and what two other
+    policies say of them."""
+
+    def __init__(self, spec: PolicyGradientSpec, before: Before):
+        self.spec = spec
+        self.before = before
+        self.advantages: dict[str, list[float]] = {}
+        """By trajectory; of its sampled tokens, over all histories."""
+        self.first: dict[str, int] = {}
+        """By trajectory; number of its first sampled token, where packs are to carry numbers."""
+
+    def packs(self, trajectories: Sequence[Trajectory]) -> Packs:
+        """The trajectories as they are computed."""
+        by_cut: dict[Cut, list[Sequence_]] = defaultdict(list)
+        for trajectory, sequences in zip(trajectories, self._sequences(trajectories), strict=True):
+            by_cut[Cut.of(trajectory)] += sequences
+        return [(cut, one) for cut, each in by_cut.items() for one in pack(each, self.spec.pack_tokens)]
+
+    def _sequences(self, trajectories: Sequence[Trajectory]) -> list[list[Sequence_]]:
+        """The histories of each trajectory."""
+        learned = [learned_tokens(self.spec, trajectory) for trajectory in trajectories]
+        total, taking_part = sum(learned), sum(own > 0 for own in learned)
+        made: list[list[Sequence_]] = []
+        for trajectory, own in zip(trajectories, learned, strict=True):
+            made.append([])
+            if not own:
+                continue
+            weight = {
+                "tokens": 1 / total,
+                "sequences": 1 / (own * taking_part),
+                "constant": 1 / (self.spec.constant_length * taking_part),
+            }[self.spec.normalization]
+            given = iter(self.advantages[trajectory.id])
+            first = self.first.get(trajectory.id, 0)
+            for place, history in enumerate(trajectory.histories):
+                targets = [index for index, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
+                old, _ = self.before.of(trajectory, place)
+                made[-1].append(
+                    Sequence_(
+                        history.token_ids,
+                        targets,
+                        [history.logprobs[index] for index in targets],
+                        [next(given) for _ in targets],
+                        weight,
+                        old,
+                        first,
+                    )
+                )
+                first += len(targets)
+        return made
+
+
+def learned_tokens(spec: PolicyGradientSpec, trajectory: Trajectory) -> int:
+    """How many of its tokens are learned from."""
+    if spec.mask_truncated and _truncated(trajectory):
+        return 0
+    return sum(sum(history.sampled_mask()) for history in trajectory.histories)
+
+
+def counts(packs: Packs) -> dict[str, float]:
+    """Tokens that were sampled, tokens as they would count without sharing, tokens that are computed."""
+    return {
+        "sampled_tokens": float(sum(len(one.token_S) for _, one in packs)),
+        "tokens": float(sum(sum(one.lengths) for _, one in packs)),
+        "computed_tokens": float(sum(len(one.token_ids_N) for _, one in packs)),
+    }
+
+
+def policy_loss(
+    spec: PolicyGradientSpec, one: Pack, logprob_S: torch.Tensor, entropy_S: torch.Tensor, sums: dict[str, float]
+) -> torch.Tensor:
+    """(S,) loss of each sampled token, before its weight. What it says of the policy is added to `sums`; `means` reads
+    them."""
+    old_S = one.logprob_S if spec.correction == "none" else one.old_S
+    ratio_S = losses.ratio(losses.by_sequence(losses.log_ratio(logprob_S, old_S), one.sequence_S, spec.ratio))
+    if spec.objective == "cispo":
+        loss_S = losses.cispo_loss(ratio_S, logprob_S, one.advantage_S, spec.clip_low, spec.clip_high)
+    else:
+        loss_S = losses.clipped_policy_loss(ratio_S, one.advantage_S, spec.clip_low, spec.clip_high, spec.dual_clip)
+    if spec.correction != "none":
+        away_S = losses.by_sequence(losses.log_ratio(one.old_S, one.logprob_S), one.sequence_S, spec.correction_level)
+        corrected_S = losses.correction(away_S, spec.correction_limit, spec.correction)
+        loss_S = loss_S * corrected_S
+        sums["correction"] += corrected_S.sum().item()
+    with torch.no_grad():
+        known_S = torch.isfinite(one.logprob_S)
+        token_S = losses.ratio(losses.log_ratio(logprob_S, one.logprob_S))
+        sums["kl_sampler"] += (token_S - 1 - token_S.log())[known_S].sum().item()
+        sums["known"] += known_S.sum().item()
+        sums["entropy"] += entropy_S.sum().item()
+        sums["clipped"] += losses.clipped(ratio_S, one.advantage_S, spec.clip_low, spec.clip_high).sum().item()
+    return loss_S
+
+
+def means(spec: PolicyGradientSpec, sums: dict[str, float], count: int) -> dict[str, float]:
+    """What `policy_loss` added up over `count` tokens, as metrics."""
+    return {
+        "kl_sampler": sums["kl_sampler"] / max(sums["known"], 1),
+        "entropy": sums["entropy"] / max(count, 1),
+        "clip_fraction": sums["clipped"] / max(count, 1),
+        **({"correction": sums["correction"] / max(count, 1)} if spec.correction != "none" else {}),
+    }
+
+
+def _truncated(trajectory: Trajectory) -> bool:
+    return any(message.finish_reason == "length" for history in trajectory.histories for message in history.messages)

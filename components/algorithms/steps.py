@@ -1,0 +1,161 @@
+"""The gradient steps of a policy gradient: its minibatches, what guards say of each, and what is told of it.
+
+How a gradient is computed is a function of the trajectories that it is computed on (`Backward`); so a guard that
+strikes can ask for that of each trajectory by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from components.algorithms.guards import Guards
+from components.algorithms.metrics import over_steps
+from components.algorithms.spec import PolicyGradientSpec
+from components.trajectories.schema import Trajectory
+
+Group = list[Trajectory]
+Backward = Callable[[list[Trajectory]], tuple[dict[str, float], dict[str, float]]]
+"""Adds the gradient of the loss on these trajectories to the parameters, scaled down to max_grad_norm. Returns what it
+measured (`JUDGED` among it) and counts of tokens."""
+
+JUDGED = ("loss", "grad_norm", "value_grad_norm", "kl_sampler", "entropy")
+"""What guards look at; value_grad_norm where values are learned."""
+
+
+def take_steps(
+    spec: PolicyGradientSpec,
+    optimizer: torch.optim.Optimizer,
+    groups: list[Group],
+    backward: Backward,
+    *,
+    rates: Sequence[float],
+    step: int,
+    seed: int,
+    scratch: Path,
+    on_step: Callable[[dict[str, float]], None],
+    taken: Sequence[dict[str, float]],
+) -> tuple[int, dict[str, float]]:
+    """Takes `spec.epochs * spec.minibatches` gradient steps, or fewer where there are fewer groups. Returns the new
+    step count and the mean metrics.
+
+    rates: learning rate of each parameter group of the optimizer, after the warm-up. taken: metrics of the steps that
+    an earlier try took after step `step`; parameters and optimizer are those after them. Raises TrainingDiverged where
+    a guard stops (`guards`).
+    """
+    guards = Guards(scratch)
+    logs = list(taken)
+    for number, part in enumerate(_batches(groups, spec, seed, step), start=step + 1):
+        if number <= step + len(taken):
+            continue
+        share = min(1.0, number / spec.warmup_steps) if spec.warmup_steps else 1.0
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * share
+        metrics = {"step": float(number), **_gradient_step(spec, optimizer, part, backward, number, guards)}
+        logs.append(metrics)
+        on_step(metrics)
+    return step + len(logs), over_steps(logs)
+
+
+def _batches(groups: list[Group], spec: PolicyGradientSpec, seed: int, step: int) -> Iterator[list[Group]]:
+    """The groups of each gradient step after step `step`: each epoch in an order of its own."""
+    for epoch in range(spec.epochs):
+        order = list(groups)
+        random.Random(f"{seed}-{step}-{epoch}").shuffle(order)
+        for part in _parts(order, spec.minibatches):
+            step += 1
+            yield part
+
+
+def _parts(groups: list[Group], count: int) -> list[list[Group]]:
+    """Groups dealt out to minibatches of nearly equal size; empty ones are left out."""
+    return [part for part in (groups[index::count] for index in range(count)) if part]
+
+
+def _gradient_step(
+    spec: PolicyGradientSpec,
+    optimizer: torch.optim.Optimizer,
+    groups: list[Group],
+    backward: Backward,
+    step: int,
+    guards: Guards,
+) -> dict[str, float]:
+    started = time.monotonic()
+    trajectories = [trajectory for group in groups for trajectory in group]
+    measured, counts = backward(trajectories)
+    skipped = _struck(spec, optimizer, measured, trajectories, backward, step, guards)
+    if not skipped:
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    seconds = time.monotonic() - started
+    return {
+        **{name: value for name, value in measured.items() if math.isfinite(value)},
+        "learning_rate": optimizer.param_groups[0]["lr"],
+        "skipped_steps": float(skipped),
+        **counts,
+        "tokens_per_s": counts["tokens"] / seconds,
+        "seconds": seconds,
+    }
+
+
+def _struck(
+    spec: PolicyGradientSpec,
+    optimizer: torch.optim.Optimizer,
+    measured: dict[str, float],
+    trajectories: list[Trajectory],
+    backward: Backward,
+    step: int,
+    guards: Guards,
+) -> bool:
+    """Whether a guard leaves the step out. Where one strikes, each trajectory is measured by itself; the gradient of
+    the batch is put back after that."""
+    shown = {name: measured[name] for name in JUDGED if name in measured}
+    kl, entropy = shown["kl_sampler"], shown["entropy"]
+    finite = all(math.isfinite(value) for name, value in shown.items() if name != "entropy")
+    rules = [
+        ("non_finite", not finite, spec.non_finite, "grad_norm", "Lower algorithm.learning_rate"),
+        (
+            "high_kl",
+            kl > spec.max_kl,
+            spec.high_kl,
+            "kl_sampler",
+            f"kl_sampler is the KL to the sampling policy in nats a token; algorithm.max_kl allows {spec.max_kl:g}. "
+            "Lower algorithm.learning_rate or algorithm.epochs",
+        ),
+        (
+            "low_entropy",
+            entropy < spec.min_entropy,
+            spec.low_entropy,
+            "certainty",
+            f"algorithm.min_entropy asks for {spec.min_entropy:g} nats a token. Raise collect.temperature or "
+            "algorithm.kl_coefficient, or lower algorithm.learning_rate",
+        ),
+    ]
+    struck = [rule for rule in rules if rule[1]]
+    if not struck:
+        return False
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kept = [parameter.grad for parameter in parameters]
+    each: dict[str, dict[str, float]] = {}
+
+    def measure(trajectory: Trajectory) -> dict[str, float]:
+        if trajectory.id not in each:
+            for parameter in parameters:
+                parameter.grad = None
+            found, _ = backward([trajectory])
+            each[trajectory.id] = {name: found[name] for name in shown} | {"certainty": -found["entropy"]}
+        return each[trajectory.id]
+
+    skips = []
+    try:
+        for guard, _, action, by, advice in struck:
+            skips.append(guards.strike(guard, action, step, shown, trajectories, measure, by=by, advice=advice))
+    finally:
+        for parameter, grad in zip(parameters, kept, strict=True):
+            parameter.grad = grad
+    return any(skips)

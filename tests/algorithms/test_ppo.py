@@ -1,0 +1,570 @@
+"""PPO against the formulas written out: advantages by sums over deltas, loss and gradient on padded sequences."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import set_peft_model_state_dict
+from safetensors.torch import load_file
+
+from components.algorithms import before, learning, losses, packing
+from components.algorithms.critic import ADAPTER, Critic
+from components.algorithms.gae import gae
+from components.algorithms.ppo import adapted, prepare, train_ppo
+from components.algorithms.returns import token_rewards
+from components.algorithms.spec import GRPOSpec, PPOSpec
+from components.algorithms.train import train
+from components.errors import ArtifactError, TrainingDiverged
+from components.models.distribution import Cut
+from components.trajectories.schema import Trajectory
+from tests.algorithms.builders import (
+    MODEL,
+    TEMPERATURE,
+    batch,
+    history,
+    make_policy,
+    plain_model,
+    relative_difference,
+    trainable,
+    write_start,
+)
+
+SPEC = PPOSpec(learning_rate=1e-3, pack_tokens=64, epochs=2, max_grad_norm=1e9, max_kl=1e9)
+KINDS = ("head", "model")
+VARIANTS = {
+    "head": SPEC.model_copy(update={"value_clip": 0.02}),
+    "model": SPEC.model_copy(update={"value": "model", "value_clip": 0.02, "value_learning_rate": 2e-3}),
+    "turns": SPEC.model_copy(
+        update={"credit": "turns", "whiten": False, "discount": 0.9, "gae_lambda": 0.7, "value_clip": None}
+    ),
+    "more": SPEC.model_copy(
+        update={
+            "value_coefficient": 0.5,
+            "kl_estimator": "k3",
+            "entropy_coefficient": 0.1,
+            "normalization": "sequences",
+            "overlong": 10,
+            "overlong_buffer": 4,
+            "mask_truncated": True,
+            "value_clip": 0.05,
+        }
+    ),
+}
+
+
+# --- advantages, rewards, coefficient -------------------------------------------------------------------------------
+
+
+def sum_of_deltas(rewards: list[float], values: list[float], discount: float, lambda_: float) -> list[float]:
+    end = len(values)
+    after = [*values[1:], 0.0]
+    deltas = [rewards[t] + discount * after[t] - values[t] for t in range(end)]
+    return [sum((discount * lambda_) ** (k - t) * deltas[k] for k in range(t, end)) for t in range(end)]
+
+
+NUMBER = st.floats(-4, 4)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(NUMBER, NUMBER), max_size=12), st.floats(0, 1), st.floats(0, 1))
+def test_advantages_are_sums_over_deltas(rows, discount, lambda_):
+    rewards, values = [row[0] for row in rows], [row[1] for row in rows]
+    expected = sum_of_deltas(rewards, values, discount, lambda_)
+    assert gae(rewards, values, discount, lambda_) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_advantages_by_hand():
+    assert gae([1.0], [0.25], 1.0, 0.95) == [0.75]
+    assert gae([], [], 1.0, 0.95) == []
+    rewards, values = [0.0, 0.5, 0.0, 1.0], [0.1, 0.2, 0.3, 0.4]
+    assert gae(rewards, values, 1.0, 1.0) == pytest.approx([1.4, 1.3, 0.7, 0.6])  # what comes, less the value
+    assert gae(rewards, values, 1.0, 0.0) == pytest.approx([0.1, 0.6, 0.1, 0.6])  # one step and the next value
+    assert gae(rewards, values, 0.5, 0.5) == pytest.approx(
+        [0.0 + 0.25 * (0.45 + 0.25 * (-0.1 + 0.25 * 0.6)), 0.45 + 0.25 * (-0.1 + 0.25 * 0.6), -0.1 + 0.25 * 0.6, 0.6]
+    )
+
+
+def test_rewards_stand_at_the_last_token_of_their_turn():
+    assert token_rewards([1.0], [3]) == [0.0, 0.0, 1.0]
+    assert token_rewards([0.5, 2.0], [2, 3]) == [0.0, 0.5, 0.0, 0.0, 2.0]
+    assert token_rewards([0.5, 2.0, 1.0], [2, 0, 1]) == [0.0, 2.5, 1.0]
+    assert token_rewards([0.5, 2.0], [0, 1]) == [2.5]
+    assert token_rewards([0.5], [0]) == []
+
+
+def test_the_coefficient_follows_the_kl():
+    assert adapted(0.2, kl=0.16, target=0.1) == pytest.approx(0.3)
+    assert adapted(0.2, kl=0.06, target=0.1) == pytest.approx(0.2 / 1.5)
+    assert adapted(0.2, kl=-0.01, target=0.1) == pytest.approx(0.2 / 1.5)  # k1 may be below 0
+    for kl in (0.07, 0.1, 0.14):
+        assert adapted(0.2, kl=kl, target=0.1) == 0.2
+    for kl in (0.0, 9.0, math.nan):
+        assert adapted(0.2, kl=kl, target=None) == 0.2
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(NUMBER, NUMBER, NUMBER), min_size=1, max_size=12), st.none() | st.floats(0.01, 2))
+def test_the_value_loss_written_out(rows, clip):
+    value_S, before_S, return_S = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True))
+    value_S.requires_grad_()
+    loss_S = losses.clipped_value_loss(value_S, before_S, return_S, clip)
+    loss_S.sum().backward()
+    told = losses.value_clipped(value_S, before_S, return_S, clip)
+    for index, (value, old, goal) in enumerate(rows):
+        near = value if clip is None else min(max(value, old - clip), old + clip)
+        expected = 0.5 * max((value - goal) ** 2, (near - goal) ** 2)
+        assert loss_S[index].item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        if abs((value - goal) ** 2 - (near - goal) ** 2) > 1e-6 or near == value:
+            gone = (near - goal) ** 2 > (value - goal) ** 2
+            assert bool(told[index]) == gone
+            assert value_S.grad[index].item() == pytest.approx(0.0 if gone else value - goal, abs=1e-9)
+
+
+# --- loss and gradient ----------------------------------------------------------------------------------------------
+
+
+def episodes() -> list[Trajectory]:
+    """Two turns with an observation between them and step rewards; one episode of two histories, one of a single token,
+    one that was cut off."""
+    made = batch()
+    for index, one in enumerate(made):
+        one.step_rewards = [0.1 * index, 0.5 - 0.07 * index]
+    made[1].histories += batch(seed=9)[1].histories
+    made[1].step_rewards *= 2
+    made[3].histories = [history([(False, [9, 10, 11]), (True, [12])], [-5.4])]
+    made[3].step_rewards = [0.3]
+    made[4].histories[0].messages[-1].finish_reason = "length"
+    return made
+
+
+def make_critic(policy, spec: PPOSpec) -> Critic:
+    """One that says something."""
+    critic = Critic(policy, spec)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in critic.parameters.values():
+            parameter += torch.randn(parameter.shape, generator=generator) * 0.05
+    return critic
+
+
+class Plain:
+    """Policy and critic as plain models, on padded sequences."""
+
+    def __init__(self, base_dir: Path, policy, critic: Critic, tensors: dict[str, torch.Tensor]):
+        """tensors: what policy and critic hold, by their names."""
+        self.model = plain_model(base_dir, policy)
+        self._fill(self.model, {name: t for name, t in tensors.items() if ".default." in name})
+        self.value_model = self.model
+        if not critic.shared:
+            self.value_model = plain_model(base_dir, policy)
+            own = {name: t for name, t in tensors.items() if f".{ADAPTER}." in name}
+            self._fill(self.value_model, {name.replace(f".{ADAPTER}.", ".default."): t for name, t in own.items()})
+        self.weight, self.bias = (tensors[f"critic.{one}"].clone().requires_grad_() for one in ("weight", "bias"))
+
+    @staticmethod
+    def _fill(model, tensors: dict[str, torch.Tensor]) -> None:
+        done = set_peft_model_state_dict(
+            model, {name.replace(".default.", "."): tensor.clone() for name, tensor in tensors.items()}
+        )
+        assert not done.unexpected_keys
+
+    def columns(self, made: list[Trajectory]) -> dict[str, list[dict[str, torch.Tensor]]]:
+        """Of each history, (S,) each: log-probabilities of its sampled tokens, of the reference, values, entropies."""
+        found: dict[str, list[dict[str, torch.Tensor]]] = {}
+        flat = [(one, h) for one in made for h in one.histories]
+        longest = max(len(h.token_ids) for _, h in flat)
+        ids = torch.tensor([[*h.token_ids, *[0] * (longest - len(h.token_ids))] for _, h in flat])
+        mask = torch.tensor([[1] * len(h.token_ids) + [0] * (longest - len(h.token_ids)) for _, h in flat])
+        given = {"input_ids": ids, "attention_mask": mask}
+        logps = (self.model(**given).logits / TEMPERATURE).log_softmax(-1)
+        hidden = self.value_model(**given, output_hidden_states=True).hidden_states[-1]
+        values = hidden @ self.weight + self.bias
+        with torch.no_grad(), self.model.disable_adapter():
+            reference = (self.model(**given).logits / TEMPERATURE).log_softmax(-1)
+        for row, (one, h) in enumerate(flat):
+            at = [index for index, sampled in enumerate(h.sampled_mask()) if sampled]
+            tokens = [h.token_ids[index] for index in at]
+            places = [index - 1 for index in at]
+            found.setdefault(one.id, []).append(
+                {
+                    "logprob": logps[row, places, tokens],
+                    "reference": reference[row, places, tokens],
+                    "value": values[row, places],
+                    "entropy": -(logps[row, places].exp() * logps[row, places]).sum(-1),
+                    "sampler": torch.tensor([h.logprobs[index] for index in at]),
+                }
+            )
+        return {name: {key: torch.cat([h[key] for h in each]) for key in each[0]} for name, each in found.items()}
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Under the names of policy and critic."""
+        found = {name: p.grad for name, p in trainable(self.model).items()}
+        if self.value_model is not self.model:
+            found |= {
+                name.replace(".default.", f".{ADAPTER}."): p.grad for name, p in trainable(self.value_model).items()
+            }
+        return found | {"critic.weight": self.weight.grad, "critic.bias": self.bias.grad}
+
+
+def written_out(spec: PPOSpec, made: list[Trajectory], start: Plain, now: Plain) -> torch.Tensor:
+    """The loss: advantages from what `start` says, the rest from what `now` says."""
+    made = [one for one in made if not (spec.mask_truncated and cut_off(one))]
+    first = {
+        name: {key: column.detach() for key, column in columns.items()} for name, columns in start.columns(made).items()
+    }
+    found = now.columns(made)
+    estimate = {"k1": lambda d: -d, "k3": lambda d: torch.exp(d) - d - 1}[spec.kl_estimator]
+    advantages, targets = {}, {}
+    for one in made:
+        own = first[one.id]
+        rewards = (-spec.kl_coefficient * estimate(own["reference"] - own["logprob"])).tolist()
+        spans = [message.span for h in one.histories for message in h.messages if message.span]
+        ends, total = [], 0
+        for start_, end in spans:
+            total += end - start_
+            ends.append(total - 1)
+        if spec.credit == "turns":
+            for end, reward in zip(ends, one.step_rewards, strict=True):
+                rewards[end] += reward
+        else:
+            rewards[-1] += one.reward
+        late = total - spec.overlong + spec.overlong_buffer
+        if spec.overlong and late > 0:
+            rewards[-1] -= spec.overlong_penalty * min(1.0, late / spec.overlong_buffer)
+        values = own["value"].tolist()
+        advantages[one.id] = torch.tensor(sum_of_deltas(rewards, values, spec.discount, spec.gae_lambda))
+        targets[one.id] = advantages[one.id] + own["value"]
+    everything = torch.cat(list(advantages.values()))
+    if spec.whiten:
+        mean, deviation = everything.mean(), everything.std(correction=0) + 1e-6
+        advantages = {name: (each - mean) / deviation for name, each in advantages.items()}
+    total = torch.zeros(())
+    for one in made:
+        own, advantage = found[one.id], advantages[one.id]
+        ratio = torch.exp(own["logprob"] - own["sampler"])
+        inside = torch.clip(ratio, 1 - spec.clip_low, 1 + spec.clip_high)
+        loss = -torch.min(ratio * advantage, inside * advantage)
+        value, old = own["value"], first[one.id]["value"]
+        error = (value - targets[one.id]) ** 2
+        if spec.value_clip is not None:
+            near = old + torch.clip(value - old, -spec.value_clip, spec.value_clip)
+            error = torch.max(error, (near - targets[one.id]) ** 2)
+        loss = loss + spec.value_coefficient * 0.5 * error
+        share = len(everything) if spec.normalization == "tokens" else len(loss) * len(made)
+        total = total + loss.sum() / share - spec.entropy_coefficient * own["entropy"].sum() / len(everything)
+    return total
+
+
+def cut_off(one: Trajectory) -> bool:
+    return any(message.finish_reason == "length" for h in one.histories for message in h.messages)
+
+
+def steps(base_dir, folder, spec: PPOSpec, made: list[Trajectory]):
+    """(policy, critic, tensors at each step, gradients at each step, logs)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    policy = make_policy(base_dir)
+    critic = make_critic(policy, spec)
+    optimizer = torch.optim.SGD(
+        [{"params": list(policy.parameters.values())}, {"params": list(critic.parameters.values())}]
+    )
+    tensors: list[dict[str, torch.Tensor]] = []
+    gradients: list[dict[str, torch.Tensor]] = []
+
+    def look(*_) -> None:
+        own = policy.parameters | critic.parameters
+        tensors.append({name: parameter.detach().clone() for name, parameter in own.items()})
+        gradients.append({name: parameter.grad.clone() for name, parameter in own.items()})
+
+    optimizer.register_step_pre_hook(look)
+    logs: list[dict[str, float]] = []
+    train_ppo(spec, policy, critic, optimizer, made, step=0, seed=0, scratch=folder, on_step=logs.append)
+    return policy, critic, tensors, gradients, logs
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_loss_and_gradient_are_the_formula(base_dir, tmp_path, name):
+    """In the first step, and in the second, when policy and values have moved away from those before the first."""
+    spec = VARIANTS[name].model_copy(update={"learning_rate": 0.2, "value_learning_rate": 0.2})
+    policy, critic, tensors, gradients, logs = steps(base_dir, tmp_path, spec, episodes())
+    start = Plain(base_dir, policy, critic, tensors[0])
+    assert len(logs) == 2
+    for held, found, log in zip(tensors, gradients, logs, strict=True):
+        plain = Plain(base_dir, policy, critic, held)
+        loss = written_out(spec, episodes(), start, plain)
+        loss.backward()
+        assert log["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
+        expected = plain.gradients()
+        for part in ("default", "critic"):
+            mine, theirs = ({key: tensor for key, tensor in each.items() if part in key} for each in (found, expected))
+            assert relative_difference(mine, theirs) <= 1e-5, part
+    assert 0.05 < logs[0]["clip_fraction"] < 0.95  # both branches of the clip are in the test
+    if spec.value_clip is not None:
+        assert logs[0]["value_clip_fraction"] == 0.0
+        assert 0.0 < logs[1]["value_clip_fraction"] < 1.0
+
+
+@pytest.mark.parametrize("head_alone", [True, False])
+def test_one_pass_gives_what_two_do(base_dir, head_alone):
+    policy = make_policy(base_dir)
+    policy._head_alone = head_alone
+    one = packing.pack([packing.Sequence_([5, 6, 7, 8], [2, 3]), packing.Sequence_([5, 6, 9, 8], [2, 3])], 64)[0]
+    with torch.no_grad():
+        logprob_S, entropy_S, hidden_UD = policy.logprobs_and_hidden(one, Cut())
+        assert torch.equal(logprob_S, policy.logprobs(one, Cut())[0])
+        assert torch.equal(entropy_S, policy.logprobs(one, Cut())[1])
+        assert torch.equal(hidden_UD, policy.hidden(one))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_neither_the_size_of_packs_nor_their_order_changes_anything(base_dir, tmp_path, monkeypatch, kind):
+    spec = SPEC.model_copy(update={"value": kind, "epochs": 1})
+    made = batch(size=6)
+    results = [
+        steps(base_dir, tmp_path / str(size), spec.model_copy(update={"pack_tokens": size}), made)
+        for size in (64, 4096)
+    ]
+
+    def backwards(sequences, most):
+        return packing.pack(list(sequences)[::-1], most)
+
+    for module in (before, learning):
+        monkeypatch.setattr(module, "pack", backwards)
+    results.append(steps(base_dir, tmp_path / "backwards", spec, made))
+    (_, _, _, [first], [log]), *others = results
+    for _, _, _, [other], [their_log] in others:
+        assert their_log["loss"] == pytest.approx(log["loss"], rel=1e-5, abs=1e-6)
+        assert relative_difference(other, first) <= 1e-5
+    assert results[1][4][0]["computed_tokens"] < log["computed_tokens"]
+
+
+def test_the_value_model_leaves_the_gradient_of_the_policy_alone(base_dir, tmp_path):
+    """That of a head reaches the policy's adapter, that of a model of its own does not."""
+    policy = {}
+    for kind in KINDS:
+        for weight in (0.1, 5.0):
+            spec = SPEC.model_copy(update={"value": kind, "value_coefficient": weight, "epochs": 1})
+            _, _, _, [found], _ = steps(base_dir, tmp_path / f"{kind}{weight}", spec, episodes())
+            policy[kind, weight] = {name: tensor for name, tensor in found.items() if ".default." in name}
+    assert relative_difference(policy["model", 0.1], policy["model", 5.0]) == 0.0
+    assert relative_difference(policy["head", 0.1], policy["head", 5.0]) > 0.01
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_policy_and_critic_are_scaled_down_each(base_dir, tmp_path, kind):
+    free, tight = (
+        steps(base_dir, tmp_path / name, SPEC.model_copy(update=more), batch())
+        for name, more in {
+            "free": {"value": kind, "epochs": 1},
+            "tight": {"value": kind, "epochs": 1, "max_grad_norm": 1e-3},
+        }.items()
+    )
+    for part, name in (("default", "grad_norm"), ("critic", "value_grad_norm")):
+        norms = [
+            sum(float(grad.square().sum()) for key, grad in grads[0].items() if part in key) ** 0.5
+            for _, _, _, grads, _ in (free, tight)
+        ]
+        assert norms == [pytest.approx(free[4][0][name], rel=1e-5), pytest.approx(1e-3, rel=1e-2)]
+        assert tight[4][0][name] == pytest.approx(norms[0], rel=1e-5)
+
+
+# --- whole trainings ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(base_dir, start, tmp_path):
+    """train(spec, trajectories, ...) -> (folder of the new checkpoint, metrics, logs by step)."""
+    count = iter(range(100))
+
+    def call(spec, trajectories: list[Trajectory], *, begin: Path | None = start, **more):
+        out, scratch = tmp_path / f"out{(number := next(count))}", tmp_path / f"scratch{number}"
+        out.mkdir()
+        scratch.mkdir()
+        logs: list[dict[str, float]] = []
+        options = {"start": begin, "reference": None, "seed": 3, "on_step": logs.append} | more
+        metrics = train(spec, MODEL, base_dir, trajectories, out=out, scratch=scratch, **options)
+        return out, metrics, logs
+
+    return call
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "log.jsonl"
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_learn_what_comes(run, kind):
+    """Rewards that the first tokens of a scenario tell."""
+    made = batch(groups=4, size=2)
+    for one in made:
+        one.reward = float(int(one.group[1:]) % 2)
+    rate = {"head": 2e-2, "model": 4e-3}[kind]
+    spec = PPOSpec(value=kind, learning_rate=1e-3, value_learning_rate=rate, epochs=30, value_clip=None, max_kl=1e9)
+    _, _, logs = run(spec, made)
+    assert logs[-1]["value_loss"] < 0.2 * logs[0]["value_loss"]
+    assert abs(logs[0]["explained_variance"]) < 1e-6  # the head begins at zero
+    assert logs[-1]["explained_variance"] > 0.7
+    for name in ("kl", "kl_coefficient", "kl_sampler", "clip_fraction", "value_clip_fraction", "entropy", "grad_norm"):
+        assert all(math.isfinite(log[name]) for log in logs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_round_goes_on_with_critic_moments_and_coefficient(run, kind, base_dir):
+    spec = SPEC.model_copy(update={"value": kind, "value_learning_rate": 1e-2, "kl_target": 10.0})
+    first, _, logs = run(spec, batch())
+    assert {log["kl_coefficient"] for log in logs} == {0.02}
+    assert json.loads((first / "critic" / "critic.json").read_text()) == {
+        "value": kind,
+        "kl_coefficient": pytest.approx(0.02 / 1.5),
+    }
+    saved = load_file(first / "critic" / "critic.safetensors")
+    assert float(saved["critic.weight"].abs().max()) > 1e-3
+
+    second, _, logs = run(spec, batch(seed=1), begin=first)
+    assert {log["kl_coefficient"] for log in logs} == {0.02 / 1.5}
+    assert [log["step"] for log in logs] == [3.0, 4.0]
+    assert set(json.loads((second / "trainer.json").read_text())["optimizer_steps"].values()) == {4.0}
+    still, _, _ = run(
+        spec.model_copy(update={"learning_rate": 1e-30, "value_learning_rate": 1e-30}), batch(seed=1), begin=first
+    )
+    assert all(
+        torch.equal(tensor, saved[name]) for name, tensor in load_file(still / "critic" / "critic.safetensors").items()
+    )
+
+    kept, _, logs = run(spec.model_copy(update={"kl_target": None}), batch(seed=1), begin=first)
+    assert {log["kl_coefficient"] for log in logs} == {0.02}
+    assert json.loads((kept / "critic" / "critic.json").read_text())["kl_coefficient"] == 0.02
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_sampled_from_is_a_plain_adapter_of_the_policy(run, start, kind):
+    out, _, _ = run(SPEC.model_copy(update={"value": kind}), batch())
+    assert {path.name for path in (out / "adapter").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    tensors = [load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (start, out)]
+    assert set(tensors[0]) == set(tensors[1])
+    assert (start / "adapter" / "adapter_config.json").read_bytes() == (
+        out / "adapter" / "adapter_config.json"
+    ).read_bytes()
+    critic = load_file(out / "critic" / "critic.safetensors")
+    assert len(critic) == (2 if kind == "head" else 2 + len(tensors[0]))
+
+
+def test_a_value_model_begins_as_the_policy_and_a_warm_one_is_as_a_cold_one(run, base_dir, tmp_path):
+    spec = SPEC.model_copy(update={"value": "model", "value_learning_rate": 1e-2})
+    still = spec.model_copy(update={"learning_rate": 1e-30, "value_learning_rate": 1e-30})
+    begin = write_start(base_dir, tmp_path / "begin", seed=4)
+    out, _, _ = run(still, batch(), begin=begin)
+    policy = load_file(begin / "adapter" / "adapter_model.safetensors")
+    critic = load_file(out / "critic" / "critic.safetensors")
+    for name, tensor in policy.items():
+        assert torch.equal(critic[name.replace(".weight", f".{ADAPTER}.weight")], tensor)
+
+    warm: dict = {}
+    first, _, _ = run(spec, batch(), reference=begin, warm=warm)
+    cold = files(run(spec, batch(seed=1), begin=first, reference=begin)[0])
+    assert files(run(spec, batch(seed=1), begin=first, reference=begin, warm=warm)[0]) == cold
+    assert files(run(spec, batch(), reference=begin, warm=warm)[0]) == files(first)
+    grpo = GRPOSpec(learning_rate=1e-3, kl_coefficient=0.1)
+    assert files(run(grpo, batch(), begin=first, warm=warm)[0]) == files(run(grpo, batch(), begin=first)[0])
+
+
+def test_a_critic_of_another_kind_is_refused(run):
+    first, _, _ = run(SPEC, batch())
+    with pytest.raises(ArtifactError, match=r"algorithm\.value=head"):
+        run(SPEC.model_copy(update={"value": "model"}), batch(), begin=first)
+
+
+def test_what_the_policy_did_not_sample_is_no_action(run, base_dir, tmp_path):
+    """What stands after the last answer is in no loss at all, and of what stands before it only the sampled tokens."""
+    made, changed = episodes(), episodes()
+    for one in (*made, *changed):
+        for h in one.histories:
+            h.token_ids += [7, 8, 9] if one in made else [20, 21, 22]
+            h.logprobs += [math.nan] * 3
+    assert files(run(SPEC, made)[0]) == files(run(SPEC, changed)[0])
+    policy = make_policy(base_dir)
+    actions = prepare(SPEC, policy, make_critic(policy, SPEC), made, tmp_path)
+    sampled = [
+        token
+        for one in made
+        for h in one.histories
+        for token, is_sampled in zip(h.token_ids, h.sampled_mask(), strict=True)
+        if is_sampled
+    ]
+    assert len(actions.return_A) == len(sampled)
+    assert sorted(int(token) for _, one in actions.packs(made) for token in one.token_S) == sorted(sampled)
+
+
+def test_failed_and_unscored_episodes_take_no_part(run):
+    several = batch()
+    several[0].reward = None
+    alone = batch()[1:]
+    assert files(run(SPEC, several)[0]) == files(run(SPEC, alone)[0])
+
+
+def test_nothing_to_learn_from_leaves_everything_as_it_is(run):
+    begin, _, _ = run(SPEC, batch())
+    unscored = batch()
+    for one in unscored:
+        one.reward = None
+    out, metrics, logs = run(SPEC, unscored, begin=begin)
+    assert metrics == {"skipped": 1.0}
+    assert logs == []
+    assert files(out) == files(begin)
+
+
+def test_equal_episodes_still_teach_the_critic(run):
+    same = batch()
+    for one in same:
+        one.reward = 0.7
+    _, _, logs = run(SPEC.model_copy(update={"value_clip": None, "value_learning_rate": 1e-2}), same)
+    assert logs[1]["value_loss"] < logs[0]["value_loss"]
+
+
+def test_values_that_leave_the_floats_stop_the_training(run):
+    made = batch()
+    made[0].reward = 1e30
+    with pytest.raises(TrainingDiverged, match="non_finite"):
+        run(SPEC, made)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_guard_that_warns_changes_nothing_and_one_that_skips_leaves_all_as_it_is(run, start, kind):
+    """Each trajectory is measured by itself in between; the gradients of policy and critic are put back."""
+    spec = SPEC.model_copy(update={"value": kind})
+    strict = spec.model_copy(update={"max_kl": 1e-9, "high_kl": "warn"})
+    warned = files(run(strict, episodes())[0])
+    strikes = [json.loads(line) for line in warned.pop("guards.jsonl").splitlines()]
+    assert [one["step"] for one in strikes] == [1, 2]
+    assert "value_grad_norm" in strikes[0]["worst"][0]
+    assert warned == files(run(spec, episodes())[0])
+    out, metrics, _ = run(strict.model_copy(update={"high_kl": "skip"}), episodes())
+    assert metrics["skipped_steps"] == 2
+    assert not load_file(out / "critic" / "critic.safetensors")["critic.weight"].any()
+    name = "adapter/adapter_model.safetensors"
+    assert (out / name).read_bytes() == (start / name).read_bytes()
+
+
+def test_the_critic_has_a_learning_rate_of_its_own(run, start):
+    out, _, _ = run(SPEC.model_copy(update={"learning_rate": 1e-30, "value_learning_rate": 1e-2}), batch())
+    name = "adapter/adapter_model.safetensors"
+    assert (out / name).read_bytes() == (start / name).read_bytes()
+    weight = load_file(out / "critic" / "critic.safetensors")["critic.weight"]
+    assert float(weight.abs().max()) == pytest.approx(0.02, rel=0.1)  # AdamW: about the rate for each of two steps
+
+
+def test_a_single_token_is_a_whole_episode(run):
+    one = batch(groups=1, size=1)
+    one[0].histories = [history([(False, [5, 6]), (True, [7])], [-5.5])]
+    _, _, logs = run(SPEC, one)
+    assert all(math.isfinite(value) for log in logs for value in log.values())
+    assert "explained_variance" not in logs[0]  # one return has no variance
