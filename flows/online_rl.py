@@ -297,7 +297,8 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
     stdout = sys.stdout
     with ExitStack() as stack:
         interruption = stack.enter_context(Interruption())
-        check_weights(spec.model, context.cache)
+        for model in (spec.model, *spec.teachers()):
+            check_weights(model, context.cache)
         stack.enter_context(redirect_stdout(sys.stderr))  # what libraries print is no result
         console = Console()
         log = root / "logs" / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"

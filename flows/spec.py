@@ -16,12 +16,12 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from components.algorithms.spec import AlgorithmSpec, GRPOSpec, PairSpec, SFTSpec
+from components.algorithms.spec import AlgorithmSpec, DistillSpec, GRPOSpec, PairSpec, SFTSpec
 from components.artifacts import store_uri
 from components.compute.spec import ComputeSpec
 from components.deployment.spec import DeploySpec
 from components.environments.protocol import Environment
-from components.errors import Problem
+from components.errors import ArtifactError, Problem
 from components.evaluation.spec import EvaluateSpec
 from components.inference.spec import EmbeddedSpec, InferenceSpec, RemoteSpec
 from components.models.spec import ModelSpec
@@ -105,9 +105,15 @@ class ExperimentSpec(Spec):
     def _shared(cls, value: str | None) -> str | None:
         return None if value is None else store_uri(value)
 
+    def teachers(self) -> list[ModelSpec]:
+        """The models that are learned from, beside the one in training."""
+        found = [self.algorithm.teacher] if isinstance(self.algorithm, DistillSpec) and self.rounds else []
+        return [one.model(self.model.max_length) for one in found]
+
     @classmethod
     def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
-        for check in (_algorithm, _held_out, _inference, _lengths, _local_model, _reward, _filters, _environment):
+        checks = (_algorithm, _held_out, _inference, _lengths, _local_model, _reward, _filters, _environment, _teachers)
+        for check in checks:
             names = list(inspect.signature(check).parameters)
             if all(name in parts for name in names):
                 yield from check(**{name: parts[name] for name in names})
@@ -258,3 +264,13 @@ def _environment(
 def _result(value: Any) -> Any:
     """What a method of an environment gave; it may be plain or async."""
     return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
+def _teachers(algorithm: Any) -> Iterator[Problem]:
+    if isinstance(algorithm, DistillSpec):
+        try:
+            algorithm.teacher.adapter_dir()
+        except ArtifactError as error:
+            yield Problem("algorithm.teacher.adapter", str(error).removeprefix("teacher.adapter: "))
+        for problem in _local_model(algorithm.teacher.model(max_length=16)):
+            yield Problem(f"algorithm.teacher.{problem.path.removeprefix('model.')}", problem.message)

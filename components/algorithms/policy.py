@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,15 @@ class Policy:
         """(U, D) last hidden states, after the final norm, of the nodes from which a sampled token is predicted."""
         pack = pack.to(self.device)
         return self._base.base_model(**self._inputs(pack)).last_hidden_state[0, pack.predicting_U]
+
+    def rows(self, pack: Pack) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+        """(U, X) numbers for each node from which a sampled token is predicted, and the function that makes (·, V)
+        logits of some of them: hidden states and the head; for models that do more to their logits, the logits
+        themselves."""
+        if self._head_alone:
+            return self.hidden(pack), self._base.get_output_embeddings()
+        pack = pack.to(self.device)
+        return self.model(**self._inputs(pack), logits_to_keep=pack.predicting_U).logits[0], lambda logits: logits
 
     @property
     def _base(self) -> Any:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from components.models.spec import TeacherSpec
 from components.specs import Spec
 
 Action = Literal["warn", "skip", "stop"]
@@ -244,6 +245,20 @@ class KTOSpec(PreferenceSpec):
     """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
 
 
+class DistillSpec(OptimizerSpec):
+    """On-policy distillation: the policy's own tokens, and at each of them the KL to a teacher (arXiv:2306.13649)."""
+
+    name: Literal["distill"] = "distill"
+    epochs: int = Field(1, ge=1)
+    """Passes over the trajectories of a round."""
+    batch_size: int = Field(16, ge=1)
+    """Trajectories of one gradient step; one of several histories counts as several."""
+    teacher: TeacherSpec
+    """Has the vocabulary of the model in training."""
+    temperature: float = Field(1.0, gt=0)
+    """Logits of both are divided by it before they are compared."""
+
+
 AlgorithmSpec = Annotated[
     GRPOSpec
     | DrGRPOSpec
@@ -256,6 +271,7 @@ AlgorithmSpec = Annotated[
     | DPOSpec
     | IPOSpec
     | ORPOSpec
-    | KTOSpec,
+    | KTOSpec
+    | DistillSpec,
     Field(discriminator="name"),
 ]

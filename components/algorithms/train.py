@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.algorithms.spec import AlgorithmSpec, GRPOSpec, OptimizerSpec, PreferenceSpec
+from components.algorithms.spec import AlgorithmSpec, DistillSpec, GRPOSpec, OptimizerSpec, PreferenceSpec
 from components.models.lora import adapter_digest
 from components.models.spec import ModelSpec
 from components.trajectories.schema import Trajectory
@@ -36,12 +36,14 @@ def train(
     on_step: Callable[[dict[str, float]], None],
     warm: dict[str, Any] | None = None,
     save_every: float = 30.0,
+    teacher_dir: Path | None = None,
 ) -> dict[str, float]:
     """Trains from the checkpoint `start` (None: from the base model) and writes the new one to the folder `out`.
 
     reference: checkpoint for the KL (None: the base model). on_step is called after each gradient step with its
     metrics, at once for those that an earlier try with the same `scratch` had taken. save_every: seconds between two
-    saves of the unfinished training to `scratch`. Returns the means of the metrics. Raises TrainingDiverged, and then
+    saves of the unfinished training to `scratch`. teacher_dir: local folder of the teacher's base model, for
+    `algorithm=distill`. Returns the means of the metrics. Raises TrainingDiverged, and then
     writes no checkpoint.
     """
     import torch
@@ -86,6 +88,13 @@ def train(
             from components.algorithms.preference import train_preference
 
             step, metrics = train_preference(algorithm, policy, optimizer, base_dir, trajectories, **rest)
+        elif isinstance(algorithm, DistillSpec):
+            from components.algorithms.distill import train_distill
+            from components.algorithms.teacher import teacher_of
+
+            assert teacher_dir is not None, "a teacher to learn from"
+            teacher = teacher_of(policy, base_dir, algorithm.teacher, teacher_dir, warm)
+            step, metrics = train_distill(algorithm, policy, optimizer, base_dir, trajectories, teacher=teacher, **rest)
         else:
             from components.algorithms.sft import train_sft
 

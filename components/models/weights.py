@@ -107,6 +107,13 @@ def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu") -
     return model.to(device).eval()
 
 
+def vocabulary(base_dir: Path) -> dict[str, int]:
+    """The id of each token of the tokenizer in `base_dir`."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(base_dir, trust_remote_code=False).get_vocab()
+
+
 def load_tokenizer(base_dir: Path) -> Any:
     """The tokenizer in `base_dir`. Raises ResourceError where it has no chat template."""
     from transformers import AutoTokenizer

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from components.algorithms.spec import AlgorithmSpec, GRPOSpec
+from components.algorithms.spec import AlgorithmSpec, DistillSpec, GRPOSpec
 from components.artifacts import Draft
 from components.models.spec import ModelSpec
 from flows.stages.base import Context, Inputs, Stage, StageSpec
@@ -23,10 +23,13 @@ class TrainStage(StageSpec):
     """Seconds between two saves of the unfinished training."""
 
     def key_part(self) -> dict[str, Any]:
-        return {
+        part = {
             "model": self.model.model_dump(mode="json", exclude={"device"}),
             "algorithm": self.algorithm.model_dump(mode="json"),
         }
+        if isinstance(self.algorithm, DistillSpec):
+            part["algorithm"]["teacher"] = self.algorithm.teacher.key_part()
+        return part
 
 
 def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
@@ -50,6 +53,9 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         context.progress(done, max(total, done), values)
 
     context.progress(0, total)
+    teacher_dir = None
+    if isinstance(spec.algorithm, DistillSpec):
+        teacher_dir = prepare(spec.algorithm.teacher.model(spec.model.max_length), context.cache)
     assert context.scratch is not None
     return run(
         spec.algorithm,
@@ -64,6 +70,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         on_step=on_step,
         warm=context.warm.trainer,
         save_every=spec.save_every,
+        teacher_dir=teacher_dir,
     )
 
 
