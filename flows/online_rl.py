@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,12 +131,14 @@ def online_rl(
         return found
 
     reference = begin.reference if begin else outcome.checkpoint
+    earlier = list(begin.earlier) if begin else []
     for number in range(outcome.step + 1, spec.rounds + 1):
         played = call(f"collect[{number}]", number, requests.collect(outcome.checkpoint, number))
         scores = call(f"judge[{number}]", number, requests.judge(played))
         kept = call(f"filter[{number}]", number, requests.filter(played, scores))
         guards.filtered(f"filter[{number}]", number, kept)
-        request = requests.train(played, scores, kept, start=outcome.checkpoint, reference=reference)
+        request = requests.train(played, scores, kept, start=outcome.checkpoint, reference=reference, earlier=earlier)
+        earlier.insert(0, {"trajectories": played, "scores": scores, "selection": kept})
         outcome.checkpoint = call(f"train[{number}]", number, request)
         outcome.step = number
         artifacts = {"collect": played, "judge": scores, "filter": kept, "train": outcome.checkpoint}
@@ -221,11 +223,18 @@ class Requests:
         *,
         start: Artifact | None,
         reference: Artifact | None,
+        earlier: Sequence[Mapping[str, Artifact]] = (),
     ) -> Request:
+        """earlier: what earlier rounds were trained on, the nearest first."""
         inputs = {"trajectories": trajectories, "scores": scores, "selection": selection, "start": start}
         if getattr(self.spec.algorithm, "reference", "base") == "start":
             inputs["reference"] = reference
-        return self._request("train", self._training(self._data["algorithm"]), inputs, seed=self.spec.seed)
+        part = self._training(self._data["algorithm"])
+        if self.spec.replay is not None and earlier:
+            part["replay"] = self._data["replay"]
+            for ago, one in enumerate(earlier[: self.spec.replay.rounds], 1):
+                inputs |= {f"{name}-{ago}": artifact for name, artifact in one.items()}
+        return self._request("train", part, inputs, seed=self.spec.seed)
 
     def deploy(self, policy: Artifact, step: int, evaluations: dict[str, Artifact]) -> Request:
         """step: the round after which the policy stood."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from components.algorithms.spec import AlgorithmSpec, DistillSpec, GRPOSpec, PairSpec, SFTSpec
+from components.algorithms.spec import AlgorithmSpec, DistillSpec, GRPOSpec, PairSpec, ReplaySpec, SFTSpec
 from components.artifacts import store_uri
 from components.compute.spec import ComputeSpec
 from components.deployment.spec import DeploySpec
@@ -80,6 +80,9 @@ class ExperimentSpec(Spec):
     algorithm: AlgorithmSpec
     warmup: WarmupSpec | None = None
     """None starts the rounds from the model as it is."""
+    replay: ReplaySpec | None = None
+    """`{share: 0.25, rounds: 2, max_staleness: null}`: groups of earlier rounds that each training learns from too.
+    None trains each round on its own episodes."""
     agent: AgentSpec = AgentSpec()
     inference: InferenceSpec = EmbeddedSpec()
     """Engine of the episodes of a policy."""

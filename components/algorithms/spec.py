@@ -259,6 +259,17 @@ class DistillSpec(OptimizerSpec):
     """Logits of both are divided by it before they are compared."""
 
 
+class ReplaySpec(Spec):
+    """Groups of earlier rounds in each training."""
+
+    share: float = Field(0.25, ge=0, lt=1)
+    """Of the groups that a training learns from, how many come from earlier rounds, where there are enough of them."""
+    rounds: int = Field(2, ge=1)
+    """How many rounds back they come from."""
+    max_staleness: int | None = Field(None, ge=0)
+    """Trajectories of a policy more than this many versions older than the one in training are dropped. null: none."""
+
+
 AlgorithmSpec = Annotated[
     GRPOSpec
     | DrGRPOSpec

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
-from components.algorithms.spec import AlgorithmSpec, DistillSpec, GRPOSpec
+from components.algorithms.spec import AlgorithmSpec, DistillSpec, GRPOSpec, PairSpec, ReplaySpec
 from components.artifacts import Draft
+from components.inference.protocol import BASE_POLICY
 from components.models.spec import ModelSpec
+from components.trajectories.schema import Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec
 
 CHECKPOINT_VERSION = 1
 """Layout of a checkpoint: adapter/, optimizer.safetensors, trainer.json, log.jsonl."""
+EARLIER = re.compile(r"(trajectories|scores|selection)-([1-9]\d*)")
+"""Inputs that are those of an earlier round, by how many rounds ago it was: `trajectories-2`."""
 
 
 class TrainStage(StageSpec):
@@ -21,6 +26,7 @@ class TrainStage(StageSpec):
     algorithm: AlgorithmSpec
     save_every: float = Field(30.0, ge=0)
     """Seconds between two saves of the unfinished training."""
+    replay: ReplaySpec | None = None
 
     def key_part(self) -> dict[str, Any]:
         part = {
@@ -29,21 +35,32 @@ class TrainStage(StageSpec):
         }
         if isinstance(self.algorithm, DistillSpec):
             part["algorithm"]["teacher"] = self.algorithm.teacher.key_part()
+        if self.replay is not None:
+            part["replay"] = self.replay.model_dump(mode="json")
         return part
 
 
 def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Writes a checkpoint. Inputs: `trajectories`, `scores`, `selection`; `start`, the checkpoint to go on from;
-    `reference`, the checkpoint from which the KL is measured (the base model where there is none)."""
+    `reference`, the checkpoint from which the KL is measured (the base model where there is none); `trajectories-N`,
+    `scores-N`, `selection-N`, those of N rounds ago."""
+    from components.algorithms.replay import mixed
+    from components.algorithms.train import policy_digest
     from components.algorithms.train import train as run
     from components.models.weights import prepare
-    from components.trajectories.store import load_scored
 
-    trajectories = load_scored(
-        inputs["trajectories"].path / "trajectories.parquet",
-        inputs["scores"].path / "scores.parquet",
-        inputs["selection"].path / "selection.parquet",
-    )
+    trajectories = _scored(inputs)
+    replayed: dict[str, float] = {}
+    if spec.replay is not None:
+        rounds = sorted({int(found[2]) for name in inputs if (found := EARLIER.fullmatch(name))})
+        trajectories, replayed = mixed(
+            spec.replay,
+            trajectories,
+            [_scored(inputs, f"-{ago}") for ago in rounds],
+            version=policy_digest(inputs["start"].path) if "start" in inputs else BASE_POLICY,
+            compared=compares(spec.algorithm),
+            seed=context.seed,
+        )
     total = steps(spec.algorithm, len(trajectories))
     done = 0
 
@@ -57,7 +74,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
     if isinstance(spec.algorithm, DistillSpec):
         teacher_dir = prepare(spec.algorithm.teacher.model(spec.model.max_length), context.cache)
     assert context.scratch is not None
-    return run(
+    metrics = run(
         spec.algorithm,
         spec.model,
         prepare(spec.model, context.cache),
@@ -72,6 +89,23 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         save_every=spec.save_every,
         teacher_dir=teacher_dir,
     )
+    return metrics | replayed
+
+
+def _scored(inputs: Inputs, ago: str = "") -> list[Trajectory]:
+    """The selected trajectories of this round, or of the one that the ending of the inputs' names says."""
+    from components.trajectories.store import load_scored
+
+    return load_scored(
+        *(inputs[f"{name}{ago}"].path / f"{name}.parquet" for name in ("trajectories", "scores", "selection"))
+    )
+
+
+def compares(algorithm: AlgorithmSpec) -> bool:
+    """Whether a group whose judged rewards are equal teaches an algorithm nothing."""
+    if isinstance(algorithm, GRPOSpec):
+        return algorithm.credit == "episode" and algorithm.baseline in ("group", "leave_one_out")
+    return isinstance(algorithm, PairSpec)
 
 
 def steps(algorithm: AlgorithmSpec, trajectories: int) -> int:

@@ -116,13 +116,16 @@ def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeyp
     assert logs[0]["sampled_tokens"] == len(terms)
 
 
-def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path, adapters):
-    """One prompt, one token to answer with. The teacher's head is sharp; 60 steps on the student's own tokens."""
+def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path):
+    """One prompt, one token to answer with. The teacher's head is sharp; 40 steps on the student's own tokens."""
     prompt = [5, 6, 7, 8]
     student, teacher = make_policy(base_dir), make_policy(base_dir, seed=7)
     for one in (student, teacher):
         one.model.get_base_model().get_output_embeddings().weight.data.mul_(10)
-    teacher.use_reference(adapters / "same" / "adapter")
+    for name, parameter in teacher.parameters.items():
+        parameter.data.mul_(10 if "lora_B" in name else 1)
+    teacher.save(tmp_path / "teacher")
+    teacher.use_reference(tmp_path / "teacher")
     [every] = pack([Sequence_([*prompt, token], [4]) for token in range(VOCABULARY)], 4096)
     given = spec(learning_rate=1e-2)
     optimizer = torch.optim.AdamW(student.parameters.values(), lr=1e-2)
@@ -134,7 +137,7 @@ def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path, adapte
             return (own_V.exp() * (own_V - their_V)).sum().item()
 
     before, step = kl(), 0
-    for number in range(60):
+    for number in range(40):
         with torch.no_grad():
             logps_V = student.logprobs(every, Cut())[0]
         drawn = torch.multinomial(logps_V.exp(), 4, replacement=True, generator=generator).tolist()
@@ -144,9 +147,9 @@ def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path, adapte
         ]
         arguments = {"teacher": teacher, "seed": number, "scratch": tmp_path, "on_step": lambda _: None}
         step, _ = train_distill(given, student, optimizer, base_dir, episodes, step=step, **arguments)
-    assert step == 60
+    assert step == 40
     assert before > 1.0
-    assert kl() < before / 50
+    assert kl() < before / 50, kl()
 
 
 def run(base_dir, folder, algorithm, trajectories, **more):
@@ -161,10 +164,10 @@ def run(base_dir, folder, algorithm, trajectories, **more):
 
 @pytest.mark.parametrize("which", ["same", "other"])
 def test_killed_or_warm_it_ends_in_the_same_bytes(base_dir, adapters, tmp_path, which):
-    given = spec(epochs=3, batch_size=4, teacher={**TINY, "adapter": str(adapters / which)})
+    given = spec(epochs=2, batch_size=5, teacher={**TINY, "adapter": str(adapters / which)})
 
     def stop(metrics: dict[str, float]) -> None:
-        if metrics["step"] == 4:
+        if metrics["step"] == 2:
             raise KeyboardInterrupt
 
     warm: dict = {}
@@ -173,7 +176,7 @@ def test_killed_or_warm_it_ends_in_the_same_bytes(base_dir, adapters, tmp_path, 
     whole, metrics, logs = run(base_dir, tmp_path / "whole", given, batch())
     assert run(base_dir, tmp_path / "stopped", given, batch(), warm=warm)[0] == whole
     assert run(base_dir, tmp_path / "warm", given, batch(), warm=warm)[0] == whole
-    assert [one["step"] for one in logs] == list(range(1, 10))
+    assert [one["step"] for one in logs] == [1, 2, 3, 4]
     assert logs[-1]["loss"] < logs[0]["loss"]
     assert metrics["examples"] == 9
 
