@@ -115,7 +115,18 @@ class ExperimentSpec(Spec):
 
     @classmethod
     def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
-        checks = (_algorithm, _held_out, _inference, _lengths, _local_model, _reward, _filters, _environment, _teachers)
+        checks = (
+            _algorithm,
+            _held_out,
+            _inference,
+            _lengths,
+            _local_model,
+            _reward,
+            _filters,
+            _environment,
+            _teachers,
+            _costs,
+        )
         for check in checks:
             names = list(inspect.signature(check).parameters)
             if all(name in parts for name in names):
@@ -277,3 +288,11 @@ def _teachers(algorithm: Any) -> Iterator[Problem]:
             yield Problem("algorithm.teacher.adapter", str(error).removeprefix("teacher.adapter: "))
         for problem in _local_model(algorithm.teacher.model(max_length=16)):
             yield Problem(f"algorithm.teacher.{problem.path.removeprefix('model.')}", problem.message)
+
+
+def _costs(algorithm: Any) -> Iterator[Problem]:
+    if isinstance(algorithm, GRPOSpec) and algorithm.credit == "turns" and algorithm.reward_cap is not None:
+        yield Problem(
+            "algorithm.reward_cap",
+            f"{algorithm.reward_cap:g} caps the judged reward, which credit=turns does not use; expected null",
+        )

@@ -50,6 +50,17 @@ class SFTSpec(OptimizerSpec):
     of 1; those without a reward are left out. null weighs all alike."""
 
 
+class CostSpec(Spec):
+    """What an episode costs, beside its reward."""
+
+    limit: float
+    """Mean over the episodes of a round that is allowed."""
+    learning_rate: float = Field(0.1, gt=0)
+    """The multiplier rises each round by this times what the mean is above the limit, and falls alike, down to 0."""
+    initial: float = Field(0.0, ge=0)
+    """The multiplier with which it begins."""
+
+
 class GRPOSpec(OptimizerSpec):
     """Group relative policy optimisation (arXiv:2402.03300) on stored trajectories, and what its kin change in it."""
 
@@ -122,6 +133,14 @@ class GRPOSpec(OptimizerSpec):
     samples the same again and again, and learns nothing from it."""
     low_entropy: Action = "warn"
     """What happens below min_entropy."""
+    costs: dict[str, CostSpec] | None = None
+    """`{invalid_actions: {limit: 0.5, learning_rate: 0.1, initial: 0.0}}`: metrics of an episode, components of its
+    score or numbers of its outcome whose mean must stay below a limit; each is taken off the reward, times a multiplier
+    that is learned. null: none."""
+    cost_scaling: bool = True
+    """The reward less its costs is divided by 1 plus the sum of the multipliers."""
+    reward_cap: float | None = None
+    """Judged rewards above it count as it. null is no cap."""
 
 
 class DrGRPOSpec(GRPOSpec):

@@ -7,7 +7,7 @@ the result is the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,18 +37,20 @@ def train(
     warm: dict[str, Any] | None = None,
     save_every: float = 30.0,
     teacher_dir: Path | None = None,
+    mean_costs: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Trains from the checkpoint `start` (None: from the base model) and writes the new one to the folder `out`.
 
     reference: checkpoint for the KL (None: the base model). on_step is called after each gradient step with its
     metrics, at once for those that an earlier try with the same `scratch` had taken. save_every: seconds between two
     saves of the unfinished training to `scratch`. teacher_dir: local folder of the teacher's base model, for
-    `algorithm=distill`. Returns the means of the metrics. Raises TrainingDiverged, and then
+    `algorithm=distill`. mean_costs: of all episodes of the round, by name, for `algorithm.costs`; None takes those of
+    the trajectories. Returns the means of the metrics. Raises TrainingDiverged, and then
     writes no checkpoint.
     """
     import torch
 
-    from components.algorithms import checkpoint
+    from components.algorithms import checkpoint, costs
     from components.algorithms.guards import STRIKES, Guards
     from components.algorithms.unfinished import Unfinished
 
@@ -79,6 +81,10 @@ def train(
         "taken": tuple(unfinished.steps),
         "on_step": took,
     }
+    multipliers: costs.Multipliers = {}
+    figures: dict[str, float] = {}
+    if isinstance(algorithm, GRPOSpec) and (algorithm.costs or algorithm.reward_cap is not None):
+        trajectories, multipliers, figures = costs.constrained(algorithm, trajectories, start, mean_costs)
     with unfinished.saved_when_stopped():
         if isinstance(algorithm, GRPOSpec):
             from components.algorithms.policy_gradient import train_policy_gradient
@@ -113,7 +119,8 @@ def train(
         (out / STRIKES).write_text("".join(json.dumps(one) + "\n" for one in strikes))
     policy.save(out / checkpoint.ADAPTER)
     checkpoint.save_state(out, algorithm=algorithm.name, step=step, optimizer=optimizer, names=names)
-    return metrics
+    costs.save(out, multipliers)
+    return metrics | figures
 
 
 def policy_digest(checkpoint_dir: Path) -> str:

@@ -16,7 +16,8 @@ from components.trajectories.schema import Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec
 
 CHECKPOINT_VERSION = 1
-"""Layout of a checkpoint: adapter/, optimizer.safetensors, trainer.json, log.jsonl."""
+"""Layout of a checkpoint: adapter/, optimizer.safetensors, trainer.json, log.jsonl, where there are
+costs multipliers.json."""
 EARLIER = re.compile(r"(trajectories|scores|selection)-([1-9]\d*)")
 """Inputs that are those of an earlier round, by how many rounds ago it was: `trajectories-2`."""
 
@@ -44,21 +45,23 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
     """Writes a checkpoint. Inputs: `trajectories`, `scores`, `selection`; `start`, the checkpoint to go on from;
     `reference`, the checkpoint from which the KL is measured (the base model where there is none); `trajectories-N`,
     `scores-N`, `selection-N`, those of N rounds ago."""
+    from components.algorithms.costs import mean_costs
     from components.algorithms.replay import mixed
     from components.algorithms.train import policy_digest
     from components.algorithms.train import train as run
     from components.models.weights import prepare
 
-    trajectories = _scored(inputs)
+    costs = (spec.algorithm.costs or {}) if isinstance(spec.algorithm, GRPOSpec) else {}
+    trajectories = _scored(inputs, components=bool(costs))
     replayed: dict[str, float] = {}
     if spec.replay is not None:
         rounds = sorted({int(found[2]) for name in inputs if (found := EARLIER.fullmatch(name))})
         trajectories, replayed = mixed(
             spec.replay,
             trajectories,
-            [_scored(inputs, f"-{ago}") for ago in rounds],
+            [_scored(inputs, f"-{ago}", components=bool(costs)) for ago in rounds],
             version=policy_digest(inputs["start"].path) if "start" in inputs else BASE_POLICY,
-            compared=compares(spec.algorithm),
+            compared=compares(spec.algorithm) and not costs,
             seed=context.seed,
         )
     total = steps(spec.algorithm, len(trajectories))
@@ -88,17 +91,22 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         warm=context.warm.trainer,
         save_every=spec.save_every,
         teacher_dir=teacher_dir,
+        mean_costs=mean_costs(costs, _scored(inputs, components=True, selected=False)) if costs else None,
     )
     return metrics | replayed
 
 
-def _scored(inputs: Inputs, ago: str = "") -> list[Trajectory]:
-    """The selected trajectories of this round, or of the one that the ending of the inputs' names says."""
-    from components.trajectories.store import load_scored
+def _scored(inputs: Inputs, ago: str = "", *, components: bool = False, selected: bool = True) -> list[Trajectory]:
+    """The trajectories of this round, or of the one that the ending of the inputs' names says; all, or those that were
+    selected. components: with those of their scores among their metrics."""
+    from components.algorithms.costs import join
+    from components.trajectories.store import load_scored, read_scores
 
-    return load_scored(
-        *(inputs[f"{name}{ago}"].path / f"{name}.parquet" for name in ("trajectories", "scores", "selection"))
+    trajectories, scores, selection = (
+        inputs[f"{name}{ago}"].path / f"{name}.parquet" for name in ("trajectories", "scores", "selection")
     )
+    found = load_scored(trajectories, scores, selection if selected else None)
+    return join(found, read_scores(scores)) if components else found
 
 
 def compares(algorithm: AlgorithmSpec) -> bool:
