@@ -195,6 +195,13 @@ class Requests:
     def demonstrate(self) -> Request:
         assert self.spec.warmup is not None
         collect = {**self._data["collect"], "scenarios": self.spec.warmup.demonstrations, "group_size": 1}
+        if (teacher := self.spec.warmup.teacher) is not None:
+            collect |= {"group_size": teacher.samples, "temperature": teacher.temperature, "top_p": teacher.top_p}
+            played = self._data["warmup"]["teacher"]
+            part = {"model": self.spec.model.base(), **self._parts("environment", "agent")}
+            part |= {"collect": {**collect, "top_k": 0, "min_p": 0.0}, "inference": played["inference"]}
+            part |= {"actor": "teacher", "teacher": played["model"], "round": 0}
+            return self._request("collect", part, {}, seed=self.spec.seed)
         part = {"model": self.spec.model.base(), **self._parts("environment", "agent"), "collect": collect}
         return self._request("collect", {**part, "actor": "solver", "round": 0}, {}, seed=self.spec.seed)
 
@@ -264,8 +271,10 @@ class Requests:
 
 def _check_key(spec: ExperimentSpec) -> None:
     """Raises ResourceError where the key of a remote engine is not in the environment."""
-    if isinstance(spec.inference, RemoteSpec):
-        spec.inference.key()
+    teacher = spec.warmup.teacher if spec.warmup else None
+    for inference in (spec.inference, teacher.inference if teacher else None):
+        if isinstance(inference, RemoteSpec):
+            inference.key()
 
 
 def _writable(root: Path) -> None:

@@ -24,7 +24,7 @@ from components.environments.protocol import Environment
 from components.errors import ArtifactError, Problem
 from components.evaluation.spec import EvaluateSpec
 from components.inference.spec import EmbeddedSpec, InferenceSpec, RemoteSpec
-from components.models.spec import ModelSpec
+from components.models.spec import ModelSpec, TeacherSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Spec, Target
 from components.tracking.spec import TrackingSpec
@@ -39,11 +39,28 @@ TRAIN = "train"
 """Split from which episodes for training are collected."""
 
 
+class WarmupTeacherSpec(Spec):
+    """A model that plays the demonstrations of the warmup: on this machine, or on a server."""
+
+    model: TeacherSpec | None = None
+    """The model, for `inference.name: embedded`; null for a server's, which `inference.model` names."""
+    inference: InferenceSpec = EmbeddedSpec()
+    """Engine of the teacher, as `inference`. A server needs no `tokens`: what it says is laid out in those of model."""
+    samples: int = Field(1, ge=1)
+    """Episodes of each scenario."""
+    temperature: float = Field(0.7, ge=0)
+    """As collect.temperature, for the teacher."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """As collect.top_p, for the teacher."""
+
+
 class WarmupSpec(Spec):
-    """Supervised training on the environment's own solutions, before the first round."""
+    """Supervised training on the environment's own solutions, or on a teacher's episodes, before the first round."""
 
     demonstrations: int = Field(64, ge=1)
-    """Train scenarios that the environment's solver demonstrates."""
+    """Train scenarios that the environment's solver demonstrates, or the teacher plays."""
+    teacher: WarmupTeacherSpec | None = None
+    """Who demonstrates (see warmup=teacher); null: the environment's solver."""
     filter: Target
     """Which demonstrations are trained on."""
     algorithm: SFTSpec = SFTSpec()
@@ -111,6 +128,8 @@ class ExperimentSpec(Spec):
     def teachers(self) -> list[ModelSpec]:
         """The models that are learned from, beside the one in training."""
         found = [self.algorithm.teacher] if isinstance(self.algorithm, DistillSpec) and self.rounds else []
+        if self.warmup is not None and self.warmup.teacher is not None and self.warmup.teacher.model is not None:
+            found.append(self.warmup.teacher.model)
         return [one.model(self.model.max_length) for one in found]
 
     @classmethod
@@ -227,9 +246,11 @@ def _environment(
         what = f"{environment.target} is no environment; it lacks {', '.join(lacking)}"
         yield Problem("environment._target_", f"{what} (see components.environments.protocol)")
         return
-    if warmup is not None and "solve" not in dir(thing):
+    if warmup is not None and warmup.teacher is None and "solve" not in dir(thing):
         yield Problem(
-            "warmup", f"{environment.target} has no method `solve` to take demonstrations from; write warmup=none"
+            "warmup",
+            f"{environment.target} has no method `solve` to take demonstrations from; write warmup=none, or "
+            "warmup=teacher",
         )
     try:
         built = environment.build()
@@ -280,14 +301,25 @@ def _result(value: Any) -> Any:
     return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
-def _teachers(algorithm: Any) -> Iterator[Problem]:
-    if isinstance(algorithm, DistillSpec):
+def _teachers(algorithm: Any, warmup: WarmupSpec | None) -> Iterator[Problem]:
+    found = {"algorithm.teacher": algorithm.teacher} if isinstance(algorithm, DistillSpec) else {}
+    if warmup is not None and warmup.teacher is not None:
+        embedded = isinstance(warmup.teacher.inference, EmbeddedSpec)
+        if embedded and warmup.teacher.model is None:
+            yield Problem("warmup.teacher.model", "null, and inference.name=embedded plays on this machine: name one")
+        elif warmup.teacher.model is not None and not embedded:
+            yield Problem(
+                "warmup.teacher.model", "given, but a server plays; expected null, or inference.name=embedded"
+            )
+        elif warmup.teacher.model is not None:
+            found["warmup.teacher.model"] = warmup.teacher.model
+    for path, teacher in found.items():
         try:
-            algorithm.teacher.adapter_dir()
+            teacher.adapter_dir()
         except ArtifactError as error:
-            yield Problem("algorithm.teacher.adapter", str(error).removeprefix("teacher.adapter: "))
-        for problem in _local_model(algorithm.teacher.model(max_length=16)):
-            yield Problem(f"algorithm.teacher.{problem.path.removeprefix('model.')}", problem.message)
+            yield Problem(f"{path}.adapter", str(error).removeprefix("teacher.adapter: "))
+        for problem in _local_model(teacher.model(max_length=16)):
+            yield Problem(f"{path}.{problem.path.removeprefix('model.')}", problem.message)
 
 
 def _costs(algorithm: Any) -> Iterator[Problem]:

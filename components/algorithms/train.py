@@ -45,15 +45,16 @@ def train(
     metrics, at once for those that an earlier try with the same `scratch` had taken. save_every: seconds between two
     saves of the unfinished training to `scratch`. teacher_dir: local folder of the teacher's base model, for
     `algorithm=distill`. mean_costs: of all episodes of the round, by name, for `algorithm.costs`; None takes those of
-    the trajectories. Returns the means of the metrics. Raises TrainingDiverged, and then
-    writes no checkpoint.
+    the trajectories. Returns the means of the metrics. Raises TrainingDiverged, and then writes no checkpoint, and
+    ArtifactError for trajectories that the algorithm cannot learn from.
     """
     import torch
 
-    from components.algorithms import checkpoint, costs
+    from components.algorithms import checkpoint, costs, foreign
     from components.algorithms.guards import STRIKES, Guards
     from components.algorithms.unfinished import Unfinished
 
+    trajectories = foreign.in_own_tokens(trajectories, base_dir, sampled=isinstance(algorithm, GRPOSpec))
     policy = _policy(base_dir, model, seed, start, warm)
     policy.use_reference(reference / checkpoint.ADAPTER if reference else None)
     names, parameters = list(policy.parameters), list(policy.parameters.values())
