@@ -111,12 +111,14 @@ def online_rl(
     outcome = Outcome(checkpoint=begin.checkpoint if begin else None, step=begin.step if begin else 0)
     warmup = spec.warmup if begin is None else None
     before = -1 if warmup else outcome.step
+    anchored = begin.anchored if begin else []
     outcome.evaluations["start"] = call("evaluate[start]", before, requests.evaluate(outcome.checkpoint))
     if warmup:
         shown = call("collect[sft]", 0, requests.demonstrate())
         scores = call("judge[sft]", 0, requests.judge(shown))
         kept = call("filter[sft]", 0, requests.filter(shown, scores, warmup=True))
         guards.filtered("filter[sft]", 0, kept)
+        anchored = [{"trajectories": shown, "scores": scores, "selection": kept}]
         outcome.checkpoint = call("train[sft]", 0, requests.warm_up(shown, scores, kept))
         outcome.evaluations["sft"] = call("evaluate[sft]", 0, requests.evaluate(outcome.checkpoint))
     outcome.measured.append(Measured(outcome.step, outcome.checkpoint, outcome.last))
@@ -132,12 +134,20 @@ def online_rl(
 
     reference = begin.reference if begin else outcome.checkpoint
     earlier = list(begin.earlier) if begin else []
+    anchor = outcome.checkpoint
     for number in range(outcome.step + 1, spec.rounds + 1):
         played = call(f"collect[{number}]", number, requests.collect(outcome.checkpoint, number))
         scores = call(f"judge[{number}]", number, requests.judge(played))
         kept = call(f"filter[{number}]", number, requests.filter(played, scores))
         guards.filtered(f"filter[{number}]", number, kept)
-        request = requests.train(played, scores, kept, start=outcome.checkpoint, reference=reference, earlier=earlier)
+        request = requests.train(
+            *(played, scores, kept),
+            start=outcome.checkpoint,
+            reference=reference,
+            earlier=earlier,
+            anchor=anchor,
+            anchored=anchored,
+        )
         earlier.insert(0, {"trajectories": played, "scores": scores, "selection": kept})
         outcome.checkpoint = call(f"train[{number}]", number, request)
         outcome.step = number
@@ -231,8 +241,11 @@ class Requests:
         start: Artifact | None,
         reference: Artifact | None,
         earlier: Sequence[Mapping[str, Artifact]] = (),
+        anchor: Artifact | None = None,
+        anchored: Sequence[Mapping[str, Artifact]] = (),
     ) -> Request:
-        """earlier: what earlier rounds were trained on, the nearest first."""
+        """earlier: what earlier rounds were trained on, the nearest first. anchor: the checkpoint from which the rounds
+        began, and what that was trained on."""
         inputs = {"trajectories": trajectories, "scores": scores, "selection": selection, "start": start}
         if getattr(self.spec.algorithm, "reference", "base") == "start":
             inputs["reference"] = reference
@@ -241,6 +254,11 @@ class Requests:
             part["replay"] = self._data["replay"]
             for ago, one in enumerate(earlier[: self.spec.replay.rounds], 1):
                 inputs |= {f"{name}-{ago}": artifact for name, artifact in one.items()}
+        if self.spec.ewc is not None:
+            part["ewc"] = self._data["ewc"]
+            inputs["anchor"] = anchor
+            for ago, one in enumerate(anchored, 1):
+                inputs |= {f"anchored-{name}-{ago}": artifact for name, artifact in one.items()}
         return self._request("train", part, inputs, seed=self.spec.seed)
 
     def deploy(self, policy: Artifact, step: int, evaluations: dict[str, Artifact]) -> Request:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from components.algorithms.spec import AlgorithmSpec, DistillSpec, GRPOSpec, PairSpec, ReplaySpec, SFTSpec
+from components.algorithms.spec import AlgorithmSpec, DistillSpec, EWCSpec, GRPOSpec, PairSpec, ReplaySpec, SFTSpec
 from components.artifacts import store_uri
 from components.compute.spec import ComputeSpec
 from components.deployment.spec import DeploySpec
@@ -100,6 +100,9 @@ class ExperimentSpec(Spec):
     replay: ReplaySpec | None = None
     """`{share: 0.25, rounds: 2, max_staleness: null}`: groups of earlier rounds that each training learns from too.
     None trains each round on its own episodes."""
+    ewc: EWCSpec | None = None
+    """`{coefficient: 1.0, trajectories: 64, rounds: 1}`: elastic weight consolidation, which holds what the policy knew
+    when the rounds began: what the warmup taught it, or the run that is forked. None holds nothing."""
     agent: AgentSpec = AgentSpec()
     inference: InferenceSpec = EmbeddedSpec()
     """Engine of the episodes of a policy."""
@@ -145,6 +148,7 @@ class ExperimentSpec(Spec):
             _environment,
             _teachers,
             _costs,
+            _ewc,
         )
         for check in checks:
             names = list(inspect.signature(check).parameters)
@@ -328,3 +332,8 @@ def _costs(algorithm: Any) -> Iterator[Problem]:
             "algorithm.reward_cap",
             f"{algorithm.reward_cap:g} caps the judged reward, which credit=turns does not use; expected null",
         )
+
+
+def _ewc(ewc: EWCSpec | None, warmup: WarmupSpec | None, fork: str | None, rounds: int) -> Iterator[Problem]:
+    if ewc is not None and rounds and warmup is None and fork is None:
+        yield Problem("ewc", "there is nothing to hold on to: expected a warmup, a fork, or null")

@@ -132,10 +132,11 @@ def _backward(
         loss = to_teacher(policy, teacher, one, spec.temperature).sum() / sampled
         loss.backward()
         total += loss.item()
+    held = {"ewc": policy.add_penalty()} if policy.penalty else {}
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
     counts = {
         "sampled_tokens": float(sampled),
         "tokens": float(sum(sum(one.lengths) for one in packs)),
         "computed_tokens": float(sum(len(one.token_ids_N) for one in packs)),
     }
-    return {"loss": total, "grad_norm": grad_norm}, counts
+    return {"loss": total, "grad_norm": grad_norm, **held}, counts

@@ -284,6 +284,7 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: list[tuple[Cut, Pack]]) -> 
             sums["known"] += known_S.sum().item()
             sums["entropy"] += entropy_S.sum().item()
             sums["clipped"] += losses.clipped(ratio_S, one.advantage_S, spec.clip_low, spec.clip_high).sum().item()
+    sums["ewc"] = policy.add_penalty()
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
     return {
         "loss": sums["loss"],
@@ -292,6 +293,7 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: list[tuple[Cut, Pack]]) -> 
         "entropy": sums["entropy"] / max(count, 1),
         "clip_fraction": sums["clipped"] / max(count, 1),
         "grad_norm": grad_norm,
+        **({"ewc": sums["ewc"]} if policy.penalty else {}),
         **({"correction": sums["correction"] / max(count, 1)} if spec.correction != "none" else {}),
     }
 

@@ -221,6 +221,8 @@ def _backward(
     for owner_Q, one in packs:
         logprob_S, _ = policy.logprobs(one, Cut())
         (logprob_S * weight_E[owner_Q.to(policy.device)[one.sequence_S.to(policy.device)]]).sum().backward()
+    if policy.penalty:
+        seen = {**seen, "ewc": policy.add_penalty()}
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
     counts = {
         "sampled_tokens": float(sum(len(one.token_S) for _, one in packs)),

@@ -289,6 +289,17 @@ class ReplaySpec(Spec):
     """Trajectories of a policy more than this many versions older than the one in training are dropped. null: none."""
 
 
+class EWCSpec(Spec):
+    """Elastic weight consolidation: what the policy knew when the rounds began is held (arXiv:1612.00796)."""
+
+    coefficient: float = Field(1.0, gt=0)
+    """Weight of the penalty."""
+    trajectories: int = Field(64, ge=1)
+    """Most trajectories from which is measured what matters; one backward pass each."""
+    rounds: int = Field(1, ge=1)
+    """Of a fork: from how many of the other run's last rounds they come. Without a fork they are the warmup's."""
+
+
 AlgorithmSpec = Annotated[
     GRPOSpec
     | DrGRPOSpec

@@ -19,6 +19,7 @@ from components.trajectories.schema import Trajectory
 if TYPE_CHECKING:
     import torch
 
+    from components.algorithms.ewc import Anchor
     from components.algorithms.policy import Policy
 
 
@@ -38,6 +39,7 @@ def train(
     save_every: float = 30.0,
     teacher_dir: Path | None = None,
     mean_costs: Mapping[str, float] | None = None,
+    anchor: Anchor | None = None,
 ) -> dict[str, float]:
     """Trains from the checkpoint `start` (None: from the base model) and writes the new one to the folder `out`.
 
@@ -45,8 +47,10 @@ def train(
     metrics, at once for those that an earlier try with the same `scratch` had taken. save_every: seconds between two
     saves of the unfinished training to `scratch`. teacher_dir: local folder of the teacher's base model, for
     `algorithm=distill`. mean_costs: of all episodes of the round, by name, for `algorithm.costs`; None takes those of
-    the trajectories. Returns the means of the metrics. Raises TrainingDiverged, and then writes no checkpoint, and
-    ArtifactError for trajectories that the algorithm cannot learn from.
+    the trajectories. anchor: what elastic weight consolidation holds on to.
+
+    Returns the means of the metrics. Raises TrainingDiverged, and then writes no checkpoint, and ArtifactError for
+    trajectories that the algorithm cannot learn from.
     """
     import torch
 
@@ -57,6 +61,11 @@ def train(
     trajectories = foreign.in_own_tokens(trajectories, base_dir, sampled=isinstance(algorithm, GRPOSpec))
     policy = _policy(base_dir, model, seed, start, warm)
     policy.use_reference(reference / checkpoint.ADAPTER if reference else None)
+    policy.penalty = None
+    if anchor is not None:
+        from components.algorithms import ewc
+
+        policy.penalty = ewc.penalty(policy, anchor, base_dir, pack_tokens=algorithm.pack_tokens, seed=seed)
     names, parameters = list(policy.parameters), list(policy.parameters.values())
     optimizer = _adamw(algorithm, parameters)
     optimizer.zero_grad(set_to_none=True)  # a warm policy may hold those of a call that was interrupted
