@@ -30,15 +30,14 @@ def teacher_of(
         policy.use_reference(adapter)
         return policy
     model = spec.model(policy.spec.max_length, _lora(adapter))
-    key = f"teacher {teacher_dir} {model.model_dump_json()}"
-    teacher: Policy | None = warm.get(key) if warm is not None else None
-    if teacher is None:
-        for old in [name for name in warm or () if name.startswith("teacher ")]:
-            del (warm or {})[old]  # frees it before the new one is loaded
+    recipe = f"{teacher_dir} {model.model_dump_json()}"
+    warm = {} if warm is None else warm
+    held, teacher = warm.pop("teacher", (None, None))
+    if held != recipe:
+        teacher = None  # frees the old one before the new one is loaded
         with torch.random.fork_rng():  # an adapter that is not used draws its first numbers
             teacher = Policy(teacher_dir, model, seed=0)
-    if warm is not None:
-        warm[key] = teacher
+    warm["teacher"] = recipe, teacher
     teacher.use_reference(adapter)
     return teacher
 

@@ -116,6 +116,14 @@ def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeyp
     assert logs[0]["sampled_tokens"] == len(terms)
 
 
+def test_models_that_do_more_to_their_logits_are_read_as_a_whole(base_dir):
+    student, teacher = make_policy(base_dir), make_policy(base_dir, seed=7)
+    [one] = pack([Sequence_([*range(5, 15)], [6, 8, 9])], 64)
+    alone = divergence.to_teacher(student, teacher, one, 1.0)
+    student._head_alone = teacher._head_alone = False
+    assert torch.allclose(divergence.to_teacher(student, teacher, one, 1.0), alone, atol=1e-6)
+
+
 def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path):
     """One prompt, one token to answer with. The teacher's head is sharp; 40 steps on the student's own tokens."""
     prompt = [5, 6, 7, 8]
