@@ -185,7 +185,6 @@ def test_killed_or_warm_it_ends_in_the_same_bytes(base_dir, adapters, tmp_path, 
     assert run(base_dir, tmp_path / "stopped", given, batch(), warm=warm)[0] == whole
     assert run(base_dir, tmp_path / "warm", given, batch(), warm=warm)[0] == whole
     assert [one["step"] for one in logs] == [1, 2, 3, 4]
-    assert logs[-1]["loss"] < logs[0]["loss"]
     assert metrics["examples"] == 9
 
 
