@@ -21,7 +21,7 @@ import yaml
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
-from components.models.spec import LoraSpec
+from components.models.spec import LoraSpec, TeacherSpec
 from components.specs import Spec, Target
 from components.specs.target import settable
 from flows.config import CONF
@@ -128,8 +128,8 @@ def _top_rows() -> Iterator[Row]:
 def _rows(cls: type[Spec], prefix: str, values: dict[str, Any], path: Path) -> Iterator[Row]:
     comments = _comments(path)
     for name, field in sorted(cls.model_fields.items(), key=lambda item: item[0] != "name"):
-        if field.annotation is LoraSpec:
-            yield from _rows(LoraSpec, f"{prefix}.{name}", values[name], path)
+        if field.annotation in (LoraSpec, TeacherSpec):
+            yield from _rows(field.annotation, f"{prefix}.{name}", values[name], path)
         elif name in values:
             shown = "" if values[name] == "???" else _value(values[name])
             yield f"{prefix}.{name}", _type(field), shown, _text(field.description) or comments.get(name, "")

@@ -31,6 +31,11 @@ class Fork:
     """The checkpoint from which the other run's rounds began; None for the base model."""
     checkpoints: dict[str, str]
     """Step and key of what it begins with, and of what came before that, for its record."""
+    earlier: list[dict[str, Artifact]]
+    """Trajectories, scores and selection of the other run's last rounds up to there, the nearest first: as many as the
+    new run replays."""
+    anchored: list[dict[str, Artifact]]
+    """The same, its warmup included: as many as elastic weight consolidation looks at."""
 
 
 def resolve(spec: ExperimentSpec, store: Store) -> Fork | None:
@@ -68,6 +73,8 @@ def resolve(spec: ExperimentSpec, store: Store) -> Fork | None:
         _artifact(store, run, known[step], step),
         _artifact(store, run, known[0], 0) if 0 in known else None,
         {str(one): known[one] for one in steps if one <= step},
+        [_data(store, run, known[one], one) for one in steps[::-1] if one > 0 and step - _replayed(spec) < one <= step],
+        [_data(store, run, known[one], one) for one in steps[::-1] if step - _held(spec) < one <= step],
     )
 
 
@@ -85,6 +92,30 @@ def checkpoints(run: RunRecord) -> dict[int, str]:
     """Keys of the checkpoints by step; those of a run that is a fork itself include where it began."""
     begun = {int(step): key for step, key in run.forked.items()}
     return begun | {one.step: one.key for one in run.stages if _TRAINED.fullmatch(one.label)}
+
+
+def _replayed(spec: ExperimentSpec) -> int:
+    """How many rounds before its first one a run replays."""
+    return spec.replay.rounds if spec.replay else 0
+
+
+def _held(spec: ExperimentSpec) -> int:
+    """How many rounds before its first one a run holds on to."""
+    return spec.ewc.rounds if spec.ewc else 0
+
+
+def _data(store: Store, run: RunRecord, key: str, step: int) -> dict[str, Artifact]:
+    """What the checkpoint of a step was trained on."""
+    made_from, found = _artifact(store, run, key, step).inputs, {}
+    for name in ("trajectories", "scores", "selection"):
+        artifact = store.find(made_from[name])
+        if artifact is None:
+            raise _problem(
+                f"the {name} of round {step} of run {run.short} are no longer in {store.root}, and replay or ewc "
+                "needs them: run it again, or set both to null"
+            )
+        found[name] = artifact
+    return found
 
 
 def _artifact(store: Store, run: RunRecord, key: str, step: int) -> Artifact:

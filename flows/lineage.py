@@ -33,6 +33,7 @@ from flows.fork import checkpoints
 from flows.peek import Peek, peek_through, targets
 from flows.records import SHORTEST, Records, RunRecord, StageRecord
 from flows.stage import DEFAULT_ROOT
+from flows.stages.train import EARLIER
 
 if TYPE_CHECKING:
     from components.evaluation.report import Origin
@@ -200,7 +201,8 @@ class Lineage:
         for node in reversed(nodes):  # what is fed to training is claimed from behind
             if node.kind in FEEDS and node.key not in belongs:
                 users = [one for one in self._children.get(node.key, ()) if one in belongs]
-                belongs[node.key] = belongs[users[0]] if users else key
+                own = [one for one in users if node.key in self._fed_by(one)]  # the others replay it
+                belongs[node.key] = belongs[(own or users)[0]] if users else key
         for node in nodes:
             if node.key not in belongs:
                 makers = [belongs[one] for one in node.inputs.values() if one in belongs]
@@ -245,7 +247,11 @@ class Lineage:
         return found
 
     def _fed_by(self, key: str) -> list[str]:
-        return [below for below in self.node(key).inputs.values() if self.node(below).kind != "checkpoint"]
+        """What belongs to an artifact: not the checkpoint before it, nor what was replayed of earlier rounds."""
+        inputs = self.node(key).inputs.items()
+        return [
+            below for name, below in inputs if not EARLIER.fullmatch(name) and self.node(below).kind != "checkpoint"
+        ]
 
     @cached_property
     def _keys(self) -> set[str]:

@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,12 +111,14 @@ def online_rl(
     outcome = Outcome(checkpoint=begin.checkpoint if begin else None, step=begin.step if begin else 0)
     warmup = spec.warmup if begin is None else None
     before = -1 if warmup else outcome.step
+    anchored = begin.anchored if begin else []
     outcome.evaluations["start"] = call("evaluate[start]", before, requests.evaluate(outcome.checkpoint))
     if warmup:
         shown = call("collect[sft]", 0, requests.demonstrate())
         scores = call("judge[sft]", 0, requests.judge(shown))
         kept = call("filter[sft]", 0, requests.filter(shown, scores, warmup=True))
         guards.filtered("filter[sft]", 0, kept)
+        anchored = [{"trajectories": shown, "scores": scores, "selection": kept}]
         outcome.checkpoint = call("train[sft]", 0, requests.warm_up(shown, scores, kept))
         outcome.evaluations["sft"] = call("evaluate[sft]", 0, requests.evaluate(outcome.checkpoint))
     outcome.measured.append(Measured(outcome.step, outcome.checkpoint, outcome.last))
@@ -131,12 +133,22 @@ def online_rl(
         return found
 
     reference = begin.reference if begin else outcome.checkpoint
+    earlier = list(begin.earlier) if begin else []
+    anchor = outcome.checkpoint
     for number in range(outcome.step + 1, spec.rounds + 1):
         played = call(f"collect[{number}]", number, requests.collect(outcome.checkpoint, number))
         scores = call(f"judge[{number}]", number, requests.judge(played))
         kept = call(f"filter[{number}]", number, requests.filter(played, scores))
         guards.filtered(f"filter[{number}]", number, kept)
-        request = requests.train(played, scores, kept, start=outcome.checkpoint, reference=reference)
+        request = requests.train(
+            *(played, scores, kept),
+            start=outcome.checkpoint,
+            reference=reference,
+            earlier=earlier,
+            anchor=anchor,
+            anchored=anchored,
+        )
+        earlier.insert(0, {"trajectories": played, "scores": scores, "selection": kept})
         outcome.checkpoint = call(f"train[{number}]", number, request)
         outcome.step = number
         artifacts = {"collect": played, "judge": scores, "filter": kept, "train": outcome.checkpoint}
@@ -193,6 +205,13 @@ class Requests:
     def demonstrate(self) -> Request:
         assert self.spec.warmup is not None
         collect = {**self._data["collect"], "scenarios": self.spec.warmup.demonstrations, "group_size": 1}
+        if (teacher := self.spec.warmup.teacher) is not None:
+            collect |= {"group_size": teacher.samples, "temperature": teacher.temperature, "top_p": teacher.top_p}
+            played = self._data["warmup"]["teacher"]
+            part = {"model": self.spec.model.base(), **self._parts("environment", "agent")}
+            part |= {"collect": {**collect, "top_k": 0, "min_p": 0.0}, "inference": played["inference"]}
+            part |= {"actor": "teacher", "teacher": played["model"], "round": 0}
+            return self._request("collect", part, {}, seed=self.spec.seed)
         part = {"model": self.spec.model.base(), **self._parts("environment", "agent"), "collect": collect}
         return self._request("collect", {**part, "actor": "solver", "round": 0}, {}, seed=self.spec.seed)
 
@@ -221,11 +240,26 @@ class Requests:
         *,
         start: Artifact | None,
         reference: Artifact | None,
+        earlier: Sequence[Mapping[str, Artifact]] = (),
+        anchor: Artifact | None = None,
+        anchored: Sequence[Mapping[str, Artifact]] = (),
     ) -> Request:
+        """earlier: what earlier rounds were trained on, the nearest first. anchor: the checkpoint from which the rounds
+        began, and what that was trained on."""
         inputs = {"trajectories": trajectories, "scores": scores, "selection": selection, "start": start}
         if getattr(self.spec.algorithm, "reference", "base") == "start":
             inputs["reference"] = reference
-        return self._request("train", self._training(self._data["algorithm"]), inputs, seed=self.spec.seed)
+        part = self._training(self._data["algorithm"])
+        if self.spec.replay is not None and earlier:
+            part["replay"] = self._data["replay"]
+            for ago, one in enumerate(earlier[: self.spec.replay.rounds], 1):
+                inputs |= {f"{name}-{ago}": artifact for name, artifact in one.items()}
+        if self.spec.ewc is not None:
+            part["ewc"] = self._data["ewc"]
+            inputs["anchor"] = anchor
+            for ago, one in enumerate(anchored, 1):
+                inputs |= {f"anchored-{name}-{ago}": artifact for name, artifact in one.items()}
+        return self._request("train", part, inputs, seed=self.spec.seed)
 
     def deploy(self, policy: Artifact, step: int, evaluations: dict[str, Artifact]) -> Request:
         """step: the round after which the policy stood."""
@@ -255,8 +289,10 @@ class Requests:
 
 def _check_key(spec: ExperimentSpec) -> None:
     """Raises ResourceError where the key of a remote engine is not in the environment."""
-    if isinstance(spec.inference, RemoteSpec):
-        spec.inference.key()
+    teacher = spec.warmup.teacher if spec.warmup else None
+    for inference in (spec.inference, teacher.inference if teacher else None):
+        if isinstance(inference, RemoteSpec):
+            inference.key()
 
 
 def _writable(root: Path) -> None:
@@ -297,7 +333,8 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
     stdout = sys.stdout
     with ExitStack() as stack:
         interruption = stack.enter_context(Interruption())
-        check_weights(spec.model, context.cache)
+        for model in (spec.model, *spec.teachers()):
+            check_weights(model, context.cache)
         stack.enter_context(redirect_stdout(sys.stderr))  # what libraries print is no result
         console = Console()
         log = root / "logs" / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"

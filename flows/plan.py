@@ -101,6 +101,10 @@ def plan(spec: ExperimentSpec) -> Plan:
         planner.given(fork.checkpoint, f"{fork.run.short}@{fork.step}")
         if fork.reference is not None:
             planner.given(fork.reference, f"{fork.run.short}@0")
+        for rounds in (fork.earlier, fork.anchored):
+            for ago, one in enumerate(rounds):
+                for artifact in one.values():
+                    planner.given(artifact, f"{fork.run.short} {artifact.stage}[{fork.step - ago or 'sft'}]")
     notices: list[Notice] = []
     struck = None
     try:

@@ -16,16 +16,26 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from components.algorithms.spec import AlgorithmSpec, GRPOSpec, PairSpec, PolicyGradientSpec, PPOSpec, SFTSpec
+from components.algorithms.spec import (
+    AlgorithmSpec,
+    DistillSpec,
+    EWCSpec,
+    GRPOSpec,
+    PairSpec,
+    PolicyGradientSpec,
+    PPOSpec,
+    ReplaySpec,
+    SFTSpec,
+)
 from components.artifacts import store_uri
 from components.compute.spec import ComputeSpec
 from components.deployment.spec import DeploySpec
 from components.environments.protocol import Environment
-from components.errors import Problem
+from components.errors import ArtifactError, Problem
 from components.evaluation.spec import EvaluateSpec
 from components.filters.signal import Signal
 from components.inference.spec import EmbeddedSpec, InferenceSpec, RemoteSpec
-from components.models.spec import ModelSpec
+from components.models.spec import ModelSpec, TeacherSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Spec, Target
 from components.tracking.spec import TrackingSpec
@@ -40,11 +50,28 @@ TRAIN = "train"
 """Split from which episodes for training are collected."""
 
 
+class WarmupTeacherSpec(Spec):
+    """A model that plays the demonstrations of the warmup: on this machine, or on a server."""
+
+    model: TeacherSpec | None = None
+    """The model, for `inference.name: embedded`; null for a server's, which `inference.model` names."""
+    inference: InferenceSpec = EmbeddedSpec()
+    """Engine of the teacher, as `inference`. A server needs no `tokens`: what it says is laid out in those of model."""
+    samples: int = Field(1, ge=1)
+    """Episodes of each scenario."""
+    temperature: float = Field(0.7, ge=0)
+    """As collect.temperature, for the teacher."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """As collect.top_p, for the teacher."""
+
+
 class WarmupSpec(Spec):
-    """Supervised training on the environment's own solutions, before the first round."""
+    """Supervised training on the environment's own solutions, or on a teacher's episodes, before the first round."""
 
     demonstrations: int = Field(64, ge=1)
-    """Train scenarios that the environment's solver demonstrates."""
+    """Train scenarios that the environment's solver demonstrates, or the teacher plays."""
+    teacher: WarmupTeacherSpec | None = None
+    """Who demonstrates (see warmup=teacher); null: the environment's solver."""
     filter: Target
     """Which demonstrations are trained on."""
     algorithm: SFTSpec = SFTSpec()
@@ -81,6 +108,12 @@ class ExperimentSpec(Spec):
     algorithm: AlgorithmSpec
     warmup: WarmupSpec | None = None
     """None starts the rounds from the model as it is."""
+    replay: ReplaySpec | None = None
+    """`{share: 0.25, rounds: 2, max_staleness: null}`: groups of earlier rounds that each training learns from too.
+    None trains each round on its own episodes."""
+    ewc: EWCSpec | None = None
+    """`{coefficient: 1.0, trajectories: 64, rounds: 1}`: elastic weight consolidation, which holds what the policy knew
+    when the rounds began: what the warmup taught it, or the run that is forked. None holds nothing."""
     agent: AgentSpec = AgentSpec()
     inference: InferenceSpec = EmbeddedSpec()
     """Engine of the episodes of a policy."""
@@ -106,9 +139,16 @@ class ExperimentSpec(Spec):
     def _shared(cls, value: str | None) -> str | None:
         return None if value is None else store_uri(value)
 
+    def teachers(self) -> list[ModelSpec]:
+        """The models that are learned from, beside the one in training."""
+        found = [self.algorithm.teacher] if isinstance(self.algorithm, DistillSpec) and self.rounds else []
+        if self.warmup is not None and self.warmup.teacher is not None and self.warmup.teacher.model is not None:
+            found.append(self.warmup.teacher.model)
+        return [one.model(self.model.max_length) for one in found]
+
     @classmethod
     def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
-        for check in (
+        checks = (
             _algorithm,
             _signal,
             _held_out,
@@ -118,7 +158,11 @@ class ExperimentSpec(Spec):
             _reward,
             _filters,
             _environment,
-        ):
+            _teachers,
+            _costs,
+            _ewc,
+        )
+        for check in checks:
             names = list(inspect.signature(check).parameters)
             if all(name in parts for name in names):
                 yield from check(**{name: parts[name] for name in names})
@@ -239,9 +283,11 @@ def _environment(
         what = f"{environment.target} is no environment; it lacks {', '.join(lacking)}"
         yield Problem("environment._target_", f"{what} (see components.environments.protocol)")
         return
-    if warmup is not None and "solve" not in dir(thing):
+    if warmup is not None and warmup.teacher is None and "solve" not in dir(thing):
         yield Problem(
-            "warmup", f"{environment.target} has no method `solve` to take demonstrations from; write warmup=none"
+            "warmup",
+            f"{environment.target} has no method `solve` to take demonstrations from; write warmup=none, or "
+            "warmup=teacher",
         )
     try:
         built = environment.build()
@@ -290,3 +336,37 @@ def _environment(
 def _result(value: Any) -> Any:
     """What a method of an environment gave; it may be plain or async."""
     return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
+def _teachers(algorithm: Any, warmup: WarmupSpec | None) -> Iterator[Problem]:
+    found = {"algorithm.teacher": algorithm.teacher} if isinstance(algorithm, DistillSpec) else {}
+    if warmup is not None and warmup.teacher is not None:
+        embedded = isinstance(warmup.teacher.inference, EmbeddedSpec)
+        if embedded and warmup.teacher.model is None:
+            yield Problem("warmup.teacher.model", "null, and inference.name=embedded plays on this machine: name one")
+        elif warmup.teacher.model is not None and not embedded:
+            yield Problem(
+                "warmup.teacher.model", "given, but a server plays; expected null, or inference.name=embedded"
+            )
+        elif warmup.teacher.model is not None:
+            found["warmup.teacher.model"] = warmup.teacher.model
+    for path, teacher in found.items():
+        try:
+            teacher.adapter_dir()
+        except ArtifactError as error:
+            yield Problem(f"{path}.adapter", str(error).removeprefix("teacher.adapter: "))
+        for problem in _local_model(teacher.model(max_length=16)):
+            yield Problem(f"{path}.{problem.path.removeprefix('model.')}", problem.message)
+
+
+def _costs(algorithm: Any) -> Iterator[Problem]:
+    if isinstance(algorithm, PolicyGradientSpec) and algorithm.credit == "turns" and algorithm.reward_cap is not None:
+        yield Problem(
+            "algorithm.reward_cap",
+            f"{algorithm.reward_cap:g} caps the judged reward, which credit=turns does not use; expected null",
+        )
+
+
+def _ewc(ewc: EWCSpec | None, warmup: WarmupSpec | None, fork: str | None, rounds: int) -> Iterator[Problem]:
+    if ewc is not None and rounds and warmup is None and fork is None:
+        yield Problem("ewc", "there is nothing to hold on to: expected a warmup, a fork, or null")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -22,6 +22,9 @@ from components.models import attention, distribution, trie_attention
 from components.models.distribution import Cut
 from components.models.spec import LoraSpec, ModelSpec
 from components.models.weights import load_model, pick_device
+
+if TYPE_CHECKING:
+    from components.algorithms.ewc import Penalty
 
 LEARNING, REFERENCE = "default", "reference"
 LOGIT_ROWS = 512
@@ -198,6 +201,22 @@ class Policy:
             yield self.parameters
         finally:
             self.model.set_adapter(LEARNING)
+
+    def rows(self, pack: Pack) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+        """(U, X) numbers for each node from which a sampled token is predicted, and the function that makes (·, V)
+        logits of some of them: hidden states and the head; for models that do more to their logits, the logits
+        themselves."""
+        if self._head_alone:
+            return self.hidden(pack), self._base.get_output_embeddings()
+        pack = pack.to(self.device)
+        return self.model(**self._inputs(pack), logits_to_keep=pack.predicting_U).logits[0], lambda logits: logits
+
+    penalty: Penalty | None = None
+    """On the parameters, beside the loss."""
+
+    def add_penalty(self) -> float:
+        """Adds the penalty's gradient to that of the loss, once a gradient step; returns the penalty, 0 for none."""
+        return self.penalty.add_gradient(self.parameters) if self.penalty is not None else 0.0
 
     @property
     def _base(self) -> Any:

@@ -145,9 +145,10 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: Packs) -> dict[str, float]:
             sums[name] += value if real else 0.0
     distributed.sum_gradients(policy.parameters.values())
     sums = distributed.sums(sums)
+    held = {"ewc": policy.add_penalty()} if policy.penalty else {}
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
     kl = {"kl": sums["kl"] / sums["kl_tokens"]} if "kl" in sums else {}
-    return {"loss": sums["loss"], "grad_norm": grad_norm, **kl, **means(spec, sums, count)}
+    return {"loss": sums["loss"], "grad_norm": grad_norm, **held, **kl, **means(spec, sums, count)}
 
 
 def _kl_of_shortest(spec: GRPOSpec, policy: Policy, trajectories: Sequence[Trajectory], learning: Learning) -> float:

@@ -191,6 +191,7 @@ def _backward(spec: PPOSpec, policy: Policy, critic: Critic, packs: Packs, actio
                 loss.backward()
             sums["loss"] += loss.item()
         sums["kl"] += losses.kl(logprob_S.detach(), reference_S, spec.kl_estimator).sum().item()
+    held = {"ewc": policy.add_penalty()} if policy.penalty else {}
     norms = [
         torch.nn.utils.clip_grad_norm_(list(one.parameters.values()), spec.max_grad_norm).item()
         for one in (policy, critic)
@@ -201,6 +202,7 @@ def _backward(spec: PPOSpec, policy: Policy, critic: Critic, packs: Packs, actio
         "kl_coefficient": critic.kl_coefficient,
         "grad_norm": norms[0],
         "value_grad_norm": norms[1],
+        **held,
         **_of_values(spec, seen),
         **means(spec, sums, count),
     }

@@ -224,6 +224,8 @@ def _backward(
         weight_S = weight_E[owner_Q.to(policy.device)[one.sequence_S.to(policy.device)]]
         (logprob_S * (weight_S if real else 0 * weight_S)).sum().backward()
     distributed.sum_gradients(policy.parameters.values())
+    if policy.penalty:
+        seen = {**seen, "ewc": policy.add_penalty()}
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
     counts = {
         "sampled_tokens": float(sum(len(one.token_S) for _, one in packs)),

@@ -77,6 +77,7 @@ def train_sft(
     random_state: list[dict[str, torch.Tensor]] = []
 
     skipped: list[bool] = []
+    held = [0.0]
 
     def backward(rows: list[dict[str, Any]]) -> float:
         """Adds the gradient of the rows' loss to the parameters; returns the loss."""
@@ -105,6 +106,7 @@ def train_sft(
             if random_state:  # the loader of TRL's trainer draws a number before the first step
                 checkpoint.set_random_states(random_state.pop())
             total = backward(inputs["rows"])
+            held[0] = policy.add_penalty()
             skipped.clear()
             if not math.isfinite(total) or not math.isfinite(grad_norm()):
                 batch = list({row["trajectory_id"]: None for row in inputs["rows"]})
@@ -137,6 +139,7 @@ def train_sft(
             number = step + len(steps) + 1
             names = ("learning_rate",) if skipped else ("loss", "grad_norm", "learning_rate")
             metrics = {name: float(logs[name]) for name in names}
+            metrics |= {"ewc": held[0]} if policy.penalty else {}
             metrics["skipped_steps"] = float(len(skipped))
             metrics["seconds"] = time.monotonic() - clock[0]
             metrics |= {"tokens": float(computed[0]), "computed_tokens": float(computed[1])}

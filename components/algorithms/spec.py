@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from components.models.spec import TeacherSpec
 from components.specs import Spec
 
 Action = Literal["warn", "skip", "stop"]
@@ -47,6 +48,17 @@ class SFTSpec(OptimizerSpec):
     weight_temperature: float | None = Field(None, gt=0)
     """Weighted behaviour cloning: trajectories are weighted by softmax(reward / weight_temperature), scaled to a mean
     of 1; those without a reward are left out. null weighs all alike."""
+
+
+class CostSpec(Spec):
+    """What an episode costs, beside its reward."""
+
+    limit: float
+    """Mean over the episodes of a round that is allowed."""
+    learning_rate: float = Field(0.1, gt=0)
+    """The multiplier rises each round by this times what the mean is above the limit, and falls alike, down to 0."""
+    initial: float = Field(0.0, ge=0)
+    """The multiplier with which it begins."""
 
 
 class PolicyGradientSpec(OptimizerSpec):
@@ -106,6 +118,14 @@ class PolicyGradientSpec(OptimizerSpec):
     samples the same again and again, and learns nothing from it."""
     low_entropy: Action = "warn"
     """What happens below min_entropy."""
+    costs: dict[str, CostSpec] | None = None
+    """`{invalid_actions: {limit: 0.5, learning_rate: 0.1, initial: 0.0}}`: metrics of an episode, components of its
+    score or numbers of its outcome whose mean must stay below a limit; each is taken off the reward, times a multiplier
+    that is learned. null: none."""
+    cost_scaling: bool = True
+    """The reward less its costs is divided by 1 plus the sum of the multipliers."""
+    reward_cap: float | None = None
+    """Judged rewards above it count as it. null is no cap."""
 
 
 class GRPOSpec(PolicyGradientSpec):
@@ -291,6 +311,42 @@ class KTOSpec(PreferenceSpec):
     """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
 
 
+class DistillSpec(OptimizerSpec):
+    """On-policy distillation: the policy's own tokens, and at each of them the KL to a teacher (arXiv:2306.13649)."""
+
+    name: Literal["distill"] = "distill"
+    epochs: int = Field(1, ge=1)
+    """Passes over the trajectories of a round."""
+    batch_size: int = Field(16, ge=1)
+    """Trajectories of one gradient step; one of several histories counts as several."""
+    teacher: TeacherSpec
+    """Has the vocabulary of the model in training."""
+    temperature: float = Field(1.0, gt=0)
+    """Logits of both are divided by it before they are compared."""
+
+
+class ReplaySpec(Spec):
+    """Groups of earlier rounds in each training."""
+
+    share: float = Field(0.25, ge=0, lt=1)
+    """Of the groups that a training learns from, how many come from earlier rounds, where there are enough of them."""
+    rounds: int = Field(2, ge=1)
+    """How many rounds back they come from."""
+    max_staleness: int | None = Field(None, ge=0)
+    """Trajectories of a policy more than this many versions older than the one in training are dropped. null: none."""
+
+
+class EWCSpec(Spec):
+    """Elastic weight consolidation: what the policy knew when the rounds began is held (arXiv:1612.00796)."""
+
+    coefficient: float = Field(1.0, gt=0)
+    """Weight of the penalty."""
+    trajectories: int = Field(64, ge=1)
+    """Most trajectories from which is measured what matters; one backward pass each."""
+    rounds: int = Field(1, ge=1)
+    """Of a fork: from how many of the other run's last rounds they come. Without a fork they are the warmup's."""
+
+
 AlgorithmSpec = Annotated[
     GRPOSpec
     | DrGRPOSpec
@@ -304,6 +360,7 @@ AlgorithmSpec = Annotated[
     | DPOSpec
     | IPOSpec
     | ORPOSpec
-    | KTOSpec,
+    | KTOSpec
+    | DistillSpec,
     Field(discriminator="name"),
 ]

@@ -7,11 +7,19 @@ the result is the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.algorithms.spec import AlgorithmSpec, GRPOSpec, OptimizerSpec, PPOSpec, PreferenceSpec
+from components.algorithms.spec import (
+    AlgorithmSpec,
+    DistillSpec,
+    GRPOSpec,
+    OptimizerSpec,
+    PolicyGradientSpec,
+    PPOSpec,
+    PreferenceSpec,
+)
 from components.models.lora import adapter_digest
 from components.models.spec import ModelSpec
 from components.trajectories.schema import Trajectory
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from components.algorithms.critic import Critic
+    from components.algorithms.ewc import Anchor
     from components.algorithms.policy import Policy
 
 
@@ -37,25 +46,38 @@ def train(
     on_step: Callable[[dict[str, float]], None],
     warm: dict[str, Any] | None = None,
     save_every: float = 30.0,
+    teacher_dir: Path | None = None,
+    mean_costs: Mapping[str, float] | None = None,
+    anchor: Anchor | None = None,
 ) -> dict[str, float]:
     """Trains from the checkpoint `start` (None: from the base model) and writes the new one to the folder `out`.
 
     reference: checkpoint for the KL (None: the base model). on_step is called after each gradient step with its
     metrics, at once for those that an earlier try with the same `scratch` had taken. save_every: seconds between two
-    saves of the unfinished training to `scratch`. Returns the means of the metrics. Raises TrainingDiverged, and then
-    writes no checkpoint.
+    saves of the unfinished training to `scratch`. teacher_dir: local folder of the teacher's base model, for
+    `algorithm=distill`. mean_costs: of all episodes of the round, by name, for `algorithm.costs`; None takes those of
+    the trajectories. anchor: what elastic weight consolidation holds on to.
+
+    Returns the means of the metrics. Raises TrainingDiverged, and then writes no checkpoint, and ArtifactError for
+    trajectories that the algorithm cannot learn from.
     """
     import torch
 
-    from components.algorithms import checkpoint
+    from components.algorithms import checkpoint, costs, foreign
     from components.algorithms.guards import STRIKES, Guards
     from components.algorithms.unfinished import Unfinished
 
+    trajectories = foreign.in_own_tokens(trajectories, base_dir, sampled=isinstance(algorithm, PolicyGradientSpec))
     policy = _policy(base_dir, model, seed, start, warm)
     policy.use_reference(reference / checkpoint.ADAPTER if reference else None)
     critic = _critic(policy, algorithm)
     learning: list[Policy | Critic] = [policy, *([critic] if critic else [])]
     names = [name for one in learning for name in one.parameters]
+    policy.penalty = None
+    if anchor is not None:
+        from components.algorithms import ewc
+
+        policy.penalty = ewc.penalty(policy, anchor, base_dir, pack_tokens=algorithm.pack_tokens, seed=seed)
     optimizer = _adamw(algorithm, [list(one.parameters.values()) for one in learning])
     optimizer.zero_grad(set_to_none=True)  # a warm policy may hold those of a call that was interrupted
     torch.manual_seed(seed)
@@ -82,6 +104,10 @@ def train(
         "taken": tuple(unfinished.steps),
         "on_step": took,
     }
+    multipliers: costs.Multipliers = {}
+    figures: dict[str, float] = {}
+    if isinstance(algorithm, PolicyGradientSpec) and (algorithm.costs or algorithm.reward_cap is not None):
+        trajectories, multipliers, figures = costs.constrained(algorithm, trajectories, start, mean_costs)
     with unfinished.saved_when_stopped():
         if isinstance(algorithm, GRPOSpec):
             from components.algorithms.policy_gradient import train_policy_gradient
@@ -96,6 +122,13 @@ def train(
             from components.algorithms.preference import train_preference
 
             step, metrics = train_preference(algorithm, policy, optimizer, base_dir, trajectories, **rest)
+        elif isinstance(algorithm, DistillSpec):
+            from components.algorithms.distill import train_distill
+            from components.algorithms.teacher import teacher_of
+
+            assert teacher_dir is not None, "a teacher to learn from"
+            teacher = teacher_of(policy, base_dir, algorithm.teacher, teacher_dir, warm)
+            step, metrics = train_distill(algorithm, policy, optimizer, base_dir, trajectories, teacher=teacher, **rest)
         else:
             from components.algorithms.sft import train_sft
 
@@ -116,7 +149,8 @@ def train(
     if critic is not None:
         critic.save(out / checkpoint.CRITIC)
     checkpoint.save_state(out, algorithm=algorithm.name, step=step, optimizer=optimizer, names=names)
-    return metrics
+    costs.save(out, multipliers)
+    return metrics | figures
 
 
 def policy_digest(checkpoint_dir: Path) -> str:

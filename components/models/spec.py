@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from components.errors import ArtifactError
 from components.specs import Spec
 
 
@@ -39,3 +41,50 @@ class ModelSpec(Spec):
     def base(self) -> dict:
         """The part that stages read which do not train: a change of LoRA leaves them cached."""
         return self.model_dump(exclude={"lora"})
+
+
+class TeacherSpec(Spec):
+    """A model that is learned from and not trained. The keys that it shares with `model` mean the same."""
+
+    name: str
+    """A Hugging Face name, a local folder, or (by source) the name of a packaged or a random model."""
+    source: Literal["hub", "package", "random"] = "hub"
+    """Where it comes from, as in model.source."""
+    revision: str | None = None
+    """Commit, tag or branch on the hub; None takes the default one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """In which it computes."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes CUDA where there is one."""
+    adapter: str | None = None
+    """Folder of a LoRA adapter on it: one of PEFT, or a checkpoint of a run. None takes the model as it is."""
+
+    @field_validator("adapter")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        return None if value is None else str(Path(value).expanduser().absolute())
+
+    def adapter_dir(self) -> Path | None:
+        """The PEFT folder. Raises ArtifactError where there is none."""
+        if self.adapter is None:
+            return None
+        for folder in (Path(self.adapter), Path(self.adapter) / "adapter"):
+            if (folder / "adapter_config.json").is_file() and (folder / "adapter_model.safetensors").is_file():
+                return folder
+        raise ArtifactError(
+            f"teacher.adapter: {self.adapter} holds no adapter; expected a folder with adapter_config.json and "
+            "adapter_model.safetensors, or a checkpoint with such a folder in it"
+        )
+
+    def model(self, max_length: int, lora: LoraSpec | None = None) -> ModelSpec:
+        """The same as a model. max_length: longest sequence in tokens."""
+        shared = self.model_dump(exclude={"adapter"})
+        return ModelSpec(**shared, max_length=max_length, lora=lora or LoraSpec())
+
+    def key_part(self) -> dict[str, Any]:
+        """What determines results, for stage keys: what the adapter holds, not where it lies."""
+        from components.models.lora import adapter_digest
+
+        folder = self.adapter_dir()
+        digest = None if folder is None else adapter_digest(folder)
+        return {**self.model_dump(mode="json", exclude={"device"}), "adapter": digest}

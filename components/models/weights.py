@@ -107,6 +107,21 @@ def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu") -
     return model.to(device).eval()
 
 
+def vocabulary(base_dir: Path) -> dict[str, int]:
+    """The id of each token of the tokenizer in `base_dir`."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(base_dir, trust_remote_code=False).get_vocab()
+
+
+def tokenizer_digest(base_dir: Path) -> str:
+    """sha256 over all that lays a conversation out as tokens: the tokenizer in `base_dir` and its chat template."""
+    tokenizer = load_tokenizer(base_dir)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps([rules, tokenizer.chat_template]).encode()).hexdigest()
+
+
 def load_tokenizer(base_dir: Path) -> Any:
     """The tokenizer in `base_dir`. Raises ResourceError where it has no chat template."""
     from transformers import AutoTokenizer

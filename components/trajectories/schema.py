@@ -117,9 +117,10 @@ class Trajectory:
     """Counts such as turns, sampled_tokens, invalid_actions."""
     failure: Failure | None = None
     policy: str = ""
-    """Version of the policy that acted: a digest, or `solver` for demonstrations."""
+    """Version of the policy that acted: a digest, or `solver` or `teacher` for demonstrations."""
     sampling: dict[str, Any] = field(default_factory=dict)
-    """Sampling parameters in force: temperature, top_p, top_k, min_p, seed."""
+    """Sampling parameters in force: temperature, top_p, top_k, min_p, seed. Of a teacher also `tokenizer`: the digest
+    of the one whose token ids these are."""
     reward: float | None = None
     """Final reward by the judge; None before judging and where it could not be scored."""
     advantage: float | None = None

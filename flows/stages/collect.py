@@ -1,7 +1,9 @@
-"""Collect: episodes by the policy, or demonstrations by the environment's own solver."""
+"""Collect: episodes by the policy, or demonstrations by the environment's own solver or by a teacher."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -9,10 +11,10 @@ from pydantic import Field
 from components.artifacts import Draft
 from components.inference.protocol import Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec
-from components.models.spec import ModelSpec
+from components.models.spec import ModelSpec, TeacherSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
-from components.trajectories.schema import SCHEMA_VERSION
+from components.trajectories.schema import SCHEMA_VERSION, Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model
 from flows.stages.episodes import figures, play, scenarios_of, write_times
 
@@ -25,8 +27,10 @@ class CollectStage(StageSpec):
     agent: AgentSpec
     collect: CollectSpec
     inference: InferenceSpec = EmbeddedSpec()
-    actor: Literal["policy", "solver"] = "policy"
-    """`solver`: the environment shows the solution of each scenario; no model speaks."""
+    actor: Literal["policy", "solver", "teacher"] = "policy"
+    """`solver`: the environment shows the solution of each scenario; no model speaks. `teacher`: another model plays:
+    the one below, or the one that a remote `inference` has."""
+    teacher: TeacherSpec | None = None
     round: int = Field(0, ge=0)
     """Each round goes on in the scenarios where the round before it ended."""
 
@@ -34,8 +38,13 @@ class CollectStage(StageSpec):
         part = {"actor": self.actor, "round": self.round, "environment": self.environment.resolved()}
         if self.actor == "solver":
             return part | {"scenarios": self.collect.scenarios}
+        if self.actor == "teacher":
+            length = {"max_length": self.model.max_length}
+            who = {"teacher": self.teacher.key_part() | length if self.teacher else None}
+        else:
+            who = {"model": base_model(self.model)}
         return part | {
-            "model": base_model(self.model),
+            **who,
             "agent": self.agent.model_dump(mode="json"),
             "collect": self.collect.model_dump(mode="json", exclude={"concurrency", "timeout"}),
             **self.inference.key_part(),
@@ -44,6 +53,7 @@ class CollectStage(StageSpec):
 
 def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Writes `trajectories.parquet` and `times.json`. Input: `policy`, a checkpoint; without it the base model acts."""
+    from components.models.weights import prepare
     from components.rollout.collector import choose_scenarios, demonstrate
     from components.trajectories.store import write_trajectories
 
@@ -62,8 +72,10 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             min_p=spec.collect.min_p,
             max_tokens=spec.agent.max_tokens,
         )
+        model = spec.teacher.model(spec.model.max_length) if spec.teacher else spec.model
         trajectories, times, speed = play(
-            model=spec.model,
+            model=model,
+            adapter=spec.teacher.adapter_dir() if spec.teacher else None,
             inference=spec.inference,
             environment=spec.environment,
             agent=spec.agent,
@@ -77,9 +89,22 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             seed=context.seed * 1_000_003 + spec.round,
             context=context,
         )
+        if spec.actor == "teacher":
+            _sign(trajectories, prepare(model, context.cache) if spec.teacher else None)
     write_trajectories(draft.path / "trajectories.parquet", trajectories)
     write_times(draft.path / "times.json", times)
     return figures(trajectories) | speed
+
+
+def _sign(trajectories: Sequence[Trajectory], base_dir: Path | None) -> None:
+    """Says that a teacher played them, and in which tokenizer's ids. base_dir: of the teacher; None for a server's."""
+    from components.algorithms.foreign import TOKENIZER, UNKNOWN
+    from components.models.weights import tokenizer_digest
+
+    tokenizer = UNKNOWN if base_dir is None else tokenizer_digest(base_dir)
+    for one in trajectories:
+        one.policy = "teacher"
+        one.sampling = {**one.sampling, TOKENIZER: tokenizer}
 
 
 STAGE = Stage("collect", 3, CollectStage, "trajectories", SCHEMA_VERSION, collect, volatile=("times.json",))

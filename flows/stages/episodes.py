@@ -100,8 +100,10 @@ def play(
     max_failures: float,
     seed: int,
     context: Context,
+    adapter: Path | None = None,
 ) -> tuple[list[Trajectory], dict[str, float], dict[str, float]]:
-    """Plays every scenario `group_size` times with the policy, or the base model where it is None.
+    """Plays every scenario `group_size` times with the policy, or the base model where it is None. adapter: PEFT folder
+    of a policy that is no artifact.
 
     Returns the trajectories in order, the seconds of each, and how fast it went. Raises TooManyFailures.
     """
@@ -113,7 +115,7 @@ def play(
     finished = {name: trajectory for name, trajectory in episodes.finished.items() if name in wanted}
     done, total = len(finished), len(wanted)
     context.progress(done, total)
-    engine = warm_engine(model, policy, context, inference)
+    engine = warm_engine(model, policy, context, inference, adapter)
     start = time.monotonic()
 
     def on_episode(trajectory: Trajectory, seconds: float) -> None:
@@ -168,15 +170,22 @@ def write_times(path: Path, seconds: dict[str, float]) -> None:
 
 
 def warm_engine(
-    model: ModelSpec, policy: Artifact | None, context: Context, inference: InferenceSpec | None = None
+    model: ModelSpec,
+    policy: Artifact | None,
+    context: Context,
+    inference: InferenceSpec | None = None,
+    adapter: Path | None = None,
 ) -> TransformersEngine | RemoteEngine:
-    """The engine, holding the policy (None: the base model). inference: None means embedded."""
+    """The engine, holding the policy (None: the base model, or `adapter` on it). inference: None means embedded."""
     from components.algorithms.train import policy_digest
+    from components.models.lora import adapter_digest
 
     inference = inference or EmbeddedSpec()
     recipe = (model.base(), inference.model_dump())
     engine = context.warm.get("engine", recipe, lambda: _engine(model, inference, context))
-    if policy is None:
+    if adapter is not None:
+        engine.load_policy(adapter_digest(adapter), str(adapter))
+    elif policy is None:
         engine.load_policy(BASE_POLICY, None)
     else:
         engine.load_policy(policy_digest(policy.path), str(policy.path / "adapter"))

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
 
-from components.algorithms.spec import AlgorithmSpec, PolicyGradientSpec
+from components.algorithms.spec import (
+    AlgorithmSpec,
+    DistillSpec,
+    EWCSpec,
+    GRPOSpec,
+    PairSpec,
+    PolicyGradientSpec,
+    ReplaySpec,
+)
 from components.artifacts import Draft
+from components.inference.protocol import BASE_POLICY
 from components.models.spec import ModelSpec
+from components.trajectories.schema import Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec
 
 CHECKPOINT_VERSION = 1
-"""Layout of a checkpoint: adapter/, optimizer.safetensors, trainer.json, log.jsonl; of PPO critic/ too."""
+"""Layout of a checkpoint: adapter/, optimizer.safetensors, trainer.json, log.jsonl; of PPO critic/ too; where there
+are costs multipliers.json."""
+EARLIER = re.compile(r"(anchored-)?(trajectories|scores|selection)-([1-9]\d*)")
+"""Inputs that are those of an earlier round, by how many rounds ago it was: `trajectories-2`. `anchored-`: ago when the
+rounds began."""
 
 
 class TrainStage(StageSpec):
@@ -21,26 +37,46 @@ class TrainStage(StageSpec):
     algorithm: AlgorithmSpec
     save_every: float = Field(30.0, ge=0)
     """Seconds between two saves of the unfinished training."""
+    replay: ReplaySpec | None = None
+    ewc: EWCSpec | None = None
 
     def key_part(self) -> dict[str, Any]:
-        return {
+        part = {
             "model": self.model.model_dump(mode="json", exclude={"device"}),
             "algorithm": self.algorithm.model_dump(mode="json"),
         }
+        if isinstance(self.algorithm, DistillSpec):
+            part["algorithm"]["teacher"] = self.algorithm.teacher.key_part()
+        if self.replay is not None:
+            part["replay"] = self.replay.model_dump(mode="json")
+        if self.ewc is not None:
+            part["ewc"] = self.ewc.model_dump(mode="json")
+        return part
 
 
 def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Writes a checkpoint. Inputs: `trajectories`, `scores`, `selection`; `start`, the checkpoint to go on from;
-    `reference`, the checkpoint from which the KL is measured (the base model where there is none)."""
+    `reference`, the checkpoint from which the KL is measured (the base model where there is none); `trajectories-N`,
+    `scores-N`, `selection-N`, those of N rounds ago; `anchor`, the checkpoint that elastic weight consolidation holds
+    on to, and what it was trained on, `anchored-trajectories-N` and so on."""
+    from components.algorithms.costs import mean_costs
+    from components.algorithms.replay import mixed
+    from components.algorithms.train import policy_digest
     from components.algorithms.train import train as run
     from components.models.weights import prepare
-    from components.trajectories.store import load_scored
 
-    trajectories = load_scored(
-        inputs["trajectories"].path / "trajectories.parquet",
-        inputs["scores"].path / "scores.parquet",
-        inputs["selection"].path / "selection.parquet",
-    )
+    costs = (spec.algorithm.costs or {}) if isinstance(spec.algorithm, PolicyGradientSpec) else {}
+    trajectories = _scored(inputs, components=bool(costs))
+    replayed: dict[str, float] = {}
+    if spec.replay is not None:
+        trajectories, replayed = mixed(
+            spec.replay,
+            trajectories,
+            [_scored(inputs, f"-{ago}", components=bool(costs)) for ago in _rounds(inputs)],
+            version=policy_digest(inputs["start"].path) if "start" in inputs else BASE_POLICY,
+            compared=compares(spec.algorithm) and not costs,
+            seed=context.seed,
+        )
     total = steps(spec.algorithm, len(trajectories))
     done = 0
 
@@ -50,8 +86,17 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         context.progress(done, max(total, done), values)
 
     context.progress(0, total)
+    teacher_dir = None
+    if isinstance(spec.algorithm, DistillSpec):
+        teacher_dir = prepare(spec.algorithm.teacher.model(spec.model.max_length), context.cache)
+    anchor = None
+    if spec.ewc is not None:
+        from components.algorithms.ewc import Anchor
+
+        anchored = [one for ago in _rounds(inputs, "anchored-") for one in _renamed(inputs, ago)]
+        anchor = Anchor(spec.ewc, inputs["anchor"].path, anchored)
     assert context.scratch is not None
-    return run(
+    metrics = run(
         spec.algorithm,
         spec.model,
         prepare(spec.model, context.cache),
@@ -64,7 +109,44 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         on_step=on_step,
         warm=context.warm.trainer,
         save_every=spec.save_every,
+        teacher_dir=teacher_dir,
+        mean_costs=mean_costs(costs, _scored(inputs, components=True, selected=False)) if costs else None,
+        anchor=anchor,
     )
+    return metrics | replayed
+
+
+def _rounds(inputs: Inputs, when: str = "") -> list[int]:
+    """How many rounds ago those were that there are inputs of."""
+    found = [EARLIER.fullmatch(name) for name in inputs]
+    return sorted({int(one[3]) for one in found if one is not None and (one[1] or "") == when})
+
+
+def _renamed(inputs: Inputs, ago: int) -> list[Trajectory]:
+    """What the anchor was trained on so many rounds ago, under names of its own: rounds may share scenarios."""
+    return [replace(one, id=f"{one.id}@-{ago}") for one in _scored(inputs, f"-{ago}", when="anchored-")]
+
+
+def _scored(
+    inputs: Inputs, ago: str = "", *, components: bool = False, selected: bool = True, when: str = ""
+) -> list[Trajectory]:
+    """The trajectories of this round, or of the one that the ending of the inputs' names says; all, or those that were
+    selected. components: with those of their scores among their metrics."""
+    from components.algorithms.costs import join
+    from components.trajectories.store import load_scored, read_scores
+
+    trajectories, scores, selection = (
+        inputs[f"{when}{name}{ago}"].path / f"{name}.parquet" for name in ("trajectories", "scores", "selection")
+    )
+    found = load_scored(trajectories, scores, selection if selected else None)
+    return join(found, read_scores(scores)) if components else found
+
+
+def compares(algorithm: AlgorithmSpec) -> bool:
+    """Whether a group whose judged rewards are equal teaches an algorithm nothing."""
+    if isinstance(algorithm, GRPOSpec):
+        return algorithm.credit == "episode" and algorithm.baseline in ("group", "leave_one_out")
+    return isinstance(algorithm, PairSpec)
 
 
 def steps(algorithm: AlgorithmSpec, trajectories: int) -> int:

@@ -1,0 +1,142 @@
+"""On-policy distillation (GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543): the student writes, the teacher says of
+each token what it would have written.
+
+The loss of a gradient step is the mean over its sampled tokens of KL(student || teacher), over the whole vocabulary at
+the place of the token (`divergence`), both at `temperature`. As in GKD, no gradient flows through the choice of the
+tokens; no reward is used. The reverse KL asks the student not to do what the teacher would not, and is the one that
+needs the student's own tokens: it is an expectation under the student.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from components.algorithms.divergence import to_teacher
+from components.algorithms.guards import Guards
+from components.algorithms.metrics import over_steps
+from components.algorithms.packing import Sequence_, pack
+from components.algorithms.policy import Policy
+from components.algorithms.sft import examples
+from components.algorithms.spec import DistillSpec
+from components.models.weights import load_tokenizer
+from components.trajectories.chat import ChatFormat
+from components.trajectories.schema import Trajectory
+
+Row = dict[str, Any]
+
+
+def train_distill(
+    spec: DistillSpec,
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    base_dir: Path,
+    trajectories: Sequence[Trajectory],
+    *,
+    teacher: Policy,
+    step: int,
+    seed: int,
+    scratch: Path,
+    on_step: Callable[[dict[str, float]], None],
+    taken: Sequence[dict[str, float]] = (),
+) -> tuple[int, dict[str, float]]:
+    """`spec.epochs` passes over the trajectories, scored or not. Returns the new step count and the mean metrics.
+
+    taken: metrics of the steps that an earlier try took after step `step`; policy and optimizer are those after them.
+
+    Raises TrainingDiverged where a guard stops (`guards`).
+    """
+    guards = Guards(scratch)
+    by_id = {one.id: one for one in trajectories}
+    rows = examples(ChatFormat(load_tokenizer(base_dir)), trajectories, policy.spec.max_length)
+    logs = list(taken)
+    for number, batch in enumerate(_batches(rows, spec, seed, step), start=step + 1):
+        if number <= step + len(taken):
+            continue
+        share = min(1.0, number / spec.warmup_steps) if spec.warmup_steps else 1.0
+        for group in optimizer.param_groups:
+            group["lr"] = spec.learning_rate * share
+        metrics = {
+            "step": float(number),
+            **_gradient_step(spec, policy, teacher, optimizer, batch, by_id, number, guards),
+        }
+        logs.append(metrics)
+        on_step(metrics)
+    return step + len(logs), {**over_steps(logs), "examples": float(len(rows))}
+
+
+def _batches(rows: list[Row], spec: DistillSpec, seed: int, step: int) -> Iterator[list[Row]]:
+    """The rows of each gradient step: each epoch in an order of its own."""
+    for epoch in range(spec.epochs):
+        order = list(rows)
+        random.Random(f"{seed}-{step}-{epoch}").shuffle(order)
+        for start in range(0, len(order), spec.batch_size):
+            yield order[start : start + spec.batch_size]
+
+
+def _gradient_step(
+    spec: DistillSpec,
+    policy: Policy,
+    teacher: Policy,
+    optimizer: torch.optim.Optimizer,
+    batch: list[Row],
+    by_id: dict[str, Trajectory],
+    step: int,
+    guards: Guards,
+) -> dict[str, float]:
+    started = time.monotonic()
+    measured, counts = _backward(spec, policy, teacher, batch)
+    skipped = False
+    if not all(map(math.isfinite, measured.values())):
+
+        def measure(trajectory: Trajectory) -> dict[str, float]:
+            optimizer.zero_grad(set_to_none=True)
+            own = [row for row in batch if row["trajectory_id"] == trajectory.id]
+            return _backward(spec, policy, teacher, own)[0]
+
+        names = dict.fromkeys(row["trajectory_id"] for row in batch)
+        skipped = guards.strike(
+            *("non_finite", spec.non_finite, step, measured, [by_id[name] for name in names], measure),
+            by="grad_norm",
+            advice="Lower the learning rate",
+        )
+    if not skipped:
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    seconds = time.monotonic() - started
+    return {
+        **{name: value for name, value in measured.items() if math.isfinite(value)},
+        "learning_rate": optimizer.param_groups[0]["lr"],
+        "skipped_steps": float(skipped),
+        **counts,
+        "tokens_per_s": counts["tokens"] / seconds,
+        "seconds": seconds,
+    }
+
+
+def _backward(
+    spec: DistillSpec, policy: Policy, teacher: Policy, batch: Sequence[Row]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Adds the gradient of the mean KL to the parameters and scales the whole down to max_grad_norm. Returns what it
+    measured, and counts of tokens."""
+    packs = pack([Sequence_(row["input_ids"], row["targets"]) for row in batch], spec.pack_tokens)
+    sampled = sum(len(one.token_S) for one in packs)
+    total = 0.0
+    for one in packs:
+        loss = to_teacher(policy, teacher, one, spec.temperature).sum() / sampled
+        loss.backward()
+        total += loss.item()
+    held = {"ewc": policy.add_penalty()} if policy.penalty else {}
+    grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
+    counts = {
+        "sampled_tokens": float(sampled),
+        "tokens": float(sum(sum(one.lengths) for one in packs)),
+        "computed_tokens": float(sum(len(one.token_ids_N) for one in packs)),
+    }
+    return {"loss": total, "grad_norm": grad_norm, **held}, counts

@@ -1,0 +1,210 @@
+"""Constraints: multipliers by hand, and a task whose best policy breaks the limit unless it is held to it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from components.algorithms import costs
+from components.algorithms.packing import Sequence_, pack
+from components.algorithms.policy_gradient import train_policy_gradient
+from components.algorithms.spec import CostSpec, GRPOSpec, RLOOSpec
+from components.algorithms.train import train
+from components.errors import ArtifactError
+from components.specs import validate
+from components.trajectories.schema import Score
+from flows.spec import ExperimentSpec
+from tests.algorithms.builders import MODEL, VOCABULARY, batch, history, make_policy, trajectory
+from tests.algorithms.test_learning import PROMPT
+from tests.flows.test_online_rl import DATA
+from tests.trajectories.builders import FAILURE
+
+COSTS = {"slips": CostSpec(limit=0.5, learning_rate=0.2), "calls": CostSpec(limit=2.0, initial=1.0)}
+
+
+def costly(**changes):
+    made = batch(**changes)
+    for index, one in enumerate(made):
+        one.metrics = {"slips": float(index % 2), "calls": float(index)}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("before", "mean", "after"),
+    [
+        (0.0, 0.5, 0.0),  # at the limit
+        (0.0, 0.1, 0.0),  # below it: never negative
+        (0.0, 1.0, 0.1),
+        (0.3, 1.0, 0.4),
+        (0.3, 0.0, 0.2),
+        (0.05, 0.0, 0.0),
+    ],
+)
+def test_a_multiplier_rises_above_the_limit_and_falls_below_it(before, mean, after):
+    found = costs.ascend({"slips": before}, COSTS, {"slips": mean})
+    assert found == {"slips": pytest.approx(after)}
+
+
+def test_a_cost_that_was_not_measured_keeps_its_multiplier():
+    assert costs.ascend({"slips": 0.3, "calls": 1.0}, COSTS, {}) == {"slips": 0.3, "calls": 1.0}
+
+
+def test_rewards_are_capped_lessened_and_divided():
+    one = trajectory("a", 0, [], 3.0)
+    one.metrics, one.step_rewards = {"slips": 2.0, "calls": 1.0}, [1.0, 2.0]
+    multipliers = {"slips": 0.5, "calls": 1.5}
+    [found] = costs.penalised(GRPOSpec(costs=COSTS, reward_cap=1.0), [one], multipliers)
+    assert found.reward == pytest.approx((1.0 - 0.5 * 2 - 1.5 * 1) / 3)
+    assert found.step_rewards == pytest.approx([1 / 3, (2 - 2.5) / 3])
+    [plain] = costs.penalised(GRPOSpec(costs=COSTS, cost_scaling=False), [one], multipliers)
+    assert (plain.reward, plain.step_rewards) == (pytest.approx(0.5), [1.0, -0.5])
+    assert (one.reward, one.step_rewards) == (3.0, [1.0, 2.0])
+
+
+def test_the_mean_is_over_what_counts_of_this_round():
+    made = costly(groups=2)
+    made[0].failure, made[1].reward, made[5].metrics["rounds_ago"] = FAILURE, None, 1.0
+    made[0].metrics = {}
+    assert costs.mean_costs(COSTS, made) == {"slips": pytest.approx(1 / 3), "calls": 3.0}
+    assert costs.mean_costs(COSTS, []) == {}
+
+
+def test_the_outcome_may_say_what_an_episode_costs_too():
+    one = trajectory("a", 0, [], 1.0)
+    one.outcome = {"success": True, "slips": 3, "calls": 2, "said": "text"}
+    one.metrics = {"calls": 5.0}
+    assert costs.mean_costs(COSTS, [one]) == {"slips": 3.0, "calls": 5.0}
+
+
+def test_components_of_a_score_are_costs_but_metrics_come_first():
+    made = costly()[:2]
+    scores = [Score(one.id, 1.0, {"slips": 9.0, "spent": index}) for index, one in enumerate(made)]
+    found = costs.join(made, scores)
+    assert [one.metrics for one in found] == [
+        {"slips": 0.0, "calls": 0.0, "spent": 0},
+        {"slips": 1.0, "calls": 1.0, "spent": 1},
+    ]
+
+
+@pytest.mark.parametrize(("value", "message"), [(None, "has no cost of this name"), (math.nan, "has a cost of nan")])
+def test_a_cost_that_is_missing_is_named(value, message):
+    made = costly()
+    made[4].metrics = {"calls": 1.0} if value is None else {"calls": 1.0, "slips": value}
+    with pytest.raises(ArtifactError, match=rf"algorithm\.costs\.slips: trajectory {made[4].id} {message}.*calls"):
+        costs.mean_costs(COSTS, made)
+
+
+def test_a_cap_of_what_is_not_used_is_a_mistake(tmp_path):
+    algorithm = {"name": "grpo", "credit": "turns", "reward_cap": 1.0}
+    with pytest.raises(ValueError, match=r"algorithm\.reward_cap"):
+        validate(ExperimentSpec, {**DATA, "root": str(tmp_path), "algorithm": algorithm})
+
+
+# --- in training ----------------------------------------------------------------------------------------------------
+
+
+def run(base_dir, folder, spec, trajectories, **more):
+    out, scratch = folder / "out", folder / "scratch"
+    for path in (out, scratch):
+        path.mkdir(parents=True, exist_ok=True)
+    options = {"start": None, "reference": None, "seed": 3, "on_step": lambda _: None, "save_every": 0.0} | more
+    return out, train(spec, MODEL, base_dir, trajectories, out=out, scratch=scratch, **options)
+
+
+def multipliers(out) -> dict[str, float]:
+    return json.loads((out / "multipliers.json").read_text())
+
+
+def test_multipliers_go_from_round_to_round_and_through_a_kill(base_dir, tmp_path):
+    spec = GRPOSpec(costs=COSTS, epochs=2)
+    first, metrics = run(base_dir, tmp_path / "1", spec, costly())
+    assert metrics["cost/slips"] == pytest.approx(4 / 9)
+    assert multipliers(first) == {"slips": 0.0, "calls": pytest.approx(1 + 0.1 * (4 - 2))}
+    measured = {"slips": 0.75, "calls": 0.0}  # of all episodes, though a filter has left these
+    second, metrics = run(base_dir, tmp_path / "2", spec, costly(), start=first, mean_costs=measured)
+    expected = {"slips": pytest.approx(0.05), "calls": pytest.approx(1.0)}
+    assert multipliers(second) == expected
+    assert {name: metrics[f"multiplier/{name}"] for name in COSTS} == expected
+
+    def stop(taken: dict[str, float]) -> None:
+        if taken["step"] == 3:
+            raise KeyboardInterrupt
+
+    arguments = {"start": first, "mean_costs": measured}
+    with pytest.raises(KeyboardInterrupt):
+        run(base_dir, tmp_path / "3", spec, costly(), on_step=stop, **arguments)
+    again, _ = run(base_dir, tmp_path / "3", spec, costly(), **arguments)
+    for file in ("adapter/adapter_model.safetensors", "multipliers.json", "optimizer.safetensors"):
+        assert (again / file).read_bytes() == (second / file).read_bytes()
+    flat = costly()
+    for one in flat:
+        one.reward = 0.0
+    skipping, metrics = run(base_dir, tmp_path / "4", GRPOSpec(costs={"slips": COSTS["slips"]}), flat, start=second)
+    assert (metrics["skipped_steps"], set(multipliers(skipping))) == (0.0, {"slips"})  # the costs are what differs
+
+
+def test_without_costs_nothing_changes_and_nothing_is_written(base_dir, tmp_path):
+    plain, _ = run(base_dir, tmp_path / "plain", GRPOSpec(), costly())
+    capped, _ = run(base_dir, tmp_path / "capped", GRPOSpec(reward_cap=10.0), costly())
+    adapters = [(one / "adapter/adapter_model.safetensors").read_bytes() for one in (plain, capped)]
+    assert adapters[0] == adapters[1]
+    assert not (plain / "multipliers.json").exists()
+
+
+def distribution(policy) -> torch.Tensor:
+    """(V,) log-probabilities of the answer."""
+    [one] = pack([Sequence_([*PROMPT, 0], [len(PROMPT)])], 64)
+    with torch.no_grad():
+        rows, head = policy.rows(one)
+        return torch.log_softmax(head(rows)[0], -1)
+
+
+RISKY = range(0, VOCABULARY, 22)
+SAFE = range(11, VOCABULARY, 22)
+
+
+def played(base_dir, tmp_path, spec) -> tuple[float, float, list[float]]:
+    """One token to say: risky ones are worth 1 and cost 1, safe ones are worth 0.3. Returns mean reward and cost of
+    the last rounds, and the multiplier of each round."""
+    policy = make_policy(base_dir)
+    policy.model.get_base_model().get_output_embeddings().weight.data.mul_(10)
+    optimizer = torch.optim.AdamW(policy.parameters.values(), betas=(0.9, 0.9), weight_decay=0.0)
+    generator = torch.Generator().manual_seed(0)
+    held, seen, course, step = costs.load(None, spec.costs or {}), [], [], 0
+    for number in range(120):
+        logps_V = distribution(policy)
+        seen.append([float(logps_V[list(tokens)].exp().sum()) for tokens in (RISKY, SAFE)])
+        drawn = torch.multinomial(logps_V.exp(), 48, replacement=True, generator=generator).tolist()
+        episodes = []
+        for index, token in enumerate(drawn):
+            told = history([(False, PROMPT), (True, [token])], [float(logps_V[token])])
+            reward = 1.0 if token in RISKY else 0.3 if token in SAFE else 0.0
+            one = trajectory(f"g{index // 8}", index % 8, [told], reward, sampling={"temperature": 1.0})
+            one.metrics = {"risk": float(token in RISKY)}
+            episodes.append(one)
+        held = costs.ascend(held, spec.costs or {}, costs.mean_costs(spec.costs or {}, episodes))
+        course.append(held.get("risk", 0.0))
+        folder = tmp_path / str(number)
+        folder.mkdir(parents=True)
+        arguments = {"step": step, "seed": number, "scratch": folder, "on_step": lambda _: None}
+        shaped = costs.penalised(spec, episodes, held)
+        step, _ = train_policy_gradient(spec, policy, optimizer, shaped, **arguments)
+    risk, safe = (sum(column[-25:]) / 25 for column in zip(*seen, strict=True))
+    return risk + 0.3 * safe, risk, course
+
+
+def test_the_best_policy_breaks_the_limit_and_the_constrained_one_ends_within_it(base_dir, tmp_path):
+    """It breaks the limit first, until the multiplier has grown past what risk is worth."""
+    common = {"learning_rate": 5e-3, "beta2": 0.9, "max_kl": 1e9, "kl_coefficient": 0.0, "entropy_coefficient": 0.05}
+    reward, risk, _ = played(base_dir, tmp_path / "free", RLOOSpec(**common))
+    assert reward > 0.95
+    assert risk > 0.95
+    limited = {"risk": CostSpec(limit=0.3, learning_rate=0.05)}
+    held = RLOOSpec(**common, costs=limited, cost_scaling=False)
+    reward, risk, course = played(base_dir, tmp_path / "held", held)
+    assert risk < 0.3
+    assert reward > 0.9 * 0.3
+    assert max(course) > 1 - 0.3

@@ -1,0 +1,43 @@
+"""What the train stage reads: this round or an earlier one, all episodes or those that a filter left."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from components.algorithms.costs import mean_costs
+from components.algorithms.spec import CostSpec
+from components.trajectories.schema import Score, Selection
+from components.trajectories.store import write_scores, write_selection, write_trajectories
+from flows.stages.train import _rounds, _scored
+from tests.algorithms.builders import batch
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """A round of nine episodes of which the filter has left the last six, and the same again as an earlier one."""
+    made = batch()
+    write_trajectories(tmp_path / "trajectories.parquet", made)
+    scores = [Score(one.id, float(index), {"slips": float(index)}) for index, one in enumerate(made)]
+    write_scores(tmp_path / "scores.parquet", scores)
+    kept = [Selection(one.id, index >= 3, "kept") for index, one in enumerate(made)]
+    write_selection(tmp_path / "selection.parquet", kept)
+    names = ("trajectories", "scores", "selection")
+    return {f"{when}{name}{ago}": SimpleNamespace(path=tmp_path)
+            for name in names for when, ago in (("", ""), ("", "-1"), ("", "-3"), ("anchored-", "-2"))}  # fmt: skip
+
+
+def test_costs_are_those_of_all_episodes_and_learned_from_are_those_that_are_left(inputs):
+    left = _scored(inputs, components=True)
+    assert [one.reward for one in left] == [3, 4, 5, 6, 7, 8]
+    assert [one.metrics["slips"] for one in left] == [3, 4, 5, 6, 7, 8]
+    assert "slips" not in _scored(inputs)[0].metrics
+    everything = _scored(inputs, components=True, selected=False)
+    assert mean_costs({"slips": CostSpec(limit=1.0)}, everything) == {"slips": 4.0}
+
+
+def test_inputs_of_earlier_rounds_are_told_from_those_of_the_anchor(inputs):
+    assert _rounds(inputs) == [1, 3]
+    assert _rounds(inputs, "anchored-") == [2]
+    assert len(_scored(inputs, "-3")) == len(_scored(inputs, "-2", when="anchored-")) == 6
