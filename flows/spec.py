@@ -16,7 +16,14 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from components.algorithms.spec import AlgorithmSpec, GRPOSpec, PairSpec, SFTSpec
+from components.algorithms.spec import (
+    AlgorithmSpec,
+    GRPOSpec,
+    PairSpec,
+    ProcessRewardModelSpec,
+    RewardAlgorithmSpec,
+    SFTSpec,
+)
 from components.artifacts import store_uri
 from components.compute.spec import ComputeSpec
 from components.deployment.spec import DeploySpec
@@ -25,6 +32,7 @@ from components.errors import Problem
 from components.evaluation.spec import EvaluateSpec
 from components.inference.spec import EmbeddedSpec, InferenceSpec, RemoteSpec
 from components.models.spec import ModelSpec
+from components.rewards.spec import LearnedSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Spec, Target
 from components.tracking.spec import TrackingSpec
@@ -47,6 +55,23 @@ class WarmupSpec(Spec):
     filter: Target
     """Which demonstrations are trained on."""
     algorithm: SFTSpec = SFTSpec()
+
+
+class RewardModelPartSpec(LearnedSpec):
+    """A model of the declared reward, trained before the first round; it judges the rounds in its place. Evaluations
+    keep the declared reward."""
+
+    scenarios: int = Field(32, ge=1)
+    """Train scenarios whose episodes it learns from."""
+    group_size: int = Field(4, ge=1)
+    """Episodes of each scenario, sampled from the policy as `collect` says."""
+    models: int = Field(1, ge=1)
+    """How many are trained, each from another seed, and judge together (`combine`)."""
+    algorithm: RewardAlgorithmSpec
+
+    def learned(self) -> dict[str, Any]:
+        """The data of LearnedSpec."""
+        return self.model_dump(mode="json", include=set(LearnedSpec.model_fields))
 
 
 class ExperimentSpec(Spec):
@@ -80,6 +105,8 @@ class ExperimentSpec(Spec):
     algorithm: AlgorithmSpec
     warmup: WarmupSpec | None = None
     """None starts the rounds from the model as it is."""
+    reward_model: RewardModelPartSpec | None = None
+    """None judges the rounds by the declared reward."""
     agent: AgentSpec = AgentSpec()
     inference: InferenceSpec = EmbeddedSpec()
     """Engine of the episodes of a policy."""
@@ -107,7 +134,17 @@ class ExperimentSpec(Spec):
 
     @classmethod
     def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
-        for check in (_algorithm, _held_out, _inference, _lengths, _local_model, _reward, _filters, _environment):
+        for check in (
+            _algorithm,
+            _held_out,
+            _inference,
+            _lengths,
+            _local_model,
+            _reward,
+            _reward_model,
+            _filters,
+            _environment,
+        ):
             names = list(inspect.signature(check).parameters)
             if all(name in parts for name in names):
                 yield from check(**{name: parts[name] for name in names})
@@ -191,6 +228,27 @@ def _reward(reward: Target) -> Iterator[Problem]:
         yield Problem("reward._target_", f"{reward.target} can score nothing; expected `__call__` or `score_group`")
 
 
+def _reward_model(
+    reward_model: RewardModelPartSpec | None, collect: CollectSpec, inference: InferenceSpec
+) -> Iterator[Problem]:
+    if reward_model is None:
+        return
+    algorithm = reward_model.algorithm
+    by_turn = isinstance(algorithm, ProcessRewardModelSpec) and algorithm.loss == "mse"
+    if not by_turn and reward_model.group_size == 1:
+        yield Problem(
+            "reward_model.group_size", "1: pairs are two episodes of a scenario; expected at least 2, or loss: mse"
+        )
+    if not by_turn and collect.temperature == 0:
+        yield Problem("collect.temperature", "0 plays every episode of a scenario alike; expected more than 0")
+    if isinstance(inference, RemoteSpec) and not inference.tokens:
+        yield Problem("inference.tokens", "false, and reward_model reads the tokens of episodes; expected true")
+    if reward_model.models == 1 and reward_model.combine != "mean":
+        yield Problem(
+            "reward_model.combine", f"{reward_model.combine}: says what several models give, and models=1 is one"
+        )
+
+
 def _filters(filter: Target, warmup: WarmupSpec | None) -> Iterator[Problem]:
     for path, target in [("filter", filter), *([("warmup.filter", warmup.filter)] if warmup else [])]:
         if "select" not in dir(target.factory()):
@@ -198,7 +256,12 @@ def _filters(filter: Target, warmup: WarmupSpec | None) -> Iterator[Problem]:
 
 
 def _environment(
-    environment: Target, evaluate: EvaluateSpec, collect: CollectSpec, rounds: int, warmup: WarmupSpec | None
+    environment: Target,
+    evaluate: EvaluateSpec,
+    collect: CollectSpec,
+    rounds: int,
+    warmup: WarmupSpec | None,
+    reward_model: RewardModelPartSpec | None,
 ) -> Iterator[Problem]:
     thing = environment.factory()
     methods = [name for name in vars(Environment) if not name.startswith("_") and callable(getattr(Environment, name))]
@@ -233,7 +296,7 @@ def _environment(
     elif evaluate.scenarios is not None and evaluate.scenarios > len(heldout):
         most = f"expected at most the {len(heldout)} scenarios of split {evaluate.split!r}"
         yield Problem("evaluate.scenarios", f"{evaluate.scenarios}: {most}")
-    if rounds == 0 and warmup is None:
+    if rounds == 0 and warmup is None and reward_model is None:
         return
     if not train:
         yield Problem("environment", f"{environment.target} has no scenarios in split {TRAIN!r} to train on")
@@ -244,6 +307,8 @@ def _environment(
         )
     if warmup is not None and warmup.demonstrations > len(train):
         yield Problem("warmup.demonstrations", f"{warmup.demonstrations}: split {TRAIN!r} has {len(train)} scenarios")
+    if reward_model is not None and reward_model.scenarios > len(train):
+        yield Problem("reward_model.scenarios", f"{reward_model.scenarios}: split {TRAIN!r} has {len(train)} scenarios")
     ids = [scenario.id for scenario in train]
     shared = set(ids) & {scenario.id for scenario in heldout}
     if evaluate.split == TRAIN:

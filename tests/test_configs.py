@@ -28,18 +28,23 @@ GROUPS = {
     "deploy": 3,
     "environment": 1,
     "evaluate": 1,
-    "experiment": 2,
+    "experiment": 3,
     "filter": 3,
     "inference": 2,
     "model": 4,
-    "reward": 1,
+    "reward": 2,
+    "reward_model": 3,
     "tracking": 1,
     "warmup": 3,
 }
 """How many files each group has: a folder that is forgotten here, or a file that no test found, fails."""
 
 
-NEEDED = {"hf": ["model.name=organisation/name"], "remote": ["inference.url=http://there/v1", "inference.model=name"]}
+NEEDED = {
+    "hf": ["model.name=organisation/name"],
+    "remote": ["inference.url=http://there/v1", "inference.model=name"],
+    "learned": ["reward.path=folder"],
+}
 """What an option cannot know."""
 
 
@@ -69,7 +74,7 @@ def test_every_key_is_written_out(file):
     data, problems = Composer().point(Composer().parse(overrides(file))[0])
     assert not problems
     assert data is not None
-    places = [[], ["warmup", "filter"], ["warmup", "algorithm"], ["model", "lora"]]
+    places = [[], ["warmup", "filter"], ["warmup", "algorithm"], ["model", "lora"], ["reward_model", "algorithm"]]
     places += [[name] for name, value in data.items() if isinstance(value, dict)]
     for place in places:
         inside = data

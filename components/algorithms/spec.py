@@ -265,6 +265,7 @@ AlgorithmSpec = Annotated[
 class RewardTrainingSpec(OptimizerSpec):
     """What models of reward share. They are no policies: an experiment trains them with `reward_model`."""
 
+    name: str
     epochs: int = Field(1, ge=1)
     """Passes over the pairs, or over the labelled episodes."""
     batch_size: int = Field(8, ge=1)

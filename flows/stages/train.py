@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from components.algorithms.spec import AlgorithmSpec, GRPOSpec
+from components.algorithms.spec import AlgorithmSpec, GRPOSpec, RewardAlgorithmSpec
 from components.artifacts import Draft
 from components.models.spec import ModelSpec
 from flows.stages.base import Context, Inputs, Stage, StageSpec
@@ -67,11 +67,11 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
     )
 
 
-def steps(algorithm: AlgorithmSpec, trajectories: int) -> int:
+def steps(algorithm: AlgorithmSpec | RewardAlgorithmSpec, trajectories: int) -> int:
     """Gradient steps that a train stage takes at most, for the progress that is shown."""
     if isinstance(algorithm, GRPOSpec):
         return algorithm.epochs * algorithm.minibatches
     return algorithm.epochs * -(-trajectories // algorithm.batch_size)
 
 
-STAGE = Stage("train", 1, TrainStage, "checkpoint", CHECKPOINT_VERSION, train, volatile=("log.jsonl",))
+STAGE = Stage("train", 2, TrainStage, "checkpoint", CHECKPOINT_VERSION, train, volatile=("log.jsonl",))
