@@ -111,7 +111,7 @@ def train_reward_model(
     stops, and then writes nothing.
     """
     turns = isinstance(spec, ProcessRewardModelSpec)
-    data = _data(spec, ChatFormat(load_tokenizer(base_dir)), trajectories, scores, model.max_length, seed)
+    data = gather(spec, ChatFormat(load_tokenizer(base_dir)), trajectories, scores, model.max_length, seed)
     policy = RewardModel(base_dir, model, list(spec.heads), seed)
     names = list(policy.parameters)
     optimizer = torch.optim.AdamW(
@@ -167,7 +167,7 @@ def train_reward_model(
 # --- what is learned from -------------------------------------------------------------------------------------------
 
 
-def _data(
+def gather(
     spec: RewardTrainingSpec,
     chat: ChatFormat,
     trajectories: Sequence[Trajectory],
@@ -175,6 +175,7 @@ def _data(
     max_length: int,
     seed: int,
 ) -> Data:
+    """The examples of a training, apart from those that are held out. Raises ArtifactError where a head has none."""
     turns = isinstance(spec, ProcessRewardModelSpec)
     by_id = {score.trajectory_id: score for score in scores}
     finished = [one for one in trajectories if one.failure is None and one.id in by_id]
@@ -310,7 +311,7 @@ def _gradient_step(
     guards: Guards,
 ) -> dict[str, float]:
     started = time.monotonic()
-    measured, counts = _backward(spec, policy, batch)
+    measured, counts = backward(spec, policy, batch)
     skipped = False
     if not all(math.isfinite(measured[name]) for name in ("loss", "grad_norm")):
         skipped = _struck(spec, policy, batch, measured, step, guards)
@@ -328,7 +329,7 @@ def _gradient_step(
     }
 
 
-def _backward(
+def backward(
     spec: RewardTrainingSpec, policy: RewardModel, batch: Sequence[Example]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Adds the gradient of the mean loss to the parameters and scales the whole down to max_grad_norm. Returns what it
@@ -420,7 +421,7 @@ def _struck(
     def measure(trajectory: Trajectory) -> dict[str, float]:
         for parameter in policy.parameters.values():
             parameter.grad = None
-        found, _ = _backward(spec, policy, of[trajectory.id])
+        found, _ = backward(spec, policy, of[trajectory.id])
         return {name: found[name] for name in ("loss", "grad_norm")}
 
     return guards.strike(
