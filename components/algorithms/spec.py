@@ -291,7 +291,7 @@ class RewardTrainingSpec(OptimizerSpec):
             raise ValueError(f"names of letters, digits, _, - and .; {wrong[0]!r} is none")
         if not any(heads.values()):
             raise ValueError("a weight other than 0 for one head at least")
-        return heads
+        return dict(sorted(heads.items()))  # a mapping has no order: the same heads are the same model
 
 
 class RewardModelSpec(RewardTrainingSpec):

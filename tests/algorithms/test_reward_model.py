@@ -142,7 +142,7 @@ def _couples(pairs):
 def _turns(one: Trajectory) -> list[int]:
     """The last tokens of the two answers of an episode of `batch`."""
     mask = one.histories[0].sampled_mask()
-    return [at for at, sampled in enumerate(mask) if sampled and not (mask + [False])[at + 1]]
+    return [at for at, sampled in enumerate(mask) if sampled and not [*mask, False][at + 1]]
 
 
 @pytest.mark.parametrize(
@@ -161,6 +161,7 @@ def test_loss_and_gradient_are_those_of_a_plain_model(base_dir, chat, spec):
     for index, one in enumerate(found):
         one.step_rewards = [0.1 * index, 1.0 - 0.2 * index]
         labels[one.id] = {"kind": (index * 5) % 7 / 7, "kind/0": 0.3 * index}  # kind/1 is never labelled
+    assert list(spec.heads) == ["kind", "overall"]
     model = make(base_dir, list(spec.heads))
     data = gather(spec, chat, found, scores_of(found, lambda one: labels[one.id]), 128, seed=0)
     measured, _ = backward(spec, model, data.train)
@@ -178,10 +179,10 @@ def test_loss_and_gradient_are_those_of_a_plain_model(base_dir, chat, spec):
     terms = []
     if spec.name == "process_reward_model" and spec.loss == "mse":
         for one in found:
-            terms += [(read[one.id][turn, 0] - one.step_rewards[turn]) ** 2 for turn in (0, 1)]
-            terms.append((read[one.id][0, 1] - labels[one.id]["kind/0"]) ** 2)
+            terms += [(read[one.id][turn, 1] - one.step_rewards[turn]) ** 2 for turn in (0, 1)]
+            terms.append((read[one.id][0, 0] - labels[one.id]["kind/0"]) ** 2)
     else:
-        for head, value in enumerate((lambda one: one.reward, lambda one: labels[one.id]["kind"])):
+        for head, value in enumerate((lambda one: labels[one.id]["kind"], lambda one: one.reward)):
             for name in ("s0", "s1", "s2"):
                 ranked = sorted((one for one in found if one.group == name), key=value, reverse=True)
                 couples = [(a, b) for i, a in enumerate(ranked) for b in ranked[i + 1 :]]
