@@ -191,9 +191,9 @@ def gather(
         )
     by_turn = isinstance(spec, ProcessRewardModelSpec) and spec.loss == "mse"
     values = _turn_sums(spec, whole, by_id) if by_turn else _values(spec, whole, by_id)
-    held = _held_out_scenarios(spec, [whole[name] for found in values.values() for name in found], seed)
     compared = [one for index, head in enumerate(spec.heads) for one in _pairs(spec, whole, values[head], head, index)]
     found: list[Example] = [*_labelled(spec, whole, by_id)] if by_turn else [*compared]
+    held = _held_out_scenarios(spec, found, seed)
     train, apart = ([one for one in found if (_scenario(one) in held) == side] for side in (False, True))
     for index, head in enumerate(spec.heads):
         if not any(_teaches(one, index) for one in train):
@@ -255,9 +255,9 @@ def _pairs(
         yield Pair(episodes[better.id], episodes[worse.id], index, margin)
 
 
-def _held_out_scenarios(spec: RewardTrainingSpec, episodes: Sequence[Episode], seed: int) -> set[str]:
-    """Scenarios whose episodes are not trained on: the share asked for, one at least, and never all."""
-    scenarios = sorted({one.trajectory.group for one in episodes})
+def _held_out_scenarios(spec: RewardTrainingSpec, found: Sequence[Example], seed: int) -> set[str]:
+    """Scenarios that are not trained on: the share asked for of those that teach, one at least, and never all."""
+    scenarios = sorted({_scenario(one) for one in found})
     random.Random(f"{seed}-held-out").shuffle(scenarios)
     count = max(1, round(spec.held_out * len(scenarios))) if spec.held_out else 0
     return set(scenarios[: min(count, len(scenarios) - 1)]) if scenarios else set()

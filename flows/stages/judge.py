@@ -72,17 +72,32 @@ def judge(spec: JudgeStage, inputs: Inputs, draft: Draft, context: Context) -> d
 
     path = inputs["trajectories"].path / "trajectories.parquet"
     tally = Tally()
-    reward = spec.build(inputs)
-    scores = tally.over(judged(reward, read_trajectories(path), context, spec.model))
+    recipe = [spec.key_part(), sorted((name, one.digest) for name, one in inputs.items() if name != "trajectories")]
+    reward = ready(spec.build(inputs), recipe, context, spec.model)
+    scores = tally.over(judged(reward, read_trajectories(path), context))
     write_scores(draft.path / "scores.parquet", followed(scores, count_trajectories(path), context.progress))
     tally.demand_some()
     return tally.figures()
 
 
-def judged(
-    reward: Reward | GroupReward, trajectories: Iterable[Trajectory], context: Context, model: ModelSpec | None
-) -> Iterator[Score]:
-    """One Score for each trajectory, in order. model: whose episodes they are.
+def ready(reward: Reward | GroupReward, recipe: Any, context: Context, model: ModelSpec | None) -> Reward | GroupReward:
+    """The reward, with its models loaded where it computes with any; those stay warm. recipe: what decides the reward.
+    model: whose episodes are judged."""
+    if not isinstance(reward, ModelReward):
+        return reward
+    if model is None:
+        problem = "is not given, and the reward computes with a model; expected that of the experiment"
+        raise SpecError([Problem("judge.model", problem)])
+
+    def load() -> ModelReward:
+        reward.use(context.cache, model)
+        return reward
+
+    return context.warm.get("reward", [recipe, model.model_dump(mode="json")], load)
+
+
+def judged(reward: Reward | GroupReward, trajectories: Iterable[Trajectory], context: Context) -> Iterator[Score]:
+    """One Score for each trajectory, in order.
 
     Those that an earlier try of this stage has kept are taken as they are. What could not be scored is judged again,
     and with a reward for groups the whole group of it.
@@ -100,11 +115,6 @@ def judged(
         if all(score.reward is not None for score in scores):
             shards.add(scores)
 
-    if isinstance(reward, ModelReward):
-        if model is None:
-            problem = "is not given, and the reward computes with a model; expected that of the experiment"
-            raise SpecError([Problem("judge.model", problem)])
-        reward.use(context.cache, model)
     try:
         yield from apply(reward, trajectories, finished=finished, on_judged=keep)
     finally:
