@@ -21,7 +21,7 @@ from components.algorithms.reward_data import episode, packs
 from components.algorithms.reward_model import RewardModel
 from components.algorithms.spec import ProcessRewardModelSpec, RewardModelSpec, RewardTrainingSpec
 from components.algorithms.train_reward import Labelled, Pair, backward, gather, train_reward_model
-from components.errors import ArtifactDamaged, ArtifactError
+from components.errors import ArtifactDamaged, ArtifactError, TrainingDiverged
 from components.models.spec import LoraSpec
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
@@ -345,6 +345,16 @@ def test_it_begins_with_the_adapter_of_a_policy_and_goes_on_from_a_reward_model(
     assert torch.equal(*(load_file(one / "heads.safetensors")["weight"] for one in (out, further)))
     steps = [json.loads((one / "trainer.json").read_text())["step"] for one in (out, further)]
     assert steps[1] == 2 * steps[0] > 0
+
+
+def test_a_training_that_diverges_stops_before_a_model_is_written(base_dir, tmp_path):
+    spec = RewardModelSpec(learning_rate=1e30, epochs=2)
+    with pytest.raises(TrainingDiverged, match="non_finite"):
+        run(base_dir, tmp_path / "stop", spec, task(3))
+    assert not (tmp_path / "stop" / "out" / "reward_model.json").exists()
+    with pytest.raises(TrainingDiverged, match="its scores are infinite or no number"):
+        run(base_dir, tmp_path / "skip", spec.model_copy(update={"non_finite": "skip"}), task(3))
+    assert not (tmp_path / "skip" / "out" / "reward_model.json").exists()
 
 
 # --- what it refuses ------------------------------------------------------------------------------------------------

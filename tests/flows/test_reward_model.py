@@ -175,7 +175,9 @@ def play(root, **changes):
     "part", [{**BT, "scenarios": 12, "models": 2, "combine": "bound"}, PROCESS], ids=["episodes", "turns"]
 )
 def test_from_the_first_episode_to_the_last(tmp_path, part):
-    made, _ = play(tmp_path, reward_model=part)
+    algorithm = {"name": "grpo", "credit": "turns" if part is PROCESS else "episode"}
+    made, _ = play(tmp_path, reward_model=part, algorithm=algorithm)
+    assert "loss" in made["train[1]"].metrics  # the learned reward tells episodes of random words apart
     model = made["train[reward]"]
     assert read_card(model.path).kind == part["algorithm"]["name"]
     assert model.kind == "reward_model"
@@ -196,7 +198,7 @@ def test_from_the_first_episode_to_the_last(tmp_path, part):
         else:
             assert one.step_rewards == played.step_rewards
             assert "spread" in score.components
-    _, again = play(tmp_path, reward_model=part)
+    _, again = play(tmp_path, reward_model=part, algorithm=algorithm)
     assert set(again.values()) == {"cached"}
 
 
