@@ -306,8 +306,8 @@ class ProcessRewardModelSpec(RewardTrainingSpec):
     name: Literal["process_reward_model"] = "process_reward_model"
     loss: Literal["mse", "comparison"] = "mse"
     """`mse`: squared error to the step rewards (`overall`), or to the components `NAME/0`, `NAME/1` and so on of the
-    scores. `comparison`: Bradley-Terry on the sums over the turns of an episode; pairs, min_margin, margin and
-    centering are for it alone."""
+    scores. `comparison`: Bradley-Terry on the sums over the turns of an episode; margin and centering are for it
+    alone, with `mse` pairs only tell the accuracy."""
 
 
 RewardAlgorithmSpec = Annotated[RewardModelSpec | ProcessRewardModelSpec, Field(discriminator="name")]

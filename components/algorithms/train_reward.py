@@ -28,7 +28,7 @@ from components.algorithms import checkpoint, reward_losses
 from components.algorithms.guards import STRIKES, Guards
 from components.algorithms.metrics import over_steps
 from components.algorithms.pairs import pairs
-from components.algorithms.reward_card import CARD, Head, write_card
+from components.algorithms.reward_card import CARD, Head, check_base, read_card, write_card
 from components.algorithms.reward_data import OVERALL, Episode, episode, owners, packs, turn_values, value
 from components.algorithms.reward_model import RewardModel, vocabulary_digest
 from components.algorithms.spec import ProcessRewardModelSpec, RewardTrainingSpec
@@ -107,8 +107,8 @@ def train_reward_model(
     scores: of the trajectories, in any order; those of components give the heads their labels. on_step is called after
     each gradient step with its metrics, at once for those that an earlier try with the same `scratch` had taken.
     Returns the means of the metrics, and how often the better episode of a held-out pair has the higher score
-    (`heldout_accuracy`). Raises ArtifactError where a head has nothing to learn from, TrainingDiverged where a guard
-    stops, and then writes nothing.
+    (`heldout_accuracy`). Raises ArtifactError where a head has nothing to learn from or `start` does not fit,
+    TrainingDiverged where a guard stops, and then writes nothing.
     """
     turns = isinstance(spec, ProcessRewardModelSpec)
     data = gather(spec, ChatFormat(load_tokenizer(base_dir)), trajectories, scores, model.max_length, seed)
@@ -123,6 +123,7 @@ def train_reward_model(
     torch.manual_seed(seed)
     step = 0
     if start is not None and (start / CARD).is_file():
+        check_base(start, read_card(start), model)
         policy.load(start / checkpoint.ADAPTER)
         step = checkpoint.load_state(start, algorithm=spec.name, optimizer=optimizer, names=names)
     elif start is not None:

@@ -345,6 +345,13 @@ def test_it_begins_with_the_adapter_of_a_policy_and_goes_on_from_a_reward_model(
     assert torch.equal(*(load_file(one / "heads.safetensors")["weight"] for one in (out, further)))
     steps = [json.loads((one / "trainer.json").read_text())["step"] for one in (out, further)]
     assert steps[1] == 2 * steps[0] > 0
+    found = task(4)
+    scores = scores_of(found, lambda one: {"more": one.reward})
+    with pytest.raises(ArtifactError, match="holds other heads than more, overall"):
+        more = none.model_copy(update={"heads": {"more": 1.0, "overall": 1.0}})
+        run(base_dir, tmp_path / "heads", more, found, scores, start=out)
+    with pytest.raises(ArtifactError, match="another base"):
+        run(base_dir, tmp_path / "base", none, found, start=out, model=MODEL.model_copy(update={"name": "other"}))
 
 
 def test_a_training_that_diverges_stops_before_a_model_is_written(base_dir, tmp_path):
