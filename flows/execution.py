@@ -31,9 +31,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-UNITS = {"collect": "episodes", "evaluate": "episodes", "train": "steps", "judge": "scores", "filter": "decisions"}
+UNITS = {
+    "collect": "episodes",
+    "evaluate": "episodes",
+    "train": "steps",
+    "reward_model": "steps",
+    "judge": "scores",
+    "filter": "decisions",
+}
 
-SHOWN = ("episodes", "failed", "success", "reward", "kept", "loss", "unscored")
+SHOWN = ("episodes", "failed", "success", "reward", "kept", "loss", "heldout_accuracy", "unscored")
 """Metrics in the line about a stage."""
 
 

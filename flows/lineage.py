@@ -8,9 +8,9 @@ Manifests say what an artifact was made from and how; records say which run made
 of the stage. A manifest that is not below the root any more is read from the store that its run was started with; an
 artifact that is gone there too is told from the records, as far as they reach. Nothing is changed.
 
-The story is told by steps, the nearest first: a step is a checkpoint with the trajectories, scores and selection that
-it was trained on, so a run is one line for each round. What holds for a step (reward, algorithm, the run that made it)
-holds for the steps below it until another one is named.
+The story is told by steps, the nearest first: a step is a checkpoint, or a reward model, with the trajectories, scores
+and selection that it was trained on, so a run is one line for each round. What holds for a step (reward, algorithm, the
+run that made it) holds for the steps below it until another one is named.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ from flows.stages.train import EARLIER
 if TYPE_CHECKING:
     from components.evaluation.report import Origin
 
-ORDER = ("train", "filter", "judge", "collect", "evaluate", "deploy")
+ORDER = ("train", "reward_model", "filter", "judge", "collect", "evaluate", "deploy")
 """Stages in the order in which a step names what it consists of."""
+TRAINED = ("checkpoint", "reward_model")
+"""Kinds of artifacts that are steps of their own."""
 FEEDS = ("trajectories", "scores", "selection")
 """Kinds of artifacts that training is fed with."""
 SHORT = 12
@@ -196,7 +198,7 @@ class Lineage:
         """The steps that an artifact led to; the first one is its own: what was made from it besides checkpoints. What
         a checkpoint was trained on belongs to it, what it was evaluated and exported as as well."""
         nodes = self.descendants(key)
-        steps = {node.key: Step(node) for node in nodes if node.key == key or node.kind == "checkpoint"}
+        steps = {node.key: Step(node) for node in nodes if node.key == key or node.kind in TRAINED}
         belongs = {one: one for one in steps}
         for node in reversed(nodes):  # what is fed to training is claimed from behind
             if node.kind in FEEDS and node.key not in belongs:
@@ -249,9 +251,7 @@ class Lineage:
     def _fed_by(self, key: str) -> list[str]:
         """What belongs to an artifact: not the checkpoint before it, nor what was replayed of earlier rounds."""
         inputs = self.node(key).inputs.items()
-        return [
-            below for name, below in inputs if not EARLIER.fullmatch(name) and self.node(below).kind != "checkpoint"
-        ]
+        return [below for name, below in inputs if not EARLIER.fullmatch(name) and self.node(below).kind not in TRAINED]
 
     @cached_property
     def _keys(self) -> set[str]:
@@ -403,7 +403,7 @@ def _goes_on(lineage: Lineage, step: Step) -> str:
     names: dict[str, list[str]] = {}
     for node in step.nodes:
         for name, below in node.inputs.items():
-            if lineage.node(below).kind == "checkpoint" and name not in names.setdefault(below, []):
+            if lineage.node(below).kind in TRAINED and name not in names.setdefault(below, []):
                 names[below].append(name)
     nearest = sorted((found == ["reference"], below) for below, found in names.items() if found)
     return ", ".join(f"{lineage.node(below).label} ({', '.join(names[below])})" for _, below in nearest)

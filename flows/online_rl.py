@@ -1,4 +1,5 @@
 """Online RL: evaluate, warm up by supervised training, then rounds of collect, judge, filter, train; evaluate, deploy.
+With `reward_model`, models of the reward are trained before the rounds, and judge in them.
 Between the rounds the policy may be evaluated too: `evaluate[3]`; the final one is always `evaluate[final]`.
 
 `online_rl` is the order of the stages, written against a function that runs one (`Call`): Prefect's tasks in a run,
@@ -30,6 +31,7 @@ from flows.guards import Guards
 from flows.records import Notice, Records, recording
 from flows.spec import CODE, ExperimentSpec
 from flows.stages.base import Context, Request
+from flows.stages.judge import reward_models as name_models
 from flows.stopping import Measured, choose, why_stop
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,9 @@ class Call(Protocol):
 
     def __call__(self, label: str, step: int, request: Request) -> Artifact: ...
 
+
+REWARD_SEED = 1_000_000_007
+"""Added to the seed for the episodes of reward models, and once more for each model after the first."""
 
 OnRound = Callable[[int, dict[str, Artifact]], None]
 """Told of each finished round: its number and its artifacts by stage."""
@@ -55,6 +60,8 @@ class Outcome:
     """`start`, `sft`, `final`: those that there are, in this order."""
     measured: list[Measured] = field(default_factory=list)
     """Every policy that was evaluated from the start of the rounds on, in order of training."""
+    reward_models: list[Artifact] = field(default_factory=list)
+    """Those that judge the rounds; empty where the declared reward does."""
     rounds: list[dict[str, Artifact]] = field(default_factory=list)
     """Of each round: trajectories, scores, selection, checkpoint, by stage."""
     checkpoint: Artifact | None = None
@@ -135,9 +142,16 @@ def online_rl(
     reference = begin.reference if begin else outcome.checkpoint
     earlier = list(begin.earlier) if begin else []
     anchor = outcome.checkpoint
+    if spec.reward_model:  # of the policy from which the rounds began: a fork finds those of the other run
+        shown = call("collect[reward]", 0, requests.collect_for_reward(reference))
+        scores = call("judge[reward]", 0, requests.judge(shown))
+        for member in range(1, spec.reward_model.models + 1):
+            label = "train[reward]" if member == 1 else f"train[reward {member}]"
+            request = requests.train_reward(shown, scores, start=reference, member=member)
+            outcome.reward_models.append(call(label, 0, request))
     for number in range(outcome.step + 1, spec.rounds + 1):
         played = call(f"collect[{number}]", number, requests.collect(outcome.checkpoint, number))
-        scores = call(f"judge[{number}]", number, requests.judge(played))
+        scores = call(f"judge[{number}]", number, requests.judge(played, outcome.reward_models))
         kept = call(f"filter[{number}]", number, requests.filter(played, scores))
         guards.filtered(f"filter[{number}]", number, kept)
         request = requests.train(
@@ -220,8 +234,26 @@ class Requests:
         part |= {"actor": "policy", "round": number - 1}
         return self._request("collect", part, {"policy": policy}, seed=self.spec.seed)
 
-    def judge(self, trajectories: Artifact) -> Request:
-        return self._request("judge", self._parts("reward"), {"trajectories": trajectories})
+    def collect_for_reward(self, policy: Artifact | None) -> Request:
+        """Episodes that reward models learn from; others than those of the rounds, by their seed."""
+        assert self.spec.reward_model is not None
+        sizes = {"scenarios": self.spec.reward_model.scenarios, "group_size": self.spec.reward_model.group_size}
+        part = {"model": self.spec.model.base(), **self._parts("environment", "agent", "inference")}
+        part |= {"collect": {**self._data["collect"], **sizes}, "actor": "policy", "round": 0}
+        return self._request("collect", part, {"policy": policy}, seed=self.spec.seed + REWARD_SEED)
+
+    def train_reward(self, trajectories: Artifact, scores: Artifact, *, start: Artifact | None, member: int) -> Request:
+        """member: number of the reward model, from 1."""
+        inputs = {"trajectories": trajectories, "scores": scores, "start": start}
+        part = self._training(self._data["reward_model"]["algorithm"])
+        return self._request("reward_model", part, inputs, seed=self.spec.seed + REWARD_SEED * (member - 1))
+
+    def judge(self, trajectories: Artifact, reward_models: Sequence[Artifact] = ()) -> Request:
+        part = {**self._parts("reward"), "model": self.spec.model.base()}
+        if reward_models:
+            assert self.spec.reward_model is not None
+            part["learned"] = self.spec.reward_model.learned()
+        return self._request("judge", part, {"trajectories": trajectories, **name_models(reward_models)})
 
     def filter(self, trajectories: Artifact, scores: Artifact, *, warmup: bool = False) -> Request:
         part = self._data["warmup"] if warmup else self._data

@@ -24,7 +24,9 @@ from components.algorithms.spec import (
     PairSpec,
     PolicyGradientSpec,
     PPOSpec,
+    ProcessRewardModelSpec,
     ReplaySpec,
+    RewardAlgorithmSpec,
     SFTSpec,
 )
 from components.artifacts import store_uri
@@ -36,6 +38,7 @@ from components.evaluation.spec import EvaluateSpec
 from components.filters.signal import Signal
 from components.inference.spec import EmbeddedSpec, InferenceSpec, RemoteSpec
 from components.models.spec import ModelSpec, TeacherSpec
+from components.rewards.spec import LearnedSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Spec, Target
 from components.tracking.spec import TrackingSpec
@@ -77,6 +80,23 @@ class WarmupSpec(Spec):
     algorithm: SFTSpec = SFTSpec()
 
 
+class RewardModelPartSpec(LearnedSpec):
+    """A model of the declared reward, trained before the first round; it judges the rounds in its place. Evaluations
+    keep the declared reward."""
+
+    scenarios: int = Field(32, ge=1)
+    """Train scenarios whose episodes it learns from."""
+    group_size: int = Field(4, ge=1)
+    """Episodes of each scenario, sampled from the policy as `collect` says."""
+    models: int = Field(1, ge=1)
+    """How many are trained, each from another seed, and judge together (`combine`)."""
+    algorithm: RewardAlgorithmSpec
+
+    def learned(self) -> dict[str, Any]:
+        """The data of LearnedSpec."""
+        return self.model_dump(mode="json", include=set(LearnedSpec.model_fields))
+
+
 class ExperimentSpec(Spec):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     """Name of the experiment in MLflow and of the exported model."""
@@ -114,6 +134,8 @@ class ExperimentSpec(Spec):
     ewc: EWCSpec | None = None
     """`{coefficient: 1.0, trajectories: 64, rounds: 1}`: elastic weight consolidation, which holds what the policy knew
     when the rounds began: what the warmup taught it, or the run that is forked. None holds nothing."""
+    reward_model: RewardModelPartSpec | None = None
+    """None judges the rounds by the declared reward."""
     agent: AgentSpec = AgentSpec()
     inference: InferenceSpec = EmbeddedSpec()
     """Engine of the episodes of a policy."""
@@ -156,6 +178,7 @@ class ExperimentSpec(Spec):
             _lengths,
             _local_model,
             _reward,
+            _reward_model,
             _filters,
             _environment,
             _teachers,
@@ -267,6 +290,27 @@ def _reward(reward: Target) -> Iterator[Problem]:
         yield Problem("reward._target_", f"{reward.target} can score nothing; expected `__call__` or `score_group`")
 
 
+def _reward_model(
+    reward_model: RewardModelPartSpec | None, collect: CollectSpec, inference: InferenceSpec
+) -> Iterator[Problem]:
+    if reward_model is None:
+        return
+    algorithm = reward_model.algorithm
+    by_turn = isinstance(algorithm, ProcessRewardModelSpec) and algorithm.loss == "mse"
+    if not by_turn and reward_model.group_size == 1:
+        yield Problem(
+            "reward_model.group_size", "1: pairs are two episodes of a scenario; expected at least 2, or loss: mse"
+        )
+    if not by_turn and collect.temperature == 0:
+        yield Problem("collect.temperature", "0 plays every episode of a scenario alike; expected more than 0")
+    if isinstance(inference, RemoteSpec) and not inference.tokens:
+        yield Problem("inference.tokens", "false, and reward_model reads the tokens of episodes; expected true")
+    if reward_model.models == 1 and reward_model.combine != "mean":
+        yield Problem(
+            "reward_model.combine", f"{reward_model.combine}: says what several models give, and models=1 is one"
+        )
+
+
 def _filters(filter: Target, warmup: WarmupSpec | None) -> Iterator[Problem]:
     for path, target in [("filter", filter), *([("warmup.filter", warmup.filter)] if warmup else [])]:
         if "select" not in dir(target.factory()):
@@ -274,7 +318,12 @@ def _filters(filter: Target, warmup: WarmupSpec | None) -> Iterator[Problem]:
 
 
 def _environment(
-    environment: Target, evaluate: EvaluateSpec, collect: CollectSpec, rounds: int, warmup: WarmupSpec | None
+    environment: Target,
+    evaluate: EvaluateSpec,
+    collect: CollectSpec,
+    rounds: int,
+    warmup: WarmupSpec | None,
+    reward_model: RewardModelPartSpec | None,
 ) -> Iterator[Problem]:
     thing = environment.factory()
     methods = [name for name in vars(Environment) if not name.startswith("_") and callable(getattr(Environment, name))]
@@ -311,7 +360,7 @@ def _environment(
     elif evaluate.scenarios is not None and evaluate.scenarios > len(heldout):
         most = f"expected at most the {len(heldout)} scenarios of split {evaluate.split!r}"
         yield Problem("evaluate.scenarios", f"{evaluate.scenarios}: {most}")
-    if rounds == 0 and warmup is None:
+    if rounds == 0 and warmup is None and reward_model is None:
         return
     if not train:
         yield Problem("environment", f"{environment.target} has no scenarios in split {TRAIN!r} to train on")
@@ -322,6 +371,8 @@ def _environment(
         )
     if warmup is not None and warmup.demonstrations > len(train):
         yield Problem("warmup.demonstrations", f"{warmup.demonstrations}: split {TRAIN!r} has {len(train)} scenarios")
+    if reward_model is not None and reward_model.scenarios > len(train):
+        yield Problem("reward_model.scenarios", f"{reward_model.scenarios}: split {TRAIN!r} has {len(train)} scenarios")
     ids = [scenario.id for scenario in train]
     shared = set(ids) & {scenario.id for scenario in heldout}
     if evaluate.split == TRAIN:

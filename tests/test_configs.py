@@ -32,7 +32,8 @@ GROUPS = {
     "filter": 3,
     "inference": 2,
     "model": 4,
-    "reward": 1,
+    "reward": 2,
+    "reward_model": 3,
     "tracking": 1,
     "warmup": 4,
 }
@@ -44,6 +45,7 @@ NEEDED = {
     "remote": ["inference.url=http://there/v1", "inference.model=name"],
     "teacher": ["warmup.teacher.model.name=organisation/name"],
     "distill": ["algorithm.teacher.name=organisation/name"],
+    "learned": ["reward.path=folder"],
 }
 """What an option cannot know."""
 
@@ -74,7 +76,7 @@ def test_every_key_is_written_out(file):
     data, problems = Composer().point(Composer().parse(overrides(file))[0])
     assert not problems
     assert data is not None
-    places = [[], ["warmup", "filter"], ["warmup", "algorithm"], ["model", "lora"]]
+    places = [[], ["warmup", "filter"], ["warmup", "algorithm"], ["model", "lora"], ["reward_model", "algorithm"]]
     places += [[name] for name, value in data.items() if isinstance(value, dict)]
     for place in places:
         inside = data

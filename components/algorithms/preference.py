@@ -25,13 +25,13 @@ from components.algorithms import preference_losses as losses
 from components.algorithms.guards import Guards
 from components.algorithms.metrics import over_steps
 from components.algorithms.packing import Pack, Sequence_, pack
+from components.algorithms.pairs import pairs
 from components.algorithms.policy import Policy
 from components.algorithms.sft import examples
 from components.algorithms.spec import DPOSpec, KTOSpec, ORPOSpec, PairSpec, PreferenceSpec
 from components.models.distribution import Cut
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
-from components.trajectories.groups import by_scenario, have_spread
 from components.trajectories.schema import Trajectory
 
 
@@ -122,19 +122,10 @@ def _measured(policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec)
 
 
 def _pairs(episodes: Sequence[Episode], spec: PairSpec) -> list[Example]:
-    """(better, worse) episodes of each scenario: the best with the worst, or every two of which one is better."""
+    """The pairs of episodes by their rewards."""
     by_id = {one.trajectory.id: one for one in episodes}
-    found = []
-    for group in by_scenario([one.trajectory for one in episodes]).values():
-        ranked = sorted(group, key=lambda one: -(one.reward or 0.0))  # stable: of equals, the first one
-        couples = [(ranked[0], min(group, key=lambda one: one.reward or 0.0))]
-        if spec.pairs == "all":
-            couples = [(better, worse) for index, better in enumerate(ranked) for worse in ranked[index + 1 :]]
-        for better, worse in couples:
-            rewards = better.reward or 0.0, worse.reward or 0.0
-            if have_spread(rewards) and rewards[0] - rewards[1] > spec.min_margin:
-                found.append(Example((by_id[better.id], by_id[worse.id])))
-    return found
+    found = pairs([one.trajectory for one in episodes], lambda one: one.reward or 0.0, spec.pairs, spec.min_margin)
+    return [Example((by_id[better.id], by_id[worse.id])) for better, worse in found]
 
 
 def _labelled(episodes: Sequence[Episode], spec: KTOSpec, policy: Policy) -> list[Example]:

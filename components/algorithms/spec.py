@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat, field_validator
 
 from components.models.spec import TeacherSpec
 from components.specs import Spec
@@ -364,3 +365,54 @@ AlgorithmSpec = Annotated[
     | DistillSpec,
     Field(discriminator="name"),
 ]
+
+
+class RewardTrainingSpec(OptimizerSpec):
+    """What models of reward share. They are no policies: an experiment trains them with `reward_model`."""
+
+    name: str
+    epochs: int = Field(1, ge=1)
+    """Passes over the pairs, or over the labelled episodes."""
+    batch_size: int = Field(8, ge=1)
+    """Pairs, or labelled episodes, of one gradient step."""
+    heads: dict[str, FiniteFloat] = Field({"overall": 1.0}, min_length=1)
+    """Name and weight of each score that is learned; together they make the reward. `overall` learns the judged reward,
+    any other name the component of that name in the scores."""
+    pairs: Literal["best_worst", "all"] = "all"
+    """Which episodes of a scenario are compared: the best with the worst, or every two of which one is better."""
+    min_margin: float = Field(0.0, ge=0)
+    """Pairs whose values differ by no more than this are left out."""
+    margin: Literal["none", "reward"] = "none"
+    """How far apart the scores of a pair should be at least: `reward` asks for the difference of the judged values."""
+    centering: float = Field(0.0, ge=0)
+    """Weight of the squared sum of the two scores of a pair, which keeps scores around 0."""
+    held_out: float = Field(0.2, ge=0, lt=1)
+    """Share of the scenarios that is not trained on, but tells how often the better episode of a pair is found."""
+
+    @field_validator("heads")
+    @classmethod
+    def _named(cls, heads: dict[str, float]) -> dict[str, float]:
+        if wrong := [name for name in heads if not re.fullmatch(r"[A-Za-z0-9_.-]+", name)]:
+            raise ValueError(f"names of letters, digits, _, - and .; {wrong[0]!r} is none")
+        if not any(heads.values()):
+            raise ValueError("a weight other than 0 for one head at least")
+        return dict(sorted(heads.items()))  # a mapping has no order: the same heads are the same model
+
+
+class RewardModelSpec(RewardTrainingSpec):
+    """Bradley-Terry model of which episode is better, read at its last token (arXiv:2203.02155)."""
+
+    name: Literal["reward_model"] = "reward_model"
+
+
+class ProcessRewardModelSpec(RewardTrainingSpec):
+    """A score for each turn, read at its last token (arXiv:2305.20050)."""
+
+    name: Literal["process_reward_model"] = "process_reward_model"
+    loss: Literal["mse", "comparison"] = "mse"
+    """`mse`: squared error to the step rewards (`overall`), or to the components `NAME/0`, `NAME/1` and so on of the
+    scores. `comparison`: Bradley-Terry on the sums over the turns of an episode; margin and centering are for it
+    alone, with `mse` pairs only tell the accuracy."""
+
+
+RewardAlgorithmSpec = Annotated[RewardModelSpec | ProcessRewardModelSpec, Field(discriminator="name")]

@@ -1,1 +1,1 @@
-"""Rewards: rules now, judges to come."""
+"""Rewards: rules, and models that were trained; judges to come."""

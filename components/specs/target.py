@@ -102,10 +102,15 @@ class Target(Spec):
 
     def resolved(self) -> dict[str, Any]:
         """Plain data for a stage key: the path, every argument with its default, and, for code that is not ours, the
-        digest of the module's source, so that an edited environment is not taken from the cache."""
-        parameters = _parameters(_import(self.target))
+        digest of the module's source, so that an edited environment is not taken from the cache. A class that reads
+        files says with a static method `key_arguments` what stands for them in the key: their content, not their
+        place."""
+        thing = _import(self.target)
+        parameters = _parameters(thing)
         defaults = {n: p.default for n, p in parameters.items() if p.default is not inspect.Parameter.empty}
         given = {**{name: value for name, value in defaults.items() if _is_data(value)}, **self.arguments}
+        if hasattr(thing, "key_arguments"):
+            given = thing.key_arguments(given)
         data: dict[str, Any] = {"_target_": self.target, **{name: _resolved(value) for name, value in given.items()}}
         if not _below(self.target, OWN_PACKAGE):
             data["source_sha256"] = source_digest(_import(self.target).__module__)

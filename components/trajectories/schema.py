@@ -110,7 +110,7 @@ class Trajectory:
     tools: list[dict[str, Any]] = field(default_factory=list)
     """Tools offered, in OpenAI's JSON form."""
     step_rewards: list[float] = field(default_factory=list)
-    """What the environment gave at each step."""
+    """What the environment gave at each step; once scores are joined on, what the judge gave where it gave any."""
     outcome: dict[str, Any] = field(default_factory=dict)
     """What the environment said at the end: `success` (bool) and whatever else it reports; JSON data."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -145,8 +145,9 @@ class Score:
     reward: float | None
     """None means unscored: the judge or the episode failed. Never replaced by zero."""
     components: dict[str, float] = field(default_factory=dict)
-    """Each part of a composed reward by name."""
+    """Each part of a composed reward by name. What a judge says of turn i under a name of its own is `NAME/i`."""
     step_rewards: list[float] = field(default_factory=list)
+    """Of each turn, where the judge scores turns; they replace the environment's for training."""
     explanation: str = ""
     cost: float = 0.0
     """Currency spent on judging this trajectory."""

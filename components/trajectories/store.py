@@ -147,7 +147,8 @@ def read_selection(path: Path) -> Iterator[Selection]:
 
 def read_scored(trajectories: Path, scores: Path, selection: Path | None = None) -> Iterator[Trajectory]:
     """Trajectories with their rewards joined on, a few at a time in memory: those that `selection` keeps, or all where
-    it is None. A reward of None means unscored.
+    it is None. A reward of None means unscored. Where the judge gave step rewards, they stand in place of those of the
+    environment: whoever judges turns has the last word on them. Where it gave none, the environment's stay.
 
     The files are read side by side: each has one row for each trajectory, in the same order, as judge and filter write
     them. Raises ArtifactDamaged, naming the file, at the first row where that is not so, and as read_trajectories.
@@ -157,7 +158,9 @@ def read_scored(trajectories: Path, scores: Path, selection: Path | None = None)
     if selection is not None:
         kept = _Beside(selection, ((item.trajectory_id, item.kept) for item in read_selection(selection)), trajectories)
     for trajectory in read_trajectories(trajectories):
-        trajectory.reward = rewards.take(trajectory.id)
+        trajectory.reward, judged_steps = rewards.take(trajectory.id)
+        if judged_steps:
+            trajectory.step_rewards = judged_steps
         if kept is None or kept.take(trajectory.id):
             yield trajectory
     rewards.end()
@@ -170,9 +173,10 @@ def load_scored(trajectories: Path, scores: Path, selection: Path | None) -> lis
     return list(read_scored(trajectories, scores, selection))
 
 
-def _rewards(path: Path) -> Iterator[tuple[str, float | None]]:
-    for batch in _SCORES.batches(path, ["trajectory_id", "reward"]):
-        yield from tables.rewards(batch)
+def _rewards(path: Path) -> Iterator[tuple[str, tuple[float | None, list[float]]]]:
+    for batch in _SCORES.batches(path, ["trajectory_id", "reward", "step_rewards"]):
+        for name, reward, steps in tables.rewards(batch):
+            yield name, (reward, steps)
 
 
 Value = TypeVar("Value")

@@ -340,9 +340,14 @@ def scores(batch: pa.RecordBatch) -> Iterable[Score]:
     return map(Score, *columns)
 
 
-def rewards(batch: pa.RecordBatch) -> Iterable[tuple[str, float | None]]:
-    """Trajectory id and reward of scores."""
-    return zip(_texts(batch.column("trajectory_id")), _optional(_plain, batch.column("reward")), strict=True)
+def rewards(batch: pa.RecordBatch) -> Iterable[tuple[str, float | None, list[float]]]:
+    """Trajectory id, reward and step rewards of scores."""
+    return zip(
+        _texts(batch.column("trajectory_id")),
+        _optional(_plain, batch.column("reward")),
+        _lists(_plain, batch.column("step_rewards")),
+        strict=True,
+    )
 
 
 def selections(batch: pa.RecordBatch) -> Iterable[Selection]:

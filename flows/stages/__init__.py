@@ -1,9 +1,9 @@
 """The stages, by name: plain functions over artifacts."""
 
-from flows.stages import collect, deploy, evaluate, filter, judge, train
+from flows.stages import collect, deploy, evaluate, filter, judge, reward_model, train
 from flows.stages.base import Stage
 
 STAGES: dict[str, Stage] = {
-    stage.name: stage for stage in (collect.STAGE, judge.STAGE, filter.STAGE, train.STAGE, evaluate.STAGE, deploy.STAGE)
+    module.STAGE.name: module.STAGE for module in (collect, judge, filter, train, reward_model, evaluate, deploy)
 }
 """Every stage that a request can name."""

@@ -66,7 +66,8 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     if finished and not any("success" in one.outcome for one in finished):
         log.warning("%s says `success` in the info of no episode: none counts as one", spec.environment.target)
     tally = judge.Tally()
-    scores = list(tally.over(judge.judged(spec.reward, trajectories, context)))
+    reward = judge.ready(spec.reward.build(), spec.reward.resolved(), context, spec.model)
+    scores = list(tally.over(judge.judged(reward, trajectories, context)))
     tally.demand_some()  # the episodes are in scratch: the next try does not play them again
     write_trajectories(draft.path / "trajectories.parquet", trajectories)
     write_scores(draft.path / "scores.parquet", scores)

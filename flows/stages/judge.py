@@ -1,4 +1,8 @@
-"""Judge: a reward for each trajectory, from file to file. Finished judgements are kept when the stage dies."""
+"""Judge: a reward for each trajectory, from file to file. Finished judgements are kept when the stage dies.
+
+With `learned`, reward models judge, the artifacts of the inputs `reward_model`, `reward_model_2` and so on; the
+declared reward is asked only where it has a weight.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,13 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from components.artifacts import Draft
-from components.errors import JudgeError
+from components.errors import JudgeError, Problem, SpecError
+from components.models.spec import ModelSpec
+from components.rewards.protocol import GroupReward, ModelReward, Reward
+from components.rewards.spec import LearnedSpec
 from components.specs import Target
 from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec, followed
@@ -17,27 +24,79 @@ from flows.stages.shards import Shards
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class JudgeStage(StageSpec):
     reward: Target
+    model: ModelSpec | None = None
+    """Whose episodes are judged; needed by rewards that compute with a model. Such a reward is bound to its base, so
+    this is not in the key."""
+    learned: LearnedSpec | None = None
+    """None judges by the declared reward alone."""
 
     def key_part(self) -> dict[str, Any]:
-        return {"reward": self.reward.resolved()}
+        if self.learned is None:
+            return {"reward": self.reward.resolved()}
+        learned = {"learned": self.learned.model_dump(mode="json")}
+        return {"reward": self.reward.resolved(), **learned} if self.learned.task_weight else learned
+
+    def build(self, inputs: Inputs) -> Reward | GroupReward:
+        """The reward that judges."""
+        if self.learned is None:
+            return self.reward.build()
+        from components.rewards.learned import Learned
+
+        folders = [str(inputs[name].path) for name in sorted(inputs, key=_number) if name.startswith(REWARD_MODEL)]
+        task = self.reward.build() if self.learned.task_weight else None
+        return Learned(folders, task=task, **self.learned.model_dump())
+
+
+REWARD_MODEL = "reward_model"
+"""Input of the first reward model; the others have their number at the end."""
+
+
+def reward_models(keys: Sequence[T]) -> dict[str, T]:
+    """Names of reward models as inputs."""
+    return {REWARD_MODEL if number == 1 else f"{REWARD_MODEL}_{number}": one for number, one in enumerate(keys, 1)}
+
+
+def _number(name: str) -> int:
+    end = name.rpartition("_")[2]
+    return int(end) if end.isdecimal() else 1
 
 
 def judge(spec: JudgeStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
-    """Writes `scores.parquet`. Input: `trajectories`."""
+    """Writes `scores.parquet`. Input: `trajectories`; with `learned`, the reward models."""
     from components.trajectories.store import count_trajectories, read_trajectories, write_scores
 
     path = inputs["trajectories"].path / "trajectories.parquet"
     tally = Tally()
-    scores = tally.over(judged(spec.reward, read_trajectories(path), context))
+    recipe = [spec.key_part(), sorted((name, one.digest) for name, one in inputs.items() if name != "trajectories")]
+    reward = ready(spec.build(inputs), recipe, context, spec.model)
+    scores = tally.over(judged(reward, read_trajectories(path), context))
     write_scores(draft.path / "scores.parquet", followed(scores, count_trajectories(path), context.progress))
     tally.demand_some()
     return tally.figures()
 
 
-def judged(reward: Target, trajectories: Iterable[Trajectory], context: Context) -> Iterator[Score]:
+def ready(reward: Reward | GroupReward, recipe: Any, context: Context, model: ModelSpec | None) -> Reward | GroupReward:
+    """The reward, with its models loaded where it computes with any; those stay warm. recipe: what decides the reward.
+    model: whose episodes are judged."""
+    if not isinstance(reward, ModelReward):
+        return reward
+    if model is None:
+        problem = "is not given, and the reward computes with a model; expected that of the experiment"
+        raise SpecError([Problem("judge.model", problem)])
+
+    def load() -> ModelReward:
+        reward.use(context.cache, model)
+        return reward
+
+    return context.warm.get("reward", [recipe, model.model_dump(mode="json")], load)
+
+
+def judged(reward: Reward | GroupReward, trajectories: Iterable[Trajectory], context: Context) -> Iterator[Score]:
     """One Score for each trajectory, in order.
 
     Those that an earlier try of this stage has kept are taken as they are. What could not be scored is judged again,
@@ -57,7 +116,7 @@ def judged(reward: Target, trajectories: Iterable[Trajectory], context: Context)
             shards.add(scores)
 
     try:
-        yield from apply(reward.build(), trajectories, finished=finished, on_judged=keep)
+        yield from apply(reward, trajectories, finished=finished, on_judged=keep)
     finally:
         shards.flush()
 

@@ -17,6 +17,7 @@ from components.algorithms.spec import (
     PairSpec,
     PolicyGradientSpec,
     ReplaySpec,
+    RewardAlgorithmSpec,
 )
 from components.artifacts import Draft
 from components.inference.protocol import BASE_POLICY
@@ -149,11 +150,11 @@ def compares(algorithm: AlgorithmSpec) -> bool:
     return isinstance(algorithm, PairSpec)
 
 
-def steps(algorithm: AlgorithmSpec, trajectories: int) -> int:
+def steps(algorithm: AlgorithmSpec | RewardAlgorithmSpec, trajectories: int) -> int:
     """Gradient steps that a train stage takes at most, for the progress that is shown."""
     if isinstance(algorithm, PolicyGradientSpec):
         return algorithm.epochs * algorithm.minibatches
     return algorithm.epochs * -(-trajectories // algorithm.batch_size)
 
 
-STAGE = Stage("train", 1, TrainStage, "checkpoint", CHECKPOINT_VERSION, train, volatile=("log.jsonl",))
+STAGE = Stage("train", 2, TrainStage, "checkpoint", CHECKPOINT_VERSION, train, volatile=("log.jsonl",))

@@ -221,6 +221,16 @@ class TestScored:
         loaded = load_scored(files[0], files[1], None)
         assert [(row.id, row.reward) for row in loaded] == [("a/0", 1.0), ("a/1", 0.25), ("b/0", None)]
 
+    def test_step_rewards_are_the_judges_where_it_gave_any(self, files):
+        own = [[0.5, 0.0], [0.25], []]
+        rows = [episode("a", 0), episode("a", 1), episode("b", 0, failure=FAILURE)]
+        for row, steps in zip(rows, own, strict=True):
+            row.step_rewards = steps
+        write_trajectories(files[0], rows)
+        judged = [Score("a/0", 1.0, step_rewards=[1.0, 2.0]), Score("a/1", 0.25), Score("b/0", None, failure=FAILURE)]
+        write_scores(files[1], judged)
+        assert [row.step_rewards for row in load_scored(files[0], files[1], None)] == [[1.0, 2.0], [0.25], []]
+
     def test_a_stream_holds_a_few(self, tmp_path, monkeypatch):
         monkeypatch.setattr(store, "ROWS_PER_BATCH", 2)
         files = [tmp_path / "trajectories.parquet", tmp_path / "scores.parquet"]

@@ -1,0 +1,24 @@
+"""How the scores of learned reward models become a reward."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, FiniteFloat
+
+from components.specs import Spec
+
+
+class LearnedSpec(Spec):
+    weight: FiniteFloat = 1.0
+    """Of the learned reward."""
+    task_weight: FiniteFloat = 0.0
+    """Of the declared reward, which is added; 0 does not ask it."""
+    normalise: bool = False
+    """Scores of each head less their mean on the training data, over their standard deviation there."""
+    combine: Literal["mean", "min", "bound"] = "mean"
+    """Of several models: the mean, the lowest, or the mean less `deviations` standard deviations."""
+    deviations: float = Field(1.0, ge=0)
+    """See combine."""
+    cap: FiniteFloat | None = None
+    """Most that a score counts, of an episode or, by a process model, of a turn; null is no limit."""

@@ -1,0 +1,506 @@
+"""Reward models: losses against the formulas and TRL's, gradients against a plain model, one sequence at a time; what
+they read, what they learn, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from components.algorithms import reward_card, reward_losses, reward_model
+from components.algorithms.reward_data import episode, packs
+from components.algorithms.reward_model import RewardModel
+from components.algorithms.spec import ProcessRewardModelSpec, RewardModelSpec, RewardTrainingSpec
+from components.algorithms.train_reward import Labelled, Pair, backward, gather, train_reward_model
+from components.errors import ArtifactDamaged, ArtifactError, TrainingDiverged
+from components.models.spec import LoraSpec
+from components.models.weights import load_tokenizer
+from components.trajectories.chat import ChatFormat
+from components.trajectories.schema import Message, Score, Trajectory
+from tests.algorithms.builders import (
+    MODEL,
+    batch,
+    demonstrations,
+    history,
+    plain_model,
+    relative_difference,
+    trainable,
+    trajectory,
+)
+from tests.algorithms.test_checkpoint import DROPOUT, differing
+from tests.trajectories.builders import FAILURE
+
+COMMON = {"learning_rate": 5e-3, "pack_tokens": 64, "batch_size": 64, "max_grad_norm": 1e9, "held_out": 0.0}
+NUMBER = st.floats(-20, 20, width=32)
+
+
+@pytest.fixture(scope="module")
+def chat(base_dir) -> ChatFormat:
+    return ChatFormat(load_tokenizer(base_dir))
+
+
+def scores_of(trajectories: list[Trajectory], components=lambda one: {}) -> list[Score]:
+    return [Score(one.id, one.reward, components(one)) for one in trajectories]
+
+
+def make(base_dir: Path, heads=("overall",), seed: int = 0) -> RewardModel:
+    """A reward model whose adapter and biases do something."""
+    model = RewardModel(base_dir, MODEL, heads, seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for name, parameter in model.parameters.items():
+            if "lora_B" in name or name == "heads.bias":
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return model
+
+
+# --- losses ---------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(NUMBER, NUMBER, st.floats(0, 3)), min_size=1, max_size=5), st.floats(0, 1))
+def test_bradley_terry_written_out(rows, centering):
+    chosen, rejected, margin = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True))
+    found = reward_losses.bradley_terry(chosen, rejected, margin, centering)
+    for value, (c, r, m) in zip(found.tolist(), rows, strict=True):
+        assert value == pytest.approx(math.log1p(math.exp(-(c - r - m))) + centering * (c + r) ** 2, rel=1e-9)
+
+
+def test_a_label_that_is_missing_counts_for_nothing():
+    score = torch.tensor([[1.0, 2.0], [3.0, 5.0]], requires_grad=True)
+    label = torch.tensor([[0.0, math.nan], [1.0, 4.0]])
+    loss = reward_losses.mean_squared_error(score, label)
+    assert loss.item() == pytest.approx((1 + 4 + 1) / 3)
+    loss.backward()
+    assert score.grad.tolist() == [[pytest.approx(2 / 3), 0.0], [pytest.approx(4 / 3), pytest.approx(2 / 3)]]
+    assert reward_losses.mean_squared_error(score, torch.full((2, 2), math.nan)).item() == 0.0
+
+
+@pytest.mark.parametrize(("margin", "centering"), [("none", 0.0), ("reward", 0.0), ("reward", 0.05)])
+def test_loss_and_gradient_are_trls(base_dir, chat, margin, centering):
+    """TRL 1.16's `compute_loss` on padded rows, with the classifier of transformers, which reads the last token."""
+    from transformers import LlamaForSequenceClassification
+    from trl import RewardTrainer
+
+    spec = RewardModelSpec(**COMMON, margin=margin, centering=centering)
+    found = batch(seed=5, groups=3, size=3)
+    ours = make(base_dir)
+    with torch.no_grad():
+        ours.bias_H.zero_()  # TRL's head has none
+    pairs = gather(spec, chat, found, scores_of(found), 128, seed=0).train
+    measured, _ = backward(spec, ours, pairs)
+
+    plain = plain_model(base_dir, ours)
+    inner = plain.get_base_model()
+    inner.config.num_labels = 1
+    classifier = LlamaForSequenceClassification(inner.config)
+    classifier.model = inner.model
+    with torch.no_grad():
+        classifier.score.weight.copy_(ours.weight_HD)
+    rows = [one.better for one in pairs] + [one.worse for one in pairs]
+    tokens = [torch.tensor(one.streams[0].token_ids) for one in rows]
+    assert len({len(row) for row in tokens}) > 1
+    ids_BT = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=inner.config.pad_token_id)
+    inputs = {"input_ids": ids_BT, "attention_mask": (ids_BT != inner.config.pad_token_id).long()}
+    if margin == "reward":
+        inputs["margin"] = torch.tensor([a.trajectory.reward - b.trajectory.reward for a, b in _couples(pairs)])
+    stub = SimpleNamespace(
+        model=SimpleNamespace(training=True),
+        args=SimpleNamespace(center_rewards_coefficient=centering or None),
+        accelerator=SimpleNamespace(gather=lambda x: x, gather_for_metrics=lambda x: x),
+        _metrics={"train": defaultdict(list)},
+        _total_train_tokens=0,
+        _tp_size=1,
+    )
+
+    def model(**given):
+        return classifier(**{name: value for name, value in given.items() if name != "margin"})
+
+    loss = RewardTrainer.compute_loss(stub, model, inputs)
+    loss.backward()
+    assert measured["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert measured["accuracy"] == pytest.approx(stub._metrics["train"]["accuracy"][0])
+    assert measured["margin"] == pytest.approx(stub._metrics["train"]["margin"][0], rel=1e-4, abs=1e-6)
+    theirs = {name: parameter.grad for name, parameter in trainable(plain).items()}
+    theirs |= {"heads.weight": classifier.score.weight.grad, "heads.bias": ours.bias_H.grad}
+    assert relative_difference({name: one.grad for name, one in ours.parameters.items()}, theirs) <= 1e-5
+
+
+def _couples(pairs):
+    return [(one.better, one.worse) for one in pairs]
+
+
+def _turns(one: Trajectory) -> list[int]:
+    """The last tokens of the two answers of an episode of `batch`."""
+    mask = one.histories[0].sampled_mask()
+    return [at for at, sampled in enumerate(mask) if sampled and not [*mask, False][at + 1]]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RewardModelSpec(**COMMON, heads={"overall": 1.0, "kind": 0.5}, centering=0.1, margin="reward"),
+        ProcessRewardModelSpec(**COMMON, heads={"overall": 1.0, "kind": 0.5}),
+        ProcessRewardModelSpec(**COMMON, heads={"overall": 1.0, "kind": 0.5}, loss="comparison", pairs="best_worst"),
+    ],
+    ids=["episodes", "turns", "turns, compared"],
+)
+def test_loss_and_gradient_are_those_of_a_plain_model(base_dir, chat, spec):
+    """Two-turn episodes with an observation between the turns, one sequence at a time; each head by its own label."""
+    found = batch(seed=3, groups=3, size=3)
+    labels = {}
+    for index, one in enumerate(found):
+        one.step_rewards = [0.1 * index, 1.0 - 0.2 * index]
+        labels[one.id] = {"kind": (index * 5) % 7 / 7, "kind/0": 0.3 * index}  # kind/1 is never labelled
+    assert list(spec.heads) == ["kind", "overall"]
+    model = make(base_dir, list(spec.heads))
+    data = gather(spec, chat, found, scores_of(found, lambda one: labels[one.id]), 128, seed=0)
+    measured, _ = backward(spec, model, data.train)
+
+    plain = plain_model(base_dir, model)
+    weight = model.weight_HD.detach().clone().requires_grad_()
+    bias = model.bias_H.detach().clone().requires_grad_()
+    read = {}
+    for one in found:
+        ids = torch.tensor(one.histories[0].token_ids)
+        hidden_TD = plain.get_base_model().model(input_ids=ids[None]).last_hidden_state[0]
+        places = [len(ids) - 1] if spec.name == "reward_model" else _turns(one)
+        assert len(places) == (1 if spec.name == "reward_model" else 2)
+        read[one.id] = hidden_TD[places] @ weight.T + bias
+    terms = []
+    if spec.name == "process_reward_model" and spec.loss == "mse":
+        for one in found:
+            terms += [(read[one.id][turn, 1] - one.step_rewards[turn]) ** 2 for turn in (0, 1)]
+            terms.append((read[one.id][0, 0] - labels[one.id]["kind/0"]) ** 2)
+    else:
+        for head, value in enumerate((lambda one: labels[one.id]["kind"], lambda one: one.reward)):
+            for name in ("s0", "s1", "s2"):
+                ranked = sorted((one for one in found if one.group == name), key=value, reverse=True)
+                couples = [(a, b) for i, a in enumerate(ranked) for b in ranked[i + 1 :]]
+                for a, b in couples if spec.pairs == "all" else [(ranked[0], ranked[-1])]:
+                    chosen, rejected = (read[one.id][:, head].sum() for one in (a, b))
+                    gap = chosen - rejected - (value(a) - value(b) if spec.margin == "reward" else 0.0)
+                    terms.append(-torch.log(torch.sigmoid(gap)) + spec.centering * (chosen + rejected) ** 2)
+    loss = sum(terms) / len(terms)
+    loss.backward()
+    assert measured["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    theirs = {name: parameter.grad for name, parameter in trainable(plain).items()}
+    theirs |= {"heads.weight": weight.grad, "heads.bias": bias.grad}
+    assert relative_difference({name: one.grad for name, one in model.parameters.items()}, theirs) <= 1e-5
+
+
+# --- what is read ---------------------------------------------------------------------------------------------------
+
+
+def test_each_turn_is_read_at_its_last_token_whatever_stands_between(chat):
+    first = history([(False, [5] * 7), (True, [6, 7]), (False, [8] * 3), (True, [9])], [-1.0] * 3)
+    helper = history([(False, [10] * 4), (True, [11, 12, 13]), (False, [14])], [-1.0] * 3)
+    helper.agent = "helper"
+    last = history([(False, [5] * 2), (True, [6] * 5), (False, [20, 21])], [-1.0] * 5)
+    one = trajectory("a", 0, [first, last, helper], 1.0)
+    turns = episode(chat, one, turns=True)
+    assert [stream.places for stream in turns.streams] == [(8, 12), (6,), (6,)]
+    whole = episode(chat, one, turns=False)
+    assert [(list(stream.token_ids), stream.places) for stream in whole.streams] == [(last.token_ids, (8,))]
+
+
+def test_a_written_conversation_is_read_where_a_sampled_one_would_be(chat):
+    (one,) = demonstrations(1)
+    (stream,) = episode(chat, one, turns=True).streams
+    ends = [at for at, token in enumerate(stream.token_ids) if token == chat.end_id]
+    assert list(stream.places) == [ends[2], ends[4]]  # of system, user, assistant, user, assistant
+    assert episode(chat, one, turns=False).streams[0].places == (len(stream.token_ids) - 1,)
+
+
+def test_scores_do_not_depend_on_what_else_is_in_the_pack(base_dir, chat):
+    """An episode may be the beginning of another, or the same."""
+    shared = history([(False, [5] * 6), (True, [7, 8])], [-1.0] * 2)
+    longer = history([(False, [5] * 6), (True, [7, 8]), (False, [9, 9]), (True, [10])], [-1.0] * 3)
+    found = [trajectory("a", n, [h], 1.0) for n, h in enumerate((shared, longer, shared))]
+    found.insert(1, batch(groups=1, size=1)[0])
+    model = make(base_dir)
+    for turns in (False, True):
+        episodes = [episode(chat, one, turns=turns) for one in found]
+        together = model.scores(episodes, 4096)
+        assert len(packs(episodes, 4096)) == 1
+        alone = torch.cat([model.scores([one], 64) for one in episodes])
+        assert torch.allclose(together, alone, atol=1e-5)
+
+
+def test_nothing_to_read_is_no_episode(chat):
+    empty = trajectory("a", 0, [], 1.0)
+    unsaid = trajectory("a", 1, [history([(False, [5, 6])], [])], 1.0)
+    assert episode(chat, empty, turns=False).readings == episode(chat, unsaid, turns=True).readings == 0
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+GOOD, BAD = 200, 100
+
+
+def task(groups: int, size: int = 4) -> list[Trajectory]:
+    """Episodes of two answers; an answer is good where it says GOOD. The reward is how many are."""
+    made = []
+    for number, one in enumerate(batch(seed=9, groups=groups, size=size)):
+        answers = [m for m in one.histories[0].messages if m.span is not None]
+        good = [bool(number & 1), bool(number & 2)]
+        for message, is_good in zip(answers, good, strict=True):
+            start, end = message.span
+            one.histories[0].token_ids[start:end] = [GOOD if is_good else BAD] * (end - start)
+        one.step_rewards, one.reward = [float(value) for value in good], float(sum(good))
+        made.append(one)
+    return made
+
+
+def run(base_dir, folder: Path, spec: RewardTrainingSpec, trajectories, scores=None, **more):
+    out, scratch = folder / "out", folder / "scratch"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    scratch.mkdir(exist_ok=True)
+    options = {"model": MODEL, "start": None, "seed": 3, "on_step": lambda _: None, "save_every": 0.0} | more
+    scores = scores_of(trajectories) if scores is None else scores
+    metrics = train_reward_model(
+        spec, base_dir=base_dir, trajectories=trajectories, scores=scores, out=out, scratch=scratch, **options
+    )
+    return out, metrics
+
+
+LEARNING = {"learning_rate": 1e-2, "batch_size": 8, "epochs": 6, "held_out": 0.25}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RewardModelSpec(**LEARNING),
+        ProcessRewardModelSpec(**LEARNING),
+        ProcessRewardModelSpec(**LEARNING, loss="comparison"),
+    ],
+    ids=["episodes", "turns", "turns, compared"],
+)
+def test_it_learns_which_episode_is_better_on_scenarios_it_has_not_seen(base_dir, tmp_path, spec):
+    out, metrics = run(base_dir, tmp_path, spec, task(8))
+    assert metrics["heldout_pairs"] >= 8
+    assert metrics["heldout_accuracy"] == 1.0
+    card = reward_card.read_card(out)
+    assert (card.kind, list(card.heads)) == (spec.name, ["overall"])
+
+
+def test_heads_learn_their_components_and_may_disagree(base_dir, tmp_path):
+    found = task(8)
+    kinds = {one.id: {"first": one.step_rewards[0], "second": 1 - one.step_rewards[1]} for one in found}
+    spec = RewardModelSpec(**{**LEARNING, "epochs": 12}, heads={"first": 1.0, "second": 2.0})
+    _, metrics = run(base_dir, tmp_path, spec, found, scores_of(found, lambda one: kinds[one.id]))
+    assert (metrics["heldout_accuracy/first"], metrics["heldout_accuracy/second"]) == (1.0, 1.0)
+
+
+def test_it_keeps_the_mean_and_spread_of_its_scores(base_dir, tmp_path, chat):
+    spec = RewardModelSpec(**{**LEARNING, "epochs": 1, "held_out": 0.0})
+    found = task(2)
+    out, _ = run(base_dir, tmp_path, spec, found)
+    model, card = reward_model.load(out, base_dir, MODEL)
+    score_R = model.scores([episode(chat, one, turns=False) for one in found], 1024)[:, 0]
+    assert card.heads["overall"].mean == pytest.approx(score_R.mean().item(), abs=1e-5)
+    assert card.heads["overall"].std == pytest.approx(score_R.var(correction=0).sqrt().item(), abs=1e-5)
+
+
+def test_a_killed_training_goes_on_to_the_same_bytes(base_dir, tmp_path, start):
+    """With dropout, whose random state is part of what is kept."""
+    spec = ProcessRewardModelSpec(**{**LEARNING, "epochs": 3})
+
+    def stop(metrics: dict[str, float]) -> None:
+        if metrics["step"] == 4:
+            raise KeyboardInterrupt
+
+    options = {"model": DROPOUT, "start": start}
+    with pytest.raises(KeyboardInterrupt):
+        run(base_dir, tmp_path / "stopped", spec, task(6), on_step=stop, **options)
+    seen: list[float] = []
+    stopped, _ = run(
+        base_dir, tmp_path / "stopped", spec, task(6), on_step=lambda one: seen.append(one["step"]), **options
+    )
+    whole, _ = run(base_dir, tmp_path / "whole", spec, task(6), **options)
+    assert seen == [float(step) for step in range(1, len(seen) + 1)]
+    assert len(seen) > 4
+    files = ("adapter/adapter_model.safetensors", "heads.safetensors", "reward_model.json", "optimizer.safetensors")
+    for name in (*files, "trainer.json", "rng.safetensors"):
+        assert (stopped / name).read_bytes() == (whole / name).read_bytes(), name
+    assert differing(stopped, whole) == []
+
+
+def test_it_begins_with_the_adapter_of_a_policy_and_goes_on_from_a_reward_model(base_dir, tmp_path, start):
+    none = RewardModelSpec(**{**LEARNING, "learning_rate": 1e-30, "epochs": 1})
+    out, _ = run(base_dir, tmp_path / "first", none, task(4), start=start)
+    adapter = "adapter/adapter_model.safetensors"
+    assert (out / adapter).read_bytes() == (start / adapter).read_bytes()
+    further, _ = run(base_dir, tmp_path / "second", none, task(4), start=out, seed=8)
+    assert torch.equal(*(load_file(one / "heads.safetensors")["weight"] for one in (out, further)))
+    steps = [json.loads((one / "trainer.json").read_text())["step"] for one in (out, further)]
+    assert steps[1] == 2 * steps[0] > 0
+    found = task(4)
+    scores = scores_of(found, lambda one: {"more": one.reward})
+    more = none.model_copy(update={"heads": {"more": 1.0, "overall": 1.0}})
+    with pytest.raises(ArtifactError, match="holds other heads than more, overall"):
+        run(base_dir, tmp_path / "heads", more, found, scores, start=out)
+    other = MODEL.model_copy(update={"name": "other"})
+    with pytest.raises(ArtifactError, match="another base"):
+        run(base_dir, tmp_path / "base", none, found, start=out, model=other)
+
+
+def test_a_training_that_diverges_stops_before_a_model_is_written(base_dir, tmp_path):
+    spec = RewardModelSpec(learning_rate=1e30, epochs=2)
+    with pytest.raises(TrainingDiverged, match="non_finite"):
+        run(base_dir, tmp_path / "stop", spec, task(3))
+    assert not (tmp_path / "stop" / "out" / "reward_model.json").exists()
+    with pytest.raises(TrainingDiverged, match="its scores are infinite or no number"):
+        run(base_dir, tmp_path / "skip", spec.model_copy(update={"non_finite": "skip"}), task(3))
+    assert not (tmp_path / "skip" / "out" / "reward_model.json").exists()
+
+
+# --- what it refuses ------------------------------------------------------------------------------------------------
+
+
+def no_difference(found):
+    for one in found:
+        one.reward = 0.5
+
+
+def no_reward(found):
+    for one in found:
+        one.failure = FAILURE
+
+
+def no_steps(found):
+    for one in found:
+        one.step_rewards = []
+
+
+def too_many_steps(found):
+    for one in found:
+        one.step_rewards.append(1.0)
+
+
+def not_numbers(found):
+    for one in found:
+        one.step_rewards = [math.nan] * 2
+
+
+@pytest.mark.parametrize(
+    ("spec", "spoil", "words"),
+    [
+        (RewardModelSpec(), no_difference, "do two of the 8 episodes differ in their judged reward by more than min_m"),
+        (RewardModelSpec(), no_reward, "of 0 finished episodes none has judged reward"),
+        (RewardModelSpec(heads={"help": 1}), lambda _: None, "'help' .* none has component 'help'.* algorithm.heads"),
+        (ProcessRewardModelSpec(), no_steps, "of 8 finished episodes none has step rewards, one for each turn"),
+        (ProcessRewardModelSpec(), too_many_steps, "none has step rewards, one for each turn"),
+        (ProcessRewardModelSpec(), not_numbers, "none has step rewards, one for each turn"),
+        (ProcessRewardModelSpec(heads={"help": 1}), lambda _: None, "none has components 'help/0', 'help/1'"),
+    ],
+)
+def test_a_head_without_anything_to_learn_is_refused(base_dir, tmp_path, spec, spoil, words):
+    found = task(2)
+    spoil(found)
+    with pytest.raises(ArtifactError, match=words):
+        run(base_dir, tmp_path, spec, found)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_what_cannot_be_used_is_counted_and_left_out(chat, caplog):
+    found = task(3)
+    found[0].step_rewards = [1.0]  # for two turns
+    found[1].step_rewards = [1.0, math.nan]
+    found[2].histories[0].token_ids += [5] * 200
+    found[3].failure = FAILURE
+    data = gather(ProcessRewardModelSpec(held_out=0.0), chat, found, scores_of(found), 128, seed=0)
+    assert data.counts["left_out"] == 1.0
+    assert "longer than model.max_length=128 tokens: 1 of 11" in caplog.text
+    used = {one.episode.trajectory.id: one.label_RH for one in data.train if isinstance(one, Labelled)}
+    assert set(used) == {one.id for one in found} - {found[0].id, found[2].id, found[3].id}
+    assert math.isnan(used[found[1].id][1][0])
+    assert data.counts["unlabelled"] == 2.0  # the sum over the turns of these two is not known
+
+
+def test_held_out_scenarios_are_whole_and_never_all(chat):
+    spec = RewardModelSpec(held_out=0.4)
+    data = gather(spec, chat, task(5), scores_of(task(5)), 128, seed=1)
+    trained = {one.better.trajectory.group for one in data.train if isinstance(one, Pair)}
+    apart = {one.better.trajectory.group for one in data.compared}
+    assert (len(trained), len(apart)) == (3, 2)
+    assert not trained & apart
+    single = gather(spec, chat, task(1), scores_of(task(1)), 128, seed=1)
+    assert (len(single.train), len(single.compared)) == (5, 0)
+
+
+@pytest.fixture(scope="module")
+def trained(base_dir, tmp_path_factory) -> Path:
+    spec = RewardModelSpec(learning_rate=1e-3)
+    return run(base_dir, tmp_path_factory.mktemp("trained"), spec, task(2))[0]
+
+
+@pytest.fixture
+def copied(trained, tmp_path) -> Path:
+    shutil.copytree(trained, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+@pytest.mark.parametrize(
+    "name", ["heads.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"]
+)
+def test_a_damaged_file_is_named(base_dir, copied, name):
+    content = bytearray((copied / name).read_bytes())
+    content[-3] ^= 1
+    (copied / name).write_bytes(content)
+    with pytest.raises(ArtifactDamaged, match=f"{name} is missing or was changed"):
+        reward_model.load(copied, base_dir, MODEL)
+    (copied / name).unlink()
+    with pytest.raises(ArtifactDamaged, match=name):
+        reward_card.content_digest(copied)
+
+
+def test_what_is_no_reward_model_is_refused(base_dir, copied, start):
+    with pytest.raises(ArtifactError, match=r"holds no reward model: there is no reward_model.json"):
+        reward_model.load(start, base_dir, MODEL)
+    card = json.loads((copied / "reward_model.json").read_text())
+    for text, words in (
+        ("{", "cannot be read"),
+        (json.dumps({**card, "format": 9}), "has format 9, expected 1"),
+        (json.dumps({**card, "heads": {"overall": {"weight": 1}}}), "is incomplete"),
+    ):
+        (copied / "reward_model.json").write_text(text)
+        with pytest.raises(ArtifactError, match=words):
+            reward_model.load(copied, base_dir, MODEL)
+
+
+def test_another_base_or_vocabulary_is_refused(base_dir, copied):
+    with pytest.raises(ArtifactError, match=r"trained on another base, name=tiny, than model.name=other"):
+        reward_model.load(copied, base_dir, MODEL.model_copy(update={"name": "other"}))
+    card = json.loads((copied / "reward_model.json").read_text())
+    (copied / "reward_model.json").write_text(json.dumps({**card, "vocabulary": "0" * 64}))
+    with pytest.raises(ArtifactError, match="another vocabulary"):
+        reward_model.load(copied, base_dir, MODEL)
+
+
+def test_its_own_lora_counts_not_that_of_the_policy(base_dir, trained):
+    policy = MODEL.model_copy(update={"lora": LoraSpec(rank=16, alpha=3.0, dropout=0.5)})
+    model, _ = reward_model.load(trained, base_dir, policy)
+    assert (model.spec.lora.rank, model.spec.lora.dropout) == (4, 0.0)
+
+
+def test_names_and_weights_of_heads_are_checked():
+    for heads in ({}, {"a/b": 1.0}, {"a": 0.0}, {"a": math.inf}):
+        with pytest.raises(ValueError):
+            RewardModelSpec(heads=heads)
+
+
+def test_a_message_without_span_is_no_turn(chat):
+    one = task(1)[0]
+    one.histories[0].messages.append(Message("assistant", "written"))
+    assert episode(chat, one, turns=True).readings == 2
