@@ -15,6 +15,7 @@ from components.errors import Problem, SpecError
 from components.redaction import mask
 from flows.records import Records, RunRecord
 from flows.spec import ExperimentSpec
+from flows.stages.train import FED
 
 _TRAINED = re.compile(r"train\[(sft|\d+)\]")
 
@@ -107,7 +108,7 @@ def _held(spec: ExperimentSpec) -> int:
 def _data(store: Store, run: RunRecord, key: str, step: int) -> dict[str, Artifact]:
     """What the checkpoint of a step was trained on."""
     made_from, found = _artifact(store, run, key, step).inputs, {}
-    for name in ("trajectories", "scores", "selection"):
+    for name in filter(FED.fullmatch, made_from):
         artifact = store.find(made_from[name])
         if artifact is None:
             raise _problem(

@@ -36,6 +36,9 @@ from flows.stopping import Measured, choose, why_stop
 
 logger = logging.getLogger(__name__)
 
+FEEDS = ("trajectories", "scores", "selection")
+"""What collect, judge and filter leave for training."""
+
 
 class Call(Protocol):
     """Runs one stage."""
@@ -150,22 +153,20 @@ def online_rl(
             request = requests.train_reward(shown, scores, start=reference, member=member)
             outcome.reward_models.append(call(label, 0, request))
     for number in range(outcome.step + 1, spec.rounds + 1):
-        played = call(f"collect[{number}]", number, requests.collect(outcome.checkpoint, number))
-        scores = call(f"judge[{number}]", number, requests.judge(played, outcome.reward_models))
-        kept = call(f"filter[{number}]", number, requests.filter(played, scores))
-        guards.filtered(f"filter[{number}]", number, kept)
+        fed = _gather(spec, requests, guards, call, outcome, number)
         request = requests.train(
-            *(played, scores, kept),
+            fed,
             start=outcome.checkpoint,
             reference=reference,
             earlier=earlier,
             anchor=anchor,
             anchored=anchored,
         )
-        earlier.insert(0, {"trajectories": played, "scores": scores, "selection": kept})
+        earlier.insert(0, fed)
         outcome.checkpoint = call(f"train[{number}]", number, request)
         outcome.step = number
-        artifacts = {"collect": played, "judge": scores, "filter": kept, "train": outcome.checkpoint}
+        made = zip(("collect", "judge", "filter"), (fed[name] for name in FEEDS), strict=True)
+        artifacts = {**dict(made), "train": outcome.checkpoint}
         outcome.rounds.append(artifacts)
         if on_round is not None:
             on_round(number, artifacts)
@@ -185,6 +186,34 @@ def online_rl(
         request = requests.deploy(outcome.checkpoint, outcome.step, outcome.evaluations)
         outcome.export = call("deploy", outcome.last_step, request)
     return outcome
+
+
+def _gather(
+    spec: ExperimentSpec, requests: Requests, guards: Guards, call: Call, outcome: Outcome, number: int
+) -> dict[str, Artifact]:
+    """What a round is trained on: trajectories, scores and selection; those of further collections, where the filter
+    left too few scenarios, as `trajectories+1` and so on."""
+
+    def gather(label: str, request: Request) -> tuple[Artifact, Artifact, Artifact]:
+        played = call(f"collect[{label}]", number, request)
+        scores = call(f"judge[{label}]", number, requests.judge(played, outcome.reward_models))
+        return played, scores, call(f"filter[{label}]", number, requests.filter(played, scores))
+
+    made = gather(str(number), requests.collect(outcome.checkpoint, number))
+    fed, fullest, drawn = dict(zip(FEEDS, made, strict=True)), made[-1], 0
+    left = made[-1].metrics.get("scenarios")
+    for again in range(1, spec.collect.refills + 1):
+        if left is None or left >= spec.collect.scenarios:
+            break
+        lacking = spec.collect.scenarios - int(left)
+        request = requests.collect(outcome.checkpoint, number, further=(drawn, lacking))
+        made = gather(f"{number}+{again}", request)
+        fed |= {f"{name}+{again}": artifact for name, artifact in zip(FEEDS, made, strict=True)}
+        drawn += lacking
+        left += made[-1].metrics.get("scenarios", lacking)
+        fullest = max(fullest, made[-1], key=lambda one: one.metrics.get("kept", 0.0))
+    guards.filtered(f"filter[{number}]", number, fullest)
+    return fed
 
 
 def _take_best(spec: ExperimentSpec, outcome: Outcome, on_notice: OnNotice) -> None:
@@ -229,9 +258,14 @@ class Requests:
         part = {"model": self.spec.model.base(), **self._parts("environment", "agent"), "collect": collect}
         return self._request("collect", {**part, "actor": "solver", "round": 0}, {}, seed=self.spec.seed)
 
-    def collect(self, policy: Artifact | None, number: int) -> Request:
+    def collect(self, policy: Artifact | None, number: int, further: tuple[int, int] | None = None) -> Request:
+        """further: of a further collection, how many other scenarios were played since, and how many now."""
         part = {"model": self.spec.model.base(), **self._parts("environment", "agent", "collect", "inference")}
         part |= {"actor": "policy", "round": number - 1}
+        if further is not None:
+            since, now = further
+            part["further"] = (part["collect"]["scenarios"], since)
+            part["collect"] = {**part["collect"], "scenarios": now}
         return self._request("collect", part, {"policy": policy}, seed=self.spec.seed)
 
     def collect_for_reward(self, policy: Artifact | None) -> Request:
@@ -266,9 +300,7 @@ class Requests:
 
     def train(
         self,
-        trajectories: Artifact,
-        scores: Artifact,
-        selection: Artifact,
+        fed: Mapping[str, Artifact],
         *,
         start: Artifact | None,
         reference: Artifact | None,
@@ -276,9 +308,9 @@ class Requests:
         anchor: Artifact | None = None,
         anchored: Sequence[Mapping[str, Artifact]] = (),
     ) -> Request:
-        """earlier: what earlier rounds were trained on, the nearest first. anchor: the checkpoint from which the rounds
-        began, and what that was trained on."""
-        inputs = {"trajectories": trajectories, "scores": scores, "selection": selection, "start": start}
+        """fed: trajectories, scores and selection under the names of inputs. earlier: what earlier rounds were trained
+        on, the nearest first. anchor: the checkpoint from which the rounds began, and what that was trained on."""
+        inputs: dict[str, Artifact | None] = {**fed, "start": start}
         if getattr(self.spec.algorithm, "reference", "base") == "start":
             inputs["reference"] = reference
         part = self._training(self._data["algorithm"])

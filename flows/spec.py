@@ -369,6 +369,12 @@ def _environment(
         yield Problem(
             "collect.scenarios", f"{collect.scenarios}: one round can draw at most the {len(train)} of {TRAIN!r}"
         )
+    elif rounds and collect.scenarios * (1 + collect.refills) > len(train):
+        yield Problem(
+            "collect.refills",
+            f"{collect.refills}: a round may need {collect.scenarios} scenarios and as many for each refill, and split "
+            f"{TRAIN!r} has {len(train)}; expected fewer",
+        )
     if warmup is not None and warmup.demonstrations > len(train):
         yield Problem("warmup.demonstrations", f"{warmup.demonstrations}: split {TRAIN!r} has {len(train)} scenarios")
     if reward_model is not None and reward_model.scenarios > len(train):

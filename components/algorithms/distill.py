@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from components.algorithms import schedule
 from components.algorithms.divergence import to_teacher
 from components.algorithms.guards import Guards
 from components.algorithms.metrics import over_steps
@@ -59,9 +60,8 @@ def train_distill(
     for number, batch in enumerate(_batches(rows, spec, seed, step), start=step + 1):
         if number <= step + len(taken):
             continue
-        share = min(1.0, number / spec.warmup_steps) if spec.warmup_steps else 1.0
         for group in optimizer.param_groups:
-            group["lr"] = spec.learning_rate * share
+            group["lr"] = spec.learning_rate * schedule.share(spec, number)
         metrics = {
             "step": float(number),
             **_gradient_step(spec, policy, teacher, optimizer, batch, by_id, number, guards),

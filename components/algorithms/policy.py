@@ -41,6 +41,7 @@ class Policy:
         from peft import LoraConfig, get_peft_model
 
         self.spec = spec
+        self._again = False
         self.device = pick_device(spec.device)
         self.model = load_model(base_dir, dtype=spec.dtype, device=self.device)
         exactness.refuse_windows(self.model, spec.max_length)
@@ -231,9 +232,28 @@ class Policy:
             "use_cache": False,
         }
 
+    def checkpoint_layers(self, on: bool) -> None:
+        """Whether layers keep only what goes into them, and are computed again in the backward pass. Raises
+        ResourceError for a model that cannot."""
+        if on and not self._base.supports_gradient_checkpointing:
+            raise ResourceError(
+                f"algorithm.gradient_checkpointing: {type(self._base).__name__} does not support it; expected false"
+            )
+        if on:
+            self._base.gradient_checkpointing_enable({"use_reentrant": False})
+        else:
+            self._base.gradient_checkpointing_disable()
+        self._again = on
+        self._set_dropout()
+
     def _set_dropout(self) -> None:
         """Nothing drops out but what `model.lora.dropout` says: the sampler has no dropout, nor has the reference."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
         self.model.eval()
+        for module in self.model.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                module.training = self._again  # of the layer alone: it asks for it, and its parts stay as they are
         for name, module in self.model.named_modules():
             if name.endswith(f".lora_dropout.{LEARNING}"):
                 module.train()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from components.algorithms import distributed
+from components.algorithms import distributed, schedule
 from components.algorithms import preference_losses as losses
 from components.algorithms.guards import Guards
 from components.algorithms.metrics import over_steps
@@ -94,9 +94,8 @@ def train_preference(
     for number, batch in enumerate(_batches(found, spec, seed, step), start=step + 1):
         if number <= step + len(taken):
             continue
-        share = min(1.0, number / spec.warmup_steps) if spec.warmup_steps else 1.0
         for group in optimizer.param_groups:
-            group["lr"] = spec.learning_rate * share
+            group["lr"] = spec.learning_rate * schedule.share(spec, number)
         metrics = {"step": float(number), **_gradient_step(spec, policy, optimizer, batch, number, guards)}
         logs.append(metrics)
         on_step(metrics)

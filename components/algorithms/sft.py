@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from components.algorithms import checkpoint
+from components.algorithms import checkpoint, schedule
 from components.algorithms.guards import Guards
 from components.algorithms.metrics import over_steps
 from components.algorithms.packing import Sequence_, pack
@@ -151,7 +151,7 @@ def train_sft(
     def share(now: int) -> float:
         """Of the learning rate, for the step after `now` ones: the warm-up goes on where the checkpoint stood."""
         done = len(taken) + now
-        risen = min(1.0, (step + done + 1) / spec.warmup_steps) if spec.warmup_steps else 1.0
+        risen = schedule.risen(spec, step + done + 1)
         return risen * (1 - done / len(batches)) if spec.schedule == "linear" else risen
 
     config = SFTConfig(

@@ -31,9 +31,21 @@ class OptimizerSpec(Spec):
     """The gradient is scaled down to this L2 norm."""
     pack_tokens: int = Field(1024, ge=64)
     """Most distinct tokens that one forward pass computes; bounds memory, changes nothing else."""
+    gradient_checkpointing: bool = False
+    """Layers keep only what goes into them, and are computed again in the backward pass: a fraction of the memory, a
+    third more time, the same result."""
     non_finite: Literal["skip", "stop"] = "stop"
     """What happens where the loss or the gradient is infinite or no number: the step is left out, or the training ends
     with an error before a checkpoint is written."""
+
+
+class DecaySpec(OptimizerSpec):
+    """How the learning rate falls over the rounds."""
+
+    decay: Literal["none", "linear", "cosine"] = "none"
+    """After the warm-up the learning rate stays, or falls to 0 in a line or half a cosine."""
+    decay_steps: int = Field(1000, ge=1)
+    """Gradient steps, over all rounds, after which it is 0; unused with `decay: none`."""
 
 
 class SFTSpec(OptimizerSpec):
@@ -62,7 +74,7 @@ class CostSpec(Spec):
     """The multiplier with which it begins."""
 
 
-class PolicyGradientSpec(OptimizerSpec):
+class PolicyGradientSpec(DecaySpec):
     """What the policy gradients share: how a token is weighted, given its advantage."""
 
     name: str
@@ -250,7 +262,7 @@ class PPOSpec(PolicyGradientSpec):
     """Of the head, and of the value model's adapter; null takes learning_rate."""
 
 
-class PreferenceSpec(OptimizerSpec):
+class PreferenceSpec(DecaySpec):
     """What the preference algorithms share."""
 
     name: str
@@ -312,7 +324,7 @@ class KTOSpec(PreferenceSpec):
     """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
 
 
-class DistillSpec(OptimizerSpec):
+class DistillSpec(DecaySpec):
     """On-policy distillation: the policy's own tokens, and at each of them the KL to a teacher (arXiv:2306.13649)."""
 
     name: Literal["distill"] = "distill"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from components.algorithms import schedule
 from components.algorithms.guards import Guards
 from components.algorithms.metrics import over_steps
 from components.algorithms.spec import PolicyGradientSpec
@@ -53,7 +54,7 @@ def take_steps(
     for number, part in enumerate(_batches(groups, spec, seed, step), start=step + 1):
         if number <= step + len(taken):
             continue
-        share = min(1.0, number / spec.warmup_steps) if spec.warmup_steps else 1.0
+        share = schedule.share(spec, number)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * share
         metrics = {"step": float(number), **_gradient_step(spec, optimizer, part, backward, number, guards)}

@@ -69,6 +69,7 @@ def train(
 
     trajectories = foreign.in_own_tokens(trajectories, base_dir, sampled=isinstance(algorithm, PolicyGradientSpec))
     policy = _policy(base_dir, model, seed, start, warm)
+    policy.checkpoint_layers(algorithm.gradient_checkpointing)
     policy.use_reference(reference / checkpoint.ADAPTER if reference else None)
     critic = _critic(policy, algorithm)
     learning: list[Policy | Critic] = [policy, *([critic] if critic else [])]

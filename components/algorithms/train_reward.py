@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from components.algorithms import checkpoint, reward_losses
+from components.algorithms import checkpoint, reward_losses, schedule
 from components.algorithms.guards import STRIKES, Guards
 from components.algorithms.metrics import over_steps
 from components.algorithms.pairs import pairs
@@ -113,6 +113,7 @@ def train_reward_model(
     turns = isinstance(spec, ProcessRewardModelSpec)
     data = gather(spec, ChatFormat(load_tokenizer(base_dir)), trajectories, scores, model.max_length, seed)
     policy = RewardModel(base_dir, model, list(spec.heads), seed)
+    policy.checkpoint_layers(spec.gradient_checkpointing)
     names = list(policy.parameters)
     optimizer = torch.optim.AdamW(
         list(policy.parameters.values()),
@@ -140,7 +141,7 @@ def train_reward_model(
         for number, batch in enumerate(_batches(data.train, spec, seed, step), start=1):
             if number <= done:
                 continue
-            share = min(1.0, (step + number) / spec.warmup_steps) if spec.warmup_steps else 1.0
+            share = schedule.risen(spec, step + number)
             for group in optimizer.param_groups:
                 group["lr"] = spec.learning_rate * share
             found = _gradient_step(spec, policy, optimizer, batch, step + number, guards)

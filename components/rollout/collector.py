@@ -55,6 +55,16 @@ def choose_scenarios(available: Sequence[Scenario], count: int, round_: int, see
     return drawn[round_ * count : (round_ + 1) * count]
 
 
+def choose_further(
+    available: Sequence[Scenario], count: int, round_: int, seed: int, *, begin: int, more: int
+) -> list[Scenario]:
+    """`more` scenarios that are not among the `count` of a round, in an order of that round's own, after the first
+    `begin` of them; fewer where there are no more."""
+    drawn = {scenario.id for scenario in choose_scenarios(available, count, round_, seed)}
+    others = [scenario for scenario in available if scenario.id not in drawn]
+    return _mixed(others, random.Random(f"{seed}-further-{round_}"))[begin : begin + more]
+
+
 def _mixed(scenarios: Sequence[Scenario], rng: random.Random) -> list[Scenario]:
     """In random order, with the n scenarios of one type and difficulty spread evenly (systematic sampling)."""
     kinds: dict[tuple[str, int], list[Scenario]] = defaultdict(list)

@@ -21,6 +21,9 @@ class CollectSpec(Spec):
     """Scenarios of one round, drawn without repetition from the train split until it is used up, then again."""
     group_size: int = Field(6, ge=1)
     """Episodes of each scenario."""
+    refills: int = Field(0, ge=0)
+    """Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): where the filter left fewer scenarios than the round has, as
+    many others are played, judged and filtered, at most so many times a round."""
     temperature: float = Field(1.0, ge=0)
     """Logits are divided by it; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)

@@ -33,9 +33,14 @@ class CollectStage(StageSpec):
     teacher: TeacherSpec | None = None
     round: int = Field(0, ge=0)
     """Each round goes on in the scenarios where the round before it ended."""
+    further: tuple[int, int] | None = None
+    """(n, k) of a further collection of a round, of other scenarios: the round itself has n, and k more were played
+    since."""
 
     def key_part(self) -> dict[str, Any]:
-        part = {"actor": self.actor, "round": self.round, "environment": self.environment.resolved()}
+        part: dict[str, Any] = {"actor": self.actor, "round": self.round, "environment": self.environment.resolved()}
+        if self.further is not None:
+            part["further"] = list(self.further)
         if self.actor == "solver":
             return part | {"scenarios": self.collect.scenarios}
         if self.actor == "teacher":
@@ -46,7 +51,7 @@ class CollectStage(StageSpec):
         return part | {
             **who,
             "agent": self.agent.model_dump(mode="json"),
-            "collect": self.collect.model_dump(mode="json", exclude={"concurrency", "timeout"}),
+            "collect": self.collect.model_dump(mode="json", exclude={"concurrency", "timeout", "refills"}),
             **self.inference.key_part(),
         }
 
@@ -54,11 +59,15 @@ class CollectStage(StageSpec):
 def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Writes `trajectories.parquet` and `times.json`. Input: `policy`, a checkpoint; without it the base model acts."""
     from components.models.weights import prepare
-    from components.rollout.collector import choose_scenarios, demonstrate
+    from components.rollout.collector import choose_further, choose_scenarios, demonstrate
     from components.trajectories.store import write_trajectories
 
     available = scenarios_of(spec.environment, SPLIT, context)
-    scenarios = choose_scenarios(available, spec.collect.scenarios, spec.round, context.seed)
+    if spec.further is None:
+        scenarios = choose_scenarios(available, spec.collect.scenarios, spec.round, context.seed)
+    else:
+        count, begin = spec.further
+        scenarios = choose_further(available, count, spec.round, context.seed, begin=begin, more=spec.collect.scenarios)
     speed: dict[str, float] = {}
     times: dict[str, float] = {}
     if spec.actor == "solver":

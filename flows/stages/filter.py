@@ -10,7 +10,7 @@ from pydantic import Field
 
 from components.artifacts import Draft
 from components.specs import Target
-from components.trajectories.schema import SCHEMA_VERSION, Selection
+from components.trajectories.schema import SCHEMA_VERSION, Selection, Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec, followed
 
 
@@ -32,9 +32,20 @@ def filter_(spec: FilterStage, inputs: Inputs, draft: Draft, context: Context) -
     def counted(selections: Iterable[Selection]) -> Iterator[Selection]:
         for selection in selections:
             reasons[selection.reason] += not selection.kept
+            group = waiting.pop(selection.trajectory_id)
+            if selection.kept:
+                groups.add(group)
             yield selection
 
-    trajectories = read_scored(path, inputs["scores"].path / "scores.parquet")
+    groups: set[str] = set()
+    waiting: dict[str, str] = {}  # group by trajectory: of those whose selection is still to come
+
+    def seen(trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
+        for one in trajectories:
+            waiting[one.id] = one.group
+            yield one
+
+    trajectories = seen(read_scored(path, inputs["scores"].path / "scores.parquet"))
     selections = counted(apply(spec.filter_.build(), trajectories))
     total = write_selection(
         draft.path / "selection.parquet", followed(selections, count_trajectories(path), context.progress)
@@ -42,10 +53,11 @@ def filter_(spec: FilterStage, inputs: Inputs, draft: Draft, context: Context) -
     kept = total - reasons.total()
     return {
         "kept": float(kept),
+        "scenarios": float(len(groups)),
         "dropped": float(total - kept),
         "kept_share": kept / total if total else 0.0,
         **{f"dropped/{reason}": float(count) for reason, count in sorted(reasons.items()) if count},
     }
 
 
-STAGE = Stage("filter", 1, FilterStage, "selection", SCHEMA_VERSION, filter_)
+STAGE = Stage("filter", 2, FilterStage, "selection", SCHEMA_VERSION, filter_)

@@ -28,7 +28,9 @@ from flows.stages.base import Context, Inputs, Stage, StageSpec
 CHECKPOINT_VERSION = 1
 """Layout of a checkpoint: adapter/, optimizer.safetensors, trainer.json, log.jsonl; of PPO critic/ too; where there
 are costs multipliers.json."""
-EARLIER = re.compile(r"(anchored-)?(trajectories|scores|selection)-([1-9]\d*)")
+FED = re.compile(r"(trajectories|scores|selection)(\+[1-9]\d*)?")
+"""Inputs that a round is trained on; `trajectories+1` are those of its first further collection."""
+EARLIER = re.compile(rf"(anchored-)?{FED.pattern}-([1-9]\d*)")
 """Inputs that are those of an earlier round, by how many rounds ago it was: `trajectories-2`. `anchored-`: ago when the
 rounds began."""
 
@@ -56,10 +58,11 @@ class TrainStage(StageSpec):
 
 
 def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
-    """Writes a checkpoint. Inputs: `trajectories`, `scores`, `selection`; `start`, the checkpoint to go on from;
-    `reference`, the checkpoint from which the KL is measured (the base model where there is none); `trajectories-N`,
-    `scores-N`, `selection-N`, those of N rounds ago; `anchor`, the checkpoint that elastic weight consolidation holds
-    on to, and what it was trained on, `anchored-trajectories-N` and so on."""
+    """Writes a checkpoint. Inputs: `trajectories`, `scores`, `selection`, those of further collections `trajectories+K`
+    and so on; `start`, the checkpoint to go on from; `reference`, the checkpoint from which the KL is measured (the
+    base model where there is none); `trajectories-N`, `scores-N`, `selection-N`, those of N rounds ago; `anchor`, the
+    checkpoint that elastic weight consolidation holds on to, and what it was trained on, `anchored-trajectories-N`
+    and so on."""
     from components.algorithms.costs import mean_costs
     from components.algorithms.replay import mixed
     from components.algorithms.train import policy_digest
@@ -120,7 +123,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
 def _rounds(inputs: Inputs, when: str = "") -> list[int]:
     """How many rounds ago those were that there are inputs of."""
     found = [EARLIER.fullmatch(name) for name in inputs]
-    return sorted({int(one[3]) for one in found if one is not None and (one[1] or "") == when})
+    return sorted({int(one[4]) for one in found if one is not None and (one[1] or "") == when})
 
 
 def _renamed(inputs: Inputs, ago: int) -> list[Trajectory]:
@@ -136,11 +139,17 @@ def _scored(
     from components.algorithms.costs import join
     from components.trajectories.store import load_scored, read_scores
 
-    trajectories, scores, selection = (
-        inputs[f"{when}{name}{ago}"].path / f"{name}.parquet" for name in ("trajectories", "scores", "selection")
-    )
-    found = load_scored(trajectories, scores, selection if selected else None)
-    return join(found, read_scores(scores)) if components else found
+    found: list[Trajectory] = []
+    for more in ["", *(f"+{number}" for number in range(1, len(inputs)))]:
+        if f"{when}trajectories{more}{ago}" not in inputs:
+            break
+        trajectories, scores, selection = (
+            inputs[f"{when}{name}{more}{ago}"].path / f"{name}.parquet"
+            for name in ("trajectories", "scores", "selection")
+        )
+        part = load_scored(trajectories, scores, selection if selected else None)
+        found += join(part, read_scores(scores)) if components else part
+    return found
 
 
 def compares(algorithm: AlgorithmSpec) -> bool:

@@ -118,3 +118,22 @@ def test_a_model_that_changes_its_logits_after_the_head_is_computed_whole(base_d
     assert policy._head_alone
     monkeypatch.setattr(policy, "_head_alone", False)
     assert logprobs(policy) == pytest.approx(plain, abs=1e-6)
+
+
+def test_layers_that_are_computed_again_give_the_same_gradient(base_dir):
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    given = pack([Sequence_([5, 6, 7, 8, 9], [2, 4]), Sequence_([5, 6, 10, 11], [3])], 100)[0]
+    found = []
+    for again in (False, True):
+        policy = make_policy(base_dir)
+        policy.checkpoint_layers(again)
+        calls = []
+        layers = [one for one in policy.model.modules() if isinstance(one, GradientCheckpointingLayer)]
+        layers[0].input_layernorm.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        logprob_S, _ = policy.logprobs(given, Cut())
+        logprob_S.sum().backward()
+        assert len(calls) == 1 + again
+        assert not any(one.training for layer in layers for one in layer.modules() if one is not layer)
+        found.append({name: one.grad for name, one in policy.parameters.items()})
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

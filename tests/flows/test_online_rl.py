@@ -266,3 +266,51 @@ def test_without_a_warmup_the_base_model_is_the_measure_but_never_the_final_poli
     metrics = success(start=0.9, _1=0.3, _2=0.2)
     run = Recorder(tmp_path, metrics, warmup=None, deploy={"policy": "best"}, **{**STOPPING, "rounds": 4})
     assert (run.outcome.last_step, run.outcome.step) == (2, 1)
+
+
+FURTHER = {"collect": {"scenarios": 4, "group_size": 2, "refills": 2}}
+
+
+def test_groups_without_signal_are_replaced(tmp_path):
+    left = {"filter[1]": {"scenarios": 1.0, "kept": 2.0}, "filter[1+1]": {"scenarios": 3.0, "kept": 6.0}}
+    run = Recorder(tmp_path, left | {"filter[2]": {"scenarios": 4.0, "kept": 8.0}}, **FURTHER)
+    further = ["collect[1+1]", "judge[1+1]", "filter[1+1]"]
+    assert list(run.keys)[6:] == [*rounds(1)[:3], *further, "train[1]", *rounds(2), "evaluate[final]", "deploy"]
+    request = run.requests["collect[1+1]"]
+    assert (request.spec["collect"]["scenarios"], tuple(request.spec["further"])) == (3, (4, 0))
+    inputs = run.requests["train[1]"].inputs
+    assert {name: inputs[name] for name in ("trajectories+1", "scores+1", "selection+1")} == {
+        name: run.keys[label]
+        for name, label in zip(("trajectories+1", "scores+1", "selection+1"), further, strict=True)
+    }
+    assert "trajectories+1" not in run.requests["train[2]"].inputs
+
+
+def test_refills_end_at_their_limit_and_draw_on(tmp_path):
+    left = {f"filter[{label}]": {"scenarios": 1.0, "kept": 2.0} for label in ("1", "1+1", "1+2", "2", "2+1", "2+2")}
+    run = Recorder(tmp_path, left, **FURTHER)
+    assert "collect[1+3]" not in run.keys
+    assert tuple(run.requests["collect[1+2]"].spec["further"]) == (4, 3)  # three were played since
+    assert run.requests["collect[1+2]"].spec["collect"]["scenarios"] == 2
+
+
+def test_refills_that_are_not_needed_change_no_key(tmp_path):
+    full = {f"filter[{number}]": {"scenarios": 4.0, "kept": 8.0} for number in (1, 2)}
+    one, other = Recorder(tmp_path, full), Recorder(tmp_path, full, **FURTHER)
+    assert changed(one, other) == ["deploy"]  # the card shows the experiment
+
+
+def test_no_signal_is_told_where_refills_find_none_either(tmp_path):
+    none = {"scenarios": 0.0, "kept": 0.0, "dropped": 8.0, "kept_share": 0.0}
+    some = {"scenarios": 2.0, "kept": 4.0, "dropped": 4.0, "kept_share": 0.5}
+    found = {f"filter[{label}]": none for label in ("1", "1+1", "1+2", "2", "2+2")} | {"filter[2+1]": some}
+    run = Recorder(tmp_path, found, **FURTHER)
+    assert [notice.step for notice in run.notices] == [1]
+
+
+def test_what_further_collections_left_is_replayed_too(tmp_path):
+    left = {"filter[1]": {"scenarios": 3.0, "kept": 6.0}, "filter[1+1]": {"scenarios": 1.0, "kept": 2.0}}
+    run = Recorder(tmp_path, left, **FURTHER, replay={"share": 0.5, "rounds": 1})
+    inputs = run.requests["train[2]"].inputs
+    assert inputs["trajectories-1"] == run.keys["collect[1]"]
+    assert inputs["trajectories+1-1"] == run.keys["collect[1+1]"]

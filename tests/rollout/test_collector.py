@@ -19,7 +19,7 @@ from components.environments.protocol import Step
 from components.errors import EngineError, ResourceError, SpecError, TooManyFailures, WaitTimeout
 from components.rollout import collector
 from components.rollout.agent import play
-from components.rollout.collector import choose_scenarios, demonstrate, run_episodes
+from components.rollout.collector import choose_further, choose_scenarios, demonstrate, run_episodes
 from components.trajectories.schema import Scenario
 from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, scenarios
 
@@ -351,6 +351,19 @@ def test_rounds_use_all_scenarios_before_any_comes_again(size, data, rounds, see
         assert len(set(part)) == len(part)
         if len(part) == size:
             assert set(part) == {one.id for one in available}
+
+
+@given(size=st.integers(4, 25), data=st.data(), number=st.integers(0, 5))
+def test_further_scenarios_are_others(size, data, number):
+    count = data.draw(st.integers(1, size // 2))
+    available = scenarios(size)
+    first = data.draw(st.integers(0, count))
+    further = [
+        *choose_further(available, count, number, 3, begin=0, more=first),
+        *choose_further(available, count, number, 3, begin=first, more=count - first),
+    ]
+    round_ = choose_scenarios(available, count, number, 3)
+    assert len({one.id for one in [*round_, *further]}) == 2 * count
 
 
 def test_the_seed_orders_scenarios():
