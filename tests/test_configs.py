@@ -28,7 +28,7 @@ GROUPS = {
     "deploy": 3,
     "environment": 1,
     "evaluate": 1,
-    "experiment": 3,
+    "experiment": 18,
     "filter": 3,
     "inference": 2,
     "model": 4,

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from components.algorithms import exactness
 from components.algorithms.packing import Pack
-from components.errors import ArtifactError
+from components.errors import ArtifactError, ResourceError
 from components.models import attention, distribution, trie_attention
 from components.models.distribution import Cut
 from components.models.spec import LoraSpec, ModelSpec

@@ -7,6 +7,7 @@ the result is the same.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ from components.algorithms.spec import (
 from components.models.lora import adapter_digest
 from components.models.spec import ModelSpec
 from components.trajectories.schema import Trajectory
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import torch
@@ -63,12 +66,16 @@ def train(
     """
     import torch
 
-    from components.algorithms import checkpoint, costs, foreign
+    from components.algorithms import checkpoint, costs, fit, foreign
     from components.algorithms.guards import STRIKES, Guards
     from components.algorithms.unfinished import Unfinished
 
     trajectories = foreign.in_own_tokens(trajectories, base_dir, sampled=isinstance(algorithm, PolicyGradientSpec))
     policy = _policy(base_dir, model, seed, start, warm)
+    fit.check(trajectories, policy.model.get_input_embeddings().num_embeddings)
+    given = len(trajectories)
+    if isinstance(algorithm, PolicyGradientSpec):
+        trajectories = fit.short_enough(trajectories, model.max_length)
     policy.checkpoint_layers(algorithm.gradient_checkpointing)
     policy.use_reference(reference / checkpoint.ADAPTER if reference else None)
     critic = _critic(policy, algorithm)
@@ -106,9 +113,10 @@ def train(
         "on_step": took,
     }
     multipliers: costs.Multipliers = {}
-    figures: dict[str, float] = {}
+    figures: dict[str, float] = {"too_long": float(given - len(trajectories))} if len(trajectories) < given else {}
     if isinstance(algorithm, PolicyGradientSpec) and (algorithm.costs or algorithm.reward_cap is not None):
-        trajectories, multipliers, figures = costs.constrained(algorithm, trajectories, start, mean_costs)
+        trajectories, multipliers, constrained = costs.constrained(algorithm, trajectories, start, mean_costs)
+        figures |= constrained
     with unfinished.saved_when_stopped():
         if isinstance(algorithm, GRPOSpec):
             from components.algorithms.policy_gradient import train_policy_gradient
@@ -134,6 +142,8 @@ def train(
             from components.algorithms.sft import train_sft
 
             step, metrics = train_sft(algorithm, policy, optimizer, base_dir, trajectories, **rest)
+    if not unfinished.steps:
+        log.warning("there was nothing to learn from: the new checkpoint is the one that training began with")
     broken = [name for one in learning for name, value in one.parameters.items() if not value.isfinite().all()]
     if broken:
         measured = {"not_finite": float(len(broken))}
