@@ -182,6 +182,11 @@ def test_the_table_of_kills_is_what_was_recorded():
     assert faults.page() == faults.PAGE.read_text(encoding="utf-8"), "run `python -m docs.faults`"
 
 
+def test_the_table_of_speed_is_what_was_measured():
+    speed = script("speed")
+    assert speed.page() == speed.PAGE.read_text(encoding="utf-8"), "run `python -m docs.speed`"
+
+
 def test_the_table_of_results_is_what_was_recorded():
     results = script("results")
     assert results.page() == results.README.read_text(encoding="utf-8"), "run `python -m docs.results`"
