@@ -17,16 +17,16 @@ from tests.algorithms.builders import MODEL, VOCABULARY, batch
 def run(base_dir: Path, folder: Path, trajectories, model=MODEL) -> dict[str, float]:
     (folder / "out").mkdir()
     rest = {"start": None, "reference": None, "seed": 0, "on_step": lambda _: None}
-    return train(
-        GRPOSpec(), model, base_dir, trajectories, out=folder / "out", scratch=folder / "scratch", **rest
-    )
+    return train(GRPOSpec(), model, base_dir, trajectories, out=folder / "out", scratch=folder / "scratch", **rest)
 
 
 @pytest.mark.parametrize("token", [VOCABULARY, 10**6, -1])
 def test_a_token_that_the_model_does_not_have(base_dir, tmp_path, token):
     made = batch()
     made[4].histories[0].token_ids[3] = token
-    with pytest.raises(ArtifactError, match=rf"trajectory s1/1 has the token id {token}, .* from 0 to {VOCABULARY - 1}"):
+    with pytest.raises(
+        ArtifactError, match=rf"trajectory s1/1 has the token id {token}, .* from 0 to {VOCABULARY - 1}"
+    ):
         run(base_dir, tmp_path, made)
     assert not any((tmp_path / "out").iterdir())
 
@@ -64,7 +64,9 @@ def test_nothing_to_learn_from_is_said(base_dir, tmp_path, case, caplog):
     made = batch()
     if case == "groups of one":
         made = made[::3]
-    made = [] if case == "empty" else [replace(one, reward=0.5 if case == "equal rewards" else one.reward) for one in made]
+    made = (
+        [] if case == "empty" else [replace(one, reward=0.5 if case == "equal rewards" else one.reward) for one in made]
+    )
     metrics = run(base_dir, tmp_path, made)
     assert "there was nothing to learn from" in caplog.text
     assert "loss" not in metrics

@@ -377,6 +377,22 @@ def test_the_result_does_not_depend_on_the_size_of_packs(run):
         assert relative_difference(adapter(out), adapter(first)) <= 1e-6
 
 
+def test_what_the_policy_did_not_sample_is_in_no_loss(run):
+    """A last observation stands after the last answer; one before it changes the gradient only as what is answered."""
+
+    def made(observation: list[int], role: str) -> list[Trajectory]:
+        trajectories = batch()
+        for one in trajectories:
+            history = one.histories[0]
+            history.token_ids += observation
+            history.logprobs += [0.5 if role == "known" else float("nan")] * 3  # of no sampled token: never read
+        return trajectories
+
+    first = run(SPEC, made([7, 8, 9], "unknown"))[0]
+    for given in (made([20, 21, 22], "unknown"), made([7, 8, 9], "known")):
+        assert adapter_bytes(run(SPEC, given)[0]) == adapter_bytes(first)
+
+
 def test_several_histories_of_one_episode_share_its_advantage(run, base_dir):
     def made() -> list[Trajectory]:
         trajectories = batch(groups=2)

@@ -1,0 +1,54 @@
+"""The benchmark of a gradient step: its workloads are what it says, its bound is a plain count."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from tests.benchmarks import train_step
+
+
+def distinct(episodes) -> int:
+    return len({one.token_ids[:end] for one in episodes for end in range(1, len(one.token_ids))})
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "nodes"),
+    [
+        ("a", 8 * 500, 400 + 8 * 99),
+        ("b", 8 * 1740, 1200 + 8 * 539),
+        ("d", 8 * 1740, 1200 + 90 * (2 + 4 + 8 + 8 + 8) + 8 * 89),
+    ],
+)
+def test_workloads_share_what_they_say(name, tokens, nodes):
+    episodes = train_step.workload(name, 49152, 1.0)
+    assert sum(len(one.token_ids) for one in episodes) == tokens
+    assert distinct(episodes) == nodes  # the last token of a sequence is predicted, not read
+
+
+def test_nothing_is_shared_in_the_third():
+    episodes = train_step.workload("c", 49152, 1.0)
+    assert [len(one.token_ids) for one in episodes] == [100, 300, 500, 700, 900, 1100, 1300, 1500]
+    assert distinct(episodes) >= 5800 - 8 - 8  # but for first tokens that are equal by chance
+
+
+def test_the_bound_of_equal_rows_without_sharing_is_that_of_the_last_token():
+    config = SimpleNamespace(hidden_size=8, vocab_size=100, num_hidden_layers=2, num_attention_heads=2, head_dim=4)
+    episodes = [train_step.Episode((first, 2, 3, 4), (False, False, False, True), 0.0) for first in range(10, 18)]
+    padded = 8 * (2 * 1000 * 4 + 3.5 * 2 * 2 * 2 * 4 * 10 + 2 * 800 * 1)
+    ours = 8 * (2 * 1000 * 3 + 3.5 * 2 * 2 * 2 * 4 * 6 + 2 * 800 * 1)
+    assert train_step.bound(episodes, 4, config, linear=1000) == pytest.approx(padded / ours)
+
+
+def test_the_record_holds_what_the_page_shows():
+    from pathlib import Path
+
+    record = json.loads((Path(__file__).parents[2] / "docs" / "results" / "train_step.json").read_text())
+    for name in set(record) & set("abcd"):
+        one = record[name]
+        assert one["ratio_vs_trl"] == pytest.approx(
+            one["trl_seconds"]["median"] / one["ours_seconds"]["median"], rel=2e-3
+        )
+        assert one["grad_rel_error"] < 1e-5
