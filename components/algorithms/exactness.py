@@ -1,4 +1,4 @@
-"""Which models packs compute exactly. The others are refused by name before any training.
+"""Which models packs compute exactly. The others are trained on padded rows, and the log says so.
 
 A pack says by its mask which token sees which, and by its positions how far apart they are. A model that looks at
 anything else (windows, recurrent states, biases by distance, capped attention scores) would silently compute another
@@ -8,15 +8,24 @@ short sequences, alone with the attention of transformers and together in a pack
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import torch
 
+from components.algorithms import layout
+from components.algorithms.layout import Lay
 from components.algorithms.packing import Pack, Sequence_, pack
 from components.errors import ResourceError
+from components.models import attention
+from components.models.distribution import Cut
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from components.algorithms.policy import Policy
+
+log = logging.getLogger(__name__)
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 """Most nats by which the two may differ; rounding stays far below."""
@@ -24,16 +33,45 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 _START, _ENDS = (5, 6, 7, 8), ((9, 10, 11, 12), (13, 9, 10, 14))
 
 
-def refuse_windows(model: PreTrainedModel, max_length: int) -> None:
-    """Raises ResourceError where a layer of the model sees fewer than `max_length` tokens back."""
+def choose(policy: Policy, max_length: int) -> tuple[Lay, bool]:
+    """How packs are laid out for a policy's model, which has no adapter yet, and whether its logits are its head on its
+    last hidden states and nothing more. Raises ResourceError where not even padded rows are what the model computes."""
+    model = policy.model
+    own, alone_S = model.config._attn_implementation, probe_alone(model)
+    why = _window(model, max_length)
+    if why is None:
+        model.set_attn_implementation(attention.register())
+        policy._lay = layout.trie
+        why = _difference(policy, alone_S)
+    if why is not None:
+        model.set_attn_implementation(own)
+        policy._lay = layout.padded
+        log.warning(
+            "%s (%s) is trained on padded batches, in which nothing is shared: %s",
+            *(_name(model), type(model).__name__, why),
+        )
+        if (still := _difference(policy, alone_S)) is not None:
+            raise ResourceError(f"{_name(model)} ({type(model).__name__}) cannot be trained exactly: {still}")
+    policy._head_alone = False
+    with torch.no_grad():
+        whole_S, _ = policy.logprobs(probe_pack(model), Cut())
+        policy._head_alone = True
+        bare_S, _ = policy.logprobs(probe_pack(model), Cut())
+    return policy._lay, torch.allclose(bare_S, whole_S, rtol=0, atol=1e-6)
+
+
+def _name(model: PreTrainedModel) -> str:
+    return str(model.config.name_or_path)
+
+
+def _window(model: PreTrainedModel, max_length: int) -> str | None:
+    """What is in the way where a layer of the model sees fewer than `max_length` tokens back."""
     config = model.config.get_text_config()
     sizes = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     shortest = min((size for size in sizes if size), default=max_length)
-    if shortest < max_length:
-        raise ResourceError(
-            f"{model.config.name_or_path} ({type(model).__name__}) has layers that see only {shortest} tokens back, "
-            f"which training does not compute. Set model.max_length to {shortest} or less, or choose another model"
-        )
+    if shortest >= max_length:
+        return None
+    return f"it has layers that see only {shortest} tokens back, and model.max_length is {max_length}"
 
 
 def probe_alone(model: PreTrainedModel) -> torch.Tensor:
@@ -53,15 +91,18 @@ def probe_pack(model: PreTrainedModel) -> Pack:
     return packed
 
 
-def refuse_difference(model: PreTrainedModel, alone_S: torch.Tensor, packed_S: torch.Tensor) -> None:
-    """Raises ResourceError where the two ways to compute the probe differ by more than rounding."""
-    worst = (packed_S.detach() - alone_S).abs().max().item()
-    if not worst <= TOLERANCE[model.dtype]:
-        raise ResourceError(
-            f"{model.config.name_or_path} ({type(model).__name__}) cannot be trained exactly: its attention follows "
-            f"rules of its own, log-probabilities would be off by {worst:.2g} nats. Choose a model with plain full "
-            "attention, such as those of the Llama and Qwen families"
-        )
+def _difference(policy: Policy, alone_S: torch.Tensor) -> str | None:
+    """What is in the way where the two ways to compute the probe differ by more than rounding."""
+    policy._head_alone = False
+    try:
+        with torch.no_grad():
+            packed_S, _ = policy.logprobs(probe_pack(policy.model), Cut())
+    except Exception as error:  # noqa: BLE001  what a model makes of a mask that it does not know
+        return f"{type(error).__name__}: {error}"
+    worst = (packed_S - alone_S).abs().max().item()
+    if worst <= TOLERANCE[policy.model.dtype]:
+        return None
+    return f"its attention follows rules of its own, log-probabilities would be off by {worst:.2g} nats"
 
 
 def _probe(model: PreTrainedModel) -> list[Sequence_]:

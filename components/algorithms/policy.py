@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from components.algorithms import exactness
 from components.algorithms.packing import Pack
 from components.errors import ArtifactError, ResourceError
-from components.models import attention, distribution, trie_attention
+from components.models import distribution
 from components.models.distribution import Cut
 from components.models.spec import LoraSpec, ModelSpec
 from components.models.weights import load_model, pick_device
@@ -34,7 +35,7 @@ LOGIT_ROWS = 512
 class Policy:
     """base_dir: local model folder. The adapter starts as LoRA does: A random from `seed`, B zero, no change.
 
-    Raises ResourceError for models that packs do not compute exactly, such as those with sliding windows.
+    Models that packs do not compute exactly, such as those with sliding windows, compute padded rows in their place.
     """
 
     def __init__(self, base_dir: Path, spec: ModelSpec, seed: int):
@@ -44,16 +45,7 @@ class Policy:
         self._again = False
         self.device = pick_device(spec.device)
         self.model = load_model(base_dir, dtype=spec.dtype, device=self.device)
-        exactness.refuse_windows(self.model, spec.max_length)
-        alone_S = exactness.probe_alone(self.model)
-        self.model.set_attn_implementation(attention.register())
-        probe = exactness.probe_pack(self.model)
-        with torch.no_grad():
-            self._head_alone = False
-            whole_S, _ = self.logprobs(probe, Cut())
-            exactness.refuse_difference(self.model, alone_S, whole_S)
-            self._head_alone = True  # but for models that do more to their logits, such as scaling them
-            self._head_alone = torch.allclose(self.logprobs(probe, Cut())[0], whole_S, rtol=0, atol=1e-6)
+        self._lay, self._head_alone = exactness.choose(self, spec.max_length)
         torch.manual_seed(seed)
         self.model = get_peft_model(self.model, LoraConfig(**_peft_arguments(spec.lora)), adapter_name=LEARNING)
         self._set_dropout()
@@ -145,21 +137,19 @@ class Policy:
         pack = pack.to(self.device)
         order_S = pack.row_S.argsort(stable=True)
         row_S, token_S = pack.row_S[order_S], pack.token_S[order_S]
+        states_UX, head = self.rows(pack)
         if not self._head_alone:
-            logits_UV = self.model(**self._inputs(pack), logits_to_keep=pack.predicting_U).logits[0]
-            logprob_S, entropy_S = _read(logits_UV, row_S, token_S, cut, entropy_gradient)
+            logprob_S, entropy_S = _read(states_UX, row_S, token_S, cut, entropy_gradient)
         else:
-            hidden_UD = self.hidden(pack)
-            head = self._base.get_output_embeddings()
 
             def read(part_UD: torch.Tensor, row_S: torch.Tensor, token_S: torch.Tensor) -> Any:
                 return _read(head(part_UD), row_S, token_S, cut, entropy_gradient)
 
             parts = []
-            for first in range(0, len(hidden_UD), LOGIT_ROWS):
+            for first in range(0, len(states_UX), LOGIT_ROWS):
                 low, high = torch.searchsorted(row_S, torch.tensor([first, first + LOGIT_ROWS], device=self.device))
-                given = hidden_UD[first : first + LOGIT_ROWS], row_S[low:high] - first, token_S[low:high]
-                again = torch.is_grad_enabled() and len(hidden_UD) > LOGIT_ROWS
+                given = states_UX[first : first + LOGIT_ROWS], row_S[low:high] - first, token_S[low:high]
+                again = torch.is_grad_enabled() and len(states_UX) > LOGIT_ROWS
                 parts.append(checkpoint(read, *given, use_reentrant=False) if again else read(*given))
             logprob_S, entropy_S = (torch.cat([part[side] for part in parts]) for side in (0, 1))
         back_S = order_S.argsort()
@@ -167,8 +157,8 @@ class Policy:
 
     def hidden(self, pack: Pack) -> torch.Tensor:
         """(U, D) last hidden states, after the final norm, of the nodes from which a sampled token is predicted."""
-        pack = pack.to(self.device)
-        return self._base.base_model(**self._inputs(pack)).last_hidden_state[0, pack.predicting_U]
+        layout = self._lay(pack.to(self.device))
+        return layout.states(self._base.base_model(**layout.inputs).last_hidden_state)
 
     def logprobs_and_hidden(
         self, pack: Pack, cut: Cut, *, entropy_gradient: bool = False
@@ -180,7 +170,7 @@ class Policy:
             logprob_S, entropy_S = self.logprobs(pack, cut, entropy_gradient=entropy_gradient)
         finally:
             hook.remove()
-        return logprob_S, entropy_S, seen[0][0, pack.predicting_U.to(self.device)]
+        return logprob_S, entropy_S, self._lay(pack.to(self.device)).states(seen[0])
 
     def add_adapter(self, name: str) -> None:
         """A further adapter on the same base, a copy of the one that learns, but without dropout. There may be one of
@@ -209,8 +199,10 @@ class Policy:
         themselves."""
         if self._head_alone:
             return self.hidden(pack), self._base.get_output_embeddings()
-        pack = pack.to(self.device)
-        return self.model(**self._inputs(pack), logits_to_keep=pack.predicting_U).logits[0], lambda logits: logits
+        layout = self._lay(pack.to(self.device))
+        kept, at_U = layout.place_U.unique(return_inverse=True)
+        logits_BKV = self.model(**layout.inputs, logits_to_keep=kept).logits
+        return replace(layout, place_U=at_U).states(logits_BKV), lambda logits: logits
 
     penalty: Penalty | None = None
     """On the parameters, beside the loss."""
@@ -223,14 +215,6 @@ class Policy:
     def _base(self) -> Any:
         """The model of transformers, its layers with their adapters where there are any."""
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-
-    def _inputs(self, pack: Pack) -> dict[str, Any]:
-        return {
-            "input_ids": pack.token_ids_N[None],
-            "position_ids": pack.positions_N[None],
-            "attention_mask": trie_attention.mask(pack.ends_N),
-            "use_cache": False,
-        }
 
     def checkpoint_layers(self, on: bool) -> None:
         """Whether layers keep only what goes into them, and are computed again in the backward pass. Raises

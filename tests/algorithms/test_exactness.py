@@ -1,4 +1,4 @@
-"""Models that packs do not compute are refused by name; the common families pass."""
+"""The common families are computed as tries; what a trie cannot say is computed in padded rows, with a warning."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import pytest
 import torch
 import transformers
 
+from components.algorithms import layout
+from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
-from components.errors import ResourceError
+from components.models.distribution import Cut
 from components.models.spec import ModelSpec
+from tests.algorithms.builders import relative_difference
 
 SMALL = {
     "vocab_size": 50,
@@ -32,34 +35,65 @@ def save(folder, config) -> ModelSpec:
     return ModelSpec(name="some", source="random", device="cpu", max_length=32)
 
 
+WINDOW = transformers.MistralConfig(**SMALL, sliding_window=6)
+CAPPED = transformers.Gemma2Config(
+    **SMALL,
+    attn_logit_softcapping=0.5,
+    final_logit_softcapping=2.0,
+    sliding_window=64,
+    query_pre_attn_scalar=8,
+    attn_implementation="eager",
+)
+RECURRENT = transformers.Qwen3NextConfig(
+    **SMALL,
+    layer_types=["linear_attention", "full_attention"],
+    linear_num_value_heads=2,
+    linear_num_key_heads=2,
+    linear_key_head_dim=8,
+    linear_value_head_dim=8,
+    num_experts=0,
+)
+GIVEN = [
+    Sequence_([5, 6, 7, 8, *end], [5, 7, 9, 11], weight=weight)
+    for weight, end in ((1.0, range(9, 18)), (-0.5, range(10, 19)), (0.7, [9, 10, 30, 31, 32, 33, 34, 35, 36]))
+]
+
+
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma"])
-def test_families_of_full_attention_are_trained(tmp_path, family):
+def test_families_of_full_attention_are_computed_as_tries(tmp_path, family, caplog):
     config = getattr(transformers, f"{family}Config")(**SMALL)
-    Policy(tmp_path, save(tmp_path, config), seed=0)
+    policy = Policy(tmp_path, save(tmp_path, config), seed=0)
+    assert policy._lay is layout.trie
+    assert not caplog.records
 
 
-def test_a_window_shorter_than_the_longest_sequence_is_refused(tmp_path):
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # PEFT, of experts that this model does not have
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [(WINDOW, "see only 6 tokens back, and model.max_length is 32"), (CAPPED, "softcap"), (RECURRENT, "")],
+    ids=["window", "capped", "recurrent"],
+)
+def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why, caplog):
+    policy = Policy(tmp_path, save(tmp_path, config), seed=0)
+    assert policy._lay is layout.padded
+    assert "is trained on padded batches" in caplog.text
+    assert why in caplog.text
+    (packed,) = pack(GIVEN, 100)
+    logprob_S, _ = policy.logprobs(packed, Cut())
+    (logprob_S * packed.weight_S).sum().backward()
+    found = {name: one.grad for name, one in policy.parameters.items()}
+    policy.model.zero_grad()
+    alone = []
+    for sequence in GIVEN:
+        token_ids_T = torch.tensor(sequence.token_ids)
+        logps_TV = policy.model(input_ids=token_ids_T[None]).logits[0].float().log_softmax(-1)
+        own_S = torch.stack([logps_TV[target - 1, token_ids_T[target]] for target in sequence.targets])
+        (own_S.sum() * sequence.weight).backward()
+        alone.append(own_S.detach())
+    torch.testing.assert_close(logprob_S.detach(), torch.cat(alone), atol=2e-5, rtol=1e-5)
+    assert relative_difference(found, {name: one.grad for name, one in policy.parameters.items()}) <= 1e-4
+
+
+def test_a_window_as_long_as_the_longest_sequence_is_no_window(tmp_path):
     spec = save(tmp_path, transformers.MistralConfig(**SMALL, sliding_window=16))
-    with pytest.raises(ResourceError, match=r"MistralForCausalLM.*16 tokens back.*model\.max_length to 16"):
-        Policy(tmp_path, spec, seed=0)
-    Policy(tmp_path, spec.model_copy(update={"max_length": 16}), seed=0)
-
-
-def test_capped_attention_scores_are_refused(tmp_path):
-    config = transformers.Gemma2Config(**SMALL, attn_logit_softcapping=0.5, sliding_window=64, query_pre_attn_scalar=8)
-    with pytest.raises(ResourceError, match="Gemma2"):
-        Policy(tmp_path, save(tmp_path, config), seed=0)
-
-
-def test_recurrent_layers_are_refused(tmp_path):
-    config = transformers.Qwen3NextConfig(
-        **SMALL,
-        layer_types=["linear_attention", "full_attention"],
-        linear_num_value_heads=2,
-        linear_num_key_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        num_experts=0,
-    )
-    with pytest.raises(ResourceError, match="cannot be trained exactly"):
-        Policy(tmp_path, save(tmp_path, config), seed=0)
+    assert Policy(tmp_path, spec.model_copy(update={"max_length": 16}), seed=0)._lay is layout.trie
