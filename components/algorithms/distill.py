@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from components.algorithms import schedule
+from components.algorithms import distributed, schedule
 from components.algorithms.divergence import to_teacher
 from components.algorithms.guards import Guards
 from components.algorithms.metrics import over_steps
@@ -128,10 +128,12 @@ def _backward(
     packs = pack([Sequence_(row["input_ids"], row["targets"]) for row in batch], spec.pack_tokens)
     sampled = sum(len(one.token_S) for one in packs)
     total = 0.0
-    for one in packs:
+    for one, real in distributed.share(packs):
         loss = to_teacher(policy, teacher, one, spec.temperature).sum() / sampled
-        loss.backward()
-        total += loss.item()
+        (loss if real else loss * 0).backward()
+        total += loss.item() if real else 0.0
+    distributed.sum_gradients(policy.parameters.values())
+    total = distributed.sums({"loss": total})["loss"]
     held = {"ewc": policy.add_penalty()} if policy.penalty else {}
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
     counts = {

@@ -19,15 +19,16 @@ Episodes are not compared with each other, so every scored one is learned from.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from components.algorithms import advantages, losses, returns
+from components.algorithms import advantages, distributed, losses, returns
 from components.algorithms.before import Before
 from components.algorithms.critic import Critic
 from components.algorithms.gae import gae
@@ -42,8 +43,8 @@ from components.trajectories.schema import Trajectory
 FACTOR = 1.5
 """Of the adaptive coefficient: how far the KL may be from its target, and what the coefficient changes by."""
 
-Seen = tuple[float, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Of a pack: value loss; (S,) values now, before the first step, and what they should be."""
+SPREAD = 1e-12
+"""Variance of returns below which there is nothing to explain."""
 
 
 def train_ppo(
@@ -167,8 +168,8 @@ def _backward(spec: PPOSpec, policy: Policy, critic: Critic, packs: Packs, actio
     max_grad_norm. Returns the loss, the L2 norms before that, and what the packs say of policy and critic."""
     sums: dict[str, float] = defaultdict(float)
     count = sum(len(one.token_S) for _, one in packs)
-    seen: list[Seen] = []
-    for cut, given in packs:
+    for (cut, given), real in distributed.share(packs):
+        seen: dict[str, float] = defaultdict(float)
         one = given.to(policy.device)
         before_S, return_S, reference_S = (
             column[given.number_S].to(policy.device)
@@ -177,20 +178,24 @@ def _backward(spec: PPOSpec, policy: Policy, critic: Critic, packs: Packs, actio
         logprob_S, entropy_S, hidden_UD = policy.logprobs_and_hidden(
             one, cut, entropy_gradient=spec.entropy_coefficient > 0
         )
-        loss = (policy_loss(spec, one, logprob_S, entropy_S, sums) * one.weight_S).sum()
+        loss = (policy_loss(spec, one, logprob_S, entropy_S, seen) * one.weight_S).sum()
         if spec.entropy_coefficient:
             loss = loss - spec.entropy_coefficient * entropy_S.sum() / count
         if critic.shared:
             value_S = critic.read(hidden_UD, one.row_S)
             loss = loss + _value_loss(spec, one, value_S, before_S, return_S, seen)
-        loss.backward()
-        sums["loss"] += loss.item()
+        (loss if real else loss * 0).backward()
+        seen["loss"] += loss.item()
         if not critic.shared:
             with critic.values(one) as value_S:
                 loss = _value_loss(spec, one, value_S, before_S, return_S, seen)
-                loss.backward()
-            sums["loss"] += loss.item()
-        sums["kl"] += losses.kl(logprob_S.detach(), reference_S, spec.kl_estimator).sum().item()
+                (loss if real else loss * 0).backward()
+            seen["loss"] += loss.item()
+        seen["kl"] += losses.kl(logprob_S.detach(), reference_S, spec.kl_estimator).sum().item()
+        for name, value in seen.items():
+            sums[name] += value if real else 0.0
+    distributed.sum_gradients([*policy.parameters.values(), *critic.parameters.values()])
+    sums = distributed.sums(sums)
     held = {"ewc": policy.add_penalty()} if policy.penalty else {}
     norms = [
         torch.nn.utils.clip_grad_norm_(list(one.parameters.values()), spec.max_grad_norm).item()
@@ -203,7 +208,7 @@ def _backward(spec: PPOSpec, policy: Policy, critic: Critic, packs: Packs, actio
         "grad_norm": norms[0],
         "value_grad_norm": norms[1],
         **held,
-        **_of_values(spec, seen),
+        **_of_values(sums, count),
         **means(spec, sums, count),
     }
 
@@ -214,20 +219,31 @@ def _value_loss(
     value_S: torch.Tensor,
     before_S: torch.Tensor,
     return_S: torch.Tensor,
-    seen: list[Seen],
+    seen: dict[str, float],
 ) -> torch.Tensor:
-    """The loss of a pack's values, as a part of the whole."""
+    """The loss of a pack's values, as a part of the whole. What `_of_values` reads is added to `seen`."""
     loss = (losses.clipped_value_loss(value_S, before_S, return_S, spec.value_clip) * one.weight_S).sum()
-    seen.append((loss.item(), value_S.detach(), before_S, return_S))
+    with torch.no_grad():
+        clipped_S = losses.value_clipped(value_S, before_S, return_S, spec.value_clip)
+        error_S, return_S = (return_S - value_S).double(), return_S.double()
+    seen["value_loss"] += loss.item()
+    seen["value_clipped"] += clipped_S.sum().item()
+    for name, each_S in (("errors", error_S), ("returns", return_S)):
+        seen[name] += each_S.sum().item()
+        seen[f"{name} squared"] += each_S.square().sum().item()
     return spec.value_coefficient * loss
 
 
-def _of_values(spec: PPOSpec, seen: Sequence[Seen]) -> dict[str, float]:
+def _of_values(sums: Mapping[str, float], count: int) -> dict[str, float]:
     """Metrics of a step's values. explained_variance is 1 - Var(R - V) / Var(R): 1 where values are what comes, 0 where
     they say no more than its mean; no number where everything comes to the same."""
-    value_S, before_S, return_S = (torch.cat([pack[column] for pack in seen]) for column in (1, 2, 3))
+
+    def variance(name: str) -> float:
+        return sums[f"{name} squared"] / count - (sums[name] / count) ** 2
+
+    spread = variance("returns")
     return {
-        "value_loss": sum(pack[0] for pack in seen),
-        "value_clip_fraction": losses.value_clipped(value_S, before_S, return_S, spec.value_clip).float().mean().item(),
-        "explained_variance": float(1 - (return_S - value_S).var(correction=0) / return_S.var(correction=0)),
+        "value_loss": sums["value_loss"],
+        "value_clip_fraction": sums["value_clipped"] / count,
+        "explained_variance": 1 - variance("errors") / spread if spread > SPREAD else math.nan,
     }

@@ -39,9 +39,11 @@ def one_step(base_dir: Path, kind: str, algorithm: str) -> dict:
     import torch
 
     from components.algorithms import distributed
+    from components.algorithms.critic import Critic
     from components.algorithms.policy_gradient import train_policy_gradient
+    from components.algorithms.ppo import train_ppo
     from components.algorithms.preference import train_preference
-    from components.algorithms.spec import DPOSpec, GRPOSpec
+    from components.algorithms.spec import DPOSpec, GRPOSpec, PPOSpec
 
     policy = make_policy(base_dir)
     if kind == "fsdp":
@@ -57,7 +59,12 @@ def one_step(base_dir: Path, kind: str, algorithm: str) -> dict:
     with tempfile.TemporaryDirectory() as scratch:
         rest = {"step": 0, "seed": 0, "scratch": Path(scratch), "on_step": logs.append}
         trajectories = batch(groups=5)
-        if algorithm == "grpo":
+        if algorithm == "ppo":
+            ppo = PPOSpec(pack_tokens=64, max_grad_norm=1e9)
+            critic = Critic(policy, ppo)
+            optimizer.add_param_group({"params": list(critic.parameters.values())})
+            train_ppo(ppo, policy, critic, optimizer, trajectories, **rest)
+        elif algorithm == "grpo":
             spec = GRPOSpec(kl_coefficient=0.1, pack_tokens=64, max_grad_norm=1e9)
             train_policy_gradient(spec, policy, optimizer, trajectories, **rest)
         else:
@@ -74,7 +81,7 @@ def start(base_dir: Path, out: Path, kind: str, rank: str, port: int, algorithm:
     return subprocess.Popen([sys.executable, "-c", WORKER, *arguments], cwd=CODE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize(("kind", "algorithm"), [("ddp", "grpo"), ("fsdp", "grpo"), ("ddp", "dpo")])
+@pytest.mark.parametrize(("kind", "algorithm"), [("ddp", "grpo"), ("fsdp", "grpo"), ("ddp", "dpo"), ("ddp", "ppo")])
 def test_two_processes_take_the_step_of_one(base_dir, tmp_path, kind, algorithm):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
