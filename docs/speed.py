@@ -25,7 +25,7 @@ WORKLOADS = {
 }
 HEAD = (
     "| Groups of 8 | Tokens, distinct | Seconds of a step, median (least to most): ours | TRL | padded | TRL / ours | "
-    "padded / ours | Bound | Memory, ours / TRL |"
+    "padded / ours | Operations | Memory, ours / TRL |"
 )
 
 

@@ -150,10 +150,11 @@ class Execution:
     def _track(self, done: Done) -> None:
         if self.tracker is None:
             return
-        tracker, costs = self.tracker, {f"cost/{done.artifact.stage}": done.cost}
+        tracker, group = self.tracker, _group(done.label)
+        costs = {f"{group}cost/{done.artifact.stage}": done.cost}
         made = self.lineage.tags(done.artifact.key) if self.lineage and done.artifact.kind == "checkpoint" else None
         tell = tracker.outbox.put
-        tell(lambda: tracker.log_stage(done.artifact, done.label, done.status, done.seconds, done.step, made))
+        tell(lambda: tracker.log_stage(done.artifact, done.label, done.status, done.seconds, done.step, made, group))
         tell(lambda: tracker.log_metrics(costs, done.step))
         if done.artifact.kind == "evaluation":
             from components.trajectories.store import load_scored
@@ -218,3 +219,12 @@ def _environment() -> dict[str, str]:
     """A stage's own process finds our code and the user's packages from any working directory."""
     path = [str(CODE), *(entry for entry in sys.path if entry), os.getcwd()]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
+
+
+def _group(label: str) -> str:
+    """What comes before the names of a stage's metrics, so that those of a round are one series: nothing for its own,
+    `refill_1/` for its first further collection, `reward/` and `reward_2/` for what reward models are made from."""
+    name = label.partition("[")[2].rstrip("]")
+    if "+" in name:
+        return f"refill_{name.partition('+')[2]}/"
+    return f"{name.replace(' ', '_')}/" if name.startswith("reward") else ""

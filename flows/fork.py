@@ -107,7 +107,8 @@ def _held(spec: ExperimentSpec) -> int:
 
 def _data(store: Store, run: RunRecord, key: str, step: int) -> dict[str, Artifact]:
     """What the checkpoint of a step was trained on."""
-    made_from, found = _artifact(store, run, key, step).inputs, {}
+    recorded = {one.key: one.request["inputs"] for one in run.stages}
+    made_from, found = recorded[key] if key in recorded else _artifact(store, run, key, step).inputs, {}
     for name in filter(FED.fullmatch, made_from):
         artifact = store.find(made_from[name])
         if artifact is None:

@@ -405,8 +405,8 @@ def _goes_on(lineage: Lineage, step: Step) -> str:
         for name, below in node.inputs.items():
             if lineage.node(below).kind in TRAINED and name not in names.setdefault(below, []):
                 names[below].append(name)
-    nearest = sorted((found == ["reference"], below) for below, found in names.items() if found)
-    return ", ".join(f"{lineage.node(below).label} ({', '.join(names[below])})" for _, below in nearest)
+    nearest = sorted((not {"start", "policy"} & set(found), found, below) for below, found in names.items() if found)
+    return ", ".join(f"{lineage.node(below).label} ({', '.join(names[below])})" for _, _, below in nearest)
 
 
 def _line(lineage: Lineage, step: Step) -> str:

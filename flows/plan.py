@@ -5,7 +5,8 @@ which part of its key differs from the nearest stage of an earlier run. Where it
 and what it costs. Nothing is started, nothing written, no model is loaded and torch is not imported.
 
 A stage whose input will be made anew has no key yet. Should that input turn out to be what an earlier run had (equal
-content, equal key), then the stage is found after all; so the plan is what will happen at most. What the flow decides
+content, equal key), then the stage is found after all; so the plan is what will happen at most, but for refills of a
+round, which are known when it is filtered. What the flow decides
 from evaluations that are there (to end the rounds early, which policy is the best) it decides here as it will in the
 run; where they are not made yet, the plan goes on to the last round and says that this is the most.
 
@@ -115,12 +116,19 @@ def plan(spec: ExperimentSpec) -> Plan:
     if struck is not None:
         return Plan(spec.name, spec.root, planner.planned, [*decided, f"a guard ends the run: {struck}"])
     open_ = _undecided(spec, planner.planned, {one.kind for one in notices})
-    return Plan(spec.name, spec.root, planner.planned, [*decided, *open_.values()], "end" in open_)
+    return Plan(
+        spec.name, spec.root, planner.planned, [*decided, *open_.values()], "end" in open_ and "refills" not in open_
+    )
 
 
 def _undecided(spec: ExperimentSpec, planned: Sequence[Planned], decided: set[str]) -> dict[str, str]:
-    """What is decided only in the run: `end`, `best`."""
+    """What is decided only in the run: `refills`, `end`, `best`."""
     found: dict[str, str] = {}
+    if spec.collect.refills and any(one.stage == "filter" and one.status != "cached" for one in planned):
+        found["refills"] = (
+            f"up to {spec.collect.refills} further collections of each round, each judged and filtered, are not in it: "
+            "whether they are needed is known when the round is filtered"
+        )
     before_end = {one.label for one in planned if one.status != "cached"} - {"evaluate[final]"}
     unknown = {one.stage for one in planned if one.status != "cached"}
     rules = []

@@ -127,19 +127,22 @@ def round_teller(execution: Execution) -> Callable[[int, dict[str, Artifact]], N
     def tell(number: int, artifacts: dict[str, Artifact]) -> None:
         row = round_figures(artifacts)
         done = {stage: execution.done[f"{stage}[{number}]"] for stage in artifacts}
+        more = [one for label, one in execution.done.items() if f"[{number}+" in label]
         parts = [f"round {number}/{execution.spec.rounds}"]
         parts += [f"{title} {row[name]:{form}}" for name, title, form in _ROUND if name in row]
         if "skipped" in row:
             parts.append("nothing to learn from: no training")
-        if all(one.status == "cached" for one in done.values()):
+        if more:
+            parts.append(f"{sum(one.artifact.stage == 'collect' for one in more)} refilled")
+        if all(one.status == "cached" for one in (*done.values(), *more)):
             parts.append("cached")
         else:
-            total = sum(one.seconds for one in done.values())
+            total = sum(one.seconds for one in (*done.values(), *more))
             each = ", ".join(f"{stage} {one.seconds:.1f}" for stage, one in done.items())
             parts.append(f"{duration(total)} ({each})")
         execution.console.line("  ".join(parts))
         if execution.tracker is not None:
-            tracker, seconds = execution.tracker, sum(one.seconds for one in done.values())
+            tracker, seconds = execution.tracker, sum(one.seconds for one in (*done.values(), *more))
             tracker.outbox.put(lambda: tracker.log_metrics({"time/round": seconds}, number))
 
     return tell

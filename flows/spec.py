@@ -35,6 +35,7 @@ from components.deployment.spec import DeploySpec
 from components.environments.protocol import Environment
 from components.errors import ArtifactError, Problem
 from components.evaluation.spec import EvaluateSpec
+from components.filters.everything import Everything
 from components.filters.signal import Signal
 from components.inference.spec import EmbeddedSpec, InferenceSpec, RemoteSpec
 from components.models.spec import ModelSpec, TeacherSpec
@@ -245,6 +246,24 @@ def _signal(filter: Target, algorithm: Any, collect: CollectSpec, rounds: int) -
             "signal keeps groups whose rewards differ, and with collect.group_size=1 none do; expected "
             "filter=everything, or a collect.group_size of at least 2",
         )
+    elif rounds and filter.factory() is Signal and (isinstance(algorithm, DistillSpec) or _limits(algorithm)):
+        what = (
+            "learns from no reward" if isinstance(algorithm, DistillSpec) else "has costs, in which groups differ too"
+        )
+        yield Problem(
+            "filter",
+            f"signal keeps groups whose rewards differ, and {algorithm.name} {what}; expected filter=everything",
+        )
+    if rounds and collect.refills and filter.factory() is Everything:
+        yield Problem(
+            "collect.refills",
+            f"{collect.refills} replace scenarios that the filter leaves out, and filter=everything leaves out none; "
+            "expected 0, or filter=signal",
+        )
+
+
+def _limits(algorithm: Any) -> bool:
+    return bool(getattr(algorithm, "costs", None))
 
 
 def _held_out(
@@ -291,12 +310,20 @@ def _reward(reward: Target) -> Iterator[Problem]:
 
 
 def _reward_model(
-    reward_model: RewardModelPartSpec | None, collect: CollectSpec, inference: InferenceSpec
+    reward_model: RewardModelPartSpec | None, collect: CollectSpec, inference: InferenceSpec, algorithm: Any
 ) -> Iterator[Problem]:
     if reward_model is None:
         return
-    algorithm = reward_model.algorithm
-    by_turn = isinstance(algorithm, ProcessRewardModelSpec) and algorithm.loss == "mse"
+    trained = reward_model.algorithm
+    by_turn = isinstance(trained, ProcessRewardModelSpec) and trained.loss == "mse"
+    if isinstance(algorithm, DistillSpec):
+        yield Problem("reward_model", "algorithm=distill learns from no reward; expected reward_model=none")
+    if getattr(algorithm, "credit", "episode") == "turns" and not isinstance(trained, ProcessRewardModelSpec):
+        yield Problem(
+            "algorithm.credit",
+            f"turns: reward_model.algorithm.name={trained.name} scores whole episodes; expected episode, or "
+            "reward_model=process",
+        )
     if not by_turn and reward_model.group_size == 1:
         yield Problem(
             "reward_model.group_size", "1: pairs are two episodes of a scenario; expected at least 2, or loss: mse"
@@ -399,6 +426,12 @@ def _teachers(algorithm: Any, warmup: WarmupSpec | None) -> Iterator[Problem]:
     found = {"algorithm.teacher": algorithm.teacher} if isinstance(algorithm, DistillSpec) else {}
     if warmup is not None and warmup.teacher is not None:
         embedded = isinstance(warmup.teacher.inference, EmbeddedSpec)
+        if warmup.teacher.samples > 1 and warmup.teacher.temperature == 0:
+            yield Problem(
+                "warmup.teacher.samples",
+                f"{warmup.teacher.samples}: warmup.teacher.temperature=0 plays each of them alike; expected 1, or a "
+                "temperature above 0",
+            )
         if embedded and warmup.teacher.model is None:
             yield Problem("warmup.teacher.model", "null, and inference.name=embedded plays on this machine: name one")
         elif warmup.teacher.model is not None and not embedded:

@@ -12,7 +12,8 @@ return minus a baseline, divided by a scale:
                none            1 (Dr. GRPO, arXiv:2503.20783)
 
 Standard deviations are those of the population. Returns without spread carry no signal where they are compared: their
-advantages are exactly zero, whatever the size of the returns.
+advantages are exactly zero, whatever the size of the returns. Compared with something else, such returns are divided by
+nothing: they have no unit of their own.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def advantages(groups: Sequence[Returns], *, baseline: Baseline, scale: Scale) -
             continue
         centred = _centred(group, baseline, mean)
         divisor = 1.0
-        if scale != "none":
+        if scale != "none" and have_spread(everything if scale == "batch" else _flat(group)):
             divisor = EPSILON + (deviation if scale == "batch" else statistics.pstdev(_flat(group)))
         found.append([[value / divisor for value in episode] for episode in centred])
     return found

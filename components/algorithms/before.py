@@ -66,7 +66,7 @@ class Before:
 
         places = [(one, place) for one in trajectories for place in range(len(one.histories))]
         if first:
-            with torch.no_grad():
+            with torch.no_grad(), policy.without_dropout():
                 if critic is None:
                     flat = _measured(places, most_tokens, ("old",), logprobs)
                 else:

@@ -35,9 +35,14 @@ Multipliers = dict[str, float]
 
 
 def join(trajectories: Iterable[Trajectory], scores: Iterable[Score]) -> list[Trajectory]:
-    """The trajectories with the components of their scores among their metrics; a metric of the same name stays."""
+    """The trajectories with the components of their scores among their metrics. A metric of the same name stays, and
+    so does a number of the outcome: a component is a part of a reward, and has its sign."""
+    found = []
     components = {score.trajectory_id: score.components for score in scores}
-    return [replace(one, metrics={**components.get(one.id, {}), **one.metrics}) for one in trajectories]
+    for one in trajectories:
+        new = {name: value for name, value in components.get(one.id, {}).items() if name not in one.outcome}
+        found.append(replace(one, metrics={**new, **one.metrics}))
+    return found
 
 
 def mean_costs(costs: Mapping[str, CostSpec], trajectories: Iterable[Trajectory]) -> dict[str, float]:

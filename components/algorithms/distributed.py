@@ -51,7 +51,8 @@ def sums(values: Mapping[str, float]) -> dict[str, float]:
     """Each value summed over all processes; all have the same names."""
     if size() == 1:
         return dict(values)
-    total = torch.tensor([values[name] for name in sorted(values)], dtype=torch.float64)
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    total = torch.tensor([values[name] for name in sorted(values)], dtype=torch.float64, device=device)
     distributed.all_reduce(total)
     return dict(zip(sorted(values), total.tolist(), strict=True))
 

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from components.algorithms import policy as policies
 from components.algorithms.packing import Pack
 from components.algorithms.policy import Policy
+from components.errors import ResourceError
 
 
 def reverse_kl(logits_UV: torch.Tensor, teacher_UV: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
@@ -34,6 +35,11 @@ def to_teacher(policy: Policy, teacher: Policy, pack: Pack, temperature: float) 
     with teacher.as_reference():
         their_UX, their_head = teacher.rows(pack)
         their_UX = their_UX.to(policy.device)
+    if hasattr(their_head, "lora_A"):
+        raise ResourceError(
+            "model.lora.target_modules puts an adapter on the output head, which algorithm=distill does not compute; "
+            "expected all-linear, or names of other layers"
+        )
     own_UX, head = policy.rows(pack)
 
     def read(own_UX: torch.Tensor, their_UX: torch.Tensor) -> Any:

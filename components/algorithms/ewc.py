@@ -13,10 +13,10 @@ information and anchor are functions of the stage's inputs; a training that goes
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,8 @@ from components.models.distribution import Cut
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
 from components.trajectories.schema import Trajectory
+
+log = logging.getLogger(__name__)
 
 Tensors = dict[str, torch.Tensor]
 """By name of a parameter."""
@@ -87,8 +89,10 @@ def fisher_information(policy: Policy, anchor: Anchor, base_dir: Path, *, pack_t
     for row in rows:
         sequences[row["trajectory_id"]].append(Sequence_(row["input_ids"], row["targets"]))
     drawn = random.Random(f"{seed} ewc").sample(list(sequences), min(len(sequences), anchor.spec.trajectories))
+    if not drawn:
+        log.warning("ewc holds nothing: there are no trajectories that the anchor had learned from")
     total = {name: torch.zeros_like(parameter) for name, parameter in policy.parameters.items()}
-    with _without_dropout(policy):
+    with policy.without_dropout():
         for name in drawn:
             _forget(policy)
             for part in pack(sequences[name], pack_tokens):
@@ -103,16 +107,3 @@ def fisher_information(policy: Policy, anchor: Anchor, base_dir: Path, *, pack_t
 def _forget(policy: Policy) -> None:
     for parameter in policy.parameters.values():
         parameter.grad = None
-
-
-@contextlib.contextmanager
-def _without_dropout(policy: Policy) -> Iterator[None]:
-    """A measurement is no draw, and leaves the random state as it is."""
-    dropping = [module for module in policy.model.modules() if module.training]
-    for module in dropping:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in dropping:
-            module.training = True

@@ -37,6 +37,7 @@ def choose(policy: Policy, max_length: int) -> tuple[Lay, bool]:
     """How packs are laid out for a policy's model, which has no adapter yet, and whether its logits are its head on its
     last hidden states and nothing more. Raises ResourceError where not even padded rows are what the model computes."""
     model = policy.model
+    _refuse_changing_positions(model, max_length)
     own, alone_S = model.config._attn_implementation, probe_alone(model)
     why = _window(model, max_length)
     if why is None:
@@ -47,7 +48,8 @@ def choose(policy: Policy, max_length: int) -> tuple[Lay, bool]:
         model.set_attn_implementation(own)
         policy._lay = layout.padded
         log.warning(
-            "%s (%s) is trained on padded batches, in which nothing is shared: %s",
+            "%s (%s) is trained on padded batches, in which nothing is shared, and of which pack_tokens bounds the "
+            "distinct tokens only: %s",
             *(_name(model), type(model).__name__, why),
         )
         if (still := _difference(policy, alone_S)) is not None:
@@ -62,6 +64,19 @@ def choose(policy: Policy, max_length: int) -> tuple[Lay, bool]:
 
 def _name(model: PreTrainedModel) -> str:
     return str(model.config.name_or_path)
+
+
+def _refuse_changing_positions(model: PreTrainedModel, max_length: int) -> None:
+    """Raises ResourceError where the angles of positions depend on the longest sequence beside them."""
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = rope.values() if all(isinstance(one, dict) for one in rope.values()) else [rope]
+    for one in kinds:
+        longest = one.get("original_max_position_embeddings") or model.config.get_text_config().max_position_embeddings
+        if one.get("rope_type") in ("longrope", "dynamic") and longest < max_length:
+            raise ResourceError(
+                f"{_name(model)} ({type(model).__name__}) cannot be trained exactly on sequences of more than "
+                f"{longest} tokens: its positions change with the longest. Set model.max_length to {longest} or less"
+            )
 
 
 def _window(model: PreTrainedModel, max_length: int) -> str | None:
@@ -97,6 +112,8 @@ def _difference(policy: Policy, alone_S: torch.Tensor) -> str | None:
     try:
         with torch.no_grad():
             packed_S, _ = policy.logprobs(probe_pack(policy.model), Cut())
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # noqa: BLE001  what a model makes of a mask that it does not know
         return f"{type(error).__name__}: {error}"
     worst = (packed_S - alone_S).abs().max().item()

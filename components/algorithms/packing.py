@@ -13,6 +13,7 @@ Legend: N nodes of a pack, U nodes from which a sampled token is predicted, S sa
 
 from __future__ import annotations
 
+from bisect import bisect, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
@@ -130,25 +131,40 @@ def _subtrees(lengths: Sequence[int], shared: Sequence[int], most_tokens: int) -
 
 def _fill(parts: list[Range], shared: Sequence[int], most_tokens: int) -> list[list[Range]]:
     """Bin packing: the largest part first, each to where it adds fewest nodes (best fit, decreasing)."""
-    bins: list[list[Range]] = []
+    least = _Least(shared)
+    bins: list[list[Range]] = []  # each in the order of the sequences: a part shares most with a neighbour
     sizes: list[int] = []
     for part in sorted(parts, key=lambda one: (-one[2], one[0])):
-        added = [part[2] - max(_between(part, other, shared) for other in held) for held in bins]
-        fits = [index for index in range(len(bins)) if sizes[index] + added[index] <= most_tokens]
-        if fits:
-            best = min(fits, key=lambda index: (added[index], most_tokens - sizes[index]))
-            bins[best].append(part)
-            sizes[best] += added[best]
-        else:
+        best: tuple[int, int, int] | None = None
+        for index, held in enumerate(bins):
+            at = bisect(held, part)
+            shares = [least.between(*sorted((part, other))) for other in held[max(at - 1, 0) : at + 1]]
+            added = part[2] - max(shares)
+            if sizes[index] + added <= most_tokens:
+                best = min(best or (added, most_tokens, index), (added, most_tokens - sizes[index], index))
+        if best is None:
             bins.append([part])
             sizes.append(part[2])
+        else:
+            insort(bins[best[2]], part)
+            sizes[best[2]] += best[0]
     return bins
 
 
-def _between(one: Range, other: Range, shared: Sequence[int]) -> int:
-    """Nodes that two parts of the trie have in common."""
-    (_, end, _), (start, _, _) = sorted((one, other))
-    return min(shared[end : start + 1])
+class _Least:
+    """The least of any stretch of numbers, at once (sparse table)."""
+
+    def __init__(self, numbers: Sequence[int]):
+        self._of = [np.asarray(numbers)]  # [k][i]: of the 2^k numbers from i on
+        while len(self._of[-1]) > (half := 2 ** (len(self._of) - 1)):
+            self._of.append(np.minimum(self._of[-1][:-half], self._of[-1][half:]))
+
+    def between(self, one: Range, other: Range) -> int:
+        """Nodes that a part of the trie has in common with a later one: the least of what neighbours from the end of
+        the one to the start of the other share."""
+        start, stop = one[1], other[0] + 1
+        k = (stop - start).bit_length() - 1
+        return int(min(self._of[k][start], self._of[k][stop - 2**k]))
 
 
 def _lay_out(sequences: Sequence[Sequence_], read: dict[int, list[int]], ordered: Sequence[int]) -> Pack:

@@ -21,6 +21,7 @@ from components.algorithms.packing import Pack
 from components.errors import ArtifactError, ResourceError
 from components.models import distribution
 from components.models.distribution import Cut
+from components.models.lora import refuse_other_formulas
 from components.models.spec import LoraSpec, ModelSpec
 from components.models.weights import load_model, pick_device
 
@@ -69,6 +70,7 @@ class Policy:
 
         lora = self.spec.lora
         saved = json.loads((adapter_dir / "adapter_config.json").read_text())
+        refuse_other_formulas(saved, adapter_dir)
         if saved["r"] != lora.rank or saved["lora_alpha"] != lora.alpha:
             raise ArtifactError(
                 f"the adapter in {adapter_dir} has rank {saved['r']} and alpha {saved['lora_alpha']:g}, model.lora has "
@@ -131,8 +133,8 @@ class Policy:
         entropies in nats, without gradient unless asked for.
 
         Logits are made for `LOGIT_ROWS` positions at a time, and again in the backward pass: memory does not grow with
-        tokens times vocabulary. A token that the policy has moved out of a cut distribution counts as inside, so that
-        its log-probability stays finite.
+        tokens times vocabulary, but for models that do more to their logits than the head does. A token that the policy
+        has moved out of a cut distribution counts as inside, so that its log-probability stays finite.
         """
         pack = pack.to(self.device)
         order_S = pack.row_S.argsort(stable=True)
@@ -215,6 +217,19 @@ class Policy:
     def _base(self) -> Any:
         """The model of transformers, its layers with their adapters where there are any."""
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    @contextlib.contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """Inside nothing drops out, not even from the adapter's input: a measurement is no draw, and leaves the random
+        state as it is."""
+        dropping = [one for name, one in self.model.named_modules() if ".lora_dropout." in name and one.training]
+        for module in dropping:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in dropping:
+                module.training = True
 
     def checkpoint_layers(self, on: bool) -> None:
         """Whether layers keep only what goes into them, and are computed again in the backward pass. Raises

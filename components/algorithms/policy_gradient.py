@@ -83,7 +83,7 @@ def prepare(
     kept = []
     for group, each in zip(groups, found, strict=True):
         for trajectory, values in zip(group, each, strict=True):
-            by_token = _by_token(trajectory, values)
+            by_token = _by_token(spec, trajectory, values)
             learning.advantages[trajectory.id] = by_token
             trajectory.advantage = sum(by_token) / len(by_token) if by_token else values[0] if values else 0.0
         if any(any(values) for values in each) and any(learned_tokens(spec, trajectory) for trajectory in group):
@@ -109,14 +109,13 @@ def _returns(spec: GRPOSpec, trajectory: Trajectory, before: Before) -> list[flo
     return [value - spec.kl_coefficient * sum(kl) for value in found]
 
 
-def _by_token(trajectory: Trajectory, values: list[float]) -> list[float]:
+def _by_token(spec: GRPOSpec, trajectory: Trajectory, values: list[float]) -> list[float]:
     """Advantages of the episode, its turns or its tokens, as those of its sampled tokens."""
     lengths = returns.turn_lengths(trajectory)
-    tokens = sum(lengths)
-    if len(values) == tokens:
+    if spec.kl_coefficient and spec.kl_in == "token_rewards":
         return values
-    if len(values) == 1:
-        return values * tokens
+    if spec.credit == "episode":
+        return values * sum(lengths)
     return [value for value, length in zip(values, lengths, strict=True) for _ in range(length)]
 
 

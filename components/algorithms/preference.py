@@ -22,6 +22,7 @@ import torch
 
 from components.algorithms import distributed, schedule
 from components.algorithms import preference_losses as losses
+from components.algorithms.checkpoint import random_states, set_random_states
 from components.algorithms.guards import Guards
 from components.algorithms.metrics import over_steps
 from components.algorithms.packing import Pack, Sequence_, pack
@@ -198,6 +199,7 @@ def _backward(
     learned = list({id(one): one for example in batch for one in _learned(spec, example)}.values())
     place = {id(one): index for index, one in enumerate(learned)}
     packs = _packs(learned, spec)
+    drawn = random_states()
     with torch.no_grad():
         sum_E = torch.tensor(_sums(policy, learned, spec), device=policy.device)
         kl = torch.zeros((), device=policy.device)
@@ -209,6 +211,7 @@ def _backward(
     reference_E = torch.tensor([one.reference for one in learned], device=policy.device)
     loss, seen = _loss(spec, batch, sum_E, reference_E, place, kl)
     weight_E = torch.autograd.grad(loss, sum_E)[0]
+    set_random_states(drawn)  # the same packs again, and the same dropout
     for (owner_Q, one), real in distributed.share(packs):
         logprob_S, _ = policy.logprobs(one, Cut())
         weight_S = weight_E[owner_Q.to(policy.device)[one.sequence_S.to(policy.device)]]

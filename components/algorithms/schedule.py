@@ -16,5 +16,5 @@ def share(spec: DecaySpec, step: int) -> float:
     """The same, and its fall after the warm-up: linear, or half a cosine (arXiv:1608.03983, eq. 5), to 0."""
     if spec.decay == "none":
         return risen(spec, step)
-    past = min(1.0, max(0, step - spec.warmup_steps) / spec.decay_steps)
+    past = min(1.0, max(0, step - 1 - spec.warmup_steps) / spec.decay_steps)
     return risen(spec, step) * (1 - past if spec.decay == "linear" else (1 + math.cos(math.pi * past)) / 2)

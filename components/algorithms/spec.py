@@ -29,8 +29,9 @@ class OptimizerSpec(Spec):
     """Decay of the running mean of its square."""
     max_grad_norm: float = Field(1.0, gt=0)
     """The gradient is scaled down to this L2 norm."""
-    pack_tokens: int = Field(1024, ge=64)
-    """Most distinct tokens that one forward pass computes; bounds memory, changes nothing else."""
+    pack_tokens: int = Field(4096, ge=64)
+    """Most distinct tokens that one forward pass computes; bounds memory, changes nothing else. What a group shares is
+    computed once where the group fits."""
     gradient_checkpointing: bool = False
     """Layers keep only what goes into them, and are computed again in the backward pass: a fraction of the memory, a
     third more time, the same result."""
@@ -45,7 +46,7 @@ class DecaySpec(OptimizerSpec):
     decay: Literal["none", "linear", "cosine"] = "none"
     """After the warm-up the learning rate stays, or falls to 0 in a line or half a cosine."""
     decay_steps: int = Field(1000, ge=1)
-    """Gradient steps, over all rounds, after which it is 0; unused with `decay: none`."""
+    """Gradient steps after the warm-up, over all rounds, after which it is 0; unused with `decay: none`."""
 
 
 class SFTSpec(OptimizerSpec):

@@ -16,6 +16,7 @@ import torch
 
 from components.algorithms import schedule
 from components.algorithms.guards import Guards
+from components.algorithms.learning import learned_tokens
 from components.algorithms.metrics import over_steps
 from components.algorithms.spec import PolicyGradientSpec
 from components.trajectories.schema import Trajectory
@@ -118,8 +119,11 @@ def _struck(
     shown = {name: measured[name] for name in JUDGED if name in measured}
     kl, entropy = shown["kl_sampler"], shown["entropy"]
     finite = all(math.isfinite(value) for name, value in shown.items() if name != "entropy")
+    broken = next(
+        (name for name in ("grad_norm", "value_grad_norm") if not math.isfinite(shown.get(name, 0.0))), "loss"
+    )
     rules = [
-        ("non_finite", not finite, spec.non_finite, "grad_norm", "Lower algorithm.learning_rate"),
+        ("non_finite", not finite, spec.non_finite, broken, "Lower algorithm.learning_rate"),
         (
             "high_kl",
             kl > spec.max_kl,
@@ -155,7 +159,8 @@ def _struck(
     skips = []
     try:
         for guard, _, action, by, advice in struck:
-            skips.append(guards.strike(guard, action, step, shown, trajectories, measure, by=by, advice=advice))
+            learned = [one for one in trajectories if learned_tokens(spec, one)]
+            skips.append(guards.strike(guard, action, step, shown, learned, measure, by=by, advice=advice))
     finally:
         for parameter, grad in zip(parameters, kept, strict=True):
             parameter.grad = grad

@@ -6,9 +6,10 @@ the result is the same.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,12 @@ def train(
         from components.algorithms import ewc
 
         policy.penalty = ewc.penalty(policy, anchor, base_dir, pack_tokens=algorithm.pack_tokens, seed=seed)
+    teacher = None
+    if isinstance(algorithm, DistillSpec):  # before the seed is set: a new adapter draws random numbers
+        from components.algorithms.teacher import teacher_of
+
+        assert teacher_dir is not None, "a teacher to learn from"
+        teacher = teacher_of(policy, base_dir, algorithm.teacher, teacher_dir, warm)
     optimizer = _adamw(algorithm, [list(one.parameters.values()) for one in learning])
     optimizer.zero_grad(set_to_none=True)  # a warm policy may hold those of a call that was interrupted
     torch.manual_seed(seed)
@@ -117,7 +124,7 @@ def train(
     if isinstance(algorithm, PolicyGradientSpec) and (algorithm.costs or algorithm.reward_cap is not None):
         trajectories, multipliers, constrained = costs.constrained(algorithm, trajectories, start, mean_costs)
         figures |= constrained
-    with unfinished.saved_when_stopped():
+    with unfinished.saved_when_stopped(), _released(policy):
         if isinstance(algorithm, GRPOSpec):
             from components.algorithms.policy_gradient import train_policy_gradient
 
@@ -133,10 +140,8 @@ def train(
             step, metrics = train_preference(algorithm, policy, optimizer, base_dir, trajectories, **rest)
         elif isinstance(algorithm, DistillSpec):
             from components.algorithms.distill import train_distill
-            from components.algorithms.teacher import teacher_of
 
-            assert teacher_dir is not None, "a teacher to learn from"
-            teacher = teacher_of(policy, base_dir, algorithm.teacher, teacher_dir, warm)
+            assert teacher is not None
             step, metrics = train_distill(algorithm, policy, optimizer, base_dir, trajectories, teacher=teacher, **rest)
         else:
             from components.algorithms.sft import train_sft
@@ -162,6 +167,15 @@ def train(
     checkpoint.save_state(out, algorithm=algorithm.name, step=step, optimizer=optimizer, names=names)
     costs.save(out, multipliers)
     return metrics | figures
+
+
+@contextlib.contextmanager
+def _released(policy: Policy) -> Iterator[None]:
+    """Afterwards a warm policy holds no penalty any more."""
+    try:
+        yield
+    finally:
+        policy.penalty = None
 
 
 def policy_digest(checkpoint_dir: Path) -> str:

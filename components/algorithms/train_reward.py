@@ -124,7 +124,13 @@ def train_reward_model(
     torch.manual_seed(seed)
     step = 0
     if start is not None and (start / CARD).is_file():
-        check_base(start, read_card(start), model)
+        card = read_card(start)
+        check_base(start, card, model)
+        if sorted(card.heads) != sorted(spec.heads):
+            raise ArtifactError(
+                f"the reward model in {start} has the heads {', '.join(card.heads)}, and heads are "
+                f"{', '.join(spec.heads)}: expected the same, or another checkpoint to start from"
+            )
         policy.load(start / checkpoint.ADAPTER)
         step = checkpoint.load_state(start, algorithm=spec.name, optimizer=optimizer, names=names)
     elif start is not None:

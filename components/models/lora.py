@@ -54,16 +54,8 @@ def merged_tensors(base_dir: Path, adapter_dir: Path) -> Iterator[tuple[str, tor
             yield name, merged.to(weight_OI.dtype)
 
 
-def _read_adapter(adapter_dir: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Config and tensors of a plain LoRA."""
-    from safetensors.torch import load_file
-
-    weights = adapter_dir / "adapter_model.safetensors"
-    if not (adapter_dir / "adapter_config.json").is_file() or not weights.is_file():
-        raise ArtifactError(f"{adapter_dir} is no adapter: expected adapter_config.json and adapter_model.safetensors")
-    config = json.loads((adapter_dir / "adapter_config.json").read_text())
-    if config.get("peft_type") != "LORA":
-        raise ArtifactError(f"{adapter_dir} is an adapter of type {config.get('peft_type')}; only LoRA is merged here")
+def refuse_other_formulas(config: dict[str, Any], adapter_dir: Path) -> None:
+    """Raises ArtifactError for a PEFT config under which the update is not (alpha / r) · B @ A."""
     for option in _OTHER_FORMULA:
         if config.get(option):
             raise ArtifactError(f"{adapter_dir}: adapters with {option} cannot be merged here; use plain LoRA")
@@ -74,6 +66,19 @@ def _read_adapter(adapter_dir: Path) -> tuple[dict[str, Any], dict[str, torch.Te
             f"{adapter_dir}: init_lora_weights={config['init_lora_weights']} changed the base weights, so the adapter "
             "cannot be merged into those on disk; convert it to plain LoRA with PEFT"
         )
+
+
+def _read_adapter(adapter_dir: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Config and tensors of a plain LoRA."""
+    from safetensors.torch import load_file
+
+    weights = adapter_dir / "adapter_model.safetensors"
+    if not (adapter_dir / "adapter_config.json").is_file() or not weights.is_file():
+        raise ArtifactError(f"{adapter_dir} is no adapter: expected adapter_config.json and adapter_model.safetensors")
+    config = json.loads((adapter_dir / "adapter_config.json").read_text())
+    if config.get("peft_type") != "LORA":
+        raise ArtifactError(f"{adapter_dir} is an adapter of type {config.get('peft_type')}; only LoRA is merged here")
+    refuse_other_formulas(config, adapter_dir)
     adapter = load_file(weights)
     stems = [name.removesuffix(".lora_A.weight") for name in adapter if name.endswith(".lora_A.weight")]
     expected = {f"{stem}.lora_{part}.weight" for stem in stems for part in "AB"}

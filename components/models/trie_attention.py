@@ -13,10 +13,13 @@ Legend: N nodes, H heads, K key-value heads, D their size.
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+log = logging.getLogger(__name__)
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -122,10 +125,19 @@ class _TrieAttention(torch.autograd.Function):
 
 @functools.cache
 def flex_works() -> bool:
-    """Whether FlexAttention can be compiled for the GPU here."""
-    if not torch.cuda.is_available() or torch.version.cuda is None:
+    """Whether FlexAttention can be compiled for the GPU here, forward and backward; tried once."""
+    if not torch.cuda.is_available():
         return False
-    return torch.utils._triton.has_triton()
+    count = 256  # fewer queries than 128 would take another kernel
+    query = torch.randn(1, 2, count, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    ends_N = torch.full((count,), count, device="cuda")
+    try:
+        given = create_block_mask(visible(ends_N), None, None, count, count, device="cuda")
+        _compiled()(query, query[:, :1], query[:, :1], block_mask=given, enable_gqa=True).sum().backward()
+    except Exception as error:  # noqa: BLE001  no compiler, no kernel for this GPU: it is slower then, not wrong
+        log.warning("FlexAttention cannot be used, attention takes a dense mask: %s", error)
+        return False
+    return True
 
 
 @functools.cache

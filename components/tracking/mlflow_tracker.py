@@ -164,16 +164,19 @@ class Tracker:
         seconds: float,
         step: int = 0,
         made: Mapping[str, str] | None = None,
+        group: str = "",
     ) -> None:
         """What a stage left behind: its small files and a reference to all of them under `stages/<label>/`, its
         metrics under the stage's name (`train/kl`) and its time (`time/train`) at `step`.
 
         `label` names the stage in this run, as `round 3/train`; `status` is `ran` or `cached`; `seconds` is the time
-        that it took now. `made` says what made a checkpoint, as tags of the model that is logged for it.
+        that it took now. `made` says what made a checkpoint, as tags of the model that is logged for it. `group`, such
+        as `refill_1/`, comes before the names of metrics.
         """
         prefix = _PREFIX.get(artifact.stage, artifact.stage)
         metrics = {f"{prefix}/{key}": value for key, value in artifact.metrics.items()}
-        self.log_metrics({**metrics, f"time/{artifact.stage}": seconds}, step)
+        metrics[f"time/{artifact.stage}"] = seconds
+        self.log_metrics({f"{group}{name}": value for name, value in metrics.items()}, step)
         reference, small = lineage.describe(artifact, label, status, seconds)
         folder = f"stages/{_path(label)}"
         with tempfile.TemporaryDirectory(prefix="espalier-") as scratch:

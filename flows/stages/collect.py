@@ -82,6 +82,9 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             max_tokens=spec.agent.max_tokens,
         )
         model = spec.teacher.model(spec.model.max_length) if spec.teacher else spec.model
+        most = spec.collect.max_failures
+        if spec.further is not None and most < 1:  # the share of a round, not of the few that replace others
+            most = max(most, float(int(most * spec.further[0] * spec.collect.group_size)))
         trajectories, times, speed = play(
             model=model,
             adapter=spec.teacher.adapter_dir() if spec.teacher else None,
@@ -94,7 +97,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             sampling=sampling,
             concurrency=spec.collect.concurrency,
             timeout=spec.collect.timeout,
-            max_failures=spec.collect.max_failures,
+            max_failures=most,
             seed=context.seed * 1_000_003 + spec.round,
             context=context,
         )

@@ -19,7 +19,7 @@ from components.rewards.protocol import GroupReward, ModelReward, Reward
 from components.rewards.spec import LearnedSpec
 from components.specs import Target
 from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Trajectory
-from flows.stages.base import Context, Inputs, Stage, StageSpec, followed
+from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model, followed
 from flows.stages.shards import Shards
 
 log = logging.getLogger(__name__)
@@ -30,15 +30,18 @@ T = TypeVar("T")
 class JudgeStage(StageSpec):
     reward: Target
     model: ModelSpec | None = None
-    """Whose episodes are judged; needed by rewards that compute with a model. Such a reward is bound to its base, so
-    this is not in the key."""
+    """Whose episodes are judged; needed by rewards that compute with a model, and of their keys only."""
     learned: LearnedSpec | None = None
     """None judges by the declared reward alone."""
 
     def key_part(self) -> dict[str, Any]:
         if self.learned is None:
-            return {"reward": self.reward.resolved()}
-        learned = {"learned": self.learned.model_dump(mode="json")}
+            part = {"reward": self.reward.resolved()}
+            computes = hasattr(self.reward.factory(), "use") and self.model is not None
+            return {**part, "model": base_model(self.model)} if computes and self.model else part
+        learned: dict[str, Any] = {"learned": self.learned.model_dump(mode="json")}
+        if self.model is not None:
+            learned["model"] = base_model(self.model)
         return {"reward": self.reward.resolved(), **learned} if self.learned.task_weight else learned
 
     def build(self, inputs: Inputs) -> Reward | GroupReward:

@@ -51,9 +51,9 @@ class TrainStage(StageSpec):
         if isinstance(self.algorithm, DistillSpec):
             part["algorithm"]["teacher"] = self.algorithm.teacher.key_part()
         if self.replay is not None:
-            part["replay"] = self.replay.model_dump(mode="json")
+            part["replay"] = self.replay.model_dump(mode="json", exclude={"rounds"})  # those are inputs
         if self.ewc is not None:
-            part["ewc"] = self.ewc.model_dump(mode="json")
+            part["ewc"] = self.ewc.model_dump(mode="json", exclude={"rounds"})
         return part
 
 
