@@ -22,7 +22,7 @@ EXPERIMENTS = [file.name for file in OPTIONS if file.parts[0] == "experiment"]
 
 GROUPS = {
     "agent": 1,
-    "algorithm": 13,
+    "algorithm": 14,
     "collect": 1,
     "compute": 2,
     "deploy": 3,
@@ -44,7 +44,7 @@ NEEDED = {
     "hf": ["model.name=organisation/name"],
     "remote": ["inference.url=http://there/v1", "inference.model=name"],
     "teacher": ["warmup.teacher.model.name=organisation/name"],
-    "distill": ["algorithm.teacher.name=organisation/name"],
+    "distill": ["algorithm.teacher.name=organisation/name", "filter=everything"],
     "learned": ["reward.path=folder"],
 }
 """What an option cannot know."""

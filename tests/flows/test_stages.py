@@ -350,6 +350,7 @@ def test_a_filter_counts_what_it_drops_and_why(context):
     artifact, _ = run_stage(Request("filter", {"filter": signal_}, inputs), watched)
     assert artifact.metrics == {
         "kept": 2.0,
+        "scenarios": 1.0,
         "dropped": 4.0,
         "kept_share": 1 / 3,
         "dropped/no_spread": 3.0,
