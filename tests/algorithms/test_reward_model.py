@@ -347,9 +347,10 @@ def test_it_begins_with_the_adapter_of_a_policy_and_goes_on_from_a_reward_model(
     assert steps[1] == 2 * steps[0] > 0
     found = task(4)
     scores = scores_of(found, lambda one: {"more": one.reward})
-    more = none.model_copy(update={"heads": {"more": 1.0, "overall": 1.0}})
-    with pytest.raises(ArtifactError, match="holds other heads than more, overall"):
-        run(base_dir, tmp_path / "heads", more, found, scores, start=out)
+    for number, heads in enumerate(({"more": 1.0, "overall": 1.0}, {"more": 1.0})):
+        other_heads = none.model_copy(update={"heads": heads})
+        with pytest.raises(ArtifactError, match=f"has the heads overall, and heads are {', '.join(heads)}: expected"):
+            run(base_dir, tmp_path / f"heads{number}", other_heads, found, scores, start=out)
     other = MODEL.model_copy(update={"name": "other"})
     with pytest.raises(ArtifactError, match="another base"):
         run(base_dir, tmp_path / "base", none, found, start=out, model=other)
