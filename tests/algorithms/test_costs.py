@@ -89,6 +89,14 @@ def test_components_of_a_score_are_costs_but_metrics_come_first():
     ]
 
 
+def test_what_an_episode_did_is_its_cost_and_not_the_part_of_a_reward_of_that_name():
+    """Components have the sign of the reward: what costs is negative there."""
+    (one,) = costly()[:1]
+    one.metrics, one.outcome = {"calls": 1.0}, {"slips": 3}
+    joined = costs.join([one], [Score(one.id, 0.7, {"slips": -0.3})])
+    assert costs.mean_costs(COSTS, joined) == {"slips": 3.0, "calls": 1.0}
+
+
 @pytest.mark.parametrize(("value", "message"), [(None, "has no cost of this name"), (math.nan, "has a cost of nan")])
 def test_a_cost_that_is_missing_is_named(value, message):
     made = costly()

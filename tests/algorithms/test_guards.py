@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from components.algorithms.policy import Policy
-from components.algorithms.spec import GRPOSpec, SFTSpec
+from components.algorithms.spec import DAPOSpec, GRPOSpec, SFTSpec
 from components.algorithms.train import train
 from components.errors import TrainingDiverged
 from components.trajectories.store import read_trajectories
@@ -105,6 +105,18 @@ def test_each_guard_warns_skips_or_stops(base_dir, tmp_path, changes, guard, cap
     assert json.loads((skipped / "trainer.json").read_text())["optimizer_steps"] == {}
     with pytest.raises(TrainingDiverged, match=f"gradient step 1: .*{guard}"):
         run(base_dir, spec.model_copy(update={guard: "stop"}), tmp_path / "stop")
+
+
+def test_an_episode_that_is_not_learned_from_is_no_culprit(base_dir, tmp_path):
+    def made():
+        trajectories = batch()
+        trajectories[4].histories[0].messages[1].finish_reason = "length"
+        return trajectories
+
+    out, _ = run(base_dir, DAPOSpec(max_kl=1e-9, high_kl="warn"), tmp_path, made)
+    [strike] = strikes(out)
+    assert strike["worst"]
+    assert "s1/1" not in [one["trajectory"] for one in strike["worst"]]
 
 
 def test_the_worst_are_measured_by_themselves(base_dir, tmp_path):
