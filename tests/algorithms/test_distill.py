@@ -184,6 +184,8 @@ def test_killed_or_warm_it_ends_in_the_same_bytes(base_dir, adapters, tmp_path, 
     whole, metrics, logs = run(base_dir, tmp_path / "whole", given, batch())
     assert run(base_dir, tmp_path / "stopped", given, batch(), warm=warm)[0] == whole
     assert run(base_dir, tmp_path / "warm", given, batch(), warm=warm)[0] == whole
+    random = [(tmp_path / name / "out" / "rng.safetensors").read_bytes() for name in ("stopped", "whole", "warm")]
+    assert len(set(random)) == 1  # the teacher's adapter is put on before the seed is set
     assert [one["step"] for one in logs] == [1, 2, 3, 4]
     assert metrics["examples"] == 9
 
