@@ -10,9 +10,8 @@ needs the student's own tokens: it is an expectation under the student.
 from __future__ import annotations
 
 import math
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
 from components.algorithms.sft import examples
 from components.algorithms.spec import DistillSpec
+from components.algorithms.steps import examples_by_step, finish
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
 from components.trajectories.schema import Trajectory
@@ -57,7 +57,7 @@ def train_distill(
     by_id = {one.id: one for one in trajectories}
     rows = examples(ChatFormat(load_tokenizer(base_dir)), trajectories, policy.spec.max_length)
     logs = list(taken)
-    for number, batch in enumerate(_batches(rows, spec, seed, step), start=step + 1):
+    for number, batch in enumerate(examples_by_step(rows, spec.epochs, spec.batch_size, seed, step), start=step + 1):
         if number <= step + len(taken):
             continue
         for group in optimizer.param_groups:
@@ -69,15 +69,6 @@ def train_distill(
         logs.append(metrics)
         on_step(metrics)
     return step + len(logs), {**over_steps(logs), "examples": float(len(rows))}
-
-
-def _batches(rows: list[Row], spec: DistillSpec, seed: int, step: int) -> Iterator[list[Row]]:
-    """The rows of each gradient step: each epoch in an order of its own."""
-    for epoch in range(spec.epochs):
-        order = list(rows)
-        random.Random(f"{seed}-{step}-{epoch}").shuffle(order)
-        for start in range(0, len(order), spec.batch_size):
-            yield order[start : start + spec.batch_size]
 
 
 def _gradient_step(
@@ -106,18 +97,7 @@ def _gradient_step(
             by="grad_norm",
             advice="Lower the learning rate",
         )
-    if not skipped:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    seconds = time.monotonic() - started
-    return {
-        **{name: value for name, value in measured.items() if math.isfinite(value)},
-        "learning_rate": optimizer.param_groups[0]["lr"],
-        "skipped_steps": float(skipped),
-        **counts,
-        "tokens_per_s": counts["tokens"] / seconds,
-        "seconds": seconds,
-    }
+    return finish(optimizer, measured, counts, skipped=skipped, started=started)
 
 
 def _backward(

@@ -11,10 +11,9 @@ sum of log-probabilities, which is computed pack by pack, so that a batch of any
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from components.algorithms.pairs import pairs
 from components.algorithms.policy import Policy
 from components.algorithms.sft import examples
 from components.algorithms.spec import DPOSpec, KTOSpec, ORPOSpec, PairSpec, PreferenceSpec
+from components.algorithms.steps import examples_by_step, finish
 from components.models.distribution import Cut
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
@@ -92,7 +92,7 @@ def train_preference(
         assert isinstance(spec, PairSpec)
         found = _pairs(episodes, spec)
     logs = list(taken)
-    for number, batch in enumerate(_batches(found, spec, seed, step), start=step + 1):
+    for number, batch in enumerate(examples_by_step(found, spec.epochs, spec.batch_size, seed, step), start=step + 1):
         if number <= step + len(taken):
             continue
         for group in optimizer.param_groups:
@@ -152,15 +152,6 @@ def _after_prompt(one: Episode, other: Episode, longest: int) -> Sequence_:
     return Sequence_(token_ids, [target + shift for target in theirs.targets if target + shift < len(token_ids)])
 
 
-def _batches(found: list[Example], spec: PreferenceSpec, seed: int, step: int) -> Iterator[list[Example]]:
-    """The examples of each gradient step: each epoch in an order of its own."""
-    for epoch in range(spec.epochs):
-        order = list(found)
-        random.Random(f"{seed}-{step}-{epoch}").shuffle(order)
-        for start in range(0, len(order), spec.batch_size):
-            yield order[start : start + spec.batch_size]
-
-
 # --- one gradient step ----------------------------------------------------------------------------------------------
 
 
@@ -177,18 +168,7 @@ def _gradient_step(
     skipped = False
     if not all(math.isfinite(measured[name]) for name in ("loss", "grad_norm")):
         skipped = _struck(spec, policy, batch, measured, step, guards)
-    if not skipped:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    seconds = time.monotonic() - started
-    return {
-        **{name: value for name, value in measured.items() if math.isfinite(value)},
-        "learning_rate": optimizer.param_groups[0]["lr"],
-        "skipped_steps": float(skipped),
-        **counts,
-        "tokens_per_s": counts["tokens"] / seconds,
-        "seconds": seconds,
-    }
+    return finish(optimizer, measured, counts, skipped=skipped, started=started)
 
 
 def _backward(

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -21,6 +22,7 @@ from components.algorithms.metrics import over_steps
 from components.algorithms.spec import PolicyGradientSpec
 from components.trajectories.schema import Trajectory
 
+T = TypeVar("T")
 Group = list[Trajectory]
 Backward = Callable[[list[Trajectory]], tuple[dict[str, float], dict[str, float]]]
 """Adds the gradient of the loss on these trajectories to the parameters, scaled down to max_grad_norm. Returns what it
@@ -91,6 +93,18 @@ def _gradient_step(
     trajectories = [trajectory for group in groups for trajectory in group]
     measured, counts = backward(trajectories)
     skipped = _struck(spec, optimizer, measured, trajectories, backward, step, guards)
+    return finish(optimizer, measured, counts, skipped=skipped, started=started)
+
+
+def finish(
+    optimizer: torch.optim.Optimizer,
+    measured: Mapping[str, float],
+    counts: Mapping[str, float],
+    *,
+    skipped: bool,
+    started: float,
+) -> dict[str, float]:
+    """Takes the step, or leaves it out; returns what is told of it. started: of the step, by the monotonic clock."""
     if not skipped:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -103,6 +117,15 @@ def _gradient_step(
         "tokens_per_s": counts["tokens"] / seconds,
         "seconds": seconds,
     }
+
+
+def examples_by_step(found: Sequence[T], epochs: int, size: int, seed: int, step: int) -> Iterator[list[T]]:
+    """The examples of each gradient step, `size` of them: each epoch in an order of its own."""
+    for epoch in range(epochs):
+        order = list(found)
+        random.Random(f"{seed}-{step}-{epoch}").shuffle(order)
+        for start in range(0, len(order), size):
+            yield order[start : start + size]
 
 
 def _struck(

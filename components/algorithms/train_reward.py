@@ -32,6 +32,7 @@ from components.algorithms.reward_card import CARD, Head, check_base, read_card,
 from components.algorithms.reward_data import OVERALL, Episode, episode, owners, packs, turn_values, value
 from components.algorithms.reward_model import RewardModel, vocabulary_digest
 from components.algorithms.spec import ProcessRewardModelSpec, RewardTrainingSpec
+from components.algorithms.steps import examples_by_step, finish
 from components.algorithms.unfinished import Unfinished
 from components.errors import ArtifactError
 from components.models.spec import ModelSpec
@@ -144,7 +145,7 @@ def train_reward_model(
     done = len(unfinished.steps)
     guards = Guards(scratch)
     with unfinished.saved_when_stopped():
-        for number, batch in enumerate(_batches(data.train, spec, seed, step), start=1):
+        for number, batch in enumerate(examples_by_step(data.train, spec.epochs, spec.batch_size, seed, step), start=1):
             if number <= done:
                 continue
             share = schedule.risen(spec, step + number)
@@ -298,15 +299,6 @@ def _nothing(spec: RewardTrainingSpec, head: str, finished: int, labelled: int) 
     )
 
 
-def _batches(found: Sequence[Example], spec: RewardTrainingSpec, seed: int, step: int) -> Iterator[list[Example]]:
-    """The examples of each gradient step: each epoch in an order of its own."""
-    for epoch in range(spec.epochs):
-        order = list(found)
-        random.Random(f"{seed}-{step}-{epoch}").shuffle(order)
-        for start in range(0, len(order), spec.batch_size):
-            yield order[start : start + spec.batch_size]
-
-
 # --- one gradient step ----------------------------------------------------------------------------------------------
 
 
@@ -323,18 +315,7 @@ def _gradient_step(
     skipped = False
     if not all(math.isfinite(measured[name]) for name in ("loss", "grad_norm")):
         skipped = _struck(spec, policy, batch, measured, step, guards)
-    if not skipped:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    seconds = time.monotonic() - started
-    return {
-        **{name: number for name, number in measured.items() if math.isfinite(number)},
-        "learning_rate": optimizer.param_groups[0]["lr"],
-        "skipped_steps": float(skipped),
-        **counts,
-        "tokens_per_s": counts["tokens"] / seconds,
-        "seconds": seconds,
-    }
+    return finish(optimizer, measured, counts, skipped=skipped, started=started)
 
 
 def backward(
