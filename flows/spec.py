@@ -176,6 +176,7 @@ class ExperimentSpec(Spec):
             _signal,
             _held_out,
             _inference,
+            _full,
             _lengths,
             _local_model,
             _reward,
@@ -237,6 +238,22 @@ def _compares(algorithm: Any) -> bool:
     """Whether the episodes of a group are compared with each other."""
     grouped = isinstance(algorithm, GRPOSpec) and algorithm.baseline in ("group", "leave_one_out")
     return grouped or isinstance(algorithm, PairSpec)
+
+
+def _full(model: ModelSpec, inference: InferenceSpec, algorithm: Any, rounds: int) -> Iterator[Problem]:
+    """What needs an adapter, where all weights are trained."""
+    if model.lora is not None:
+        return
+    if isinstance(inference, RemoteSpec):
+        yield Problem(
+            "model.lora",
+            "null: a server of inference.url is given adapters, not weights; expected a rank, or inference=embedded",
+        )
+    if rounds and isinstance(algorithm, PPOSpec) and algorithm.value == "model":
+        yield Problem(
+            "algorithm.value",
+            "model: is an adapter beside the policy's, and with model.lora=null there is none; expected head",
+        )
 
 
 def _signal(filter: Target, algorithm: Any, collect: CollectSpec, rounds: int) -> Iterator[Problem]:

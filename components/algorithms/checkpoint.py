@@ -1,7 +1,7 @@
-"""A checkpoint: the adapter, and everything needed to continue training as if it had never stopped.
+"""A checkpoint: what was learned, and everything needed to continue training as if it had never stopped.
 
-adapter/               PEFT folder
-optimizer.safetensors  AdamW's two moments by parameter
+adapter/ or weights/   what was learned (`models.learned`)
+optimizer.safetensors  AdamW's two moments by parameter, and what it rounds (`adamw`)
 trainer.json           algorithm, gradient steps taken, AdamW's step
 rng.safetensors        state of torch's random generators
 critic/                of PPO (`critic`)
@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 
-ADAPTER, CRITIC = "adapter", "critic"
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from components.algorithms.adamw import MASTER
+
+CRITIC = "critic"
+STATE = ("exp_avg", "exp_avg_sq", MASTER)
 
 
 def save_state(
@@ -28,7 +30,7 @@ def save_state(
     names: list[str],
     random: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Writes all but adapter and critic. names: of the optimizer's parameters, in its order. random: what
+    """Writes all but policy and critic. names: of the optimizer's parameters, in its order. random: what
     `random_states` gave at that step; None is now."""
     from safetensors.torch import save_file
 
@@ -36,9 +38,9 @@ def save_state(
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for name, parameter in zip(names, parameters, strict=True):
         state = optimizer.state.get(parameter, {})
-        for moment in MOMENTS:
-            if moment in state:
-                tensors[f"{name}/{moment}"] = state[moment].detach().cpu().contiguous()
+        for kind in STATE:
+            if kind in state:
+                tensors[f"{name}/{kind}"] = state[kind].detach().cpu().contiguous()
         if "step" in state:
             steps[name] = float(state["step"])
     save_file(tensors, folder / "optimizer.safetensors")
@@ -61,7 +63,7 @@ def load_state(folder: Path, *, algorithm: str, optimizer: torch.optim.Optimizer
         if name in trainer["optimizer_steps"]:
             optimizer.state[parameter] = {
                 "step": torch.tensor(trainer["optimizer_steps"][name]),
-                **{moment: tensors[f"{name}/{moment}"].to(parameter) for moment in MOMENTS},
+                **{kind: tensors[at].to(parameter.device) for kind in STATE if (at := f"{name}/{kind}") in tensors},
             }
     set_random_states(load_file(folder / "rng.safetensors"))
     return int(trainer["step"])

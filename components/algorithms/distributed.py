@@ -62,7 +62,7 @@ def shard(policy: Policy) -> None:
     from torch.distributed.fsdp import fully_shard
 
     learning = set(policy.parameters.values())
-    decoder = policy.model.get_base_model().base_model
+    decoder = policy.base.base_model
     for layer in decoder.layers:
         fully_shard(layer, ignored_params=learning)
     fully_shard(decoder, ignored_params=learning)

@@ -4,8 +4,8 @@
     F_i      =  mean over trajectories of (∂ log π(trajectory) / ∂θ_i)²  at θ*
 
 θ* is the anchor: the checkpoint that had learned what is to be kept; the trajectories are those that it learned it
-from; log π(trajectory) is the sum over the tokens that are learned of it. θ are the parameters of the adapter: A and B
-of LoRA are held each for itself, not their product.
+from; log π(trajectory) is the sum over the tokens that are learned of it. θ are the parameters that learn: of
+LoRA A and B, each for itself, not their product.
 
 The penalty's gradient is exact, and added once a gradient step, before the clipping of the gradient. Fisher
 information and anchor are functions of the stage's inputs; a training that goes on after a kill finds the same ones.
@@ -22,7 +22,6 @@ from pathlib import Path
 
 import torch
 
-from components.algorithms import checkpoint
 from components.algorithms.foreign import in_own_tokens
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
@@ -71,7 +70,7 @@ class Penalty:
 def penalty(policy: Policy, anchor: Anchor, base_dir: Path, *, pack_tokens: int, seed: int) -> Penalty:
     """Measured at the anchor; the policy is afterwards as it was before."""
     own = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
-    policy.load(anchor.checkpoint / checkpoint.ADAPTER)
+    policy.load(policy.folder(anchor.checkpoint))
     there = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
     fisher = fisher_information(policy, anchor, base_dir, pack_tokens=pack_tokens, seed=seed)
     with torch.no_grad():

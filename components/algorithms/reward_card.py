@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from components.errors import ArtifactDamaged, ArtifactError
+from components.models.learned import ADAPTER, FILE, WEIGHTS
 from components.models.spec import ModelSpec
 
-ADAPTER, HEADS, CARD = "adapter", "heads.safetensors", "reward_model.json"
+HEADS, CARD = "heads.safetensors", "reward_model.json"
 FORMAT = 1
-_FILES = (f"{ADAPTER}/adapter_model.safetensors", f"{ADAPTER}/adapter_config.json", HEADS)
 
 Kind = Literal["reward_model", "process_reward_model"]
 
@@ -41,7 +41,7 @@ class Card:
     kind: Kind
     """Whether it scores whole episodes or each turn."""
     model: dict[str, Any]
-    """Name, source and revision of its base, and LoRA."""
+    """Name, source and revision of its base, and LoRA (null: all weights were trained)."""
     vocabulary: str
     """Digest of the tokenizer's vocabulary."""
     heads: dict[str, Head]
@@ -52,7 +52,7 @@ def write_card(folder: Path, kind: Kind, model: ModelSpec, vocabulary: str, head
     data = {
         "format": FORMAT,
         **asdict(Card(kind, _identity(model), vocabulary, dict(heads))),
-        "files": {name: _digest(folder / name) for name in _FILES},
+        "files": {name: _digest(folder / name) for name in _files(folder)},
     }
     (folder / CARD).write_text(json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n")
 
@@ -74,7 +74,7 @@ def read_card(folder: Path) -> Card:
         card, files = Card(data["kind"], data["model"], data["vocabulary"], heads), dict(data["files"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ArtifactDamaged(f"{folder / CARD} is incomplete: {error!r}") from error
-    for name in _FILES:
+    for name in _files(folder):
         if not (folder / name).is_file() or _digest(folder / name) != files.get(name):
             raise ArtifactDamaged(f"{folder / name} is missing or was changed: it does not match {CARD}")
     return card
@@ -105,9 +105,17 @@ def _identity(model: ModelSpec) -> dict[str, Any]:
         "name": name,
         "source": model.source,
         "revision": model.revision,
-        "lora": model.lora.model_dump(mode="json"),
+        "lora": model.lora.model_dump(mode="json") if model.lora else None,
     }
 
 
+def _files(folder: Path) -> list[str]:
+    """Those that are read."""
+    if (folder / WEIGHTS).is_dir():
+        return [HEADS, f"{WEIGHTS}/{FILE}"]
+    return [f"{ADAPTER}/adapter_config.json", f"{ADAPTER}/adapter_model.safetensors", HEADS]
+
+
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

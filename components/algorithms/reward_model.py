@@ -1,8 +1,8 @@
-"""A reward model: a base model with a LoRA adapter, and linear heads on the hidden state of what is read.
+"""A reward model: a model that learns as a policy does, and linear heads on the hidden state of what is read.
 
 Its checkpoint is a folder:
 
-    adapter/                 PEFT folder
+    adapter/ or weights/     what was learned (`models.learned`)
     heads.safetensors        weight (H, D) and bias (H,)
     reward_model.json        kind, base model, heads with their weights, mean and spread of their scores in training,
                              digest of the vocabulary and of each file
@@ -23,15 +23,16 @@ from pathlib import Path
 import torch
 
 from components.algorithms.packing import Pack
-from components.algorithms.policy import LEARNING, Policy
-from components.algorithms.reward_card import ADAPTER, HEADS, Card, check_base, read_card
+from components.algorithms.policy import Policy
+from components.algorithms.reward_card import HEADS, Card, check_base, read_card
 from components.algorithms.reward_data import Episode, packs
 from components.errors import ArtifactError
+from components.models.learned import folder_of
 from components.models.spec import LoraSpec, ModelSpec
 
 
 class RewardModel(Policy):
-    """base_dir: local model folder. heads: their names. The adapter starts as that of a policy does; heads with weights
+    """base_dir: local model folder. heads: their names. It starts as a policy does; heads with weights
     drawn from N(0, 1 / (D + 1)) (arXiv:2009.01325, appendix B.1), biases 0.
 
     Raises as Policy does.
@@ -72,30 +73,30 @@ class RewardModel(Policy):
         finally:
             self._set_dropout()
 
-    def begin(self, adapter_dir: Path) -> None:
-        """Takes the adapter of a policy; heads stay as they are. Raises ArtifactError where it does not fit."""
-        super().load(adapter_dir)
+    def begin(self, folder: Path) -> None:
+        """Takes what a policy has learned; heads stay as they are. Raises ArtifactError where it does not fit."""
+        super().load(folder)
 
-    def load(self, adapter_dir: Path, name: str = LEARNING) -> None:
-        """Takes a saved adapter and the heads beside it. Raises ArtifactError where they do not fit."""
+    def load(self, folder: Path) -> None:
+        """Takes what was saved, and the heads beside it. Raises ArtifactError where they do not fit."""
         from safetensors.torch import load_file
 
-        super().load(adapter_dir, name)
-        tensors = load_file(adapter_dir.parent / HEADS)
+        super().load(folder)
+        tensors = load_file(folder.parent / HEADS)
         own = {"weight": self.weight_HD, "bias": self.bias_H}
         if {key: value.shape for key, value in tensors.items()} != {key: value.shape for key, value in own.items()}:
-            raise ArtifactError(f"{adapter_dir.parent / HEADS} holds other heads than {', '.join(self.heads)}")
+            raise ArtifactError(f"{folder.parent / HEADS} holds other heads than {', '.join(self.heads)}")
         with torch.no_grad():
             for key, value in own.items():
                 value.copy_(tensors[key])
 
-    def save(self, adapter_dir: Path) -> None:
-        """Writes a PEFT folder, and the heads beside it."""
+    def save(self, folder: Path) -> None:
+        """Writes what learns, and the heads beside it."""
         from safetensors.torch import save_file
 
-        super().save(adapter_dir)
+        super().save(folder)
         own = {"weight": self.weight_HD, "bias": self.bias_H}
-        save_file({key: value.detach().cpu().contiguous() for key, value in own.items()}, adapter_dir.parent / HEADS)
+        save_file({key: value.detach().cpu().contiguous() for key, value in own.items()}, folder.parent / HEADS)
 
 
 def load(folder: Path, base_dir: Path, model: ModelSpec) -> tuple[RewardModel, Card]:
@@ -110,9 +111,9 @@ def load(folder: Path, base_dir: Path, model: ModelSpec) -> tuple[RewardModel, C
             f"the reward model in {folder} reads tokens of another vocabulary than that of {base_dir}: {found[:12]} is "
             f"not {card.vocabulary[:12]}. Train it again on this model"
         )
-    lora = LoraSpec(**{**card.model["lora"], "dropout": 0.0})
+    lora = LoraSpec(**{**card.model["lora"], "dropout": 0.0}) if card.model["lora"] else None
     found_model = RewardModel(base_dir, model.model_copy(update={"lora": lora}), list(card.heads), seed=0)
-    found_model.load(folder / ADAPTER)
+    found_model.load(folder_of(folder))
     return found_model, card
 
 

@@ -208,7 +208,7 @@ def _undisturbed(policy: Policy) -> Iterator[None]:
     policy must be the same after any number of trainings."""
     import numpy
 
-    model = policy.model.get_base_model()
+    model = policy.base
     own = "forward" in vars(model)
     forward = model.forward
     states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()

@@ -60,13 +60,15 @@ def refuse_other_vocabulary(base_dir: Path, teacher_dir: Path) -> None:
 
 def _shares(policy: Policy, base_dir: Path, spec: TeacherSpec, teacher_dir: Path, adapter: Path | None) -> bool:
     """Whether the student's model can be the teacher too."""
+    if policy.adapter is None or policy.spec.lora is None:
+        return False
     if teacher_dir != base_dir or spec.dtype != policy.spec.dtype or pick_device(spec.device) != policy.device:
         return False
     if adapter is None:
         return True
     from safetensors import safe_open
 
-    lora, own = _lora(adapter), {name: list(tensor.shape) for name, tensor in policy.adapter().items()}
+    lora, own = _lora(adapter), {name: list(tensor.shape) for name, tensor in policy.adapter.tensors().items()}
     with safe_open(adapter / "adapter_model.safetensors", framework="pt") as file:
         shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  no mapping
     return (lora.rank, lora.alpha) == (policy.spec.lora.rank, policy.spec.lora.alpha) and shapes == own

@@ -22,7 +22,7 @@ from components.algorithms.spec import (
     PPOSpec,
     PreferenceSpec,
 )
-from components.models.lora import adapter_digest
+from components.models import learned
 from components.models.spec import ModelSpec
 from components.trajectories.schema import Trajectory
 
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 if TYPE_CHECKING:
     import torch
 
+    from components.algorithms.adamw import AdamW
     from components.algorithms.critic import Critic
     from components.algorithms.ewc import Anchor
     from components.algorithms.policy import Policy
@@ -78,7 +79,7 @@ def train(
     if isinstance(algorithm, PolicyGradientSpec):
         trajectories = fit.short_enough(trajectories, model.max_length)
     policy.checkpoint_layers(algorithm.gradient_checkpointing)
-    policy.use_reference(reference / checkpoint.ADAPTER if reference else None)
+    policy.use_reference(policy.folder(reference) if reference else None)
     critic = _critic(policy, algorithm)
     learning: list[Policy | Critic] = [policy, *([critic] if critic else [])]
     names = [name for one in learning for name in one.parameters]
@@ -161,7 +162,7 @@ def train(
     (out / "log.jsonl").write_text("".join(json.dumps(taken) + "\n" for taken in unfinished.steps))
     if strikes := Guards(scratch).strikes():
         (out / STRIKES).write_text("".join(json.dumps(one) + "\n" for one in strikes))
-    policy.save(out / checkpoint.ADAPTER)
+    policy.save(policy.folder(out))
     if critic is not None:
         critic.save(out / checkpoint.CRITIC)
     checkpoint.save_state(out, algorithm=algorithm.name, step=step, optimizer=optimizer, names=names)
@@ -179,12 +180,12 @@ def _released(policy: Policy) -> Iterator[None]:
 
 
 def policy_digest(checkpoint_dir: Path) -> str:
-    """sha256 over the tensors of a checkpoint's adapter."""
-    return adapter_digest(checkpoint_dir / "adapter")
+    """sha256 over the tensors that a checkpoint has learned."""
+    return learned.digest(learned.folder_of(checkpoint_dir))
 
 
 def _policy(base_dir: Path, model: ModelSpec, seed: int, start: Path | None, warm: dict[str, Any] | None) -> Policy:
-    """The model in training, holding the adapter of `start`; a fresh adapter where that is None."""
+    """The model in training, holding what `start` had learned; the base model where that is None."""
     from components.algorithms.policy import Policy
 
     key = f"policy {base_dir} {model.model_dump_json()}"
@@ -195,7 +196,7 @@ def _policy(base_dir: Path, model: ModelSpec, seed: int, start: Path | None, war
     if warm is not None:
         warm[key] = policy
     if start is not None:
-        policy.load(start / "adapter")
+        policy.load(policy.folder(start))
     return policy
 
 
@@ -208,10 +209,10 @@ def _critic(policy: Policy, algorithm: AlgorithmSpec) -> Critic | None:
     return Critic(policy, algorithm)
 
 
-def _adamw(spec: OptimizerSpec, groups: list[list[torch.nn.Parameter]]) -> torch.optim.AdamW:
-    import torch
+def _adamw(spec: OptimizerSpec, groups: list[list[torch.nn.Parameter]]) -> AdamW:
+    from components.algorithms.adamw import AdamW
 
-    return torch.optim.AdamW(
+    return AdamW(
         [{"params": group} for group in groups],
         lr=spec.learning_rate,
         betas=(spec.beta1, spec.beta2),

@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 
 from components.algorithms import checkpoint, reward_losses, schedule
+from components.algorithms.adamw import AdamW
 from components.algorithms.guards import STRIKES, Guards
 from components.algorithms.metrics import over_steps
 from components.algorithms.pairs import pairs
@@ -116,7 +117,7 @@ def train_reward_model(
     policy = RewardModel(base_dir, model, list(spec.heads), seed)
     policy.checkpoint_layers(spec.gradient_checkpointing)
     names = list(policy.parameters)
-    optimizer = torch.optim.AdamW(
+    optimizer = AdamW(
         list(policy.parameters.values()),
         lr=spec.learning_rate,
         betas=(spec.beta1, spec.beta2),
@@ -132,10 +133,10 @@ def train_reward_model(
                 f"the reward model in {start} has the heads {', '.join(card.heads)}, and heads are "
                 f"{', '.join(spec.heads)}: expected the same, or another checkpoint to start from"
             )
-        policy.load(start / checkpoint.ADAPTER)
+        policy.load(policy.folder(start))
         step = checkpoint.load_state(start, algorithm=spec.name, optimizer=optimizer, names=names)
     elif start is not None:
-        policy.begin(start / checkpoint.ADAPTER)
+        policy.begin(policy.folder(start))
     unfinished = Unfinished(
         scratch / "unfinished", policy, optimizer, algorithm=spec.name, start=step, every=save_every
     )
@@ -162,7 +163,7 @@ def train_reward_model(
     if strikes := guards.strikes():
         (out / STRIKES).write_text("".join(json.dumps(one) + "\n" for one in strikes))
     _demand_finite(policy, score_RH, guards, step + len(unfinished.steps), trajectories)
-    policy.save(out / checkpoint.ADAPTER)
+    policy.save(policy.folder(out))
     heads = {
         name: Head(weight, score_RH[:, index].mean().item(), score_RH[:, index].std(correction=0).item())
         for index, (name, weight) in enumerate(spec.heads.items())

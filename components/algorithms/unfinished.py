@@ -5,7 +5,7 @@
 A folder is written aside, synced and renamed; only then the one before it is removed. So whenever the process dies, a
 whole one is there, or none yet. What is read is checked against the sums in steps.json; a damaged one is not used.
 
-Batches are a function of the stage's arguments, so the number of steps taken says where to go on; the adapter, the
+Batches are a function of the stage's arguments, so the number of steps taken says where to go on; the policy, the
 optimizer and the random state are those after the last of them. The result is that of a training which was never
 stopped, bit for bit.
 """
@@ -77,7 +77,7 @@ class Unfinished:
             except (OSError, ValueError, KeyError, TypeError) as error:
                 log.warning("%s cannot be used, the training goes on from an earlier state: %s", folder, error)
                 continue
-            self._policy.load(folder / checkpoint.ADAPTER)
+            self._policy.load(self._policy.folder(folder))
             if self._critic is not None:
                 self._critic.load(folder / checkpoint.CRITIC)
             checkpoint.load_state(folder, algorithm=self._algorithm, optimizer=self._optimizer, names=self._names)
@@ -112,7 +112,7 @@ class Unfinished:
         try:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
-            self._policy.save(part / checkpoint.ADAPTER)
+            self._policy.save(self._policy.folder(part))
             if self._critic is not None:
                 self._critic.save(part / checkpoint.CRITIC)
             checkpoint.save_state(

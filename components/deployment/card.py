@@ -91,7 +91,7 @@ def _front_matter(
     data: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        "tags": ["espalier", "agent", "tool-use", "reinforcement-learning", "lora"],
+        "tags": ["espalier", "agent", "tool-use", "reinforcement-learning", *(["lora"] if model.lora else [])],
     }
     if model.source != "random":
         data["base_model"] = placeless(model.name)
@@ -115,9 +115,10 @@ def _introduction(model: ModelSpec, config: dict[str, Any]) -> str:
     base = f"`{placeless(model.name)}`" + (f" (revision `{model.revision}`)" if model.revision else "")
     if model.source == "random":
         base += " (random weights, for tests)"
+    how = f"LoRA of rank {model.lora.rank}, merged into the weights" if model.lora else "All weights were trained"
     return (
         f"{base}, trained{learned} by Espalier to act in the environment `{_environment(config)}` over several turns. "
-        f"LoRA of rank {model.lora.rank}, merged into the weights; stored as safetensors."
+        f"{how}; stored as safetensors."
     )
 
 

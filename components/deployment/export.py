@@ -1,6 +1,6 @@
 """Export: a trained policy as a model folder that anything can load.
 
-The adapter is merged into the base weights by the same function that the sampling engine uses, so both compute with
+What was learned is put into the base weights by the same function that the sampling engine uses, so both compute with
 the same bits. The folder holds safetensors, config, tokenizer and README.md, the model card; anything else that lay
 beside the base model (pickled weights, code) is left behind.
 """
@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 
 from components.errors import ArtifactError
-from components.models.lora import merge
+from components.models.learned import merge
 
 logger = logging.getLogger(__name__)
 
@@ -20,14 +20,14 @@ _DROPPED = (".bin.index.json", ".h5.index.json", ".msgpack.index.json")
 _LEGAL = ("LICENSE", "LICENCE", "NOTICE")
 
 
-def export(base_dir: Path, adapter_dir: Path | None, out: Path, card: str) -> int:
+def export(base_dir: Path, folder: Path | None, out: Path, card: str) -> int:
     """Writes the merged model with its card to the folder `out`; returns its size in bytes.
 
-    adapter_dir: PEFT folder of the policy; None exports the base model. Raises ArtifactError where the adapter does
-    not fit the base model, or where the result would hold no safetensors or no tokenizer.
+    folder: what the policy has learned (`models.learned`); None exports the base model. Raises ArtifactError where it
+    does not fit the base model, or where the result would hold no safetensors or no tokenizer.
     """
     base_dir, out = Path(base_dir), Path(out)
-    merge(base_dir, Path(adapter_dir) if adapter_dir else None, out)
+    merge(base_dir, Path(folder) if folder else None, out)
     for path in sorted(base_dir.iterdir()):
         if path.is_file() and not _belongs(path.name):
             logger.info("%s of the base model is not exported", path.name)

@@ -67,8 +67,9 @@ class Engine(Protocol):
         """Answers one request; concurrent calls are batched. Raises EngineError and its kin."""
         ...
 
-    def load_policy(self, version: str, adapter_dir: str | None) -> None:
-        """Holds `version` from now on: the LoRA adapter in `adapter_dir`, or the base model where it is None."""
+    def load_policy(self, version: str, folder: str | None) -> None:
+        """Holds `version` from now on: what was learned in `folder` (`components.models.learned`), or the base model
+        where it is None."""
         ...
 
     def close(self) -> None: ...

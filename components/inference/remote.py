@@ -92,16 +92,16 @@ class RemoteEngine:
 
         return await asyncio.wrap_future(self._start(self._ask("POST", "/chat/completions", body, read)))
 
-    def load_policy(self, version: str, adapter_dir: str | None) -> None:
+    def load_policy(self, version: str, folder: str | None) -> None:
         """Asks the server to load an adapter, and to let go of the one before. Raises ResourceError where it does not
         do that, EngineError where it fails at it."""
         if version == self._policy:
             return
         before, self._model = self._model, self.spec.model
         self._policy = BASE_POLICY
-        if adapter_dir is not None:
+        if folder is not None:
             name = f"{self.spec.model}@{version}"
-            body = {"lora_name": name, "lora_path": os.path.abspath(adapter_dir), "load_inplace": True}
+            body = {"lora_name": name, "lora_path": os.path.abspath(folder), "load_inplace": True}
             self._start(self._ask("POST", "/load_lora_adapter", body, _nothing)).result()
             self._model = name
         if before not in (self.spec.model, self._model):

@@ -11,7 +11,7 @@ is continued on those tokens, never on a new tokenisation of their text.
 The loop runs one pass at a time in a worker thread and hands control back in between, so that with environments
 that answer at once the order of requests, and with it every sample, is the same in every run.
 
-The policy is the base model with a LoRA adapter merged in (`components.models.lora.merged_tensors`). Its version is
+The policy is the base model with what was learned put in (`components.models.learned.changed_tensors`). Its version is
 checked on every request.
 """
 
@@ -34,7 +34,7 @@ from components.errors import ArtifactError, ContextOverflow, EngineError, Stale
 from components.inference.kv_slots import KVSlots, heads_and_dim
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Sampling
 from components.inference.sampling import draw
-from components.models import attention, lora
+from components.models import attention, learned
 from components.models.weights import load_model, load_tokenizer, pick_device
 from components.trajectories.chat import ChatFormat
 
@@ -138,17 +138,17 @@ class TransformersEngine:
     def policy(self) -> str:
         return self._policy
 
-    def load_policy(self, version: str, adapter_dir: str | None) -> None:
+    def load_policy(self, version: str, folder: str | None) -> None:
         """Holds `version` from now on. Raises EngineError while requests are under way, ArtifactError for an adapter
         that does not fit; the engine then holds what it held."""
         if under_way := len(self._active) + len(self._waiting) + len(self._arrived):
             raise EngineError(f"policy {version} cannot be loaded: {under_way} answers are under way")
         if version == self._policy:
             return
-        changed = dict(lora.merged_tensors(self.base_dir, Path(adapter_dir))) if adapter_dir else {}
+        changed = dict(learned.changed_tensors(self.base_dir, Path(folder))) if folder else {}
         if unknown := sorted(changed.keys() - self._parameters.keys()):
-            raise ArtifactError(f"{adapter_dir} changes {unknown[:3]}, which the loaded model does not have")
-        restored = dict(lora.base_tensors(self.base_dir, [name for name in self._changed if name not in changed]))
+            raise ArtifactError(f"{folder} changes {unknown[:3]}, which the loaded model does not have")
+        restored = dict(learned.base_tensors(self.base_dir, [name for name in self._changed if name not in changed]))
         with torch.no_grad():
             for name, tensor in (changed | restored).items():
                 self._parameters[name].copy_(tensor)

@@ -1,4 +1,4 @@
-"""LoRA adapters as tensors: read them, merge them into base weights, digest them.
+"""LoRA adapters as tensors: read them, merge them into base weights.
 
 The merged weight is `W + (alpha / r) · B @ A` (arXiv:2106.09685, section 4.1). Adapters are PEFT folders:
 `adapter_config.json` and `adapter_model.safetensors`. Variants whose merge is another formula are refused by name, and
@@ -7,13 +7,13 @@ so is any tensor that is no A or B of a linear layer: nothing of an adapter is e
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import ArtifactError
+from components.models.files import Weights
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +27,6 @@ _OTHER_FORMULA = (
 """Options of PEFT's LoRA under which a merged weight is not `W + (alpha / r) · B @ A`."""
 _OTHER_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
 """Ways to begin that change the base weights, so that the adapter belongs to other weights than those on disk."""
-_OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"}
-"""Endings of files that would repeat the unmerged weights in another format."""
 
 
 def merged_tensors(base_dir: Path, adapter_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -40,7 +38,7 @@ def merged_tensors(base_dir: Path, adapter_dir: Path) -> Iterator[tuple[str, tor
 
     config, adapter = _read_adapter(adapter_dir)
     scale = config["lora_alpha"] / config["r"]
-    with _BaseWeights(base_dir) as base:
+    with Weights(base_dir) as base:
         for key in sorted(name for name in adapter if name.endswith(".lora_A.weight")):
             name = key.removeprefix(_PREFIX).replace(".lora_A.weight", ".weight")
             a_RI, b_OR = adapter[key].float(), adapter[key.replace(".lora_A.", ".lora_B.")].float()
@@ -85,68 +83,3 @@ def _read_adapter(adapter_dir: Path) -> tuple[dict[str, Any], dict[str, torch.Te
     if odd := sorted(expected ^ set(adapter)):
         raise ArtifactError(f"{adapter_dir} is no plain LoRA of linear layers: missing or unknown are {odd[:3]}")
     return config, adapter
-
-
-def base_tensors(base_dir: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, weight) of the unchanged base model."""
-    with _BaseWeights(base_dir) as base:
-        for name in names:
-            yield name, base.get(name)
-
-
-def merge(base_dir: Path, adapter_dir: Path | None, out: Path) -> None:
-    """Writes the model in `base_dir` with the adapter merged in to `out`: config, tokenizer, safetensors.
-
-    Weights in other formats beside them are left out: they would be those before training.
-    """
-    import shutil
-
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    out.mkdir(parents=True, exist_ok=True)
-    changed = dict(merged_tensors(base_dir, adapter_dir)) if adapter_dir else {}
-    for path in sorted(base_dir.iterdir()):
-        if path.suffix != ".safetensors":
-            if path.is_file() and path.suffix not in _OTHER_WEIGHTS:
-                shutil.copyfile(path, out / path.name)
-            continue
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: changed.pop(name, None) for name in file.offset_keys()}
-            tensors = {name: file.get_tensor(name) if value is None else value for name, value in tensors.items()}
-            save_file(tensors, out / path.name, metadata=file.metadata() or {"format": "pt"})
-    if changed:
-        raise ArtifactError(f"{adapter_dir} does not fit {base_dir}: no base weight for {sorted(changed)[:3]}")
-
-
-def adapter_digest(adapter_dir: Path) -> str:
-    """sha256 over the adapter's tensors: name, dtype, shape and bytes of each, in order of name."""
-    from safetensors.numpy import load_file
-
-    digest = hashlib.sha256()
-    for name, tensor in sorted(load_file(adapter_dir / "adapter_model.safetensors").items()):
-        digest.update(f"{name} {tensor.dtype} {tensor.shape} ".encode())
-        digest.update(tensor.tobytes())
-    return digest.hexdigest()
-
-
-class _BaseWeights:
-    """Random access to the tensors of a folder of safetensors, without loading the rest."""
-
-    def __init__(self, base_dir: Path):
-        self.base_dir = base_dir
-
-    def __enter__(self) -> _BaseWeights:
-        from safetensors import safe_open
-
-        self.files = [safe_open(path, framework="pt") for path in sorted(self.base_dir.glob("*.safetensors"))]
-        self.where = {name: file for file in self.files for name in file.offset_keys()}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.files, self.where = [], {}
-
-    def get(self, name: str) -> torch.Tensor:
-        if name not in self.where:
-            raise ArtifactError(f"the adapter changes {name}, which the model in {self.base_dir} does not have")
-        return self.where[name].get_tensor(name)

@@ -36,7 +36,8 @@ class ModelSpec(Spec):
     """`auto` takes CUDA where there is one."""
     max_length: int = Field(2048, ge=16)
     """Longest sequence in tokens: prompt and answers of one history."""
-    lora: LoraSpec = LoraSpec()
+    lora: LoraSpec | None = LoraSpec()
+    """null trains all weights: full fine-tuning."""
 
     def base(self) -> dict:
         """The part that stages read which do not train: a change of LoRA leaves them cached."""
@@ -83,8 +84,8 @@ class TeacherSpec(Spec):
 
     def key_part(self) -> dict[str, Any]:
         """What determines results, for stage keys: what the adapter holds, not where it lies."""
-        from components.models.lora import adapter_digest
+        from components.models import learned
 
         folder = self.adapter_dir()
-        digest = None if folder is None else adapter_digest(folder)
+        digest = None if folder is None else learned.digest(folder)
         return {**self.model_dump(mode="json", exclude={"device"}), "adapter": digest}

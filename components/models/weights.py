@@ -2,8 +2,8 @@
 
 `check_weights` answers at once, before anything heavy is imported, whether `prepare` can work: are the weights to
 be had, is there room for them. `prepare` converts or downloads once, under a lock, and is then a look-up. A merged
-model is `W + (alpha / rank) · B @ A` (arXiv:2106.09685), computed by `lora.merged_tensors` for the sampling engine
-and for the exported model alike, so both hold the same bits.
+model is `W + (alpha / rank) · B @ A` (arXiv:2106.09685), computed by `learned.changed_tensors` for the sampling
+engine and for the exported model alike, so both hold the same bits.
 
 Only safetensors are read from a hub or a folder; pickled checkpoints are refused, and so is code that comes with a
 model.

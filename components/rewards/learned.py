@@ -146,11 +146,12 @@ def combined(score_MR: torch.Tensor, how: Literal["mean", "min", "bound"], devia
 
 
 class _Scorer:
-    """Reward models of one base. The base is in memory once; each member's adapter and heads take their turn."""
+    """Reward models of one base. The base is in memory once; what each member learned and its heads take their turn."""
 
     def __init__(self, folders: Sequence[Path], cache: Path, model: ModelSpec, pack_tokens: int):
-        from components.algorithms.reward_card import ADAPTER, check_base, read_card
+        from components.algorithms.reward_card import check_base, read_card
         from components.algorithms.reward_model import load
+        from components.models.learned import folder_of
         from components.models.weights import load_tokenizer, prepare
         from components.trajectories.chat import ChatFormat
 
@@ -161,7 +162,7 @@ class _Scorer:
             if (other := _shape(card)) != (own := _shape(self.cards[0])):
                 raise ArtifactError(f"{folder} and {folders[0]} make no ensemble: {other} is not {own}")
         self._model: RewardModel = load(folders[0], base_dir, model)[0]
-        self._adapters = [folder / ADAPTER for folder in folders]
+        self._learned = [folder_of(folder) for folder in folders]
         self._held = 0
         self._model.model.eval()
         self._chat = ChatFormat(load_tokenizer(base_dir))
@@ -193,9 +194,9 @@ class _Scorer:
         import torch
 
         members = []
-        for member, adapter in enumerate(self._adapters):
+        for member, folder in enumerate(self._learned):
             if member != self._held:
-                self._model.load(adapter)
+                self._model.load(folder)
                 self._held = member
             members.append(self._model.scores(episodes, self._pack_tokens).cpu())
         return list(torch.stack(members).split([one.readings for one in episodes], dim=1))
@@ -203,7 +204,7 @@ class _Scorer:
 
 def _shape(card: Card) -> str:
     """What the members of an ensemble share."""
-    return f"a {card.kind} with the heads {', '.join(card.heads)} and LoRA {card.model['lora']}"
+    return f"a {card.kind} with the heads {', '.join(card.heads)} and lora {card.model['lora']}"
 
 
 def _folders(path: str | list[str]) -> list[Path]:

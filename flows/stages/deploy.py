@@ -51,6 +51,7 @@ def deploy(spec: DeployStage, inputs: Inputs, draft: Draft, context: Context) ->
     """
     from components.deployment.export import export
     from components.evaluation.metrics import paired_difference
+    from components.models.learned import folder_of
     from components.models.weights import prepare
     from components.trajectories.store import read_trajectories
 
@@ -75,7 +76,7 @@ def deploy(spec: DeployStage, inputs: Inputs, draft: Draft, context: Context) ->
     )
     context.progress(0, 1)
     policy = inputs["policy"]
-    size = export(prepare(spec.model, context.cache), policy.path / "adapter", draft.path, card)
+    size = export(prepare(spec.model, context.cache), folder_of(policy.path), draft.path, card)
     metrics = {"bytes": float(size)}
     if spec.deploy.mode == "serve":
         metrics |= _check(spec, inputs, draft, context, episodes[names[-1]])

@@ -178,17 +178,17 @@ def warm_engine(
 ) -> TransformersEngine | RemoteEngine:
     """The engine, holding the policy (None: the base model, or `adapter` on it). inference: None means embedded."""
     from components.algorithms.train import policy_digest
-    from components.models.lora import adapter_digest
+    from components.models import learned
 
     inference = inference or EmbeddedSpec()
     recipe = (model.base(), inference.model_dump())
     engine = context.warm.get("engine", recipe, lambda: _engine(model, inference, context))
     if adapter is not None:
-        engine.load_policy(adapter_digest(adapter), str(adapter))
+        engine.load_policy(learned.digest(adapter), str(adapter))
     elif policy is None:
         engine.load_policy(BASE_POLICY, None)
     else:
-        engine.load_policy(policy_digest(policy.path), str(policy.path / "adapter"))
+        engine.load_policy(policy_digest(policy.path), str(learned.folder_of(policy.path)))
     return engine
 
 

@@ -108,7 +108,7 @@ def write_start(base_dir: Path, folder: Path, seed: int = 0) -> Path:
 
     policy = make_policy(base_dir, seed)
     folder.mkdir(parents=True)
-    policy.save(folder / checkpoint.ADAPTER)
+    policy.save(policy.folder(folder))
     optimizer = torch.optim.AdamW(policy.parameters.values())
     checkpoint.save_state(folder, algorithm="none", step=0, optimizer=optimizer, names=list(policy.parameters))
     return folder
@@ -123,7 +123,7 @@ def plain_model(base_dir: Path, policy):
     lora = policy.spec.lora
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.target_modules, task_type="CAUSAL_LM")
     model = get_peft_model(base, config)
-    set_peft_model_state_dict(model, {name: tensor.clone() for name, tensor in policy.adapter().items()})
+    set_peft_model_state_dict(model, {name: tensor.clone() for name, tensor in policy.adapter.tensors().items()})
     return model
 
 

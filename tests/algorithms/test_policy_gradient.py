@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from components.algorithms import checkpoint
 from components.algorithms.policy_gradient import prepare, train_policy_gradient
 from components.algorithms.spec import (
     CISPOSpec,
@@ -672,8 +671,8 @@ def test_the_checkpoint_holds_its_four_files(run):
     out = run(SPEC, batch())[0]
     names = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     assert names == [
-        f"{checkpoint.ADAPTER}/adapter_config.json",
-        f"{checkpoint.ADAPTER}/adapter_model.safetensors",
+        "adapter/adapter_config.json",
+        "adapter/adapter_model.safetensors",
         "log.jsonl",
         "optimizer.safetensors",
         "rng.safetensors",

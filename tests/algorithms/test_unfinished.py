@@ -17,7 +17,7 @@ import torch
 from components.algorithms import unfinished
 from components.algorithms.spec import GRPOSpec, PPOSpec, SFTSpec
 from components.algorithms.train import train
-from tests.algorithms.builders import batch, demonstrations
+from tests.algorithms.builders import MODEL, batch, demonstrations
 from tests.algorithms.test_checkpoint import DROPOUT, FILES, ROOT, differing
 
 ALGORITHMS = {
@@ -25,7 +25,10 @@ ALGORITHMS = {
     "ppo, head": (PPOSpec(learning_rate=1e-3, epochs=2, minibatches=2, warmup_steps=5), batch),
     "ppo, model": (PPOSpec(learning_rate=1e-3, epochs=2, minibatches=2, value="model"), batch),
     "sft": (SFTSpec(learning_rate=1e-3, epochs=2, batch_size=3, warmup_steps=3), demonstrations),
+    "grpo, whole": (GRPOSpec(learning_rate=1e-4, epochs=2, minibatches=2, kl_coefficient=0.1), batch),
 }
+MODELS = {"grpo, whole": MODEL.model_copy(update={"lora": None, "dtype": "bfloat16"})}
+"""Others train an adapter with dropout."""
 OnStep = Callable[[dict[str, float]], None]
 
 
@@ -37,7 +40,7 @@ def run(base_dir: Path, name: str, folder: Path, on_step: OnStep = lambda _: Non
     out.mkdir(parents=True)
     scratch.mkdir(exist_ok=True)
     arguments = {"start": None, "reference": None, "out": out, "scratch": scratch, "seed": 11, "save_every": every}
-    train(spec, DROPOUT, base_dir, make(), on_step=on_step, **arguments)  # type: ignore[arg-type]
+    train(spec, MODELS.get(name, DROPOUT), base_dir, make(), on_step=on_step, **arguments)  # type: ignore[arg-type]
     return out
 
 

@@ -1,0 +1,109 @@
+"""What learns of a policy, where that are all weights of the model: full fine-tuning.
+
+The reference is a second copy of the weights, made when it is first asked for; while it computes, the two change
+places. What is saved are the weights under the names that the base model's own files give them, in the type in which
+the model computes, so that whatever reads the base can read them (`models.learned`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from components.errors import ArtifactError, ResourceError
+from components.models.learned import FILE, WEIGHTS, base_tensors, shapes
+from components.models.spec import ModelSpec
+
+
+class Whole:
+    """All weights of `model`, which was read from `base_dir`. Raises ResourceError where they stand there under other
+    names: what was learned could not be put back."""
+
+    folder = WEIGHTS
+
+    def __init__(self, model: Any, spec: ModelSpec, base_dir: Path):
+        self.model = model
+        self._base_dir = base_dir
+        self._reference: Path | None = None
+        self._copy: dict[str, torch.Tensor] = {}
+        stored = shapes(base_dir)
+        self._names = [name for name, _ in model.named_parameters(remove_duplicate=False) if name in stored]
+        missing = [name for name, p in model.named_parameters() if stored.get(name) != tuple(p.shape)]
+        if missing:
+            raise ResourceError(
+                f"model.lora=null: the files of {spec.name} hold no weight {missing[0]} of the shape that the model "
+                f"has ({len(missing)} such in all), so that what is learned could not be put back into them; expected "
+                "model.lora with a rank"
+            )
+
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """What learns, by name: tied weights once."""
+        return dict(self.model.named_parameters())
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The weights under the names of the base model's files; tied ones under each of theirs."""
+        named = dict(self.model.named_parameters(remove_duplicate=False))
+        return {name: named[name].detach() for name in self._names}
+
+    def load(self, folder: Path) -> None:
+        """Takes saved weights. Raises ArtifactError where they do not fit."""
+        with torch.no_grad():
+            self._read(folder, self.parameters)
+
+    def save(self, folder: Path) -> None:
+        """Writes the weights."""
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.cpu().clone() for name, tensor in self.tensors().items()}  # tied ones are refused
+        save_file(tensors, folder / FILE, metadata={"format": "pt"})
+
+    def use_reference(self, folder: Path | None) -> None:
+        """Chooses the reference: saved weights, or those of the base model where it is None."""
+        if folder != self._reference:
+            self._copy = {}
+        self._reference = folder
+
+    @contextlib.contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """Inside, the model computes what the reference would."""
+        if not self._copy:
+            copy = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
+            if self._reference is None:
+                for name, tensor in base_tensors(self._base_dir, list(copy)):
+                    copy[name].copy_(tensor)
+            else:
+                self._read(self._reference, copy)
+            self._copy = copy
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        """The weights and their copy change places, without a copy more."""
+        for name, parameter in self.parameters.items():
+            parameter.data, self._copy[name] = self._copy[name], parameter.data
+
+    def _read(self, folder: Path, into: Any) -> None:
+        """Fills tensors by name with saved weights."""
+        from safetensors.torch import load_file
+
+        if not (folder / FILE).is_file():
+            raise ArtifactError(
+                f"{folder} holds no weights, and model.lora=null trains all of them. Start from a checkpoint of such a "
+                "training, or give model.lora a rank"
+            )
+        tensors = load_file(folder / FILE)
+        if any(name not in tensors or tensors[name].shape != into[name].shape for name in into):
+            raise ArtifactError(
+                f"the weights in {folder} are those of another model. Start from a checkpoint of this one"
+            )
+        for name, tensor in into.items():
+            tensor.copy_(tensors[name])

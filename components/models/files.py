@@ -1,0 +1,35 @@
+"""The tensors of a folder of safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.errors import ArtifactError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Weights:
+    """Random access to them, without loading the rest."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __enter__(self) -> Weights:
+        from safetensors import safe_open
+
+        files = [safe_open(path, framework="pt") for path in sorted(self.folder.glob("*.safetensors"))]
+        self.where: dict[str, Any] = {name: file for file in files for name in file.offset_keys()}
+        """The file of each tensor, by name."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.where = {}
+
+    def get(self, name: str) -> torch.Tensor:
+        """Raises ArtifactError where there is none of this name."""
+        if name not in self.where:
+            raise ArtifactError(f"{name} was changed, and the model in {self.folder} does not have it")
+        return self.where[name].get_tensor(name)

@@ -1,0 +1,132 @@
+"""What a training changed of a model, as a checkpoint holds it: a LoRA adapter, or all weights.
+
+    CHECKPOINT/adapter/    PEFT folder (`lora`)
+    CHECKPOINT/weights/    model.safetensors: every weight, under the names of the base model's files
+
+Whatever computes or writes a trained model reads it here, the sampling engine and the exported model alike, so both
+hold the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.errors import ArtifactError
+from components.models import lora
+from components.models.files import Weights
+
+if TYPE_CHECKING:
+    import torch
+
+ADAPTER, WEIGHTS = "adapter", "weights"
+FILE = "model.safetensors"
+_OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"}
+"""Endings of files that would repeat the unmerged weights in another format."""
+
+
+def folder_of(checkpoint_dir: Path) -> Path:
+    """The folder of what was learned in a checkpoint. Raises ArtifactError where there is none."""
+    for name in (ADAPTER, WEIGHTS):
+        if (checkpoint_dir / name).is_dir():
+            return checkpoint_dir / name
+    raise ArtifactError(f"{checkpoint_dir} is no checkpoint: expected a folder {ADAPTER} or {WEIGHTS} in it")
+
+
+def changed_tensors(base_dir: Path, folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields (name, weight) for every base weight that was changed: adapters are merged, in float32 sums, and come in
+    the type of the base; weights come as they were learned.
+
+    Raises ArtifactError for an adapter that is no plain LoRA, and for what does not fit the base model.
+    """
+    if not is_whole(folder):
+        yield from lora.merged_tensors(base_dir, folder)
+        return
+    own = shapes(base_dir)
+    with Weights(folder) as weights:
+        for name in sorted(weights.where):
+            tensor = weights.get(name)
+            if own.get(name) != tuple(tensor.shape):
+                raise ArtifactError(
+                    f"the weights in {folder} are those of another model than {base_dir}: {name} is "
+                    f"{tuple(tensor.shape)} in the one and {own.get(name, 'missing')} in the other"
+                )
+            yield name, tensor
+
+
+def base_tensors(base_dir: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields (name, weight) of the unchanged base model."""
+    with Weights(base_dir) as base:
+        for name in names:
+            yield name, base.get(name)
+
+
+def shapes(base_dir: Path) -> dict[str, tuple[int, ...]]:
+    """Of every weight in the files of a model, by name."""
+    with Weights(base_dir) as base:
+        return {name: tuple(file.get_slice(name).get_shape()) for name, file in base.where.items()}
+
+
+def merge(base_dir: Path, folder: Path | None, out: Path) -> None:
+    """Writes the model in `base_dir` with what was learned to `out`: config, tokenizer, safetensors. folder: None
+    writes the base model.
+
+    Weights in other formats beside them are left out: they would be those before training.
+    """
+    import shutil
+
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    out.mkdir(parents=True, exist_ok=True)
+    changed = dict(changed_tensors(base_dir, folder)) if folder else {}
+    types = {str(tensor.dtype).removeprefix("torch.") for tensor in changed.values()}
+    for path in sorted(base_dir.iterdir()):
+        if path.suffix != ".safetensors":
+            if path.is_file() and path.suffix not in _OTHER_WEIGHTS:
+                shutil.copyfile(path, out / path.name)
+            continue
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: changed.pop(name, None) for name in file.offset_keys()}
+            tensors = {name: file.get_tensor(name) if value is None else value for name, value in tensors.items()}
+            save_file(tensors, out / path.name, metadata=file.metadata() or {"format": "pt"})
+    if changed:
+        raise ArtifactError(f"{folder} does not fit {base_dir}: no base weight for {sorted(changed)[:3]}")
+    if folder is not None and is_whole(folder) and len(types) == 1:
+        _declare_type(out / "config.json", types.pop())
+
+
+def digest(folder: Path) -> str:
+    """sha256 over what was learned: name, dtype, shape and bytes of each tensor, in order of name."""
+    from safetensors.numpy import load_file
+
+    if (folder / FILE).is_file():
+        with open(folder / FILE, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    found = hashlib.sha256()
+    for name, tensor in sorted(load_file(folder / "adapter_model.safetensors").items()):
+        found.update(f"{name} {tensor.dtype} {tensor.shape} ".encode())
+        found.update(tensor.tobytes())
+    return found.hexdigest()
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder holds all weights. Raises ArtifactError where it holds nothing that was learned."""
+    if (folder / FILE).is_file():
+        return True
+    if not (folder / "adapter_config.json").is_file():
+        raise ArtifactError(
+            f"{folder} is no adapter: expected adapter_config.json and adapter_model.safetensors, or {FILE} with all "
+            "weights"
+        )
+    return False
+
+
+def _declare_type(config: Path, dtype: str) -> None:
+    """In the config, which says in what type the weights are to be loaded."""
+    data: dict[str, Any] = json.loads(config.read_text())
+    data.pop("torch_dtype", None)
+    config.write_text(json.dumps({**data, "dtype": dtype}, indent=2, sort_keys=True) + "\n")
