@@ -176,7 +176,7 @@ class ExperimentSpec(Spec):
             _signal,
             _held_out,
             _inference,
-            _full,
+            _weights,
             _lengths,
             _local_model,
             _reward,
@@ -240,8 +240,21 @@ def _compares(algorithm: Any) -> bool:
     return grouped or isinstance(algorithm, PairSpec)
 
 
-def _full(model: ModelSpec, inference: InferenceSpec, algorithm: Any, rounds: int) -> Iterator[Problem]:
-    """What needs an adapter, where all weights are trained."""
+def _weights(model: ModelSpec, inference: InferenceSpec, algorithm: Any, rounds: int) -> Iterator[Problem]:
+    """What needs an adapter, where all weights are trained; and what a rounded base does not go with."""
+    if model.quantization != "none":
+        if model.lora is None:
+            yield Problem(
+                "model.quantization",
+                f"{model.quantization}: weights in four bits cannot be trained; expected none, or a rank in model.lora",
+            )
+        corrected = not isinstance(algorithm, PolicyGradientSpec) or algorithm.correction != "none"
+        if isinstance(inference, RemoteSpec) and rounds and not corrected:
+            yield Problem(
+                "model.quantization",
+                f"{model.quantization}: the server of inference.url does not sample from the rounded weights that are "
+                "trained on; expected none, inference=embedded, or algorithm.correction other than none",
+            )
     if model.lora is not None:
         return
     if isinstance(inference, RemoteSpec):

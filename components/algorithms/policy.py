@@ -42,7 +42,7 @@ class Policy:
         self.spec = spec
         self._again = False
         self.device = pick_device(spec.device)
-        self.model = load_model(base_dir, dtype=spec.dtype, device=self.device)
+        self.model = load_model(base_dir, dtype=spec.dtype, device=self.device, quantization=spec.quantization)
         self._lay, self._head_alone = exactness.choose(self, spec.max_length)
         self._learned: Adapter | Whole = (
             Adapter(self.model, spec, seed) if spec.lora else Whole(self.model, spec, base_dir)

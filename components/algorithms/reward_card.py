@@ -41,7 +41,7 @@ class Card:
     kind: Kind
     """Whether it scores whole episodes or each turn."""
     model: dict[str, Any]
-    """Name, source and revision of its base, and LoRA (null: all weights were trained)."""
+    """Name, source, revision and quantization of its base, and LoRA (null: all weights were trained)."""
     vocabulary: str
     """Digest of the tokenizer's vocabulary."""
     heads: dict[str, Head]
@@ -90,7 +90,9 @@ def check_base(folder: Path, card: Card, model: ModelSpec) -> None:
     """Raises ArtifactError where the reward model has another base than `model`: it would read its tokens wrongly."""
     own = _identity(model)
     if other := [
-        f"{name}={card.model.get(name)}" for name in ("name", "source", "revision") if card.model.get(name) != own[name]
+        f"{name}={card.model.get(name)}"
+        for name in ("name", "source", "revision", "quantization")
+        if card.model.get(name) != own[name]
     ]:
         raise ArtifactError(
             f"the reward model in {folder} was trained on another base, {', '.join(other)}, than model.name="
@@ -105,6 +107,7 @@ def _identity(model: ModelSpec) -> dict[str, Any]:
         "name": name,
         "source": model.source,
         "revision": model.revision,
+        "quantization": model.quantization,
         "lora": model.lora.model_dump(mode="json") if model.lora else None,
     }
 

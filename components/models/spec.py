@@ -36,6 +36,9 @@ class ModelSpec(Spec):
     """`auto` takes CUDA where there is one."""
     max_length: int = Field(2048, ge=16)
     """Longest sequence in tokens: prompt and answers of one history."""
+    quantization: Literal["none", "nf4"] = "none"
+    """`nf4`: linear layers are rounded to 4-bit NormalFloat, and held in four bits while an adapter on them is trained
+    (QLoRA, arXiv:2305.14314). Every stage computes with the rounded weights. Needs bitsandbytes."""
     lora: LoraSpec | None = LoraSpec()
     """null trains all weights: full fine-tuning."""
 

@@ -18,11 +18,13 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from components.artifacts import lock_file
 from components.errors import ResourceError
+from components.models import quantised
 from components.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -46,7 +48,9 @@ def packaged_models() -> list[str]:
 
 
 def check_weights(spec: ModelSpec, cache: Path) -> None:
-    """Raises ResourceError where `prepare(spec, cache)` would fail for want of weights or of disk space."""
+    """Raises ResourceError where `prepare(spec, cache)` would fail for want of weights, a package or disk space."""
+    if spec.quantization != "none":
+        quantised.check()
     if spec.source == "hub" and Path(spec.name).is_dir():
         _check_folder(Path(spec.name))
     elif (folder(spec, cache) / "config.json").is_file():
@@ -71,32 +75,52 @@ def prepare(spec: ModelSpec, cache: Path) -> Path:
 
     Raises ResourceError where the weights cannot be had, WaitTimeout where another process prepares them for hours.
     """
+    make = {"package": _convert_packaged, "random": _make_random, "hub": _download}[spec.source]
     target = folder(spec, cache)
     if target == Path(spec.name):
         _check_folder(target)
-    if (target / "config.json").is_file():
+    else:
+        _make_once(target, spec, cache, lambda draft: make(spec, draft))
+    if spec.quantization == "none":
         return target
+    rounded = cache / f"{target.name}-{spec.quantization}-{spec.dtype}-{_state(target)}"
+    _make_once(rounded, spec, cache, lambda draft: quantised.write(target, draft, spec.dtype))
+    return rounded
+
+
+def _make_once(target: Path, spec: ModelSpec, cache: Path, make: Callable[[Path], None]) -> None:
+    """Makes a folder by filling a draft of it, in one process of all that want it; nothing where it is there."""
+    if (target / "config.json").is_file():
+        return
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / f".{target.name}.lock", "a+") as lock:
         lock_file(lock, f"the weights of {spec.name}", LOCK_TIMEOUT, logger.info)
         if (target / "config.json").is_file():
-            return target
+            return
         check_weights(spec, cache)
         draft = Path(tempfile.mkdtemp(dir=cache, prefix=".draft-"))
         try:
-            {"package": _convert_packaged, "random": _make_random, "hub": _download}[spec.source](spec, draft)
+            make(draft)
             draft.chmod(0o755)
             os.replace(draft, target)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-    return target
 
 
-def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu") -> Any:
-    """The causal language model in `base_dir`, in evaluation mode."""
+def _state(base_dir: Path) -> str:
+    """Of a folder's weights: changes when they do."""
+    stats = {path.name: path.stat() for path in sorted(base_dir.glob("*.safetensors"))}
+    listed = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()]
+    return hashlib.sha256(json.dumps([str(base_dir.absolute()), listed]).encode()).hexdigest()[:8]
+
+
+def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu", quantization: str = "none") -> Any:
+    """The causal language model in `base_dir`, in evaluation mode. quantization: how its linear layers are held."""
     import torch
     from transformers import AutoModelForCausalLM
 
+    if quantization != "none":
+        return quantised.load(base_dir, dtype=dtype, device=device)
     model = AutoModelForCausalLM.from_pretrained(
         base_dir,
         dtype=getattr(torch, dtype),

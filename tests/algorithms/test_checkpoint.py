@@ -70,7 +70,9 @@ def differing(left: Path, right: Path) -> list[str]:
     """Names of the files that differ."""
     critic = [f"critic/{path.name}" for path in sorted((left / "critic").glob("*"))]
     learned = ["weights/model.safetensors"] if (left / "weights").is_dir() else FILES[:2]
-    return [name for name in [*learned, *FILES[2:], *critic] if (left / name).read_bytes() != (right / name).read_bytes()]
+    return [
+        name for name in [*learned, *FILES[2:], *critic] if (left / name).read_bytes() != (right / name).read_bytes()
+    ]
 
 
 @dataclass
