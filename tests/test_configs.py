@@ -28,7 +28,7 @@ GROUPS = {
     "deploy": 3,
     "environment": 1,
     "evaluate": 1,
-    "experiment": 18,
+    "experiment": 20,
     "filter": 3,
     "inference": 2,
     "model": 4,
@@ -204,6 +204,28 @@ def test_an_algorithm_is_the_same_in_its_file_and_in_its_class(name):
     needed = {key: getattr(spec, key) for key in own if type(spec).model_fields[key].is_required()}
     plain = type(spec)(**needed)
     assert {key: getattr(spec, key) for key in own} == {key: getattr(plain, key) for key in own}
+
+
+REMOTE = ("inference=remote", "inference.url=http://there/v1", "inference.model=name")
+WEIGHTS = {
+    ("model.lora=null", *REMOTE): ("model.lora", "given adapters"),
+    ("model.lora=null", "algorithm=ppo", "algorithm.value=model"): ("algorithm.value", "expected head"),
+    ("model.lora=null", "model.quantization=nf4"): ("model.quantization", "cannot be trained"),
+    ("model.quantization=nf4", *REMOTE): ("model.quantization", "algorithm.correction"),
+    ("model.quantization=int8",): ("model.quantization", "nf4"),
+}
+"""What full fine-tuning and a rounded base do not go with."""
+
+
+@pytest.mark.parametrize("lines", WEIGHTS, ids=" ".join)
+def test_what_learns_must_fit_the_rest(lines):
+    path, message = WEIGHTS[lines]
+    assert message in mistakes(*lines)[path]
+
+
+def test_what_learns_fits_the_rest():
+    compose(["model.lora=null", "algorithm=ppo", "algorithm.value=head"])
+    compose(["model.quantization=nf4", *REMOTE, "algorithm.correction=truncate"])
 
 
 def test_local_models_must_be_there(tmp_path):

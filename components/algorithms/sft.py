@@ -203,13 +203,14 @@ def _batches(rows: list[dict[str, Any]], spec: SFTSpec, seed: int) -> Iterator[l
 
 @contextlib.contextmanager
 def _undisturbed(policy: Policy) -> Iterator[None]:
-    """TRL's trainer, when it is made, seeds every random generator of the process and replaces the forward method of
-    the model with one that can also fuse the loss. Both are put back: the random state is the checkpoint's, and a warm
-    policy must be the same after any number of trainings."""
+    """TRL's trainer, when it is made, seeds every random generator of the process, replaces the forward method of the
+    model with one that can also fuse the loss, and rounds adapters on a quantised base to bfloat16. All is put back:
+    the random state is the checkpoint's, and a warm policy must be the same after any number of trainings."""
     import numpy
 
     model = policy.base
     own = "forward" in vars(model)
+    tensors = [(parameter, parameter.data) for parameter in policy.parameters.values()]
     forward = model.forward
     states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
@@ -220,6 +221,8 @@ def _undisturbed(policy: Policy) -> Iterator[None]:
             model.forward = forward
         else:
             vars(model).pop("forward", None)
+        for parameter, data in tensors:
+            parameter.data = data
         random.setstate(states[0])
         numpy.random.set_state(states[1])
         torch.set_rng_state(states[2])

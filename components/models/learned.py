@@ -101,15 +101,16 @@ def merge(base_dir: Path, folder: Path | None, out: Path) -> None:
 
 def digest(folder: Path) -> str:
     """sha256 over what was learned: name, dtype, shape and bytes of each tensor, in order of name."""
-    from safetensors.numpy import load_file
+    import torch
+    from safetensors.torch import load_file
 
     if (folder / FILE).is_file():
         with open(folder / FILE, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     found = hashlib.sha256()
     for name, tensor in sorted(load_file(folder / "adapter_model.safetensors").items()):
-        found.update(f"{name} {tensor.dtype} {tensor.shape} ".encode())
-        found.update(tensor.tobytes())
+        found.update(f"{name} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} ".encode())
+        found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 

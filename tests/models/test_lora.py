@@ -102,6 +102,12 @@ def test_a_base_of_less_precision_keeps_it(base_dir, adapter_dir, tmp_path):
 # The digest
 
 
+def test_an_adapter_in_bfloat16_has_a_digest_too(adapter_dir, tmp_path):
+    tensors = load_file(adapter_dir / "adapter_model.safetensors")
+    save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, tmp_path / "adapter_model.safetensors")
+    assert digest_of(tmp_path) != digest_of(adapter_dir)
+
+
 def test_the_digest_is_of_tensors_not_of_files(base_dir, adapter_dir, tmp_path):
     digest = digest_of(adapter_dir)
     tensors = load_file(adapter_dir / "adapter_model.safetensors")

@@ -11,14 +11,14 @@ from transformers import AutoModelForCausalLM
 
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
-from components.algorithms.spec import GRPOSpec
+from components.algorithms.spec import GRPOSpec, SFTSpec
 from components.algorithms.train import train
 from components.errors import ResourceError
 from components.inference.protocol import ChatRequest, Sampling
 from components.models import learned, quantised
 from components.models.distribution import Cut
 from components.models.weights import check_weights, load_model, prepare
-from tests.algorithms.builders import MODEL, batch
+from tests.algorithms.builders import MODEL, batch, demonstrations
 
 pytest.importorskip("bitsandbytes")
 NF4 = MODEL.model_copy(update={"quantization": "nf4"})
@@ -98,6 +98,15 @@ def test_trained_sampled_and_exported_are_the_same_policy(cache, tmp_path):
     logp = exported(torch.tensor([whole])).logits[0].log_softmax(-1)
     expected = [logp[at - 1, whole[at]].item() for at in range(prompt, len(whole))]
     assert answer.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_supervised_training_leaves_the_adapter_in_float32(cache, tmp_path):
+    """TRL's trainer rounds adapters on a quantised base."""
+    (tmp_path / "out").mkdir()
+    rest = {"start": None, "reference": None, "scratch": tmp_path, "seed": 1, "on_step": lambda _: None}
+    train(SFTSpec(), NF4, prepare(NF4, cache), demonstrations(), out=tmp_path / "out", **rest)
+    tensors = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
 
 
 def test_only_the_adapter_learns(cache):
