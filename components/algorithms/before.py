@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from components.algorithms import losses
+from components.algorithms import distributed, losses
 from components.algorithms.critic import Critic
 from components.algorithms.packing import Pack, Sequence_, pack
 from components.algorithms.policy import Policy
@@ -74,9 +74,10 @@ class Before:
             if reference:
                 with policy.as_reference():
                     flat |= _measured(places, most_tokens, ("reference",), logprobs)
-            aside = self._file.with_suffix(".part")
-            save_file(flat, aside)
-            aside.replace(self._file)
+            if distributed.first():
+                aside = self._file.with_suffix(".part")
+                save_file(flat, aside)
+                aside.replace(self._file)
         elif self._file.is_file():
             flat = load_file(self._file)
         else:
@@ -108,7 +109,8 @@ def _measured(
         total += len(targets)
     found = {name: torch.zeros(total) for name in names}
     for cut, sequences in by_cut.items():
-        for part in pack(sequences, most_tokens):
+        for part, real in distributed.share(pack(sequences, most_tokens)):
             for name, values_S in zip(names, read(part, cut), strict=True):
-                found[name][part.number_S.cpu()] = values_S.float().cpu()
-    return found
+                if real:
+                    found[name][part.number_S.cpu()] = values_S.float().cpu()
+    return {name: distributed.add_up(column) for name, column in found.items()}

@@ -108,7 +108,7 @@ def _backward(
     packs = pack([Sequence_(row["input_ids"], row["targets"]) for row in batch], spec.pack_tokens)
     sampled = sum(len(one.token_S) for one in packs)
     total = 0.0
-    for one, real in distributed.share(packs):
+    for one, real in distributed.share_drawing(packs):
         loss = to_teacher(policy, teacher, one, spec.temperature).sum() / sampled
         (loss if real else loss * 0).backward()
         total += loss.item() if real else 0.0

@@ -124,7 +124,7 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: Packs) -> dict[str, float]:
     Returns the loss, the L2 norm before that, and what the packs say of the policy."""
     sums: dict[str, float] = defaultdict(float)
     count = sum(len(one.token_S) for _, one in packs)
-    for (cut, given), real in distributed.share(packs):
+    for (cut, given), real in distributed.share_drawing(packs):
         one = given.to(policy.device)
         logprob_S, entropy_S = policy.logprobs(one, cut, entropy_gradient=spec.entropy_coefficient > 0)
         seen: dict[str, float] = defaultdict(float)

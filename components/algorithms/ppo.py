@@ -168,7 +168,7 @@ def _backward(spec: PPOSpec, policy: Policy, critic: Critic, packs: Packs, actio
     max_grad_norm. Returns the loss, the L2 norms before that, and what the packs say of policy and critic."""
     sums: dict[str, float] = defaultdict(float)
     count = sum(len(one.token_S) for _, one in packs)
-    for (cut, given), real in distributed.share(packs):
+    for (cut, given), real in distributed.share_drawing(packs):
         seen: dict[str, float] = defaultdict(float)
         one = given.to(policy.device)
         before_S, return_S, reference_S = (

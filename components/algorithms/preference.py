@@ -181,18 +181,19 @@ def _backward(
     packs = _packs(learned, spec)
     drawn = random_states()
     with torch.no_grad():
-        sum_E = torch.tensor(_sums(policy, learned, spec), device=policy.device)
+        sum_E = torch.tensor(_sums(policy, learned, spec, distributed.share_drawing), device=policy.device)
         kl = torch.zeros((), device=policy.device)
         if isinstance(spec, KTOSpec):
             strangers = [example.episodes[1] for example in batch]
             references = torch.tensor([one.reference for one in strangers])
-            kl = (torch.tensor(_sums(policy, strangers, spec)) - references).mean().clamp(min=0).to(policy.device)
+            theirs = torch.tensor(_sums(policy, strangers, spec, distributed.share_drawing))
+            kl = (theirs - references).mean().clamp(min=0).to(policy.device)
     sum_E.requires_grad_()
     reference_E = torch.tensor([one.reference for one in learned], device=policy.device)
     loss, seen = _loss(spec, batch, sum_E, reference_E, place, kl)
     weight_E = torch.autograd.grad(loss, sum_E)[0]
     set_random_states(drawn)  # the same packs again, and the same dropout
-    for (owner_Q, one), real in distributed.share(packs):
+    for (owner_Q, one), real in distributed.share_drawing(packs):
         logprob_S, _ = policy.logprobs(one, Cut())
         weight_S = weight_E[owner_Q.to(policy.device)[one.sequence_S.to(policy.device)]]
         (logprob_S * (weight_S if real else 0 * weight_S)).sum().backward()
@@ -261,14 +262,17 @@ def _loss(
     return loss, {"margin": margin_P.mean().item(), "accuracy": (margin_P > 0).float().mean().item()}
 
 
-def _sums(policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec) -> list[float]:
-    """The log-probability of each episode as the policy is now; without gradient."""
+def _sums(
+    policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec, share: distributed.Share = distributed.share
+) -> list[float]:
+    """The log-probability of each episode as the policy is now; without gradient. share: of the packs, by process."""
     total_E = torch.zeros(len(episodes), device=policy.device)
     with torch.no_grad():
-        for owner_Q, one in _packs(episodes, spec):
+        for (owner_Q, one), real in share(_packs(episodes, spec)):
             logprob_S, _ = policy.logprobs(one, Cut())
-            total_E.index_add_(0, owner_Q.to(policy.device)[one.sequence_S.to(policy.device)], logprob_S)
-    return total_E.tolist()
+            if real:
+                total_E.index_add_(0, owner_Q.to(policy.device)[one.sequence_S.to(policy.device)], logprob_S)
+    return distributed.add_up(total_E).tolist()
 
 
 def _packs(episodes: Sequence[Episode], spec: PreferenceSpec) -> list[tuple[torch.Tensor, Pack]]:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from components.algorithms import checkpoint, reward_losses, schedule
+from components.algorithms import checkpoint, distributed, reward_losses, schedule
 from components.algorithms.guards import STRIKES, Guards
 from components.algorithms.metrics import over_steps
 from components.algorithms.pairs import pairs
@@ -107,9 +107,10 @@ def train_reward_model(
 
     scores: of the trajectories, in any order; those of components give the heads their labels. on_step is called after
     each gradient step with its metrics, at once for those that an earlier try with the same `scratch` had taken.
-    Returns the means of the metrics, and how often the better episode of a held-out pair has the higher score
-    (`heldout_accuracy`). Raises ArtifactError where a head has nothing to learn from or `start` does not fit,
-    TrainingDiverged where a guard stops, and then writes nothing.
+    Several processes are given the same arguments, and the first one writes (`distributed`). Returns the means of the
+    metrics, and how often the better episode of a held-out pair has the higher score (`heldout_accuracy`). Raises
+    ArtifactError where a head has nothing to learn from or `start` does not fit, TrainingDiverged where a guard stops,
+    and then writes nothing.
     """
     turns = isinstance(spec, ProcessRewardModelSpec)
     data = gather(spec, ChatFormat(load_tokenizer(base_dir)), trajectories, scores, model.max_length, seed)
@@ -156,20 +157,24 @@ def train_reward_model(
             unfinished.took(metrics)
             on_step(metrics)
     with policy.still():
-        score_RH = policy.scores(data.episodes, spec.pack_tokens)
+        score_RH = policy.scores(data.episodes, spec.pack_tokens, distributed.share)
         measured = _held_out(spec, policy, data)
-    (out / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in unfinished.steps))
-    if strikes := guards.strikes():
-        (out / STRIKES).write_text("".join(json.dumps(one) + "\n" for one in strikes))
+    if distributed.first():
+        (out / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in unfinished.steps))
+        if strikes := guards.strikes():
+            (out / STRIKES).write_text("".join(json.dumps(one) + "\n" for one in strikes))
     _demand_finite(policy, score_RH, guards, step + len(unfinished.steps), trajectories)
-    policy.save(out / checkpoint.ADAPTER)
     heads = {
         name: Head(weight, score_RH[:, index].mean().item(), score_RH[:, index].std(correction=0).item())
         for index, (name, weight) in enumerate(spec.heads.items())
     }
     kind = "process_reward_model" if turns else "reward_model"
-    write_card(out, kind, model, vocabulary_digest(base_dir), heads)  # type: ignore[arg-type]
-    checkpoint.save_state(out, algorithm=spec.name, step=step + len(unfinished.steps), optimizer=optimizer, names=names)
+    step += len(unfinished.steps)
+    if distributed.first():
+        policy.save(out / checkpoint.ADAPTER)
+        write_card(out, kind, model, vocabulary_digest(base_dir), heads)  # type: ignore[arg-type]
+        checkpoint.save_state(out, algorithm=spec.name, step=step, optimizer=optimizer, names=names)
+    distributed.wait()
     return {**over_steps(unfinished.steps), **data.counts, **measured}
 
 
@@ -326,12 +331,14 @@ def backward(
     episodes = list({id(one): one for example in batch for one in example.episodes}.values())
     packed = packs(episodes, spec.pack_tokens)
     before = checkpoint.random_states()
-    score_RH = policy.scores(episodes, spec.pack_tokens).requires_grad_()
+    score_RH = policy.scores(episodes, spec.pack_tokens, distributed.share_drawing).requires_grad_()
     loss, seen = loss_of(spec, batch, episodes, score_RH)
     weight_RH = torch.autograd.grad(loss, score_RH)[0]
     checkpoint.set_random_states(before)  # so that the same drops out as in the scores of which this is the gradient
-    for number_S, one in packed:
-        (policy.read(one) * weight_RH[number_S.to(policy.device)]).sum().backward()
+    for (number_S, one), real in distributed.share_drawing(packed):
+        weight_SH = weight_RH[number_S.to(policy.device)]
+        (policy.read(one) * (weight_SH if real else 0 * weight_SH)).sum().backward()
+    distributed.sum_gradients(policy.parameters.values())
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
     counts = {
         "tokens": float(sum(sum(one.lengths) for _, one in packed)),
@@ -373,7 +380,7 @@ def _held_out(spec: RewardTrainingSpec, policy: RewardModel, data: Data) -> dict
         return {}
     episodes = list({id(one): one for example in examples for one in example.episodes}.values())
     place = {id(one): index for index, one in enumerate(episodes)}
-    score_RH = policy.scores(episodes, spec.pack_tokens)
+    score_RH = policy.scores(episodes, spec.pack_tokens, distributed.share)
     measured = {}
     if data.held_out:
         own = list({id(one): one for example in data.held_out for one in example.episodes}.values())
