@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -65,15 +66,16 @@ class Before:
             return (policy.logprobs(one, cut)[0],)
 
         places = [(one, place) for one in trajectories for place in range(len(one.histories))]
+        measured = partial(_measured, places, most_tokens=most_tokens, padded=policy.padded)
         if first:
             with torch.no_grad(), policy.without_dropout():
                 if critic is None:
-                    flat = _measured(places, most_tokens, ("old",), logprobs)
+                    flat = measured(("old",), logprobs)
                 else:
-                    flat = _measured(places, most_tokens, ("old", "values"), critic.logprobs_and_values)
+                    flat = measured(("old", "values"), critic.logprobs_and_values)
             if reference:
                 with policy.as_reference():
-                    flat |= _measured(places, most_tokens, ("reference",), logprobs)
+                    flat |= measured(("reference",), logprobs)
             if distributed.first():
                 aside = self._file.with_suffix(".part")
                 save_file(flat, aside)
@@ -95,9 +97,11 @@ class Before:
 
 def _measured(
     places: Sequence[Place],
-    most_tokens: int,
     names: Sequence[str],
     read: Callable[[Pack, Cut], tuple[torch.Tensor, ...]],
+    *,
+    most_tokens: int,
+    padded: bool,
 ) -> dict[str, torch.Tensor]:
     """(S,) of each name, over all places, in their order. read: gives one (S,) for each name, of a pack."""
     by_cut: dict[Cut, list[Sequence_]] = defaultdict(list)
@@ -109,7 +113,7 @@ def _measured(
         total += len(targets)
     found = {name: torch.zeros(total) for name in names}
     for cut, sequences in by_cut.items():
-        for part, real in distributed.share(pack(sequences, most_tokens)):
+        for part, real in distributed.share(pack(sequences, most_tokens, padded=padded)):
             for name, values_S in zip(names, read(part, cut), strict=True):
                 if real:
                     found[name][part.number_S.cpu()] = values_S.float().cpu()

@@ -48,8 +48,7 @@ def choose(policy: Policy, max_length: int) -> tuple[Lay, bool]:
         model.set_attn_implementation(own)
         policy._lay = layout.padded
         log.warning(
-            "%s (%s) is trained on padded batches, in which nothing is shared, and of which pack_tokens bounds the "
-            "distinct tokens only: %s",
+            "%s (%s) is trained on padded batches, in which nothing is shared: %s",
             *(_name(model), type(model).__name__, why),
         )
         if (still := _difference(policy, alone_S)) is not None:

@@ -17,6 +17,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from components.algorithms import exactness
+from components.algorithms import layout as layouts
 from components.algorithms.packing import Pack
 from components.errors import ArtifactError, ResourceError
 from components.models import distribution
@@ -127,6 +128,11 @@ class Policy:
                     yield
                 finally:
                     self.model.set_adapter(LEARNING)
+
+    @property
+    def padded(self) -> bool:
+        """Whether packs are computed as padded rows, in which nothing is shared."""
+        return self._lay is layouts.padded
 
     def logprobs(self, pack: Pack, cut: Cut, *, entropy_gradient: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """(S,) log-probabilities of the pack's sampled tokens under the distribution they were drawn from, and its (S,)

@@ -23,7 +23,7 @@ from components.algorithms import distributed, schedule
 from components.algorithms import preference_losses as losses
 from components.algorithms.checkpoint import random_states, set_random_states
 from components.algorithms.guards import Guards
-from components.algorithms.metrics import over_steps
+from components.algorithms.metrics import of_packs, over_steps
 from components.algorithms.packing import Pack, Sequence_, pack
 from components.algorithms.pairs import pairs
 from components.algorithms.policy import Policy
@@ -178,7 +178,7 @@ def _backward(
     measured, and counts of tokens."""
     learned = list({id(one): one for example in batch for one in _learned(spec, example)}.values())
     place = {id(one): index for index, one in enumerate(learned)}
-    packs = _packs(learned, spec)
+    packs = _packs(policy, learned, spec)
     drawn = random_states()
     with torch.no_grad():
         sum_E = torch.tensor(_sums(policy, learned, spec, distributed.share_drawing), device=policy.device)
@@ -201,12 +201,7 @@ def _backward(
     if policy.penalty:
         seen = {**seen, "ewc": policy.add_penalty()}
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
-    counts = {
-        "sampled_tokens": float(sum(len(one.token_S) for _, one in packs)),
-        "tokens": float(sum(sum(one.lengths) for _, one in packs)),
-        "computed_tokens": float(sum(len(one.token_ids_N) for _, one in packs)),
-    }
-    return {"loss": loss.item(), "grad_norm": grad_norm, **seen}, counts
+    return {"loss": loss.item(), "grad_norm": grad_norm, **seen}, of_packs([one for _, one in packs])
 
 
 def _learned(spec: PreferenceSpec, example: Example) -> tuple[Episode, ...]:
@@ -268,17 +263,17 @@ def _sums(
     """The log-probability of each episode as the policy is now; without gradient. share: of the packs, by process."""
     total_E = torch.zeros(len(episodes), device=policy.device)
     with torch.no_grad():
-        for (owner_Q, one), real in share(_packs(episodes, spec)):
+        for (owner_Q, one), real in share(_packs(policy, episodes, spec)):
             logprob_S, _ = policy.logprobs(one, Cut())
             if real:
                 total_E.index_add_(0, owner_Q.to(policy.device)[one.sequence_S.to(policy.device)], logprob_S)
     return distributed.add_up(total_E).tolist()
 
 
-def _packs(episodes: Sequence[Episode], spec: PreferenceSpec) -> list[tuple[torch.Tensor, Pack]]:
+def _packs(policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec) -> list[tuple[torch.Tensor, Pack]]:
     """(index of the episode to which each sequence belongs, pack)."""
     places = [(index, one) for index, episode in enumerate(episodes) for one in episode.sequences]
-    packs = pack([one for _, one in places], spec.pack_tokens)
+    packs = pack([one for _, one in places], spec.pack_tokens, padded=policy.padded)
     return [(torch.tensor([places[member][0] for member in one.members]), one) for one in packs]
 
 

@@ -62,7 +62,7 @@ class RewardModel(Policy):
         """(R, H) scores of all readings, in order; without gradient. share: of the packs, by process; None where one
         process asks by itself."""
         score_RH = torch.zeros(sum(one.readings for one in episodes), len(self.heads), device=self.device)
-        found = packs(episodes, most_tokens)
+        found = packs(episodes, most_tokens, padded=self.padded)
         with torch.no_grad():
             for (number_S, one), real in share(found) if share else ((each, True) for each in found):
                 score_SH = self.read(one)

@@ -25,7 +25,7 @@ import torch
 
 from components.algorithms import checkpoint, distributed, schedule
 from components.algorithms.guards import Guards
-from components.algorithms.metrics import over_steps
+from components.algorithms.metrics import of_packs, over_steps
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
 from components.algorithms.spec import SFTSpec
@@ -76,7 +76,7 @@ def train_sft(
     if len(taken) == len(batches):
         return step + len(taken), {**over_steps(steps), "examples": float(len(rows))}
     clock = [0.0]
-    computed = [0, 0]
+    computed: list[dict[str, float]] = []
     guards = Guards(scratch)
     by_id = {trajectory.id: trajectory for trajectory in trajectories}
     random_state: list[dict[str, torch.Tensor]] = []
@@ -88,7 +88,7 @@ def train_sft(
         """Adds the gradient of the rows' loss to the parameters; returns the loss."""
         sequences = [Sequence_(row["input_ids"], row["targets"], weight=weights[row["trajectory_id"]]) for row in rows]
         learned = sum(len(sequence.targets) for sequence in sequences)
-        packs = pack(sequences, spec.pack_tokens)
+        packs = pack(sequences, spec.pack_tokens, padded=policy.padded)
         total = 0.0
         for part, real in distributed.share_drawing(packs):
             logprob_S, _ = policy.logprobs(part, Cut())
@@ -96,8 +96,7 @@ def train_sft(
             (loss if real else loss * 0).backward()
             total += loss.item() if real else 0.0
         distributed.sum_gradients(policy.parameters.values())
-        computed[0] += sum(sum(part.lengths) for part in packs)
-        computed[1] += sum(len(part.token_ids_N) for part in packs)
+        computed.append(of_packs(packs))
         return distributed.sums({"loss": total})["loss"]
 
     def grad_norm() -> float:
@@ -149,9 +148,10 @@ def train_sft(
             metrics |= {"ewc": held[0]} if policy.penalty else {}
             metrics["skipped_steps"] = float(len(skipped))
             metrics["seconds"] = time.monotonic() - clock[0]
-            metrics |= {"tokens": float(computed[0]), "computed_tokens": float(computed[1])}
+            metrics |= {name: sum(one[name] for one in computed) for name in ("tokens", "computed_tokens")}
             metrics = {"step": float(number), **metrics}
-            clock[0], computed[:] = time.monotonic(), (0, 0)
+            clock[0] = time.monotonic()
+            computed.clear()
             steps.append(metrics)
             on_step(metrics)
 

@@ -26,7 +26,7 @@ import torch
 
 from components.algorithms import checkpoint, distributed, reward_losses, schedule
 from components.algorithms.guards import STRIKES, Guards
-from components.algorithms.metrics import over_steps
+from components.algorithms.metrics import of_packs, over_steps
 from components.algorithms.pairs import pairs
 from components.algorithms.reward_card import CARD, Head, check_base, read_card, write_card
 from components.algorithms.reward_data import OVERALL, Episode, episode, owners, packs, turn_values, value
@@ -329,7 +329,7 @@ def backward(
     """Adds the gradient of the mean loss to the parameters and scales the whole down to max_grad_norm. Returns what it
     measured, and counts of tokens."""
     episodes = list({id(one): one for example in batch for one in example.episodes}.values())
-    packed = packs(episodes, spec.pack_tokens)
+    packed = packs(episodes, spec.pack_tokens, padded=policy.padded)
     before = checkpoint.random_states()
     score_RH = policy.scores(episodes, spec.pack_tokens, distributed.share_drawing).requires_grad_()
     loss, seen = loss_of(spec, batch, episodes, score_RH)
@@ -340,10 +340,8 @@ def backward(
         (policy.read(one) * (weight_SH if real else 0 * weight_SH)).sum().backward()
     distributed.sum_gradients(policy.parameters.values())
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
-    counts = {
-        "tokens": float(sum(sum(one.lengths) for _, one in packed)),
-        "computed_tokens": float(sum(len(one.token_ids_N) for _, one in packed)),
-    }
+    counts = of_packs([one for _, one in packed])
+    del counts["sampled_tokens"]  # nothing is read but their places
     return {"loss": loss.item(), "grad_norm": grad_norm, **seen}, counts
 
 

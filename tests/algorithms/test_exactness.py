@@ -9,9 +9,11 @@ import transformers
 from components.algorithms import layout
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
+from components.algorithms.policy_gradient import train_policy_gradient
+from components.algorithms.spec import GRPOSpec
 from components.models.distribution import Cut
 from components.models.spec import ModelSpec
-from tests.algorithms.builders import relative_difference
+from tests.algorithms.builders import batch, relative_difference
 
 SMALL = {
     "vocab_size": 50,
@@ -78,7 +80,8 @@ def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why
     assert policy._lay is layout.padded
     assert "is trained on padded batches" in caplog.text
     assert why in caplog.text
-    (packed,) = pack(GIVEN, 100)
+    assert policy.padded
+    (packed,) = pack(GIVEN, 100, padded=True)
     logprob_S, _ = policy.logprobs(packed, Cut())
     (logprob_S * packed.weight_S).sum().backward()
     found = {name: one.grad for name, one in policy.parameters.items()}
@@ -92,6 +95,24 @@ def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why
         alone.append(own_S.detach())
     torch.testing.assert_close(logprob_S.detach(), torch.cat(alone), atol=2e-5, rtol=1e-5)
     assert relative_difference(found, {name: one.grad for name, one in policy.parameters.items()}) <= 1e-4
+
+
+def test_the_budget_and_the_count_are_those_of_the_padded_rows(tmp_path):
+    policy = Policy(tmp_path, save(tmp_path, WINDOW).model_copy(update={"max_length": 64}), seed=0)
+    found = batch(groups=3, size=4)
+    for one in found:
+        one.histories[0].token_ids = [token % 47 + 3 for token in one.histories[0].token_ids]
+    seen: list[int] = []
+    policy._base.base_model.register_forward_pre_hook(
+        lambda _, __, given: seen.append(given["input_ids"].numel()), with_kwargs=True
+    )
+    logs: list[dict[str, float]] = []
+    spec = GRPOSpec(pack_tokens=100, kl_coefficient=0.0, measure_kl=False)
+    optimizer = torch.optim.AdamW(policy.parameters.values())
+    train_policy_gradient(spec, policy, optimizer, found, step=0, seed=0, scratch=tmp_path, on_step=logs.append)
+    assert logs[0]["computed_tokens"] == sum(seen)
+    assert max(seen) <= 100
+    assert len(seen) < len(found)  # several rows in each
 
 
 def test_a_window_as_long_as_the_longest_sequence_is_no_window(tmp_path):

@@ -330,8 +330,8 @@ def test_neither_the_size_of_packs_nor_their_order_changes_anything(base_dir, tm
         for size in (64, 4096)
     ]
 
-    def backwards(sequences, most):
-        return packing.pack(list(sequences)[::-1], most)
+    def backwards(sequences, most, **options):
+        return packing.pack(list(sequences)[::-1], most, **options)
 
     for module in (before, learning):
         monkeypatch.setattr(module, "pack", backwards)
