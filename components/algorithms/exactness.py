@@ -15,6 +15,7 @@ import torch
 
 from components.algorithms import layout
 from components.algorithms.layout import Lay
+from components.algorithms.logits import After, guesses
 from components.algorithms.packing import Pack, Sequence_, pack
 from components.errors import ResourceError
 from components.models import attention
@@ -33,9 +34,9 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 _START, _ENDS = (5, 6, 7, 8), ((9, 10, 11, 12), (13, 9, 10, 14))
 
 
-def choose(policy: Policy, max_length: int) -> tuple[Lay, bool]:
-    """How packs are laid out for a policy's model, which has no adapter yet, and whether its logits are its head on its
-    last hidden states and nothing more. Raises ResourceError where not even padded rows are what the model computes."""
+def choose(policy: Policy, max_length: int) -> tuple[Lay, After | None]:
+    """How packs are laid out for a policy's model, which has no adapter yet, and what it does to its head's logits;
+    None where no guess is what it computes. Raises ResourceError where not even padded rows are."""
     model = policy.model
     _refuse_changing_positions(model, max_length)
     own, alone_S = model.config._attn_implementation, probe_alone(model)
@@ -53,12 +54,20 @@ def choose(policy: Policy, max_length: int) -> tuple[Lay, bool]:
         )
         if (still := _difference(policy, alone_S)) is not None:
             raise ResourceError(f"{_name(model)} ({type(model).__name__}) cannot be trained exactly: {still}")
-    policy._head_alone = False
+    return policy._lay, _after(policy)
+
+
+def _after(policy: Policy) -> After | None:
+    """The first guess that gives the log-probabilities of the model's own forward pass."""
+    one = probe_pack(policy.model)
     with torch.no_grad():
-        whole_S, _ = policy.logprobs(probe_pack(model), Cut())
-        policy._head_alone = True
-        bare_S, _ = policy.logprobs(probe_pack(model), Cut())
-    return policy._lay, torch.allclose(bare_S, whole_S, rtol=0, atol=1e-6)
+        policy._after = None
+        whole_S, _ = policy.logprobs(one, Cut())
+        for guess in guesses(policy.model.config):
+            policy._after = guess
+            if torch.allclose(policy.logprobs(one, Cut())[0], whole_S, rtol=0, atol=1e-6):
+                return guess
+    return None
 
 
 def _name(model: PreTrainedModel) -> str:
@@ -107,7 +116,7 @@ def probe_pack(model: PreTrainedModel) -> Pack:
 
 def _difference(policy: Policy, alone_S: torch.Tensor) -> str | None:
     """What is in the way where the two ways to compute the probe differ by more than rounding."""
-    policy._head_alone = False
+    policy._after = None
     try:
         with torch.no_grad():
             packed_S, _ = policy.logprobs(probe_pack(policy.model), Cut())

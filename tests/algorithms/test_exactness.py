@@ -6,7 +6,8 @@ import pytest
 import torch
 import transformers
 
-from components.algorithms import layout
+from components.algorithms import layout, logits
+from components.algorithms import policy as policy_module
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
 from components.algorithms.policy_gradient import train_policy_gradient
@@ -113,6 +114,55 @@ def test_the_budget_and_the_count_are_those_of_the_padded_rows(tmp_path):
     assert logs[0]["computed_tokens"] == sum(seen)
     assert max(seen) <= 100
     assert len(seen) < len(found)  # several rows in each
+
+
+AFTER = {
+    "Gemma2": (transformers.Gemma2Config, {"final_logit_softcapping": 2.0, "attn_logit_softcapping": None}),
+    "Gemma3": (transformers.Gemma3TextConfig, {"final_logit_softcapping": 2.0}),
+    "Cohere": (transformers.CohereConfig, {"logit_scale": 0.3}),
+    "Granite": (transformers.GraniteConfig, {"logits_scaling": 3.0}),
+}
+
+
+@pytest.mark.parametrize("family", AFTER)
+def test_capped_and_scaled_logits_are_made_in_parts(tmp_path, monkeypatch, family):
+    """The same as those of the model's own forward pass."""
+    kind, extra = AFTER[family]
+    policy = Policy(tmp_path, save(tmp_path, kind(**SMALL, **extra)), seed=0)
+    monkeypatch.setattr(policy_module, "LOGIT_ROWS", 4)
+    rows: list[int] = []
+    policy._base.get_output_embeddings().register_forward_hook(
+        lambda _, given, __: rows.append(given[0].shape[:-1].numel())
+    )
+    (packed,) = pack(GIVEN, 100, padded=policy.padded)
+    found = []
+    for after in (policy._after, None):
+        monkeypatch.setattr(policy, "_after", after)
+        policy.model.zero_grad()
+        rows.clear()
+        logprob_S, entropy_S = policy.logprobs(packed, Cut(0.7), entropy_gradient=True)
+        ((logprob_S + 0.1 * entropy_S) * packed.weight_S).sum().backward()
+        grads = {name: one.grad.clone() for name, one in policy.parameters.items()}
+        found.append((max(rows), logprob_S.detach(), entropy_S.detach(), grads))
+    (parts, whole) = found
+    assert parts[0] == 4 < len(packed.predicting_U) <= whole[0]
+    torch.testing.assert_close(parts[1], whole[1], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(parts[2], whole[2], atol=1e-6, rtol=1e-6)
+    assert relative_difference(parts[3], whole[3]) <= 1e-5
+
+
+def test_what_a_config_says_of_logits_is_believed_where_the_model_does_it(tmp_path, monkeypatch):
+    spec = save(tmp_path, transformers.LlamaConfig(**SMALL, logit_scale=0.3))  # Llama does not look at it
+    assert Policy(tmp_path, spec, seed=0)._after is logits.nothing
+    forward = transformers.LlamaForCausalLM.forward
+
+    def shifted(self, *args, **kwargs):
+        out = forward(self, *args, **kwargs)
+        out.logits = out.logits.abs()
+        return out
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", shifted)
+    assert Policy(tmp_path, spec, seed=0)._after is None
 
 
 def test_a_window_as_long_as_the_longest_sequence_is_no_window(tmp_path):
