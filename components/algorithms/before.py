@@ -35,9 +35,9 @@ class Before:
         self._file = scratch / FILE
         self._columns: dict[str, dict[tuple[str, int], list[float]]] = {}
 
-    def of(self, trajectory: Trajectory, history: int) -> tuple[list[float], list[float]]:
-        """(S,) each, of one history; empty where it was not measured."""
-        return self._column("old", trajectory, history), self._column("reference", trajectory, history)
+    def old(self, trajectory: Trajectory, history: int) -> list[float]:
+        """(S,) of one history under the policy; empty where it was not measured."""
+        return self._column("old", trajectory, history)
 
     def kl(self, trajectory: Trajectory, estimator: losses.Estimator) -> list[float]:
         """Of each sampled token, over all histories: an estimate of the KL of the policy to the reference."""

@@ -60,7 +60,6 @@ class Learning:
             first = self.first.get(trajectory.id, 0)
             for place, history in enumerate(trajectory.histories):
                 targets = [index for index, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
-                old, _ = self.before.of(trajectory, place)
                 made[-1].append(
                     Sequence_(
                         history.token_ids,
@@ -68,7 +67,7 @@ class Learning:
                         [history.logprobs[index] for index in targets],
                         [next(given) for _ in targets],
                         weight,
-                        old,
+                        self.before.old(trajectory, place),
                         first,
                     )
                 )

@@ -23,6 +23,7 @@ from components.algorithms import distributed, schedule
 from components.algorithms import preference_losses as losses
 from components.algorithms.checkpoint import random_states, set_random_states
 from components.algorithms.guards import Guards
+from components.algorithms.losses import segment_sums
 from components.algorithms.metrics import of_packs, over_steps
 from components.algorithms.packing import Pack, Sequence_, pack
 from components.algorithms.pairs import pairs
@@ -266,7 +267,8 @@ def _sums(
         for (owner_Q, one), real in share(_packs(policy, episodes, spec)):
             logprob_S, _ = policy.logprobs(one, Cut())
             if real:
-                total_E.index_add_(0, owner_Q.to(policy.device)[one.sequence_S.to(policy.device)], logprob_S)
+                owner_S = owner_Q.to(policy.device)[one.sequence_S.to(policy.device)]
+                total_E += segment_sums(logprob_S, owner_S.bincount(minlength=len(episodes)))
     return distributed.add_up(total_E).tolist()
 
 

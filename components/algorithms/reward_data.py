@@ -89,11 +89,6 @@ def packs(episodes: Sequence[Episode], most_tokens: int, *, padded: bool = False
     return [(one.number_S, one) for one in pack(sequences, most_tokens, padded=padded)]
 
 
-def owners(episodes: Sequence[Episode]) -> torch.Tensor:
-    """(R,) index of the episode to which each reading belongs."""
-    return torch.tensor([index for index, one in enumerate(episodes) for _ in range(one.readings)], dtype=torch.long)
-
-
 def value(trajectory: Trajectory, score: Score, head: str) -> float | None:
     """What a head should say of a whole episode; None where there is no such label."""
     found = trajectory.reward if head == OVERALL else score.components.get(head)

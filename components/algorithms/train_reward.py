@@ -26,10 +26,11 @@ import torch
 
 from components.algorithms import checkpoint, distributed, reward_losses, schedule
 from components.algorithms.guards import STRIKES, Guards
+from components.algorithms.losses import segment_sums
 from components.algorithms.metrics import of_packs, over_steps
 from components.algorithms.pairs import pairs
 from components.algorithms.reward_card import CARD, Head, check_base, read_card, write_card
-from components.algorithms.reward_data import OVERALL, Episode, episode, owners, packs, turn_values, value
+from components.algorithms.reward_data import OVERALL, Episode, episode, packs, turn_values, value
 from components.algorithms.reward_model import RewardModel, vocabulary_digest
 from components.algorithms.spec import ProcessRewardModelSpec, RewardTrainingSpec
 from components.algorithms.steps import examples_by_step, finish
@@ -366,8 +367,7 @@ def loss_of(
 
 def _worth(episodes: Sequence[Episode], score_RH: torch.Tensor) -> torch.Tensor:
     """(E, H) what each episode is worth: the sum of its readings."""
-    worth_EH = torch.zeros(len(episodes), score_RH.shape[1], device=score_RH.device)
-    return worth_EH.index_add(0, owners(episodes).to(score_RH.device), score_RH)
+    return segment_sums(score_RH, torch.tensor([one.readings for one in episodes], device=score_RH.device))
 
 
 def _held_out(spec: RewardTrainingSpec, policy: RewardModel, data: Data) -> dict[str, float]:
