@@ -58,15 +58,25 @@ def choose(policy: Policy, max_length: int) -> tuple[Lay, After | None]:
 
 
 def _after(policy: Policy) -> After | None:
-    """The first guess that gives the log-probabilities of the model's own forward pass."""
-    one = probe_pack(policy.model)
-    with torch.no_grad():
-        policy._after = None
-        whole_S, _ = policy.logprobs(one, Cut())
-        for guess in guesses(policy.model.config):
-            policy._after = guess
-            if torch.allclose(policy.logprobs(one, Cut())[0], whole_S, rtol=0, atol=1e-6):
-                return guess
+    """The first guess that makes the model's logits of its head's, each within one rounding; None where there is none,
+    or where the head reads something else than the last hidden states."""
+    model, states, made = policy.model, [], []
+    hooks = [
+        model.base_model.register_forward_hook(lambda *given: states.append(given[-1].last_hidden_state)),
+        model.get_output_embeddings().register_forward_hook(lambda _, given, logits: made.append((*given, logits))),
+    ]
+    try:
+        with torch.no_grad():
+            whole_BTV = model(**policy._lay(probe_pack(model).to(policy.device)).inputs).logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(made) != 1 or not torch.equal(made[0][0], states[0]):
+        return None
+    for guess in guesses(model.config):
+        found_BTV, rounding = guess(made[0][1]), torch.finfo(model.dtype).eps
+        if torch.allclose(found_BTV.float(), whole_BTV.float(), rtol=rounding, atol=0):
+            return guess
     return None
 
 

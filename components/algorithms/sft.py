@@ -223,7 +223,7 @@ def _one_process(device: str) -> PartialState:
         _cpu=device == "cpu",
         backend=None,
         debug=False,
-        device=torch.device(device),
+        device=torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device(device),
         distributed_type=DistributedType.NO,
         num_processes=1,
         process_index=0,

@@ -28,12 +28,12 @@ SMALL = {
 }
 
 
-def save(folder, config) -> ModelSpec:
+def save(folder, config, factor: float = 5) -> ModelSpec:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(5)  # so that attention is far from uniform
+            parameter.mul_(factor)  # so that attention is far from uniform
     model.save_pretrained(folder)
     return ModelSpec(name="some", source="random", device="cpu", max_length=32)
 
@@ -149,6 +149,13 @@ def test_capped_and_scaled_logits_are_made_in_parts(tmp_path, monkeypatch, famil
     torch.testing.assert_close(parts[1], whole[1], atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(parts[2], whole[2], atol=1e-6, rtol=1e-6)
     assert relative_difference(parts[3], whole[3]) <= 1e-5
+
+
+@pytest.mark.parametrize("family", AFTER)
+def test_what_comes_after_the_head_is_found_in_bfloat16_too(tmp_path, family):
+    kind, extra = AFTER[family]
+    spec = save(tmp_path, kind(**SMALL, **extra), factor=2).model_copy(update={"dtype": "bfloat16"})
+    assert Policy(tmp_path, spec, seed=0)._after not in (None, logits.nothing)
 
 
 def test_what_a_config_says_of_logits_is_believed_where_the_model_does_it(tmp_path, monkeypatch):
