@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from components.algorithms import losses
+from components.algorithms import distributed, losses
 from components.algorithms.critic import Critic
 from components.algorithms.packing import Pack, Sequence_, pack
 from components.algorithms.policy import Policy
@@ -34,9 +35,9 @@ class Before:
         self._file = scratch / FILE
         self._columns: dict[str, dict[tuple[str, int], list[float]]] = {}
 
-    def of(self, trajectory: Trajectory, history: int) -> tuple[list[float], list[float]]:
-        """(S,) each, of one history; empty where it was not measured."""
-        return self._column("old", trajectory, history), self._column("reference", trajectory, history)
+    def old(self, trajectory: Trajectory, history: int) -> list[float]:
+        """(S,) of one history under the policy; empty where it was not measured."""
+        return self._column("old", trajectory, history)
 
     def kl(self, trajectory: Trajectory, estimator: losses.Estimator) -> list[float]:
         """Of each sampled token, over all histories: an estimate of the KL of the policy to the reference."""
@@ -65,18 +66,20 @@ class Before:
             return (policy.logprobs(one, cut)[0],)
 
         places = [(one, place) for one in trajectories for place in range(len(one.histories))]
+        measured = partial(_measured, places, most_tokens=most_tokens, padded=policy.padded)
         if first:
             with torch.no_grad(), policy.without_dropout():
                 if critic is None:
-                    flat = _measured(places, most_tokens, ("old",), logprobs)
+                    flat = measured(("old",), logprobs)
                 else:
-                    flat = _measured(places, most_tokens, ("old", "values"), critic.logprobs_and_values)
+                    flat = measured(("old", "values"), critic.logprobs_and_values)
             if reference:
                 with policy.as_reference():
-                    flat |= _measured(places, most_tokens, ("reference",), logprobs)
-            aside = self._file.with_suffix(".part")
-            save_file(flat, aside)
-            aside.replace(self._file)
+                    flat |= measured(("reference",), logprobs)
+            if distributed.first():
+                aside = self._file.with_suffix(".part")
+                save_file(flat, aside)
+                aside.replace(self._file)
         elif self._file.is_file():
             flat = load_file(self._file)
         else:
@@ -94,9 +97,11 @@ class Before:
 
 def _measured(
     places: Sequence[Place],
-    most_tokens: int,
     names: Sequence[str],
     read: Callable[[Pack, Cut], tuple[torch.Tensor, ...]],
+    *,
+    most_tokens: int,
+    padded: bool,
 ) -> dict[str, torch.Tensor]:
     """(S,) of each name, over all places, in their order. read: gives one (S,) for each name, of a pack."""
     by_cut: dict[Cut, list[Sequence_]] = defaultdict(list)
@@ -108,7 +113,8 @@ def _measured(
         total += len(targets)
     found = {name: torch.zeros(total) for name in names}
     for cut, sequences in by_cut.items():
-        for part in pack(sequences, most_tokens):
+        for part, real in distributed.share(pack(sequences, most_tokens, padded=padded)):
             for name, values_S in zip(names, read(part, cut), strict=True):
-                found[name][part.number_S.cpu()] = values_S.float().cpu()
-    return found
+                if real:
+                    found[name][part.number_S.cpu()] = values_S.float().cpu()
+    return {name: distributed.add_up(column) for name, column in found.items()}

@@ -20,7 +20,7 @@ import torch
 from components.algorithms import distributed, schedule
 from components.algorithms.divergence import to_teacher
 from components.algorithms.guards import Guards
-from components.algorithms.metrics import over_steps
+from components.algorithms.metrics import of_packs, over_steps
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
 from components.algorithms.sft import examples
@@ -105,10 +105,12 @@ def _backward(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Adds the gradient of the mean KL to the parameters and scales the whole down to max_grad_norm. Returns what it
     measured, and counts of tokens."""
-    packs = pack([Sequence_(row["input_ids"], row["targets"]) for row in batch], spec.pack_tokens)
-    sampled = sum(len(one.token_S) for one in packs)
+    sequences = [Sequence_(row["input_ids"], row["targets"]) for row in batch]
+    packs = pack(sequences, spec.pack_tokens, padded=policy.padded or teacher.padded)
+    counts = of_packs(packs)
+    sampled = counts["sampled_tokens"]
     total = 0.0
-    for one, real in distributed.share(packs):
+    for one, real in distributed.share_drawing(packs):
         loss = to_teacher(policy, teacher, one, spec.temperature).sum() / sampled
         (loss if real else loss * 0).backward()
         total += loss.item() if real else 0.0
@@ -116,9 +118,4 @@ def _backward(
     total = distributed.sums({"loss": total})["loss"]
     held = {"ewc": policy.add_penalty()} if policy.penalty else {}
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
-    counts = {
-        "sampled_tokens": float(sampled),
-        "tokens": float(sum(sum(one.lengths) for one in packs)),
-        "computed_tokens": float(sum(len(one.token_ids_N) for one in packs)),
-    }
     return {"loss": total, "grad_norm": grad_norm, **held}, counts

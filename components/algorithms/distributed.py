@@ -5,16 +5,22 @@ not averaged, and equal those of one process. Packs are independent of each othe
 `shard` the weights of the base model, which do not learn, lie in parts on the processes (FSDP, arXiv:2304.11277); the
 adapter is small and stays whole everywhere.
 
-In one process, or where `torch.distributed` was not initialised, all of this does nothing.
+After a step all processes hold the same: adapter, optimizer, metrics, random state. So they are all given the same
+folders, all read them, and the `first` one alone writes. What drops out is drawn by pack, not by process: it is the
+same in any number of them, and one random state is enough to go on from.
+
+In one process, or where `torch.distributed` was not initialised, nothing is exchanged and nobody waited for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import distributed
+
+from components.algorithms import checkpoint
 
 if TYPE_CHECKING:
     from components.algorithms.policy import Policy
@@ -27,14 +33,52 @@ def size() -> int:
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
+def first() -> bool:
+    """Whether this process is the one that writes files."""
+    return size() == 1 or distributed.get_rank() == 0
+
+
+def wait() -> None:
+    """Until all processes are here."""
+    if size() > 1:
+        distributed.barrier()
+
+
+def alike(value: float) -> bool:
+    """Whether all processes have the same value."""
+    if size() == 1:
+        return True
+    both = torch.tensor([value, -value], dtype=torch.float64, device=_device())
+    distributed.all_reduce(both, distributed.ReduceOp.MAX)
+    return both[0].item() == -both[1].item()
+
+
 def share(packs: Sequence[T]) -> list[tuple[T, bool]]:
     """The packs that this process computes, and whether each counts. All have equally many, for a sharded model is
     put together by all at once: what is missing is filled up with a pack that does not count."""
+    return [(packs[index], True) if index < len(packs) else (packs[0], False) for index in _own(len(packs))]
+
+
+def share_drawing(packs: Sequence[T]) -> Iterator[tuple[T, bool]]:
+    """The same, where something may drop out: each pack has random numbers of its own, made of one number that all
+    processes draw. The random state afterwards is that after this one number."""
+    seed = int(torch.randint(2**62, ()))
+    drawn = checkpoint.random_states()
+    for index, given in zip(_own(len(packs)), share(packs), strict=True):
+        torch.manual_seed(seed + index)
+        yield given
+    checkpoint.set_random_states(drawn)
+
+
+Share = Callable[[Sequence[T]], Iterable[tuple[T, bool]]]
+"""One of these two."""
+
+
+def _own(count: int) -> list[int]:
+    """Indices of this process's packs; from `count` on there is none, and the process fills up."""
     if size() == 1:
-        return [(one, True) for one in packs]
-    rounds = -(-len(packs) // size())
-    own = [index * size() + distributed.get_rank() for index in range(rounds)]
-    return [(packs[index], True) if index < len(packs) else (packs[0], False) for index in own]
+        return list(range(count))
+    return [index * size() + distributed.get_rank() for index in range(-(-count // size()))]
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -47,14 +91,26 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
         distributed.all_reduce(parameter.grad)
 
 
+def add_up(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum over all processes, in its place."""
+    if size() > 1:
+        whole = tensor.to(_device())
+        distributed.all_reduce(whole)
+        tensor.copy_(whole)
+    return tensor
+
+
 def sums(values: Mapping[str, float]) -> dict[str, float]:
     """Each value summed over all processes; all have the same names."""
     if size() == 1:
         return dict(values)
-    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    total = torch.tensor([values[name] for name in sorted(values)], dtype=torch.float64, device=device)
+    total = torch.tensor([values[name] for name in sorted(values)], dtype=torch.float64, device=_device())
     distributed.all_reduce(total)
     return dict(zip(sorted(values), total.tolist(), strict=True))
+
+
+def _device() -> str:
+    return "cuda" if distributed.get_backend() == "nccl" else "cpu"
 
 
 def shard(policy: Policy) -> None:

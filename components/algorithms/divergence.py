@@ -12,6 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from components.algorithms import policy as policies
+from components.algorithms.logits import Head
 from components.algorithms.packing import Pack
 from components.algorithms.policy import Policy
 from components.errors import ResourceError
@@ -35,7 +36,7 @@ def to_teacher(policy: Policy, teacher: Policy, pack: Pack, temperature: float) 
     with teacher.as_reference():
         their_UX, their_head = teacher.rows(pack)
         their_UX = their_UX.to(policy.device)
-    if hasattr(their_head, "lora_A"):
+    if isinstance(their_head, Head) and their_head.adapted:
         raise ResourceError(
             "model.lora.target_modules puts an adapter on the output head, which algorithm=distill does not compute; "
             "expected all-linear, or names of other layers"

@@ -94,7 +94,7 @@ def fisher_information(policy: Policy, anchor: Anchor, base_dir: Path, *, pack_t
     with policy.without_dropout():
         for name in drawn:
             _forget(policy)
-            for part in pack(sequences[name], pack_tokens):
+            for part in pack(sequences[name], pack_tokens, padded=policy.padded):
                 policy.logprobs(part, Cut())[0].sum().backward()
             for key, parameter in policy.parameters.items():
                 if parameter.grad is not None:

@@ -15,6 +15,7 @@ import torch
 
 from components.algorithms import layout
 from components.algorithms.layout import Lay
+from components.algorithms.logits import After, guesses
 from components.algorithms.packing import Pack, Sequence_, pack
 from components.errors import ResourceError
 from components.models import attention
@@ -33,9 +34,9 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 _START, _ENDS = (5, 6, 7, 8), ((9, 10, 11, 12), (13, 9, 10, 14))
 
 
-def choose(policy: Policy, max_length: int) -> tuple[Lay, bool]:
-    """How packs are laid out for a policy's model, which has no adapter yet, and whether its logits are its head on its
-    last hidden states and nothing more. Raises ResourceError where not even padded rows are what the model computes."""
+def choose(policy: Policy, max_length: int) -> tuple[Lay, After | None]:
+    """How packs are laid out for a policy's model, which has no adapter yet, and what it does to its head's logits;
+    None where no guess is what it computes. Raises ResourceError where not even padded rows are."""
     model = policy.model
     _refuse_changing_positions(model, max_length)
     own, alone_S = model.config._attn_implementation, probe_alone(model)
@@ -48,18 +49,35 @@ def choose(policy: Policy, max_length: int) -> tuple[Lay, bool]:
         model.set_attn_implementation(own)
         policy._lay = layout.padded
         log.warning(
-            "%s (%s) is trained on padded batches, in which nothing is shared, and of which pack_tokens bounds the "
-            "distinct tokens only: %s",
+            "%s (%s) is trained on padded batches, in which nothing is shared: %s",
             *(_name(model), type(model).__name__, why),
         )
         if (still := _difference(policy, alone_S)) is not None:
             raise ResourceError(f"{_name(model)} ({type(model).__name__}) cannot be trained exactly: {still}")
-    policy._head_alone = False
-    with torch.no_grad():
-        whole_S, _ = policy.logprobs(probe_pack(model), Cut())
-        policy._head_alone = True
-        bare_S, _ = policy.logprobs(probe_pack(model), Cut())
-    return policy._lay, torch.allclose(bare_S, whole_S, rtol=0, atol=1e-6)
+    return policy._lay, _after(policy)
+
+
+def _after(policy: Policy) -> After | None:
+    """The first guess that makes the model's logits of its head's, each within one rounding; None where there is none,
+    or where the head reads something else than the last hidden states."""
+    model, states, made = policy.model, [], []
+    hooks = [
+        model.base_model.register_forward_hook(lambda *given: states.append(given[-1].last_hidden_state)),
+        model.get_output_embeddings().register_forward_hook(lambda _, given, logits: made.append((*given, logits))),
+    ]
+    try:
+        with torch.no_grad():
+            whole_BTV = model(**policy._lay(probe_pack(model).to(policy.device)).inputs).logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(made) != 1 or not torch.equal(made[0][0], states[0]):
+        return None
+    for guess in guesses(model.config):
+        found_BTV, rounding = guess(made[0][1]), torch.finfo(model.dtype).eps
+        if torch.allclose(found_BTV.float(), whole_BTV.float(), rtol=rounding, atol=0):
+            return guess
+    return None
 
 
 def _name(model: PreTrainedModel) -> str:
@@ -108,7 +126,7 @@ def probe_pack(model: PreTrainedModel) -> Pack:
 
 def _difference(policy: Policy, alone_S: torch.Tensor) -> str | None:
     """What is in the way where the two ways to compute the probe differ by more than rounding."""
-    policy._head_alone = False
+    policy._after = None
     try:
         with torch.no_grad():
             packed_S, _ = policy.logprobs(probe_pack(policy.model), Cut())

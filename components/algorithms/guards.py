@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from components.algorithms import distributed
 from components.algorithms.spec import Action
 from components.errors import TrainingDiverged
 from components.trajectories.schema import Trajectory
@@ -68,8 +69,9 @@ class Guards:
         }
         if action == "stop":
             self.stop(record, measured, batch, f"{guard}: {worst[0]} did most of it. {advice}")
-        with open(self._file, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record, allow_nan=False) + "\n")
+        if distributed.first():
+            with open(self._file, "a", encoding="utf-8") as file:
+                file.write(json.dumps(record, allow_nan=False) + "\n")
         done = "the step is taken" if action == "warn" else "the step is left out"
         log.warning("gradient step %d: %s (%s); %s. %s", step, guard, _listed(measured), done, advice)
         return action == "skip"
@@ -78,8 +80,10 @@ class Guards:
         self, record: Mapping[str, Any], measured: Mapping[str, float], batch: Iterable[Trajectory], advice: str
     ) -> NoReturn:
         """Keeps the record and the batch, and raises TrainingDiverged."""
-        (self._scratch / RECORD).write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
-        write_trajectories(self._scratch / BATCH, batch)
+        if distributed.first():
+            (self._scratch / RECORD).write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+            write_trajectories(self._scratch / BATCH, batch)
+        distributed.wait()  # a launcher ends all processes when one of them fails
         raise TrainingDiverged(
             f"gradient step {record['step']}: {_listed(measured)}. No checkpoint was written; the batch is in "
             f"{self._scratch / BATCH}, the numbers in {RECORD} beside it. {advice}"

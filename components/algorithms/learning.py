@@ -23,9 +23,11 @@ class Learning:
     """What the loss needs to know of each trajectory: the advantage of each of its sampled tokens, and what two other
     policies say of them."""
 
-    def __init__(self, spec: PolicyGradientSpec, before: Before):
+    def __init__(self, spec: PolicyGradientSpec, before: Before, *, padded: bool = False):
         self.spec = spec
         self.before = before
+        self.padded = padded
+        """Whether packs are computed as padded rows."""
         self.advantages: dict[str, list[float]] = {}
         """By trajectory; of its sampled tokens, over all histories."""
         self.first: dict[str, int] = {}
@@ -36,7 +38,9 @@ class Learning:
         by_cut: dict[Cut, list[Sequence_]] = defaultdict(list)
         for trajectory, sequences in zip(trajectories, self._sequences(trajectories), strict=True):
             by_cut[Cut.of(trajectory)] += sequences
-        return [(cut, one) for cut, each in by_cut.items() for one in pack(each, self.spec.pack_tokens)]
+        return [
+            (cut, one) for cut, each in by_cut.items() for one in pack(each, self.spec.pack_tokens, padded=self.padded)
+        ]
 
     def _sequences(self, trajectories: Sequence[Trajectory]) -> list[list[Sequence_]]:
         """The histories of each trajectory."""
@@ -56,7 +60,6 @@ class Learning:
             first = self.first.get(trajectory.id, 0)
             for place, history in enumerate(trajectory.histories):
                 targets = [index for index, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
-                old, _ = self.before.of(trajectory, place)
                 made[-1].append(
                     Sequence_(
                         history.token_ids,
@@ -64,7 +67,7 @@ class Learning:
                         [history.logprobs[index] for index in targets],
                         [next(given) for _ in targets],
                         weight,
-                        old,
+                        self.before.old(trajectory, place),
                         first,
                     )
                 )
@@ -77,15 +80,6 @@ def learned_tokens(spec: PolicyGradientSpec, trajectory: Trajectory) -> int:
     if spec.mask_truncated and _truncated(trajectory):
         return 0
     return sum(sum(history.sampled_mask()) for history in trajectory.histories)
-
-
-def counts(packs: Packs) -> dict[str, float]:
-    """Tokens that were sampled, tokens as they would count without sharing, tokens that are computed."""
-    return {
-        "sampled_tokens": float(sum(len(one.token_S) for _, one in packs)),
-        "tokens": float(sum(sum(one.lengths) for _, one in packs)),
-        "computed_tokens": float(sum(len(one.token_ids_N) for _, one in packs)),
-    }
 
 
 def policy_loss(

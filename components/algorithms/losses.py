@@ -28,15 +28,20 @@ def log_ratio(logprob_S: torch.Tensor, old_logprob_S: torch.Tensor) -> torch.Ten
 def by_sequence(log_ratio_S: torch.Tensor, sequence_S: torch.Tensor, level: RatioLevel) -> torch.Tensor:
     """Log-ratios at the level at which they are compared: of each `token` (PPO); of the whole `sequence`, the sum over
     its tokens (RLOO); or `sequence_mean`, the mean over them (GSPO, arXiv:2507.18071, eq. 7). sequence_S: the index of
-    the sequence that a token belongs to."""
+    the sequence that a token belongs to, in order."""
     if level == "token":
         return log_ratio_S
-    count = int(sequence_S.max()) + 1 if len(sequence_S) else 0
-    sum_Q = log_ratio_S.new_zeros(count).index_add(0, sequence_S, log_ratio_S)
+    tokens_Q = sequence_S.bincount()
+    sum_Q = segment_sums(log_ratio_S, tokens_Q)
     if level == "sequence_mean":
-        tokens_Q = log_ratio_S.new_zeros(count).index_add(0, sequence_S, torch.ones_like(log_ratio_S))
         sum_Q = sum_Q / tokens_Q.clamp(min=1)
     return sum_Q[sequence_S]
+
+
+def segment_sums(value_S: torch.Tensor, size_Q: torch.Tensor) -> torch.Tensor:
+    """(Q, ...) sums of the first size_Q[0] rows, of the size_Q[1] after them, and so on; 0 of none. Unlike index_add it
+    adds in the same order every time, on a GPU too."""
+    return torch.segment_reduce(value_S, "sum", lengths=size_Q, unsafe=True)
 
 
 def ratio(log_ratio_S: torch.Tensor) -> torch.Tensor:

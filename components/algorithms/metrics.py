@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from components.algorithms.packing import Pack
+
 ADDED = {"skipped_steps", "sampled_tokens", "tokens", "computed_tokens", "seconds"}
 """Counts and seconds; of everything else the mean is taken."""
+
+
+def of_packs(packs: Sequence[Pack]) -> dict[str, float]:
+    """Tokens that are learned from, tokens as they would count without sharing, tokens that are computed."""
+    return {
+        "sampled_tokens": float(sum(len(one.token_S) for one in packs)),
+        "tokens": float(sum(sum(one.lengths) for one in packs)),
+        "computed_tokens": float(sum(one.computed for one in packs)),
+    }
 
 
 def over_steps(steps: Sequence[dict[str, float]]) -> dict[str, float]:

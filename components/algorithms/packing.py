@@ -5,6 +5,9 @@ after another, each would compute them again. In a pack, a token is a node of a 
 nodes, at every depth. Attention lets a node see its ancestors, and positions count depth, so each node computes what
 it would have computed in its own sequence.
 
+Models for which mask and positions do not say all compute a row for each sequence, filled up to the longest (`layout`):
+their packs are bounded by such rows, and hold sequences of about the same length.
+
 Nodes are laid out depth first, as they come when the sequences are sorted: what lies below a node comes right after
 it, up to its end. So one number for each node says all: j sees i where i <= j < end(i).
 
@@ -67,12 +70,8 @@ class Pack:
     """Which of the given sequences are in the pack, in their order."""
     lengths: list[int]
     """Tokens of each of them, as they would count without sharing."""
-
-    @property
-    def mask_NN(self) -> torch.Tensor:
-        """True where the row's node may see the column's node."""
-        nodes_N = torch.arange(len(self.ends_N), device=self.ends_N.device)
-        return (nodes_N <= nodes_N[:, None]) & (nodes_N[:, None] < self.ends_N)
+    computed: int
+    """Tokens that a model computes: the nodes, or in padded rows all their places."""
 
     def to(self, device: torch.device | str) -> Pack:
         """The same with its tensors on a device."""
@@ -84,10 +83,11 @@ class Pack:
         return replace(self, **moved)
 
 
-def pack(sequences: Sequence[Sequence_], most_tokens: int) -> list[Pack]:
-    """Distributes sequences over packs of at most `most_tokens` nodes each (a single longer sequence has a pack of its
-    own), those that share most together. Sequences without targets are in none. Tokens after the last target are cut
-    off: nothing depends on them."""
+def pack(sequences: Sequence[Sequence_], most_tokens: int, *, padded: bool = False) -> list[Pack]:
+    """Distributes sequences over packs of which each computes at most `most_tokens` (a single longer sequence has a
+    pack of its own): those that share most together, or where they are computed as padded rows, those of about the
+    same length. Sequences without targets are in none. Tokens after the last target are cut off: nothing depends on
+    them."""
     learned = [index for index, sequence in enumerate(sequences) if len(sequence.targets)]
     assert all(min(sequences[index].targets) > 0 for index in learned), "nothing comes before the first token"
     # The last target is predicted, not read.
@@ -95,11 +95,14 @@ def pack(sequences: Sequence[Sequence_], most_tokens: int) -> list[Pack]:
     order = sorted(learned, key=lambda index: (read[index], index))
     shared = [0, *(_shared(read[one], read[other]) for one, other in pairwise(order))]
     lengths = [len(read[index]) for index in order]
-    bins = _fill(_subtrees(lengths, shared, most_tokens), shared, most_tokens)
+    if padded:
+        bins = _fill_rows(lengths, shared, most_tokens)
+    else:
+        bins = _fill(_subtrees(lengths, shared, most_tokens), shared, most_tokens)
     packs = []
     for ranges in bins:
         together = [order[place] for first, last, _ in sorted(ranges) for place in range(first, last)]
-        packs.append(_lay_out(sequences, read, together))
+        packs.append(_lay_out(sequences, read, together, padded))
     return sorted(packs, key=lambda one: one.members[0])
 
 
@@ -151,6 +154,22 @@ def _fill(parts: list[Range], shared: Sequence[int], most_tokens: int) -> list[l
     return bins
 
 
+def _fill_rows(lengths: Sequence[int], shared: Sequence[int], most_tokens: int) -> list[list[Range]]:
+    """Rows padded to the longest of a pack, the longest ones first. A row is a sequence and those before it that are
+    nothing but its beginning."""
+    ends = [
+        place for place in range(1, len(lengths) + 1) if place == len(lengths) or shared[place] < lengths[place - 1]
+    ]
+    rows = [(first, last, lengths[last - 1]) for first, last in pairwise([0, *ends])]
+    bins: list[list[Range]] = []
+    for row in sorted(rows, key=lambda one: (-one[2], one[0])):
+        if bins and (len(bins[-1]) + 1) * bins[-1][0][2] <= most_tokens:
+            bins[-1].append(row)
+        else:
+            bins.append([row])
+    return bins
+
+
 class _Least:
     """The least of any stretch of numbers, at once (sparse table)."""
 
@@ -167,7 +186,7 @@ class _Least:
         return int(min(self._of[k][start], self._of[k][stop - 2**k]))
 
 
-def _lay_out(sequences: Sequence[Sequence_], read: dict[int, list[int]], ordered: Sequence[int]) -> Pack:
+def _lay_out(sequences: Sequence[Sequence_], read: dict[int, list[int]], ordered: Sequence[int], padded: bool) -> Pack:
     """The pack of some sequences. read: their tokens; ordered: their indices, sorted by these."""
     tokens: list[int] = []
     depths: list[int] = []
@@ -187,11 +206,18 @@ def _lay_out(sequences: Sequence[Sequence_], read: dict[int, list[int]], ordered
         paths[index] = path
     for node in path:
         ends[node] = len(tokens)
-    return _with_targets(sequences, paths, tokens, depths, ends)
+    leaves = sum(end == node + 1 for node, end in enumerate(ends))
+    computed = leaves * (max(depths) + 1) if padded else len(tokens)
+    return _with_targets(sequences, paths, tokens, depths, ends, computed)
 
 
 def _with_targets(
-    sequences: Sequence[Sequence_], paths: dict[int, list[int]], tokens: list[int], depths: list[int], ends: list[int]
+    sequences: Sequence[Sequence_],
+    paths: dict[int, list[int]],
+    tokens: list[int],
+    depths: list[int],
+    ends: list[int],
+    computed: int,
 ) -> Pack:
     members = sorted(paths)
     nodes: list[int] = []
@@ -229,4 +255,5 @@ def _with_targets(
         torch.tensor(owners),
         members,
         [len(sequences[index].token_ids) for index in members],
+        computed,
     )

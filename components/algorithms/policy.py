@@ -15,7 +15,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from components.algorithms import exactness
+from components.algorithms import layout as layouts
 from components.algorithms.adapter import LEARNING, Adapter
+from components.algorithms.logits import Head, nothing
 from components.algorithms.packing import Pack
 from components.algorithms.whole import Whole
 from components.errors import ResourceError
@@ -43,7 +45,7 @@ class Policy:
         self._again = False
         self.device = pick_device(spec.device)
         self.model = load_model(base_dir, dtype=spec.dtype, device=self.device, quantization=spec.quantization)
-        self._lay, self._head_alone = exactness.choose(self, spec.max_length)
+        self._lay, self._after = exactness.choose(self, spec.max_length)
         self._learned: Adapter | Whole = (
             Adapter(self.model, spec, seed) if spec.lora else Whole(self.model, spec, base_dir)
         )
@@ -83,19 +85,31 @@ class Policy:
         """The LoRA adapter that learns; None where all weights do."""
         return self._learned if isinstance(self._learned, Adapter) else None
 
+    @property
+    def padded(self) -> bool:
+        """Whether packs are computed as padded rows, in which nothing is shared."""
+        return self._lay is layouts.padded
+
     def logprobs(self, pack: Pack, cut: Cut, *, entropy_gradient: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """(S,) log-probabilities of the pack's sampled tokens under the distribution they were drawn from, and its (S,)
         entropies in nats, without gradient unless asked for.
 
         Logits are made for `LOGIT_ROWS` positions at a time, and again in the backward pass: memory does not grow with
-        tokens times vocabulary, but for models that do more to their logits than the head does. A token that the policy
-        has moved out of a cut distribution counts as inside, so that its log-probability stays finite.
+        tokens times vocabulary, but for models that do to their logits what `logits` does not know. A token that the
+        policy has moved out of a cut distribution counts as inside, so that its log-probability stays finite.
         """
+        logprob_S, entropy_S, _ = self.logprobs_and_hidden(pack, cut, entropy_gradient=entropy_gradient)
+        return logprob_S, entropy_S
+
+    def logprobs_and_hidden(
+        self, pack: Pack, cut: Cut, *, entropy_gradient: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What `logprobs` and `hidden` give, of one forward pass."""
         pack = pack.to(self.device)
         order_S = pack.row_S.argsort(stable=True)
         row_S, token_S = pack.row_S[order_S], pack.token_S[order_S]
-        states_UX, head = self.rows(pack)
-        if not self._head_alone:
+        states_UX, head, hidden_UD = self._forward(pack)
+        if self._after is None:
             logprob_S, entropy_S = _read(states_UX, row_S, token_S, cut, entropy_gradient)
         else:
 
@@ -110,24 +124,12 @@ class Policy:
                 parts.append(checkpoint(read, *given, use_reentrant=False) if again else read(*given))
             logprob_S, entropy_S = (torch.cat([part[side] for part in parts]) for side in (0, 1))
         back_S = order_S.argsort()
-        return logprob_S[back_S], entropy_S[back_S]
+        return logprob_S[back_S], entropy_S[back_S], hidden_UD
 
     def hidden(self, pack: Pack) -> torch.Tensor:
         """(U, D) last hidden states, after the final norm, of the nodes from which a sampled token is predicted."""
         layout = self._lay(pack.to(self.device))
         return layout.states(self.base.base_model(**layout.inputs).last_hidden_state)
-
-    def logprobs_and_hidden(
-        self, pack: Pack, cut: Cut, *, entropy_gradient: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What `logprobs` and `hidden` give, of one forward pass."""
-        seen: list[torch.Tensor] = []
-        hook = self.base.base_model.register_forward_hook(lambda *given: seen.append(given[-1].last_hidden_state))
-        try:
-            logprob_S, entropy_S = self.logprobs(pack, cut, entropy_gradient=entropy_gradient)
-        finally:
-            hook.remove()
-        return logprob_S, entropy_S, self._lay(pack.to(self.device)).states(seen[0])
 
     def add_adapter(self, name: str) -> None:
         """A further adapter on the same base, a copy of the one that learns, but without dropout. There may be one of
@@ -145,14 +147,25 @@ class Policy:
 
     def rows(self, pack: Pack) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
         """(U, X) numbers for each node from which a sampled token is predicted, and the function that makes (·, V)
-        logits of some of them: hidden states and the head; for models that do more to their logits, the logits
-        themselves."""
-        if self._head_alone:
-            return self.hidden(pack), self.base.get_output_embeddings()
+        logits of some of them: hidden states and the head; for models that do to their logits what is not known,
+        the logits themselves."""
+        states_UX, head, _ = self._forward(pack)
+        return states_UX, head
+
+    def _forward(self, pack: Pack) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor], torch.Tensor]:
+        """What `rows` and `hidden` give, of one forward pass."""
+        if self._after is not None:
+            hidden_UD = self.hidden(pack)
+            return hidden_UD, Head(self.base.get_output_embeddings(), self._after), hidden_UD
         layout = self._lay(pack.to(self.device))
         kept, at_U = layout.place_U.unique(return_inverse=True)
-        logits_BKV = self.model(**layout.inputs, logits_to_keep=kept).logits
-        return replace(layout, place_U=at_U).states(logits_BKV), lambda logits: logits
+        seen: list[torch.Tensor] = []
+        hook = self.base.base_model.register_forward_hook(lambda *given: seen.append(given[-1].last_hidden_state))
+        try:
+            logits_BKV = self.model(**layout.inputs, logits_to_keep=kept).logits
+        finally:
+            hook.remove()
+        return replace(layout, place_U=at_U).states(logits_BKV), nothing, layout.states(seen[0])
 
     penalty: Penalty | None = None
     """On the parameters, beside the loss."""

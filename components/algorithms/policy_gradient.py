@@ -25,7 +25,8 @@ import torch
 
 from components.algorithms import advantages, distributed, losses, returns
 from components.algorithms.before import Before
-from components.algorithms.learning import Learning, Packs, counts, learned_tokens, means, policy_loss
+from components.algorithms.learning import Learning, Packs, learned_tokens, means, policy_loss
+from components.algorithms.metrics import of_packs
 from components.algorithms.policy import Policy
 from components.algorithms.spec import GRPOSpec
 from components.algorithms.steps import Group, take_steps
@@ -58,7 +59,7 @@ def train_policy_gradient(
         measured = _backward(spec, policy, packs)
         if "kl" not in measured and spec.measure_kl:
             measured["kl"] = _kl_of_shortest(spec, policy, part, learning)
-        return measured, counts(packs)
+        return measured, of_packs([one for _, one in packs])
 
     rest: dict[str, Any] = {"step": step, "seed": seed, "scratch": scratch, "on_step": on_step, "taken": taken}
     return take_steps(spec, optimizer, groups, backward, rates=[spec.learning_rate], **rest)
@@ -76,7 +77,7 @@ def prepare(
     kl_in_reward = spec.kl_coefficient > 0 and spec.kl_in != "loss"
     if kl_in_reward or spec.correction != "none":
         before.measure(policy, scored, spec.pack_tokens, reference=kl_in_reward, first=first)
-    learning = Learning(spec, before)
+    learning = Learning(spec, before, padded=policy.padded)
     groups = list(by_scenario(scored).values())
     of_groups = [[_returns(spec, one, before) for one in group] for group in groups]
     found = advantages.advantages(of_groups, baseline=spec.baseline, scale=spec.scale)
@@ -124,7 +125,7 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: Packs) -> dict[str, float]:
     Returns the loss, the L2 norm before that, and what the packs say of the policy."""
     sums: dict[str, float] = defaultdict(float)
     count = sum(len(one.token_S) for _, one in packs)
-    for (cut, given), real in distributed.share(packs):
+    for (cut, given), real in distributed.share_drawing(packs):
         one = given.to(policy.device)
         logprob_S, entropy_S = policy.logprobs(one, cut, entropy_gradient=spec.entropy_coefficient > 0)
         seen: dict[str, float] = defaultdict(float)

@@ -32,7 +32,8 @@ from components.algorithms import advantages, distributed, losses, returns
 from components.algorithms.before import Before
 from components.algorithms.critic import Critic
 from components.algorithms.gae import gae
-from components.algorithms.learning import Learning, Packs, counts, learned_tokens, means, policy_loss
+from components.algorithms.learning import Learning, Packs, learned_tokens, means, policy_loss
+from components.algorithms.metrics import of_packs
 from components.algorithms.packing import Pack
 from components.algorithms.policy import Policy
 from components.algorithms.spec import PPOSpec
@@ -72,7 +73,7 @@ def train_ppo(
 
     def backward(part: list[Trajectory]) -> tuple[dict[str, float], dict[str, float]]:
         packs = actions.packs(part)
-        return _backward(spec, policy, critic, packs, actions), counts(packs)
+        return _backward(spec, policy, critic, packs, actions), of_packs([one for _, one in packs])
 
     rest: dict[str, Any] = {"step": step, "seed": seed, "scratch": scratch, "on_step": on_step, "taken": taken}
     rates = [spec.learning_rate, spec.value_learning_rate or spec.learning_rate]
@@ -98,8 +99,10 @@ def adapted(coefficient: float, kl: float, target: float | None) -> float:
 class Actions(Learning):
     """The A sampled tokens of a round's episodes, with columns of their own. Packs carry the number of each."""
 
-    def __init__(self, spec: PPOSpec, before: Before, episodes: Sequence[Trajectory], coefficient: float):
-        super().__init__(spec, before)
+    def __init__(
+        self, spec: PPOSpec, before: Before, episodes: Sequence[Trajectory], coefficient: float, *, padded: bool = False
+    ):
+        super().__init__(spec, before, padded=padded)
         self.groups: list[Group] = list(by_scenario(episodes).values())
         kl = [before.kl(one, spec.kl_estimator) for one in episodes]
         values = [before.whole("values", one) for one in episodes]
@@ -137,7 +140,7 @@ def prepare(
     before = Before(scratch)
     if episodes:
         before.measure(policy, episodes, spec.pack_tokens, reference=True, first=first, critic=critic)
-    actions = Actions(spec, before, episodes, critic.kl_coefficient)
+    actions = Actions(spec, before, episodes, critic.kl_coefficient, padded=policy.padded)
     for one in episodes:
         one.advantage = sum(actions.advantages[one.id]) / len(actions.advantages[one.id])
     return actions
@@ -168,7 +171,7 @@ def _backward(spec: PPOSpec, policy: Policy, critic: Critic, packs: Packs, actio
     max_grad_norm. Returns the loss, the L2 norms before that, and what the packs say of policy and critic."""
     sums: dict[str, float] = defaultdict(float)
     count = sum(len(one.token_S) for _, one in packs)
-    for (cut, given), real in distributed.share(packs):
+    for (cut, given), real in distributed.share_drawing(packs):
         seen: dict[str, float] = defaultdict(float)
         one = given.to(policy.device)
         before_S, return_S, reference_S = (

@@ -23,7 +23,8 @@ from components.algorithms import distributed, schedule
 from components.algorithms import preference_losses as losses
 from components.algorithms.checkpoint import random_states, set_random_states
 from components.algorithms.guards import Guards
-from components.algorithms.metrics import over_steps
+from components.algorithms.losses import segment_sums
+from components.algorithms.metrics import of_packs, over_steps
 from components.algorithms.packing import Pack, Sequence_, pack
 from components.algorithms.pairs import pairs
 from components.algorithms.policy import Policy
@@ -178,21 +179,22 @@ def _backward(
     measured, and counts of tokens."""
     learned = list({id(one): one for example in batch for one in _learned(spec, example)}.values())
     place = {id(one): index for index, one in enumerate(learned)}
-    packs = _packs(learned, spec)
+    packs = _packs(policy, learned, spec)
     drawn = random_states()
     with torch.no_grad():
-        sum_E = torch.tensor(_sums(policy, learned, spec), device=policy.device)
+        sum_E = torch.tensor(_sums(policy, learned, spec, distributed.share_drawing), device=policy.device)
         kl = torch.zeros((), device=policy.device)
         if isinstance(spec, KTOSpec):
             strangers = [example.episodes[1] for example in batch]
             references = torch.tensor([one.reference for one in strangers])
-            kl = (torch.tensor(_sums(policy, strangers, spec)) - references).mean().clamp(min=0).to(policy.device)
+            theirs = torch.tensor(_sums(policy, strangers, spec, distributed.share_drawing))
+            kl = (theirs - references).mean().clamp(min=0).to(policy.device)
     sum_E.requires_grad_()
     reference_E = torch.tensor([one.reference for one in learned], device=policy.device)
     loss, seen = _loss(spec, batch, sum_E, reference_E, place, kl)
     weight_E = torch.autograd.grad(loss, sum_E)[0]
     set_random_states(drawn)  # the same packs again, and the same dropout
-    for (owner_Q, one), real in distributed.share(packs):
+    for (owner_Q, one), real in distributed.share_drawing(packs):
         logprob_S, _ = policy.logprobs(one, Cut())
         weight_S = weight_E[owner_Q.to(policy.device)[one.sequence_S.to(policy.device)]]
         (logprob_S * (weight_S if real else 0 * weight_S)).sum().backward()
@@ -200,12 +202,7 @@ def _backward(
     if policy.penalty:
         seen = {**seen, "ewc": policy.add_penalty()}
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
-    counts = {
-        "sampled_tokens": float(sum(len(one.token_S) for _, one in packs)),
-        "tokens": float(sum(sum(one.lengths) for _, one in packs)),
-        "computed_tokens": float(sum(len(one.token_ids_N) for _, one in packs)),
-    }
-    return {"loss": loss.item(), "grad_norm": grad_norm, **seen}, counts
+    return {"loss": loss.item(), "grad_norm": grad_norm, **seen}, of_packs([one for _, one in packs])
 
 
 def _learned(spec: PreferenceSpec, example: Example) -> tuple[Episode, ...]:
@@ -261,20 +258,24 @@ def _loss(
     return loss, {"margin": margin_P.mean().item(), "accuracy": (margin_P > 0).float().mean().item()}
 
 
-def _sums(policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec) -> list[float]:
-    """The log-probability of each episode as the policy is now; without gradient."""
+def _sums(
+    policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec, share: distributed.Share = distributed.share
+) -> list[float]:
+    """The log-probability of each episode as the policy is now; without gradient. share: of the packs, by process."""
     total_E = torch.zeros(len(episodes), device=policy.device)
     with torch.no_grad():
-        for owner_Q, one in _packs(episodes, spec):
+        for (owner_Q, one), real in share(_packs(policy, episodes, spec)):
             logprob_S, _ = policy.logprobs(one, Cut())
-            total_E.index_add_(0, owner_Q.to(policy.device)[one.sequence_S.to(policy.device)], logprob_S)
-    return total_E.tolist()
+            if real:
+                owner_S = owner_Q.to(policy.device)[one.sequence_S.to(policy.device)]
+                total_E += segment_sums(logprob_S, owner_S.bincount(minlength=len(episodes)))
+    return distributed.add_up(total_E).tolist()
 
 
-def _packs(episodes: Sequence[Episode], spec: PreferenceSpec) -> list[tuple[torch.Tensor, Pack]]:
+def _packs(policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec) -> list[tuple[torch.Tensor, Pack]]:
     """(index of the episode to which each sequence belongs, pack)."""
     places = [(index, one) for index, episode in enumerate(episodes) for one in episode.sequences]
-    packs = pack([one for _, one in places], spec.pack_tokens)
+    packs = pack([one for _, one in places], spec.pack_tokens, padded=policy.padded)
     return [(torch.tensor([places[member][0] for member in one.members]), one) for one in packs]
 
 

@@ -74,7 +74,7 @@ def _spans(
     return [(one.token_ids, one.spans) for one in streams]
 
 
-def packs(episodes: Sequence[Episode], most_tokens: int) -> list[tuple[torch.Tensor, Pack]]:
+def packs(episodes: Sequence[Episode], most_tokens: int, *, padded: bool = False) -> list[tuple[torch.Tensor, Pack]]:
     """(number of each reading, pack): readings are counted over all episodes, in order.
 
     A pack computes the nodes that predict its targets; the target after a place makes that place such a node. Where
@@ -86,12 +86,7 @@ def packs(episodes: Sequence[Episode], most_tokens: int) -> list[tuple[torch.Ten
         targets = [place + 1 for place in stream.places]
         sequences.append(Sequence_([*stream.token_ids, 0], targets, first=number))
         number += len(targets)
-    return [(one.number_S, one) for one in pack(sequences, most_tokens)]
-
-
-def owners(episodes: Sequence[Episode]) -> torch.Tensor:
-    """(R,) index of the episode to which each reading belongs."""
-    return torch.tensor([index for index, one in enumerate(episodes) for _ in range(one.readings)], dtype=torch.long)
+    return [(one.number_S, one) for one in pack(sequences, most_tokens, padded=padded)]
 
 
 def value(trajectory: Trajectory, score: Score, head: str) -> float | None:

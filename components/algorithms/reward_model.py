@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from components.algorithms import distributed
 from components.algorithms.packing import Pack
 from components.algorithms.policy import Policy
 from components.algorithms.reward_card import HEADS, Card, check_base, read_card
@@ -56,13 +57,19 @@ class RewardModel(Policy):
         score_UH = self.hidden(pack).float() @ self.weight_HD.T + self.bias_H
         return score_UH[pack.row_S.to(self.device)]
 
-    def scores(self, episodes: Sequence[Episode], most_tokens: int) -> torch.Tensor:
-        """(R, H) scores of all readings, in order; without gradient."""
+    def scores(
+        self, episodes: Sequence[Episode], most_tokens: int, share: distributed.Share | None = None
+    ) -> torch.Tensor:
+        """(R, H) scores of all readings, in order; without gradient. share: of the packs, by process; None where one
+        process asks by itself."""
         score_RH = torch.zeros(sum(one.readings for one in episodes), len(self.heads), device=self.device)
+        found = packs(episodes, most_tokens, padded=self.padded)
         with torch.no_grad():
-            for number_S, one in packs(episodes, most_tokens):
-                score_RH[number_S.to(self.device)] = self.read(one)
-        return score_RH
+            for (number_S, one), real in share(found) if share else ((each, True) for each in found):
+                score_SH = self.read(one)
+                if real:
+                    score_RH[number_S.to(self.device)] = score_SH
+        return distributed.add_up(score_RH) if share else score_RH
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:

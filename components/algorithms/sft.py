@@ -5,7 +5,8 @@ tokens that were sampled. Only tokens that the policy would write are learned, n
 
 TRL keeps the loop, the schedule and the logs. The loss is TRL's own (mean negative log-likelihood over the batch's
 learned tokens, arXiv:2203.02155), but computed on a pack instead of padded rows: prompts that demonstrations share are
-computed once, and logits are made for learned tokens only, which is where the padded form spends its memory.
+computed once, and logits are made for learned tokens only, which is where the padded form spends its memory. Of several
+processes each runs the whole loop, and they share the packs of each batch (`distributed`).
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from components.algorithms import checkpoint, schedule
+from components.algorithms import checkpoint, distributed, schedule
 from components.algorithms.guards import Guards
-from components.algorithms.metrics import over_steps
+from components.algorithms.metrics import of_packs, over_steps
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
 from components.algorithms.spec import SFTSpec
@@ -32,6 +34,9 @@ from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
 from components.trajectories.convert import to_openai
 from components.trajectories.schema import Trajectory
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +76,7 @@ def train_sft(
     if len(taken) == len(batches):
         return step + len(taken), {**over_steps(steps), "examples": float(len(rows))}
     clock = [0.0]
-    computed = [0, 0]
+    computed: list[dict[str, float]] = []
     guards = Guards(scratch)
     by_id = {trajectory.id: trajectory for trajectory in trajectories}
     random_state: list[dict[str, torch.Tensor]] = []
@@ -83,15 +88,16 @@ def train_sft(
         """Adds the gradient of the rows' loss to the parameters; returns the loss."""
         sequences = [Sequence_(row["input_ids"], row["targets"], weight=weights[row["trajectory_id"]]) for row in rows]
         learned = sum(len(sequence.targets) for sequence in sequences)
+        packs = pack(sequences, spec.pack_tokens, padded=policy.padded)
         total = 0.0
-        for part in pack(sequences, spec.pack_tokens):
+        for part, real in distributed.share_drawing(packs):
             logprob_S, _ = policy.logprobs(part, Cut())
             loss = -(logprob_S * part.weight_S.to(policy.device)).sum() / learned
-            loss.backward()
-            total += loss.item()
-            computed[0] += sum(part.lengths)
-            computed[1] += len(part.token_ids_N)
-        return total
+            (loss if real else loss * 0).backward()
+            total += loss.item() if real else 0.0
+        distributed.sum_gradients(policy.parameters.values())
+        computed.append(of_packs(packs))
+        return distributed.sums({"loss": total})["loss"]
 
     def grad_norm() -> float:
         gradients = [parameter.grad for parameter in policy.parameters.values() if parameter.grad is not None]
@@ -142,9 +148,10 @@ def train_sft(
             metrics |= {"ewc": held[0]} if policy.penalty else {}
             metrics["skipped_steps"] = float(len(skipped))
             metrics["seconds"] = time.monotonic() - clock[0]
-            metrics |= {"tokens": float(computed[0]), "computed_tokens": float(computed[1])}
+            metrics |= {name: sum(one[name] for one in computed) for name in ("tokens", "computed_tokens")}
             metrics = {"step": float(number), **metrics}
-            clock[0], computed[:] = time.monotonic(), (0, 0)
+            clock[0] = time.monotonic()
+            computed.clear()
             steps.append(metrics)
             on_step(metrics)
 
@@ -154,7 +161,13 @@ def train_sft(
         risen = schedule.risen(spec, step + done + 1)
         return risen * (1 - done / len(batches)) if spec.schedule == "linear" else risen
 
-    config = SFTConfig(
+    class OneProcess(SFTConfig):
+        @cached_property
+        def _setup_devices(self):
+            self.distributed_state, self._n_gpu = _one_process(policy.device), 1
+            return self.distributed_state.device
+
+    config = OneProcess(
         output_dir=str(scratch / "trl"),
         per_device_train_batch_size=1,  # a row of the dataset is a batch
         num_train_epochs=1,
@@ -175,7 +188,6 @@ def train_sft(
         remove_unused_columns=False,
         dataloader_pin_memory=False,
     )
-    config._n_gpu = 1  # the policy lies on one device, whatever else is in the machine
     with _undisturbed(policy):
         trainer = PackedSFTTrainer(
             model=policy.model,
@@ -199,6 +211,25 @@ def _batches(rows: list[dict[str, Any]], spec: SFTSpec, seed: int) -> Iterator[l
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed + epoch)).tolist()
         for start in range(0, len(order), spec.batch_size):
             yield [rows[index] for index in order[start : start + spec.batch_size]]
+
+
+def _one_process(device: str) -> PartialState:
+    """What accelerate is to know of processes and devices: this process is the only one, whatever else is in the
+    machine. It would give each process another part of the batches and average their gradients."""
+    from accelerate.state import AcceleratorState, DistributedType, PartialState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    PartialState._shared_state.update(
+        _cpu=device == "cpu",
+        backend=None,
+        debug=False,
+        device=torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device(device),
+        distributed_type=DistributedType.NO,
+        num_processes=1,
+        process_index=0,
+        local_process_index=0,
+    )
+    return PartialState()
 
 
 @contextlib.contextmanager

@@ -30,8 +30,8 @@ class OptimizerSpec(Spec):
     max_grad_norm: float = Field(1.0, gt=0)
     """The gradient is scaled down to this L2 norm."""
     pack_tokens: int = Field(4096, ge=64)
-    """Most distinct tokens that one forward pass computes; bounds memory, changes nothing else. What a group shares is
-    computed once where the group fits."""
+    """Most tokens that one forward pass computes; bounds memory, changes nothing else. What a group shares is computed
+    once, where the group fits; models that cannot share count padded rows."""
     gradient_checkpointing: bool = False
     """Layers keep only what goes into them, and are computed again in the backward pass: a fraction of the memory, a
     third more time, the same result."""

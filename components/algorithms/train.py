@@ -63,12 +63,15 @@ def train(
     `algorithm=distill`. mean_costs: of all episodes of the round, by name, for `algorithm.costs`; None takes those of
     the trajectories. anchor: what elastic weight consolidation holds on to.
 
+    In several processes (`distributed`) each is given the same arguments, folders too; on_step is called in all of
+    them, and the first one writes.
+
     Returns the means of the metrics. Raises TrainingDiverged, and then writes no checkpoint, and ArtifactError for
     trajectories that the algorithm cannot learn from.
     """
     import torch
 
-    from components.algorithms import checkpoint, costs, fit, foreign
+    from components.algorithms import checkpoint, costs, distributed, fit, foreign
     from components.algorithms.guards import STRIKES, Guards
     from components.algorithms.unfinished import Unfinished
 
@@ -159,14 +162,16 @@ def train(
             trajectories,
             f"not_finite counts tensors of what learns, {broken[0]} first. Lower algorithm.learning_rate",
         )
-    (out / "log.jsonl").write_text("".join(json.dumps(taken) + "\n" for taken in unfinished.steps))
-    if strikes := Guards(scratch).strikes():
-        (out / STRIKES).write_text("".join(json.dumps(one) + "\n" for one in strikes))
-    policy.save(policy.folder(out))
-    if critic is not None:
-        critic.save(out / checkpoint.CRITIC)
-    checkpoint.save_state(out, algorithm=algorithm.name, step=step, optimizer=optimizer, names=names)
-    costs.save(out, multipliers)
+    if distributed.first():
+        (out / "log.jsonl").write_text("".join(json.dumps(taken) + "\n" for taken in unfinished.steps))
+        if strikes := Guards(scratch).strikes():
+            (out / STRIKES).write_text("".join(json.dumps(one) + "\n" for one in strikes))
+        policy.save(policy.folder(out))
+        if critic is not None:
+            critic.save(out / checkpoint.CRITIC)
+        checkpoint.save_state(out, algorithm=algorithm.name, step=step, optimizer=optimizer, names=names)
+        costs.save(out, multipliers)
+    distributed.wait()
     return metrics | figures
 
 

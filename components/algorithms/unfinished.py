@@ -7,7 +7,7 @@ whole one is there, or none yet. What is read is checked against the sums in ste
 
 Batches are a function of the stage's arguments, so the number of steps taken says where to go on; the policy, the
 optimizer and the random state are those after the last of them. The result is that of a training which was never
-stopped, bit for bit.
+stopped, bit for bit. Of several processes, which all hold the same, the first one writes and all read.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from pathlib import Path
 
 import torch
 
-from components.algorithms import checkpoint
+from components.algorithms import checkpoint, distributed
 from components.algorithms.critic import Critic
 from components.algorithms.policy import Policy
 from components.artifacts import sync_tree
+from components.errors import ResourceError
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,18 @@ class Unfinished:
         optimizer.register_step_pre_hook(lambda *_: self._tear())
 
     def restore(self) -> int:
-        """Takes up the training where an earlier try left it; returns the gradient steps it had taken, 0 for none."""
+        """Takes up the training where an earlier try left it; returns the gradient steps it had taken, 0 for none.
+        Raises ResourceError where the processes of a training find different states."""
+        self._restore()
+        if not distributed.alike(self._kept):
+            raise ResourceError(
+                f"the processes of this training found different states in {self._folder}, this one that after "
+                f"{self._kept} gradient steps: expected one scratch folder that all of them read. Put it on a disk "
+                "that they share"
+            )
+        return self._kept
+
+    def _restore(self) -> None:
         for folder in sorted(self._folder.glob("[0-9]*"), reverse=True):
             try:
                 record = json.loads((folder / STEPS).read_text())
@@ -85,8 +97,7 @@ class Unfinished:
             self.steps = record["steps"]
             self._kept = len(self.steps)
             log.info("training goes on after gradient step %d", self._start + self._kept)
-            return self._kept
-        return 0
+            return
 
     def took(self, metrics: dict[str, float]) -> None:
         """A gradient step is done; saves where it is time to."""
@@ -108,6 +119,8 @@ class Unfinished:
 
     def save(self) -> None:
         """Writes the state after the last gradient step. A disk that is full costs a warning, not the training."""
+        if not distributed.first():
+            return
         part = self._folder / f"part-{os.getpid()}"
         try:
             shutil.rmtree(part, ignore_errors=True)

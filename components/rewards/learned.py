@@ -49,7 +49,7 @@ class Learned:
             (`bound`).
         deviations: See combine; 0 or more.
         cap: Most that a score counts, of an episode or, by a process model, of a turn; null is no limit.
-        pack_tokens: Most distinct tokens that one forward pass computes; bounds memory.
+        pack_tokens: Most tokens that one forward pass computes; bounds memory.
 
     The components of a Score are the heads (mean over the models, of a process model the sum over the turns, before
     weights and cap), `task`, and of several models `spread`, the standard deviation of their scores. An episode that

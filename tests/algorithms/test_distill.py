@@ -120,7 +120,7 @@ def test_models_that_do_more_to_their_logits_are_read_as_a_whole(base_dir):
     student, teacher = make_policy(base_dir), make_policy(base_dir, seed=7)
     [one] = pack([Sequence_([*range(5, 15)], [6, 8, 9])], 64)
     alone = divergence.to_teacher(student, teacher, one, 1.0)
-    student._head_alone = teacher._head_alone = False
+    student._after = teacher._after = None
     assert torch.allclose(divergence.to_teacher(student, teacher, one, 1.0), alone, atol=1e-6)
 
 

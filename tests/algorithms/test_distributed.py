@@ -1,4 +1,4 @@
-"""Two processes, with whole or with sharded base weights, take the step of one."""
+"""Two processes, with whole or with sharded base weights, take the steps of one; the first one alone writes."""
 
 from __future__ import annotations
 
@@ -6,95 +6,317 @@ import json
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from tests.algorithms.builders import batch, make_policy
+from components.algorithms.spec import (
+    AlgorithmSpec,
+    DistillSpec,
+    DPOSpec,
+    GRPOSpec,
+    KTOSpec,
+    PPOSpec,
+    ProcessRewardModelSpec,
+    RewardModelSpec,
+    RewardTrainingSpec,
+    SFTSpec,
+)
+from components.trajectories.schema import Score, Trajectory
+from tests.algorithms.builders import MODEL, batch, make_policy
+from tests.algorithms.test_checkpoint import DROPOUT, differing
 
+pytestmark = pytest.mark.timeout(600)
 CODE = Path(__file__).resolve().parents[2]
 WORKER = """
-import json, sys
+import json, os, sys
 from datetime import timedelta
 from pathlib import Path
-import torch
+
+function, base_dir, folder, rank, port = sys.argv[1:]
+os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")  # as launchers do
 from torch import distributed
 from tests.algorithms import test_distributed
 
-base_dir, out, kind, rank, port, algorithm = sys.argv[1:]
-if rank != "alone":
-    distributed.init_process_group(
-        "gloo", f"tcp://127.0.0.1:{port}", rank=int(rank), world_size=2, timeout=timedelta(seconds=120)
-    )
-json.dump(test_distributed.one_step(Path(base_dir), kind, algorithm), open(out, "w"))
-if rank != "alone":
-    distributed.destroy_process_group()
+distributed.init_process_group(
+    "gloo", f"tcp://127.0.0.1:{port}", rank=int(rank), world_size=2, timeout=timedelta(seconds=300)
+)
+found = getattr(test_distributed, function)(Path(base_dir), Path(folder))
+Path(folder, f"{rank}.json").write_text(json.dumps(found))
+distributed.destroy_process_group()
 """
 
 
-def one_step(base_dir: Path, kind: str, algorithm: str) -> dict:
-    """The gradient before the step, and the metrics, of five groups in more packs than processes, an odd number."""
-    import tempfile
+def in_two_processes(function: str, base_dir: Path, folder: Path) -> list[Any]:
+    """What each of two processes says of `function(base_dir, folder)`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, function, str(base_dir), str(folder), rank, port],
+            cwd=CODE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    for rank, process in enumerate(running):
+        _, errors = process.communicate(timeout=500)
+        assert process.returncode == 0, f"{rank}: {errors[-3000:]}"
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
-    import torch
+
+# --- one step -------------------------------------------------------------------------------------------------------
+
+COMMON = {"pack_tokens": 64, "max_grad_norm": 1e9}
+TEACHER = {"name": "tiny", "source": "random", "device": "cpu"}
+STEPS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
+    "grpo": GRPOSpec(kl_coefficient=0.1, **COMMON),
+    "ppo": PPOSpec(epochs=1, **COMMON),
+    "sft": SFTSpec(batch_size=15, weight_temperature=0.5, **COMMON),
+    "dpo": DPOSpec(**COMMON),
+    "kto": KTOSpec(**COMMON),
+    "distill": DistillSpec(teacher=TEACHER, **COMMON),
+    "reward_model": RewardModelSpec(batch_size=64, **COMMON),
+    "process_reward_model": ProcessRewardModelSpec(batch_size=64, **COMMON),
+}
+"""Five groups in more packs than processes, an odd number."""
+KINDS = [("whole", name) for name in STEPS] + [("sharded", name) for name in ("grpo", "sft")]
+
+
+def episodes() -> list[Trajectory]:
+    found = batch(groups=5)
+    for one in found:
+        assert one.reward is not None
+        one.step_rewards = [one.reward / 2, one.reward]
+    return found
+
+
+def train_reward(spec: RewardTrainingSpec, base_dir: Path, **rest: Any) -> dict[str, float]:
+    from components.algorithms.train_reward import train_reward_model
+
+    found = episodes()
+    return train_reward_model(spec, base_dir=base_dir, trajectories=found, scores=scores(found), **rest)
+
+
+def scores(found: list[Trajectory]) -> list[Score]:
+    return [Score(one.id, one.reward) for one in found]
+
+
+def first_steps(base_dir: Path, folder: Path) -> dict[str, Any]:
+    return {f"{kind} {name}": one_step(base_dir, folder, kind, name) for kind, name in KINDS}
+
+
+def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, Any]:
+    """The gradient before the first step, the metrics, and the parameters in the end."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     from components.algorithms import distributed
     from components.algorithms.critic import Critic
+    from components.algorithms.distill import train_distill
     from components.algorithms.policy_gradient import train_policy_gradient
     from components.algorithms.ppo import train_ppo
     from components.algorithms.preference import train_preference
-    from components.algorithms.spec import DPOSpec, GRPOSpec, PPOSpec
+    from components.algorithms.sft import train_sft
 
-    policy = make_policy(base_dir)
-    if kind == "fsdp":
-        distributed.shard(policy)
-    optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
-    gradient = {}
+    spec = STEPS[name]
+    gradient: list[list[float]] = []
+    learning: list[torch.Tensor] = []
 
-    def keep(*_) -> None:
-        gradient.update({name: one.grad.flatten().tolist() for name, one in policy.parameters.items()})
+    def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not learning:
+            learning.extend(one for group in optimizer.param_groups for one in group["params"])
+            gradient.extend(one.grad.flatten().tolist() for one in learning if one.grad is not None)
 
-    optimizer.register_step_pre_hook(keep)
     logs: list[dict[str, float]] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        rest = {"step": 0, "seed": 0, "scratch": Path(scratch), "on_step": logs.append}
-        trajectories = batch(groups=5)
-        if algorithm == "ppo":
-            ppo = PPOSpec(pack_tokens=64, max_grad_norm=1e9)
-            critic = Critic(policy, ppo)
-            optimizer.add_param_group({"params": list(critic.parameters.values())})
-            train_ppo(ppo, policy, critic, optimizer, trajectories, **rest)
-        elif algorithm == "grpo":
-            spec = GRPOSpec(kl_coefficient=0.1, pack_tokens=64, max_grad_norm=1e9)
-            train_policy_gradient(spec, policy, optimizer, trajectories, **rest)
-        else:
-            preference = DPOSpec(pack_tokens=64, max_grad_norm=1e9)
-            train_preference(preference, policy, optimizer, base_dir, trajectories, **rest)
-    changing = ("seconds", "tokens_per_s")
-    metrics = {name: value for name, value in logs[0].items() if name not in changing}
-    after = {name: one.detach().flatten().tolist() for name, one in policy.parameters.items()}
-    return {"gradient": gradient, "metrics": metrics, "after": after}
+    hook = register_optimizer_step_pre_hook(keep)
+    try:
+        if isinstance(spec, RewardTrainingSpec):
+            for made in (out := folder / f"out-{name}", scratch := folder / f"scratch-{name}"):
+                made.mkdir(exist_ok=True)
+            rest = {"start": None, "out": out, "scratch": scratch, "seed": 0, "on_step": logs.append}
+            logs.append(train_reward(spec, base_dir, model=MODEL, **rest))
+            mine = {"gradient": gradient, "after": [one.detach().flatten().tolist() for one in learning]}
+            return mine | {"metrics": [_steady(log) for log in logs]}
+        policy = make_policy(base_dir)
+        if kind == "sharded":
+            distributed.shard(policy)
+        optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
+        with tempfile.TemporaryDirectory() as own:
+            rest = {"step": 0, "seed": 0, "scratch": Path(own), "on_step": logs.append}
+            if isinstance(spec, PPOSpec):
+                critic = Critic(policy, spec)
+                optimizer.add_param_group({"params": list(critic.parameters.values())})
+                train_ppo(spec, policy, critic, optimizer, episodes(), **rest)
+            elif isinstance(spec, GRPOSpec):
+                train_policy_gradient(spec, policy, optimizer, episodes(), **rest)
+            elif isinstance(spec, SFTSpec):
+                train_sft(spec, policy, optimizer, base_dir, episodes(), **rest)
+            elif isinstance(spec, DistillSpec):
+                train_distill(spec, policy, optimizer, base_dir, episodes(), teacher=policy, **rest)
+            else:
+                assert isinstance(spec, DPOSpec | KTOSpec)
+                train_preference(spec, policy, optimizer, base_dir, episodes(), **rest)
+    finally:
+        hook.remove()
+    after = [one.detach().flatten().tolist() for one in learning]
+    return {"gradient": gradient, "after": after, "metrics": [_steady(log) for log in logs]}
 
 
-def start(base_dir: Path, out: Path, kind: str, rank: str, port: int, algorithm: str) -> subprocess.Popen:
-    arguments = [str(base_dir), str(out), kind, rank, str(port), algorithm]
-    return subprocess.Popen([sys.executable, "-c", WORKER, *arguments], cwd=CODE, stderr=subprocess.PIPE, text=True)
+def _steady(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name not in ("seconds", "tokens_per_s")}
 
 
-@pytest.mark.parametrize(("kind", "algorithm"), [("ddp", "grpo"), ("fsdp", "grpo"), ("ddp", "dpo"), ("ddp", "ppo")])
-def test_two_processes_take_the_step_of_one(base_dir, tmp_path, kind, algorithm):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    running = {rank: start(base_dir, tmp_path / rank, kind, rank, port, algorithm) for rank in ("0", "1")}
-    for rank, process in running.items():
-        _, errors = process.communicate(timeout=200)
-        assert process.returncode == 0, f"{rank}: {errors[-3000:]}"
-    alone = one_step(base_dir, "alone", algorithm)
-    first, second = (json.loads((tmp_path / rank).read_text()) for rank in ("0", "1"))
-    assert first == second  # the same step everywhere, bit for bit
+@pytest.fixture(scope="module")
+def together(base_dir, tmp_path_factory) -> list[dict[str, Any]]:
+    """What each of two processes says of the steps."""
+    return in_two_processes("first_steps", base_dir, tmp_path_factory.mktemp("together"))
+
+
+@pytest.mark.parametrize(("kind", "name"), KINDS)
+def test_two_processes_take_the_step_of_one(base_dir, tmp_path, together, kind, name):
+    alone = one_step(base_dir, tmp_path, "alone", name)
+    first, second = (found[f"{kind} {name}"] for found in together)
+    assert first == second  # the same everywhere, bit for bit
+    assert any(any(values) for values in alone["gradient"])
     for part in ("gradient", "after"):
-        for name, values in alone[part].items():
-            scale = max(map(abs, values)) or 1.0
-            assert first[part][name] == pytest.approx(values, abs=2e-6 * scale), name
-    assert first["metrics"] == pytest.approx(alone["metrics"], rel=1e-5)
+        for ours, expected in zip(first[part], alone[part], strict=True):
+            scale = max(map(abs, expected)) or 1.0
+            assert ours == pytest.approx(expected, abs=2e-6 * scale)
+    assert len(first["metrics"]) == len(alone["metrics"])
+    for ours, expected in zip(first["metrics"], alone["metrics"], strict=True):
+        assert ours == pytest.approx(expected, rel=1e-5)
+
+
+# --- whole trainings, with files ------------------------------------------------------------------------------------
+
+SMALL = {"learning_rate": 1e-3, "pack_tokens": 64}
+TRAININGS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
+    "grpo": GRPOSpec(  # each step strikes a guard, and each begins with what the policy said before
+        minibatches=2, epochs=2, kl_coefficient=0.1, kl_in="reward", max_kl=1e-9, high_kl="warn", **SMALL
+    ),
+    "ppo": PPOSpec(epochs=2, minibatches=2, value="model", **SMALL),
+    "sft": SFTSpec(batch_size=4, **SMALL),
+    "dpo": DPOSpec(batch_size=2, **SMALL),
+    "reward_model": RewardModelSpec(batch_size=4, **SMALL),
+}
+"""Of three gradient steps or more."""
+
+
+class Stopped(Exception):
+    """The try ends here."""
+
+
+def one_training(base_dir: Path, name: str, folder: Path, on_step: Callable[[dict[str, float]], None]) -> Path:
+    from components.algorithms.train import train
+
+    out, scratch = folder / "out", folder / "scratch"
+    spec, seen = TRAININGS[name], {"seed": 11, "on_step": on_step, "save_every": 0.0}
+    if isinstance(spec, RewardTrainingSpec):
+        train_reward(spec, base_dir, model=DROPOUT, start=None, out=out, scratch=scratch, **seen)
+    else:
+        train(spec, DROPOUT, base_dir, episodes(), start=None, reference=None, out=out, scratch=scratch, **seen)
+    return out
+
+
+def whole_trainings(base_dir: Path, folder: Path) -> dict[str, Any]:
+    """Each training in one go, and one that is stopped after its second step and goes on. The second process fails
+    where it opens a file of theirs for writing."""
+    import safetensors.torch
+    from torch import distributed
+
+    from components.algorithms import checkpoint
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the second process writes tensors")
+
+    def watch(event: str, given: tuple) -> None:
+        if event == "open" and str(given[0]).startswith(str(folder)) and set(str(given[1])) & set("wax+"):
+            raise AssertionError(f"the second process writes {given[0]}")
+
+    def stop(metrics: dict[str, float]) -> None:
+        if metrics["step"] == 2:
+            raise Stopped
+
+    if distributed.get_rank() == 1:
+        safetensors.torch.save_file = refuse
+        sys.addaudithook(lambda event, given: watch(event, given) if not finished else None)
+    finished: list[bool] = []
+    states: dict[str, Any] = {}
+    for name in TRAININGS:
+        logs: list[dict[str, float]] = []
+        one_training(base_dir, name, folder / name / "whole", logs.append)
+        states[name] = [_steady(log) for log in logs], checkpoint.random_states()["torch"].tolist()
+        with pytest.raises(Stopped):
+            one_training(base_dir, name, folder / name / "stopped", stop)
+        distributed.barrier()  # the next try begins when all of this one have ended
+        one_training(base_dir, name, folder / name / "stopped", lambda _: None)
+    finished.append(True)
+    return states
+
+
+def test_the_first_process_writes_and_all_go_on_from_it(base_dir, tmp_path):
+    """With dropout: it is the same in any number of processes, and after a try that was stopped."""
+    for name in TRAININGS:
+        for part in ("whole", "stopped", "alone"):
+            for sub in ("out", "scratch"):
+                (tmp_path / name / part / sub).mkdir(parents=True)
+    first, second = in_two_processes("whole_trainings", base_dir, tmp_path)
+    assert first == second
+    for name in TRAININGS:
+        made = tmp_path / name
+        assert len(first[name][0]) >= 3
+        assert differing(made / "whole" / "out", made / "stopped" / "out") == []
+        alone = one_training(base_dir, name, made / "alone", lambda _: None)
+        theirs = [json.loads(line) for line in (made / "whole" / "out" / "log.jsonl").read_text().splitlines()]
+        ours = [json.loads(line) for line in (alone / "log.jsonl").read_text().splitlines()]
+        assert [log["loss"] for log in theirs] == pytest.approx([log["loss"] for log in ours], rel=1e-3, abs=1e-5)
+        assert {path.name for path in alone.iterdir()} == {path.name for path in (made / "whole" / "out").iterdir()}
+    lines = (tmp_path / "grpo" / "whole" / "scratch" / "guards.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+
+
+def refusals(base_dir: Path, folder: Path) -> dict[str, str]:
+    from torch import distributed
+
+    from components.algorithms.train import train
+    from components.errors import ResourceError, TrainingDiverged
+
+    found = {}
+    try:
+        one_training(base_dir, "sft", folder / f"apart-{distributed.get_rank()}", lambda _: None)
+    except ResourceError as error:
+        found["apart"] = str(error)
+    places = {"out": folder / "struck" / "out", "scratch": folder / "struck" / "scratch"}
+    spec = GRPOSpec(max_kl=1e-9, **SMALL)
+    try:
+        train(spec, MODEL, base_dir, episodes(), start=None, reference=None, **places, seed=1, on_step=lambda _: None)
+    except TrainingDiverged as error:
+        assert (folder / "struck" / "scratch" / "diverged.parquet").stat().st_size
+        found["struck"] = str(error)
+    return found
+
+
+def test_all_processes_end_where_one_cannot_go_on(base_dir, tmp_path):
+    """Where their scratch folders are not the same one, of which a training that was stopped shows only a part; and
+    where a guard stops."""
+
+    def stop(metrics: dict[str, float]) -> None:
+        raise Stopped
+
+    for name in ("apart-0", "apart-1", "struck"):
+        for sub in ("out", "scratch"):
+            (tmp_path / name / sub).mkdir(parents=True)
+    with pytest.raises(Stopped):
+        one_training(base_dir, "sft", tmp_path / "apart-0", stop)
+    first, second = in_two_processes("refusals", base_dir, tmp_path)
+    assert "this one that after 1 gradient steps: expected one scratch folder that all of them read" in first["apart"]
+    assert "this one that after 0 gradient steps" in second["apart"]
+    assert first["struck"] == second["struck"]
+    assert "high_kl" in first["struck"]
+    assert list((tmp_path / "struck" / "out").iterdir()) == []

@@ -6,12 +6,15 @@ import pytest
 import torch
 import transformers
 
-from components.algorithms import layout
+from components.algorithms import layout, logits
+from components.algorithms import policy as policy_module
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
+from components.algorithms.policy_gradient import train_policy_gradient
+from components.algorithms.spec import GRPOSpec
 from components.models.distribution import Cut
 from components.models.spec import ModelSpec
-from tests.algorithms.builders import relative_difference
+from tests.algorithms.builders import batch, relative_difference
 
 SMALL = {
     "vocab_size": 50,
@@ -25,12 +28,12 @@ SMALL = {
 }
 
 
-def save(folder, config) -> ModelSpec:
+def save(folder, config, factor: float = 5) -> ModelSpec:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(5)  # so that attention is far from uniform
+            parameter.mul_(factor)  # so that attention is far from uniform
     model.save_pretrained(folder)
     return ModelSpec(name="some", source="random", device="cpu", max_length=32)
 
@@ -78,7 +81,8 @@ def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why
     assert policy._lay is layout.padded
     assert "is trained on padded batches" in caplog.text
     assert why in caplog.text
-    (packed,) = pack(GIVEN, 100)
+    assert policy.padded
+    (packed,) = pack(GIVEN, 100, padded=True)
     logprob_S, _ = policy.logprobs(packed, Cut())
     (logprob_S * packed.weight_S).sum().backward()
     found = {name: one.grad for name, one in policy.parameters.items()}
@@ -92,6 +96,80 @@ def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why
         alone.append(own_S.detach())
     torch.testing.assert_close(logprob_S.detach(), torch.cat(alone), atol=2e-5, rtol=1e-5)
     assert relative_difference(found, {name: one.grad for name, one in policy.parameters.items()}) <= 1e-4
+
+
+def test_the_budget_and_the_count_are_those_of_the_padded_rows(tmp_path):
+    policy = Policy(tmp_path, save(tmp_path, WINDOW).model_copy(update={"max_length": 64}), seed=0)
+    found = batch(groups=3, size=4)
+    for one in found:
+        one.histories[0].token_ids = [token % 47 + 3 for token in one.histories[0].token_ids]
+    seen: list[int] = []
+    policy._base.base_model.register_forward_pre_hook(
+        lambda _, __, given: seen.append(given["input_ids"].numel()), with_kwargs=True
+    )
+    logs: list[dict[str, float]] = []
+    spec = GRPOSpec(pack_tokens=100, kl_coefficient=0.0, measure_kl=False)
+    optimizer = torch.optim.AdamW(policy.parameters.values())
+    train_policy_gradient(spec, policy, optimizer, found, step=0, seed=0, scratch=tmp_path, on_step=logs.append)
+    assert logs[0]["computed_tokens"] == sum(seen)
+    assert max(seen) <= 100
+    assert len(seen) < len(found)  # several rows in each
+
+
+AFTER = {
+    "Gemma2": (transformers.Gemma2Config, {"final_logit_softcapping": 2.0, "attn_logit_softcapping": None}),
+    "Gemma3": (transformers.Gemma3TextConfig, {"final_logit_softcapping": 2.0}),
+    "Cohere": (transformers.CohereConfig, {"logit_scale": 0.3}),
+    "Granite": (transformers.GraniteConfig, {"logits_scaling": 3.0}),
+}
+
+
+@pytest.mark.parametrize("family", AFTER)
+def test_capped_and_scaled_logits_are_made_in_parts(tmp_path, monkeypatch, family):
+    """The same as those of the model's own forward pass."""
+    kind, extra = AFTER[family]
+    policy = Policy(tmp_path, save(tmp_path, kind(**SMALL, **extra)), seed=0)
+    monkeypatch.setattr(policy_module, "LOGIT_ROWS", 4)
+    rows: list[int] = []
+    policy._base.get_output_embeddings().register_forward_hook(
+        lambda _, given, __: rows.append(given[0].shape[:-1].numel())
+    )
+    (packed,) = pack(GIVEN, 100, padded=policy.padded)
+    found = []
+    for after in (policy._after, None):
+        monkeypatch.setattr(policy, "_after", after)
+        policy.model.zero_grad()
+        rows.clear()
+        logprob_S, entropy_S = policy.logprobs(packed, Cut(0.7), entropy_gradient=True)
+        ((logprob_S + 0.1 * entropy_S) * packed.weight_S).sum().backward()
+        grads = {name: one.grad.clone() for name, one in policy.parameters.items()}
+        found.append((max(rows), logprob_S.detach(), entropy_S.detach(), grads))
+    (parts, whole) = found
+    assert parts[0] == 4 < len(packed.predicting_U) <= whole[0]
+    torch.testing.assert_close(parts[1], whole[1], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(parts[2], whole[2], atol=1e-6, rtol=1e-6)
+    assert relative_difference(parts[3], whole[3]) <= 1e-5
+
+
+@pytest.mark.parametrize("family", AFTER)
+def test_what_comes_after_the_head_is_found_in_bfloat16_too(tmp_path, family):
+    kind, extra = AFTER[family]
+    spec = save(tmp_path, kind(**SMALL, **extra), factor=2).model_copy(update={"dtype": "bfloat16"})
+    assert Policy(tmp_path, spec, seed=0)._after not in (None, logits.nothing)
+
+
+def test_what_a_config_says_of_logits_is_believed_where_the_model_does_it(tmp_path, monkeypatch):
+    spec = save(tmp_path, transformers.LlamaConfig(**SMALL, logit_scale=0.3))  # Llama does not look at it
+    assert Policy(tmp_path, spec, seed=0)._after is logits.nothing
+    forward = transformers.LlamaForCausalLM.forward
+
+    def shifted(self, *args, **kwargs):
+        out = forward(self, *args, **kwargs)
+        out.logits = out.logits.abs()
+        return out
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", shifted)
+    assert Policy(tmp_path, spec, seed=0)._after is None
 
 
 def test_a_window_as_long_as_the_longest_sequence_is_no_window(tmp_path):

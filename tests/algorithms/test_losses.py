@@ -146,15 +146,33 @@ def test_the_dual_clip_bounds_the_loss_of_a_negative_advantage():
 
 
 def test_ratios_of_sequences():
-    log_ratio_S = torch.tensor([0.1, -0.3, 0.5, 0.2])
-    sequence_S = torch.tensor([0, 2, 0, 2])
+    log_ratio_S = torch.tensor([0.1, 0.5, -0.3, 0.2])
+    sequence_S = torch.tensor([0, 0, 2, 2])
     assert losses.by_sequence(log_ratio_S, sequence_S, "token").tolist() == log_ratio_S.tolist()
-    assert losses.by_sequence(log_ratio_S, sequence_S, "sequence").tolist() == pytest.approx([0.6, -0.1, 0.6, -0.1])
+    assert losses.by_sequence(log_ratio_S, sequence_S, "sequence").tolist() == pytest.approx([0.6, 0.6, -0.1, -0.1])
     assert losses.by_sequence(log_ratio_S, sequence_S, "sequence_mean").tolist() == pytest.approx(
-        [0.3, -0.05, 0.3, -0.05]
+        [0.3, 0.3, -0.05, -0.05]
     )
     for level in ("token", "sequence", "sequence_mean"):
         assert losses.by_sequence(torch.zeros(0), torch.zeros(0, dtype=torch.long), level).tolist() == []
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(LOGPROB, max_size=6), max_size=5), st.integers(0, 2))
+def test_sums_of_segments_written_out(rows, width):
+    """Of numbers and of rows of them; segments may be empty. In float32 the sum of many is as near as adding them one
+    by one, and the gradient of a sum is that of each of its terms."""
+    size_Q = torch.tensor([len(row) for row in rows], dtype=torch.long)
+    flat = [value for row in rows for value in row]
+    value_S = torch.tensor([[value] * width if width else value for value in flat]).reshape(-1, *[width][: width > 0])
+    value_S.requires_grad_()
+    sum_Q = losses.segment_sums(value_S, size_Q)
+    assert sum_Q.shape == (len(rows), *value_S.shape[1:])
+    weight_Q = torch.arange(1.0, sum_Q.numel() + 1).reshape(sum_Q.shape)
+    (sum_Q * weight_Q).sum().backward()
+    for place, row in enumerate(rows):
+        assert sum_Q[place].tolist() == pytest.approx(([math.fsum(row)] * width) if width else math.fsum(row), abs=1e-4)
+    assert torch.equal(value_S.grad, weight_Q.repeat_interleave(size_Q, 0))
 
 
 @settings(deadline=None)

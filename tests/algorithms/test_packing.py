@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from components.algorithms import layout
 from components.algorithms.packing import Pack, Sequence_, pack
 from components.models import trie_attention
 from components.models.distribution import Cut
@@ -46,10 +48,17 @@ def prefixes(held: list[Sequence_]) -> set[tuple[int, ...]]:
     return {tuple(read(one)[:end]) for one in held for end in range(1, len(read(one)) + 1)}
 
 
+def mask(one: Pack) -> torch.Tensor:
+    """(N, N) True where the row's node may see the column's node."""
+    nodes_N = torch.arange(len(one.ends_N))
+    return (nodes_N <= nodes_N[:, None]) & (nodes_N[:, None] < one.ends_N)
+
+
 def path(one: Pack, node: int) -> list[int]:
     """The node and its ancestors, root first, by the mask alone."""
-    seen = one.mask_NN[node].nonzero()[:, 0].tolist()
-    return sorted(seen, key=lambda other: int(one.mask_NN[other].sum()))
+    mask_NN = mask(one)
+    seen = mask_NN[node].nonzero()[:, 0].tolist()
+    return sorted(seen, key=lambda other: int(mask_NN[other].sum()))
 
 
 @settings(deadline=None)
@@ -83,14 +92,14 @@ def test_each_distinct_prefix_is_one_node(given, most):
 @given(sequences(), st.integers(1, 40))
 def test_positions_count_depth_and_the_mask_holds_ancestors(given, most):
     for one, _ in by_pack(given, pack(given, most)):
-        size = len(one.token_ids_N)
+        size, mask_NN = len(one.token_ids_N), mask(one)
         for node in range(size):
             nodes = path(one, node)
             assert nodes[-1] == node
             assert one.positions_N[nodes].tolist() == list(range(len(nodes)))
             for ancestor in nodes:  # a chain: what an ancestor sees, its descendants see
-                assert bool((one.mask_NN[node] | ~one.mask_NN[ancestor]).all())
-        assert not bool(one.mask_NN.triu(1).any())
+                assert bool((mask_NN[node] | ~mask_NN[ancestor]).all())
+        assert not bool(mask_NN.triu(1).any())
 
 
 @settings(deadline=None)
@@ -98,9 +107,41 @@ def test_positions_count_depth_and_the_mask_holds_ancestors(given, most):
 def test_packs_are_full(given, most):
     found = by_pack(given, pack(given, most))
     for one, held in found:
-        assert len(one.token_ids_N) <= most or len(held) == 1
+        assert one.computed == len(one.token_ids_N)
+        assert one.computed <= most or len(held) == 1
     smallest = sorted(len(one.token_ids_N) for one, _ in found)[:2]
     assert len(smallest) < 2 or sum(smallest) > most  # or they would be one
+
+
+@settings(deadline=None)
+@given(sequences(), st.integers(1, 40))
+def test_packs_of_padded_rows_are_bounded_by_what_the_rows_hold(given, most):
+    """As many rows as sequences that are no beginning of another, all as long as the longest of them."""
+    packs = pack(given, most, padded=True)
+    longest = []
+    for one, held in by_pack(given, packs):
+        inputs = layout.padded(one).inputs["input_ids"]
+        rows = {tuple(read(each)) for each in held}
+        leaves = [row for row in rows if not any(other[: len(row)] == row for other in rows - {row})]
+        assert inputs.shape == (len(leaves), max(map(len, leaves)))
+        assert one.computed == inputs.numel()
+        assert one.computed <= most or len(leaves) == 1
+        for row_T, leaf in zip(inputs, sorted(leaves), strict=True):
+            assert tuple(row_T[: len(leaf)].tolist()) == leaf
+        longest.append((max(map(len, leaves)), min(map(len, leaves))))
+    longest.sort(reverse=True)
+    assert all(upper[1] >= lower[0] for upper, lower in pairwise(longest))  # rows of one length lie together
+    assert sum(one.computed for one in packs) <= len(given) * max(
+        [len(read(one)) for one in given if one.targets] or [0]
+    )
+
+
+def test_padding_is_what_a_budget_in_nodes_would_not_see():
+    """Of one long sequence and many short ones."""
+    given = [Sequence_(list(range(100)), [99]), *(Sequence_([200 + one, 1, 2], [2]) for one in range(50))]
+    (together,) = pack(given, 200)
+    assert layout.padded(together).inputs["input_ids"].numel() == 51 * 99
+    assert [one.computed for one in pack(given, 200, padded=True)] == [99 * 2, 49 * 2]
 
 
 def test_what_shares_most_is_packed_together():
@@ -121,7 +162,7 @@ def test_the_blocks_of_attention_are_the_mask(given, most):
         for first, last, start, stop, causal in trie_attention.blocks(one.ends_N):
             block = torch.ones(last - first, stop - start, dtype=torch.long)
             seen_NN[first:last, start:stop] += block.tril() if causal else block
-        assert torch.equal(seen_NN, one.mask_NN.long())  # each pair once
+        assert torch.equal(seen_NN, mask(one).long())  # each pair once
 
 
 def test_nothing_to_learn_gives_no_pack():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from components.algorithms import logits
 from components.algorithms import policy as policy_module
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
@@ -115,8 +116,8 @@ def test_a_model_that_changes_its_logits_after_the_head_is_computed_whole(base_d
     """As some scale them: then its own forward pass is used, and the result is its own."""
     policy = make_policy(base_dir)
     plain = logprobs(policy)
-    assert policy._head_alone
-    monkeypatch.setattr(policy, "_head_alone", False)
+    assert policy._after is logits.nothing
+    monkeypatch.setattr(policy, "_after", None)
     assert logprobs(policy) == pytest.approx(plain, abs=1e-6)
 
 

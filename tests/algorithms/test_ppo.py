@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from peft import set_peft_model_state_dict
 from safetensors.torch import load_file
 
-from components.algorithms import before, learning, losses, packing
+from components.algorithms import before, learning, logits, losses, packing
 from components.algorithms.critic import ADAPTER, Critic
 from components.algorithms.gae import gae
 from components.algorithms.ppo import adapted, prepare, train_ppo
@@ -309,10 +309,10 @@ def test_loss_and_gradient_are_the_formula(base_dir, tmp_path, name):
         assert 0.0 < logs[1]["value_clip_fraction"] < 1.0
 
 
-@pytest.mark.parametrize("head_alone", [True, False])
-def test_one_pass_gives_what_two_do(base_dir, head_alone):
+@pytest.mark.parametrize("after", [logits.nothing, None])
+def test_one_pass_gives_what_two_do(base_dir, after):
     policy = make_policy(base_dir)
-    policy._head_alone = head_alone
+    policy._after = after
     one = packing.pack([packing.Sequence_([5, 6, 7, 8], [2, 3]), packing.Sequence_([5, 6, 9, 8], [2, 3])], 64)[0]
     with torch.no_grad():
         logprob_S, entropy_S, hidden_UD = policy.logprobs_and_hidden(one, Cut())
@@ -330,8 +330,8 @@ def test_neither_the_size_of_packs_nor_their_order_changes_anything(base_dir, tm
         for size in (64, 4096)
     ]
 
-    def backwards(sequences, most):
-        return packing.pack(list(sequences)[::-1], most)
+    def backwards(sequences, most, **options):
+        return packing.pack(list(sequences)[::-1], most, **options)
 
     for module in (before, learning):
         monkeypatch.setattr(module, "pack", backwards)

@@ -18,9 +18,11 @@ from safetensors.torch import load_file
 
 from components.algorithms import reward_card, reward_losses, reward_model
 from components.algorithms.reward_data import episode, packs
+from components.algorithms.reward_examples import Labelled, Pair, gather
 from components.algorithms.reward_model import RewardModel
+from components.algorithms.reward_step import backward
 from components.algorithms.spec import ProcessRewardModelSpec, RewardModelSpec, RewardTrainingSpec
-from components.algorithms.train_reward import Labelled, Pair, backward, gather, train_reward_model
+from components.algorithms.train_reward import train_reward_model
 from components.errors import ArtifactDamaged, ArtifactError, TrainingDiverged
 from components.models.spec import LoraSpec
 from components.models.weights import load_tokenizer
@@ -351,6 +353,11 @@ def test_it_begins_with_the_adapter_of_a_policy_and_goes_on_from_a_reward_model(
         other_heads = none.model_copy(update={"heads": heads})
         with pytest.raises(ArtifactError, match=f"has the heads overall, and heads are {', '.join(heads)}: expected"):
             run(base_dir, tmp_path / f"heads{number}", other_heads, found, scores, start=out)
+    by_turn = ProcessRewardModelSpec(epochs=1)
+    with pytest.raises(
+        ArtifactError, match=r"which scores whole episodes, and algorithm\.name is process_reward_model"
+    ):
+        run(base_dir, tmp_path / "kind", by_turn, found, start=out)
     other = MODEL.model_copy(update={"name": "other"})
     with pytest.raises(ArtifactError, match="another base"):
         run(base_dir, tmp_path / "base", none, found, start=out, model=other)

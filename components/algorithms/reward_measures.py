@@ -1,0 +1,62 @@
+"""What came of training a reward model: how it does on scenarios that it was not trained on, and whether its numbers
+are finite."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from components.algorithms import distributed
+from components.algorithms.guards import Guards
+from components.algorithms.reward_examples import Data, Example
+from components.algorithms.reward_model import RewardModel
+from components.algorithms.reward_step import loss_of, worth
+from components.algorithms.spec import RewardTrainingSpec
+from components.trajectories.schema import Trajectory
+
+
+def held_out(spec: RewardTrainingSpec, policy: RewardModel, data: Data) -> dict[str, float]:
+    """The loss on what was not trained on, and how often, and how far, the better episode of a pair is ahead; by head
+    where there are several."""
+    examples: list[Example] = [*data.held_out, *data.compared]
+    if not examples:
+        return {}
+    episodes = list({id(one): one for example in examples for one in example.episodes}.values())
+    place = {id(one): index for index, one in enumerate(episodes)}
+    score_RH = policy.scores(episodes, spec.pack_tokens, distributed.share)
+    measured = {}
+    if data.held_out:
+        own = list({id(one): one for example in data.held_out for one in example.episodes}.values())
+        first_RH = score_RH[: sum(one.readings for one in own)]  # they come first in `episodes`
+        measured["heldout_loss"] = loss_of(spec, data.held_out, own, first_RH)[0].item()
+    worth_EH = worth(episodes, score_RH)
+    apart: dict[int, list[float]] = defaultdict(list)
+    for pair in data.compared:
+        better, worse = (worth_EH[place[id(one)], pair.head].item() for one in pair.episodes)
+        apart[pair.head].append(better - worse)
+    if flat := [one for column in apart.values() for one in column]:
+        measured["heldout_accuracy"] = sum(one > 0 for one in flat) / len(flat)
+        measured["heldout_margin"] = math.fsum(flat) / len(flat)
+    if len(spec.heads) > 1:
+        names = list(spec.heads)
+        for head, column in sorted(apart.items()):
+            measured[f"heldout_accuracy/{names[head]}"] = sum(one > 0 for one in column) / len(column)
+    return measured
+
+
+def demand_finite(
+    policy: RewardModel, score_RH: torch.Tensor, guards: Guards, step: int, trajectories: Sequence[Trajectory]
+) -> None:
+    broken = [name for name, parameter in policy.parameters.items() if not parameter.isfinite().all()]
+    if broken or not score_RH.isfinite().all():
+        measured = {"not_finite": float(len(broken))}
+        guards.stop(
+            {"step": step, **measured, "trajectories": [one.id for one in trajectories]},
+            measured,
+            trajectories,
+            "not_finite counts tensors of the reward model; its scores are infinite or no number. Lower "
+            "algorithm.learning_rate",
+        )
