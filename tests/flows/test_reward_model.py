@@ -11,8 +11,9 @@ from components.errors import ArtifactError, SpecError
 from components.specs import validate
 from components.trajectories.store import load_scored, read_scores, read_trajectories
 from flows.lineage import Lineage
-from flows.online_rl import Requests, online_rl
+from flows.online_rl import online_rl
 from flows.plan import plan
+from flows.requests import Requests
 from flows.spec import ExperimentSpec
 from flows.stages.base import Context
 from flows.stages.execute import run_stage
