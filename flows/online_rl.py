@@ -1,5 +1,6 @@
 """Online RL: evaluate, warm up by supervised training, then rounds of collect, judge, filter, train; evaluate, deploy.
-With `reward_model`, models of the reward are trained before the rounds, and judge in them.
+With `reward_model`, models of the reward are trained before the rounds, and judge in them; with `reward_model.every`
+they are trained further between the rounds: `train[reward@3]`.
 Between the rounds the policy may be evaluated too: `evaluate[3]`; the final one is always `evaluate[final]`.
 
 `online_rl` is the order of the stages, written against a function that runs one (`Call`): Prefect's tasks in a run,
@@ -20,7 +21,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from components.artifacts import Artifact
 from components.errors import ResourceError
@@ -29,7 +29,8 @@ from flows import fork
 from flows.fork import Fork
 from flows.guards import Guards
 from flows.records import Notice, Records, recording
-from flows.requests import Requests
+from flows.requests import Call, Requests
+from flows.reward_models import RewardModels
 from flows.spec import CODE, ExperimentSpec
 from flows.stages.base import Context, Request
 from flows.stopping import Measured, choose, why_stop
@@ -38,12 +39,6 @@ logger = logging.getLogger(__name__)
 
 FEEDS = ("trajectories", "scores", "selection")
 """What collect, judge and filter leave for training."""
-
-
-class Call(Protocol):
-    """Runs one stage."""
-
-    def __call__(self, label: str, step: int, request: Request) -> Artifact: ...
 
 
 OnRound = Callable[[int, dict[str, Artifact]], None]
@@ -60,8 +55,9 @@ class Outcome:
     """`start`, `sft`, `final`: those that there are, in this order."""
     measured: list[Measured] = field(default_factory=list)
     """Every policy that was evaluated from the start of the rounds on, in order of training."""
-    reward_models: list[Artifact] = field(default_factory=list)
-    """Those that judge the rounds; empty where the declared reward does."""
+    reward_models: dict[int, list[Artifact]] = field(default_factory=dict)
+    """By the round after which they were trained (0: before the rounds), and from which on they judged; empty where the
+    declared reward does."""
     rounds: list[dict[str, Artifact]] = field(default_factory=list)
     """Of each round: trajectories, scores, selection, checkpoint, by stage."""
     checkpoint: Artifact | None = None
@@ -96,8 +92,11 @@ class Outcome:
 
     @property
     def training_rewards(self) -> dict[int, float | None]:
-        """Mean reward of the episodes of each round; None where it is not known yet."""
-        return {n: one["judge"].metrics.get("reward") for n, one in enumerate(self.rounds, self.first_step + 1)}
+        """Mean reward of the episodes of each round; None where it is not known yet. Only of rounds that the judges of
+        the last one judged: what others say is no measure for it."""
+        judged_since = max(self.reward_models, default=0)
+        numbered = enumerate(self.rounds, self.first_step + 1)
+        return {n: one["judge"].metrics.get("reward") for n, one in numbered if n > judged_since}
 
 
 def online_rl(
@@ -142,15 +141,12 @@ def online_rl(
     reference = begin.reference if begin else outcome.checkpoint
     earlier = list(begin.earlier) if begin else []
     anchor = outcome.checkpoint
-    if spec.reward_model:  # of the policy from which the rounds began: a fork finds those of the other run
-        shown = call("collect[reward]", 0, requests.collect_for_reward(reference))
-        scores = call("judge[reward]", 0, requests.judge(shown))
-        for member in range(1, spec.reward_model.models + 1):
-            label = "train[reward]" if member == 1 else f"train[reward {member}]"
-            request = requests.train_reward(shown, scores, start=reference, member=member)
-            outcome.reward_models.append(call(label, 0, request))
+    models = RewardModels(spec, requests, call)
+    outcome.reward_models = models.trained
+    for step, policy in {0: reference, **(begin.followed if begin else {})}.items():
+        models.follow(step, policy)  # a fork finds those of the other run
     for number in range(outcome.step + 1, spec.rounds + 1):
-        fed = _gather(spec, requests, guards, call, outcome, number)
+        fed = _gather(spec, requests, guards, call, outcome.checkpoint, models.in_force, number)
         request = requests.train(
             fed,
             start=outcome.checkpoint,
@@ -173,6 +169,7 @@ def online_rl(
                 outcome.stopped = reason
                 on_notice(Notice("early_stopping", number, reason))
                 break
+        models.follow(number, outcome.checkpoint)
     if spec.rounds and spec.deploy.policy == "best":
         if outcome.measured[-1].step < outcome.step:
             evaluate(f"evaluate[{outcome.step}]")
@@ -186,24 +183,30 @@ def online_rl(
 
 
 def _gather(
-    spec: ExperimentSpec, requests: Requests, guards: Guards, call: Call, outcome: Outcome, number: int
+    spec: ExperimentSpec,
+    requests: Requests,
+    guards: Guards,
+    call: Call,
+    policy: Artifact | None,
+    judges: Sequence[Artifact],
+    number: int,
 ) -> dict[str, Artifact]:
     """What a round is trained on: trajectories, scores and selection; those of further collections, where the filter
-    left too few scenarios, as `trajectories+1` and so on."""
+    left too few scenarios, as `trajectories+1` and so on. judges: the reward models in force."""
 
     def gather(label: str, request: Request) -> tuple[Artifact, Artifact, Artifact]:
         played = call(f"collect[{label}]", number, request)
-        scores = call(f"judge[{label}]", number, requests.judge(played, outcome.reward_models))
+        scores = call(f"judge[{label}]", number, requests.judge(played, judges))
         return played, scores, call(f"filter[{label}]", number, requests.filter(played, scores))
 
-    made = gather(str(number), requests.collect(outcome.checkpoint, number))
+    made = gather(str(number), requests.collect(policy, number))
     fed, fullest, drawn = dict(zip(FEEDS, made, strict=True)), made[-1], 0
     left = made[-1].metrics.get("scenarios")
     for again in range(1, spec.collect.refills + 1):
         if left is None or left >= spec.collect.scenarios:
             break
         lacking = spec.collect.scenarios - int(left)
-        request = requests.collect(outcome.checkpoint, number, further=(drawn, lacking))
+        request = requests.collect(policy, number, further=(drawn, lacking))
         made = gather(f"{number}+{again}", request)
         fed |= {f"{name}+{again}": artifact for name, artifact in zip(FEEDS, made, strict=True)}
         drawn += lacking

@@ -6,7 +6,7 @@ A seed is given only to stages that draw at random: the others are then shared b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from components.artifacts import Artifact
 from flows.spec import ExperimentSpec
@@ -15,6 +15,12 @@ from flows.stages.judge import reward_models as name_models
 
 REWARD_SEED = 1_000_000_007
 """Added to the seed for the episodes of reward models, and once more for each model after the first."""
+
+
+class Call(Protocol):
+    """Runs one stage."""
+
+    def __call__(self, label: str, step: int, request: Request) -> Artifact: ...
 
 
 class Requests:
@@ -55,17 +61,26 @@ class Requests:
             part["collect"] = {**part["collect"], "scenarios": now}
         return self._request("collect", part, {"policy": policy}, seed=self.spec.seed)
 
-    def collect_for_reward(self, policy: Artifact | None) -> Request:
-        """Episodes that reward models learn from; others than those of the rounds, by their seed."""
+    def collect_for_reward(self, policy: Artifact | None, number: int = 0) -> Request:
+        """Episodes that reward models learn from; others than those of the rounds, by their seed. number: of the
+        refresh, from 1; 0 before the rounds. Each goes on in the scenarios where the one before it ended."""
         assert self.spec.reward_model is not None
         sizes = {"scenarios": self.spec.reward_model.scenarios, "group_size": self.spec.reward_model.group_size}
         part = {"model": self.spec.model.base(), **self._parts("environment", "agent", "inference")}
-        part |= {"collect": {**self._data["collect"], **sizes}, "actor": "policy", "round": 0}
+        part |= {"collect": {**self._data["collect"], **sizes}, "actor": "policy", "round": number}
         return self._request("collect", part, {"policy": policy}, seed=self.spec.seed + REWARD_SEED)
 
-    def train_reward(self, trajectories: Artifact, scores: Artifact, *, start: Artifact | None, member: int) -> Request:
-        """member: number of the reward model, from 1."""
-        inputs = {"trajectories": trajectories, "scores": scores, "start": start}
+    def train_reward(
+        self, collections: Sequence[Mapping[str, Artifact]], *, start: Artifact | None, member: int
+    ) -> Request:
+        """collections: trajectories and scores, the newest first. start: a policy, or the reward model that is trained
+        further. member: number of the reward model, from 1."""
+        assert self.spec.reward_model is not None
+        newest, *earlier = collections
+        inputs = {**newest, "start": start}
+        if self.spec.reward_model.keep == "all":
+            for ago, one in enumerate(earlier, 1):
+                inputs |= {f"{name}-{ago}": artifact for name, artifact in one.items()}
         part = self._training(self._data["reward_model"]["algorithm"])
         return self._request("reward_model", part, inputs, seed=self.spec.seed + REWARD_SEED * (member - 1))
 

@@ -12,7 +12,7 @@ import asyncio
 import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -85,6 +85,11 @@ class RewardModelPartSpec(LearnedSpec):
     """A model of the declared reward, trained before the first round; it judges the rounds in its place. Evaluations
     keep the declared reward."""
 
+    every: int = Field(0, ge=0)
+    """It is trained further after rounds `every`, 2 · `every` and so on, but for the last one, on new episodes of the
+    policy as it stands then: as many as at first, of other scenarios while there are any. 0: it stays as it is."""
+    keep: Literal["all", "none"] = "all"
+    """What it is trained on again then, besides the new episodes: those of all earlier collections, or nothing."""
     scenarios: int = Field(32, ge=1)
     """Train scenarios whose episodes it learns from."""
     group_size: int = Field(4, ge=1)
@@ -92,6 +97,10 @@ class RewardModelPartSpec(LearnedSpec):
     models: int = Field(1, ge=1)
     """How many are trained, each from another seed, and judge together (`combine`)."""
     algorithm: RewardAlgorithmSpec
+
+    def refreshed(self, rounds: int) -> list[int]:
+        """Rounds after which it is trained further, where there are so many."""
+        return [number for number in range(1, rounds) if self.every and number % self.every == 0]
 
     def learned(self) -> dict[str, Any]:
         """The data of LearnedSpec."""
@@ -180,6 +189,7 @@ class ExperimentSpec(Spec):
             _local_model,
             _reward,
             _reward_model,
+            _refresh,
             _filters,
             _environment,
             _teachers,
@@ -307,6 +317,27 @@ def _reward(reward: Target) -> Iterator[Problem]:
     thing = reward.factory()
     if inspect.isclass(thing) and not {"__call__", "score_group"} & set(dir(thing)):
         yield Problem("reward._target_", f"{reward.target} can score nothing; expected `__call__` or `score_group`")
+
+
+def _refresh(reward_model: RewardModelPartSpec | None, rounds: int, guards: GuardsSpec) -> Iterator[Problem]:
+    if reward_model is None:
+        return
+    every = reward_model.every
+    if every >= max(rounds, 1):
+        most = f"at most {rounds - 1}, or 0" if rounds > 1 else "0"
+        yield Problem("reward_model.every", f"{every}: with rounds={rounds} no round comes after it; expected {most}")
+    if not every and reward_model.keep != "all":
+        yield Problem(
+            "reward_model.keep",
+            f"{reward_model.keep}: says what is trained on again after rounds, and every=0 trains once; expected all, "
+            "or reward_model.every=1 or more",
+        )
+    if every == 1 and guards.reward_hacking == "stop":
+        yield Problem(
+            "guards.reward_hacking",
+            "stop compares the training rewards of rounds that the same reward model judged, and reward_model.every=1 "
+            "leaves no two of them; expected off or warn, or reward_model.every=2 or more",
+        )
 
 
 def _reward_model(

@@ -13,13 +13,11 @@ Legend: E episodes of a batch, R readings, H heads, P pairs.
 from __future__ import annotations
 
 import json
-import logging
 import math
-import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,9 +25,9 @@ import torch
 from components.algorithms import checkpoint, reward_losses, schedule
 from components.algorithms.guards import STRIKES, Guards
 from components.algorithms.metrics import over_steps
-from components.algorithms.pairs import pairs
 from components.algorithms.reward_card import CARD, Head, check_base, read_card, write_card
-from components.algorithms.reward_data import OVERALL, Episode, episode, owners, packs, turn_values, value
+from components.algorithms.reward_data import Episode, owners, packs
+from components.algorithms.reward_examples import Example, Judged, Labelled, Pair, Sides, gather
 from components.algorithms.reward_model import RewardModel, vocabulary_digest
 from components.algorithms.spec import ProcessRewardModelSpec, RewardTrainingSpec
 from components.algorithms.steps import examples_by_step, finish
@@ -38,62 +36,14 @@ from components.errors import ArtifactError
 from components.models.spec import ModelSpec
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
-from components.trajectories.schema import Score, Trajectory
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two episodes of a scenario, for one head."""
-
-    better: Episode
-    worse: Episode
-    head: int
-    margin: float
-    """By how much the better one is better."""
-
-    @property
-    def episodes(self) -> tuple[Episode, ...]:
-        return self.better, self.worse
-
-
-@dataclass(frozen=True)
-class Labelled:
-    """An episode with the labels of its turns."""
-
-    episode: Episode
-    label_RH: tuple[tuple[float, ...], ...]
-    """NaN where there is none."""
-
-    @property
-    def episodes(self) -> tuple[Episode, ...]:
-        return (self.episode,)
-
-
-Example = Pair | Labelled
-
-
-@dataclass(frozen=True)
-class Data:
-    """What there is to learn from."""
-
-    train: list[Example]
-    held_out: list[Example]
-    """The same of scenarios that are not trained on."""
-    compared: list[Pair]
-    """Pairs of these scenarios."""
-    episodes: list[Episode]
-    """Those that are trained on."""
-    counts: dict[str, float]
+from components.trajectories.schema import Trajectory
 
 
 def train_reward_model(
     spec: RewardTrainingSpec,
     model: ModelSpec,
     base_dir: Path,
-    trajectories: Sequence[Trajectory],
-    scores: Sequence[Score],
+    judged: Sequence[Judged],
     *,
     start: Path | None,
     out: Path,
@@ -103,16 +53,21 @@ def train_reward_model(
     save_every: float = 30.0,
 ) -> dict[str, float]:
     """Trains a reward model and writes it to the folder `out` (`reward_model`). It begins with the adapter of the
-    checkpoint `start`, a policy's; None: with the base model. A reward model as `start` is trained further.
+    checkpoint `start`, a policy's; None: with the base model. A reward model as `start` is trained further, and stays
+    as it is where there is nothing to learn from.
 
-    scores: of the trajectories, in any order; those of components give the heads their labels. on_step is called after
-    each gradient step with its metrics, at once for those that an earlier try with the same `scratch` had taken.
-    Returns the means of the metrics, and how often the better episode of a held-out pair has the higher score
-    (`heldout_accuracy`). Raises ArtifactError where a head has nothing to learn from or `start` does not fit,
-    TrainingDiverged where a guard stops, and then writes nothing.
+    judged: collections of episodes, the newest first; all are trained on. on_step is called after each gradient step
+    with its metrics, at once for those that an earlier try with the same `scratch` had taken. Returns the means of the
+    metrics, and how often the better episode of a held-out pair of the newest collection has the higher score
+    (`heldout_accuracy`; of a model that is trained further also `heldout_accuracy_before` this training, and where
+    there are earlier collections `heldout_accuracy_earlier` on theirs). Raises ArtifactError where a head of a new
+    model has nothing to learn from or `start` does not fit, TrainingDiverged where a guard stops, and then writes
+    nothing.
     """
     turns = isinstance(spec, ProcessRewardModelSpec)
-    data = gather(spec, ChatFormat(load_tokenizer(base_dir)), trajectories, scores, model.max_length, seed)
+    card = read_card(start) if start is not None and (start / CARD).is_file() else None
+    known = Sides.read(start) if start is not None and card is not None else None
+    data = gather(spec, ChatFormat(load_tokenizer(base_dir)), judged, model.max_length, seed, known)
     policy = RewardModel(base_dir, model, list(spec.heads), seed)
     policy.checkpoint_layers(spec.gradient_checkpointing)
     names = list(policy.parameters)
@@ -124,8 +79,8 @@ def train_reward_model(
     )
     torch.manual_seed(seed)
     step = 0
-    if start is not None and (start / CARD).is_file():
-        card = read_card(start)
+    measured: dict[str, float] = {}
+    if start is not None and card is not None:
         check_base(start, card, model)
         if sorted(card.heads) != sorted(spec.heads):
             raise ArtifactError(
@@ -134,6 +89,8 @@ def train_reward_model(
             )
         policy.load(start / checkpoint.ADAPTER)
         step = checkpoint.load_state(start, algorithm=spec.name, optimizer=optimizer, names=names)
+        with policy.still():
+            measured |= _held_out(spec, policy, [], {"_before": data.compared})
     elif start is not None:
         policy.begin(start / checkpoint.ADAPTER)
     unfinished = Unfinished(
@@ -157,146 +114,25 @@ def train_reward_model(
             on_step(metrics)
     with policy.still():
         score_RH = policy.scores(data.episodes, spec.pack_tokens)
-        measured = _held_out(spec, policy, data)
+        measured |= _held_out(spec, policy, data.held_out, {"": data.compared, "_earlier": data.compared_earlier})
     (out / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in unfinished.steps))
     if strikes := guards.strikes():
         (out / STRIKES).write_text("".join(json.dumps(one) + "\n" for one in strikes))
-    _demand_finite(policy, score_RH, guards, step + len(unfinished.steps), trajectories)
+    _demand_finite(
+        policy, score_RH, guards, step + len(unfinished.steps), [one for part in judged for one in part.trajectories]
+    )
     policy.save(out / checkpoint.ADAPTER)
     heads = {
         name: Head(weight, score_RH[:, index].mean().item(), score_RH[:, index].std(correction=0).item())
+        if card is None or data.episodes
+        else replace(card.heads[name], weight=weight)
         for index, (name, weight) in enumerate(spec.heads.items())
     }
+    data.sides.write(out)
     kind = "process_reward_model" if turns else "reward_model"
     write_card(out, kind, model, vocabulary_digest(base_dir), heads)  # type: ignore[arg-type]
     checkpoint.save_state(out, algorithm=spec.name, step=step + len(unfinished.steps), optimizer=optimizer, names=names)
     return {**over_steps(unfinished.steps), **data.counts, **measured}
-
-
-# --- what is learned from -------------------------------------------------------------------------------------------
-
-
-def gather(
-    spec: RewardTrainingSpec,
-    chat: ChatFormat,
-    trajectories: Sequence[Trajectory],
-    scores: Sequence[Score],
-    max_length: int,
-    seed: int,
-) -> Data:
-    """The examples of a training, apart from those that are held out. Raises ArtifactError where a head has none."""
-    turns = isinstance(spec, ProcessRewardModelSpec)
-    by_id = {score.trajectory_id: score for score in scores}
-    finished = [one for one in trajectories if one.failure is None and one.id in by_id]
-    episodes = {one.id: episode(chat, one, turns=turns) for one in finished}
-    whole = {name: one for name, one in episodes.items() if one.readings and one.longest <= max_length}
-    if len(whole) < len(episodes):
-        log.warning(
-            "episodes left out of training, for they have nothing to read or are longer than model.max_length=%d "
-            "tokens: %d of %d",
-            max_length,
-            len(episodes) - len(whole),
-            len(episodes),
-        )
-    by_turn = isinstance(spec, ProcessRewardModelSpec) and spec.loss == "mse"
-    values = _turn_sums(spec, whole, by_id) if by_turn else _values(spec, whole, by_id)
-    compared = [one for index, head in enumerate(spec.heads) for one in _pairs(spec, whole, values[head], head, index)]
-    found: list[Example] = [*_labelled(spec, whole, by_id)] if by_turn else [*compared]
-    held = _held_out_scenarios(spec, found, seed)
-    train, apart = ([one for one in found if (_scenario(one) in held) == side] for side in (False, True))
-    for index, head in enumerate(spec.heads):
-        if not any(_teaches(one, index) for one in train):
-            raise ArtifactError(_nothing(spec, head, len(finished), len(values[head])))
-    learned = list({id(one): one for example in train for one in example.episodes}.values())
-    counts = {
-        "labelled_episodes" if by_turn else "pairs": float(len(train)),
-        "heldout_pairs": float(sum(_scenario(one) in held for one in compared)),
-        "left_out": float(len(episodes) - len(whole)),
-        "unlabelled": float(sum(len(whole) - len(found) for found in values.values())),
-    }
-    return Data(train, apart, [one for one in compared if _scenario(one) in held], learned, counts)
-
-
-def _scenario(example: Example) -> str:
-    return example.episodes[0].trajectory.group
-
-
-def _values(
-    spec: RewardTrainingSpec, episodes: Mapping[str, Episode], scores: Mapping[str, Score]
-) -> dict[str, dict[str, float]]:
-    """By head and trajectory: what it is worth by its label."""
-    found = {
-        head: {name: value(one.trajectory, scores[name], head) for name, one in episodes.items()} for head in spec.heads
-    }
-    return {head: {name: label for name, label in one.items() if label is not None} for head, one in found.items()}
-
-
-def _turn_sums(
-    spec: RewardTrainingSpec, episodes: Mapping[str, Episode], scores: Mapping[str, Score]
-) -> dict[str, dict[str, float]]:
-    """By head and trajectory: the sum of the labels of its turns, where each turn has one."""
-    found: dict[str, dict[str, float]] = {head: {} for head in spec.heads}
-    for name, one in episodes.items():
-        for head in spec.heads:
-            labels = turn_values(one.trajectory, scores[name], head, one.readings)
-            if labels is not None and not any(map(math.isnan, labels)):
-                found[head][name] = math.fsum(labels)
-    return found
-
-
-def _labelled(spec: RewardTrainingSpec, episodes: Mapping[str, Episode], scores: Mapping[str, Score]) -> list[Labelled]:
-    """Episodes of which a head has labels."""
-    made = []
-    for name, one in episodes.items():
-        columns = [turn_values(one.trajectory, scores[name], head, one.readings) for head in spec.heads]
-        if any(column is not None for column in columns):
-            none = [math.nan] * one.readings
-            made.append(Labelled(one, tuple(zip(*(column or none for column in columns), strict=True))))
-    return made
-
-
-def _pairs(
-    spec: RewardTrainingSpec, episodes: Mapping[str, Episode], values: Mapping[str, float], head: str, index: int
-) -> Iterator[Pair]:
-    known = [episodes[name].trajectory for name in values]
-    for better, worse in pairs(known, lambda one: values[one.id], spec.pairs, spec.min_margin):
-        margin = values[better.id] - values[worse.id] if spec.margin == "reward" else 0.0
-        yield Pair(episodes[better.id], episodes[worse.id], index, margin)
-
-
-def _held_out_scenarios(spec: RewardTrainingSpec, found: Sequence[Example], seed: int) -> set[str]:
-    """Scenarios that are not trained on: the share asked for of those that teach, one at least, and never all."""
-    scenarios = sorted({_scenario(one) for one in found})
-    random.Random(f"{seed}-held-out").shuffle(scenarios)
-    count = max(1, round(spec.held_out * len(scenarios))) if spec.held_out else 0
-    return set(scenarios[: min(count, len(scenarios) - 1)]) if scenarios else set()
-
-
-def _teaches(example: Example, head: int) -> bool:
-    if isinstance(example, Pair):
-        return example.head == head
-    return any(not math.isnan(labels[head]) for labels in example.label_RH)
-
-
-def _nothing(spec: RewardTrainingSpec, head: str, finished: int, labelled: int) -> str:
-    """Why a head has nothing to learn from."""
-    by_turn = isinstance(spec, ProcessRewardModelSpec) and spec.loss == "mse"
-    what = "judged reward" if head == OVERALL else f"component '{head}'"
-    if by_turn:
-        what = "step rewards" if head == OVERALL else f"components '{head}/0', '{head}/1' and so on"
-    if not labelled:
-        wanted = f"{what}, one for each turn" if by_turn else what
-        return (
-            f"the head '{head}' of the reward model has nothing to learn from: of {finished} finished episodes none "
-            f"has {wanted}. Give it a reward that says so, or leave the head out of algorithm.heads"
-        )
-    if by_turn:
-        return f"the head '{head}' has labels in held-out scenarios only: collect more, or lower algorithm.held_out"
-    return (
-        f"the head '{head}' of the reward model has nothing to compare: in no scenario that is trained on do two of "
-        f"the {labelled} episodes differ in their {what} by more than min_margin={spec.min_margin:g}. Collect more "
-        "scenarios or larger groups, or choose a reward that tells episodes apart"
-    )
 
 
 # --- one gradient step ----------------------------------------------------------------------------------------------
@@ -365,32 +201,35 @@ def _worth(episodes: Sequence[Episode], score_RH: torch.Tensor) -> torch.Tensor:
     return worth_EH.index_add(0, owners(episodes).to(score_RH.device), score_RH)
 
 
-def _held_out(spec: RewardTrainingSpec, policy: RewardModel, data: Data) -> dict[str, float]:
-    """The loss on what was not trained on, and how often, and how far, the better episode of a pair is ahead; by head
-    where there are several."""
-    examples: list[Example] = [*data.held_out, *data.compared]
-    if not examples:
+def _held_out(
+    spec: RewardTrainingSpec, policy: RewardModel, examples: Sequence[Example], compared: Mapping[str, Sequence[Pair]]
+) -> dict[str, float]:
+    """The loss on what was not trained on; and by the ending of the measures' names, of pairs: how often, and how far,
+    the better episode is ahead; by head where there are several."""
+    seen = [*examples, *(pair for found in compared.values() for pair in found)]
+    episodes = list({id(one): one for example in seen for one in example.episodes}.values())
+    if not episodes:
         return {}
-    episodes = list({id(one): one for example in examples for one in example.episodes}.values())
     place = {id(one): index for index, one in enumerate(episodes)}
     score_RH = policy.scores(episodes, spec.pack_tokens)
     measured = {}
-    if data.held_out:
-        own = list({id(one): one for example in data.held_out for one in example.episodes}.values())
+    if examples:
+        own = list({id(one): one for example in examples for one in example.episodes}.values())
         first_RH = score_RH[: sum(one.readings for one in own)]  # they come first in `episodes`
-        measured["heldout_loss"] = loss_of(spec, data.held_out, own, first_RH)[0].item()
+        measured["heldout_loss"] = loss_of(spec, examples, own, first_RH)[0].item()
     worth_EH = _worth(episodes, score_RH)
-    apart: dict[int, list[float]] = defaultdict(list)
-    for pair in data.compared:
-        better, worse = (worth_EH[place[id(one)], pair.head].item() for one in pair.episodes)
-        apart[pair.head].append(better - worse)
-    if flat := [one for column in apart.values() for one in column]:
-        measured["heldout_accuracy"] = sum(one > 0 for one in flat) / len(flat)
-        measured["heldout_margin"] = math.fsum(flat) / len(flat)
-    if len(spec.heads) > 1:
-        names = list(spec.heads)
-        for head, column in sorted(apart.items()):
-            measured[f"heldout_accuracy/{names[head]}"] = sum(one > 0 for one in column) / len(column)
+    names = list(spec.heads)
+    for end, found in compared.items():
+        apart: dict[str, list[float]] = defaultdict(list)
+        for pair in found:
+            better, worse = (worth_EH[place[id(one)], pair.head].item() for one in pair.episodes)
+            apart[names[pair.head]].append(better - worse)
+        if flat := [one for column in apart.values() for one in column]:
+            measured[f"heldout_accuracy{end}"] = sum(one > 0 for one in flat) / len(flat)
+            measured[f"heldout_margin{end}"] = math.fsum(flat) / len(flat)
+        if len(names) > 1:
+            for head, column in sorted(apart.items()):
+                measured[f"heldout_accuracy{end}/{head}"] = sum(one > 0 for one in column) / len(column)
     return measured
 
 
