@@ -155,6 +155,7 @@ def render(report: Report) -> str:
         curves=_curves(report.rounds),
         times=_times(report.rounds),
         reward_accuracy=_reward_accuracy(report.reward_models),
+        colours=plots.COLOURS,
         time_names=list(TIMES),
         figures=list(dict.fromkeys(key for values in report.rounds for key in values)),
         breakdowns=_breakdowns(report.evaluations),
@@ -202,14 +203,15 @@ def _times(rounds: Sequence[Mapping[str, float]]) -> str:
     return plots.stacked_bars(xs, series, name="Time by stage", text=duration, width=_WIDE) if xs else ""
 
 
-def _reward_accuracy(trainings: Sequence[RewardTraining]) -> str:
-    """A line for each reward model; empty where they were trained only once."""
+def _reward_accuracy(trainings: Sequence[RewardTraining]) -> dict[str, Any] | None:
+    """A line for each reward model; None where they were trained only once."""
     series: dict[str, dict[int, float | None]] = {}
     for one in trainings:
         series.setdefault(f"model {one.model}", {})[one.step] = one.accuracy
     if all(len(line) < 2 for line in series.values()):
-        return ""
-    return plots.lines_chart(series, name="Held-out accuracy of reward models", text=percent, low=0.0, high=1.0)
+        return None
+    svg = plots.lines_chart(series, name="Held-out accuracy of reward models", text=percent, low=0.0, high=1.0)
+    return {"svg": svg, "labels": list(series)} if svg else None
 
 
 def _breakdowns(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
