@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from components.artifacts import Artifact
 from components.compute.runners import Event, LocalRunner, ProcessRunner, Result, Runner
 from components.compute.watchdog import Watchdog, watch
+from flows.ancestry import Lineage
 from flows.console import Console, duration
-from flows.lineage import Lineage
 from flows.records import Notice, StageRecord, Writer
 from flows.spec import CODE, ExperimentSpec
 from flows.stages import STAGES

@@ -13,8 +13,8 @@ from components.algorithms.reward_card import read_card
 from components.errors import ArtifactError, SpecError
 from components.specs import validate
 from components.trajectories.store import load_scored, read_scores, read_trajectories
+from flows.ancestry import Lineage
 from flows.execution import Execution
-from flows.lineage import Lineage
 from flows.online_rl import online_rl
 from flows.plan import plan
 from flows.requests import Requests
