@@ -189,7 +189,7 @@ def _worth_keeping(run: RunRecord, artifacts: dict[str, Artifact]) -> set[str]:
         artifact = artifacts.get(stage.key)
         # What is collected and judged in round r is played by the policy of round r - 1.
         policy = stage.step if stage.kind in ("checkpoint", "evaluation") else stage.step - 1
-        if artifact is None or policy not in by_step:
+        if artifact is None or policy not in by_step or "[reward" in stage.label:  # that is between the rounds
             continue
         for name, value in artifact.metrics.items():
             values.setdefault(f"{stage.kind}/{name}", []).append((value, by_step[policy]))

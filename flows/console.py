@@ -230,6 +230,11 @@ def silence_prefect() -> None:
         found.propagate = True
 
 
+def printable(text: str) -> str:
+    """Without characters that would steer the terminal."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
 def duration(seconds: float) -> str:
     """`4.2 s`, `3 min 05 s`, `2 h 10 min`."""
     if seconds < 100:

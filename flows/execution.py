@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from components.artifacts import Artifact
 from components.compute.runners import Event, LocalRunner, ProcessRunner, Result, Runner
 from components.compute.watchdog import Watchdog, watch
+from flows.ancestry import Lineage
 from flows.console import Console, duration
-from flows.lineage import Lineage
 from flows.records import Notice, StageRecord, Writer
 from flows.spec import CODE, ExperimentSpec
 from flows.stages import STAGES
@@ -39,6 +40,8 @@ UNITS = {
     "judge": "scores",
     "filter": "decisions",
 }
+
+_OF_ROUND = re.compile(r"(collect|judge|filter|train)\[\d+(\+\d+)?\]")
 
 SHOWN = ("episodes", "failed", "success", "reward", "kept", "loss", "heldout_accuracy", "unscored")
 """Metrics in the line about a stage."""
@@ -116,7 +119,7 @@ class Execution:
             self.record.add(stage)
             self.lineage.add(self.record.run, stage)
         self._track(done)
-        if step <= 0 or request.stage in ("evaluate", "deploy"):  # those of a round are summed up in its line
+        if not _OF_ROUND.fullmatch(label):  # those are summed up in the line of the round
             figures = [f"{name} {artifact.metrics[name]:.4g}" for name in SHOWN if name in artifact.metrics]
             self.console.line("  ".join([f"{label} {status} in {duration(done.seconds)}", *figures]))
         return done
@@ -223,8 +226,9 @@ def _environment() -> dict[str, str]:
 
 def _group(label: str) -> str:
     """What comes before the names of a stage's metrics, so that those of a round are one series: nothing for its own,
-    `refill_1/` for its first further collection, `reward/` and `reward_2/` for what reward models are made from."""
+    `refill_1/` for its first further collection, `reward/` and `reward_2/` for what reward models are made from, before
+    the rounds and after them."""
     name = label.partition("[")[2].rstrip("]")
     if "+" in name:
         return f"refill_{name.partition('+')[2]}/"
-    return f"{name.replace(' ', '_')}/" if name.startswith("reward") else ""
+    return f"{name.partition('@')[0].replace(' ', '_')}/" if name.startswith("reward") else ""

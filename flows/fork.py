@@ -37,6 +37,8 @@ class Fork:
     new run replays."""
     anchored: list[dict[str, Artifact]]
     """The same, its warmup included: as many as elastic weight consolidation looks at."""
+    followed: dict[int, Artifact]
+    """By round up to there: the checkpoints that reward models of the new run have followed by then."""
 
 
 def resolve(spec: ExperimentSpec, store: Store) -> Fork | None:
@@ -80,6 +82,7 @@ def resolve(spec: ExperimentSpec, store: Store) -> Fork | None:
         {str(one): known[one] for one in steps if one <= step},
         [_data(store, run, known[one], one) for one in steps[::-1] if one > 0 and step - _replayed(spec) < one <= step],
         [_data(store, run, known[one], one) for one in steps[::-1] if step - _held(spec) < one <= step],
+        {one: _followed(store, run, known, one) for one in _refreshed(spec) if one <= step},
     )
 
 
@@ -107,6 +110,22 @@ def _replayed(spec: ExperimentSpec) -> int:
 def _held(spec: ExperimentSpec) -> int:
     """How many rounds before its first one a run holds on to."""
     return spec.ewc.rounds if spec.ewc else 0
+
+
+def _refreshed(spec: ExperimentSpec) -> list[int]:
+    """Rounds after which reward models are trained further."""
+    return spec.reward_model.refreshed(spec.rounds) if spec.reward_model else []
+
+
+def _followed(store: Store, run: RunRecord, known: dict[int, str], step: int) -> Artifact:
+    """A checkpoint between the start of the rounds and the step that is forked."""
+    artifact = store.find(known[step]) if step in known else None
+    if artifact is None:
+        raise _problem(
+            f"reward_model.every needs the checkpoint of step {step} of run {run.short}, which is no longer in "
+            f"{store.root}: run it again, or set reward_model.every=0"
+        )
+    return artifact
 
 
 def _data(store: Store, run: RunRecord, key: str, step: int) -> dict[str, Artifact]:

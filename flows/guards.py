@@ -39,7 +39,8 @@ class GuardsSpec(Spec):
     """A filter left nothing to train on: `warn` goes on (the policy stays as it is), `stop` ends the run."""
     reward_hacking: Literal["off", "warn", "stop"] = "warn"
     """Training reward rose since the last held-out evaluation while held-out success fell, by paired difference on the
-    same scenarios with its whole 95 % interval below zero. Looked at where `evaluate.every` is above 0."""
+    same scenarios with its whole 95 % interval below zero. Looked at where `evaluate.every` is above 0; only rounds
+    that the same reward models judged are compared (`reward_model.every`)."""
 
     @field_validator("reward_hacking", mode="before")
     @classmethod

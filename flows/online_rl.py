@@ -1,5 +1,6 @@
 """Online RL: evaluate, warm up by supervised training, then rounds of collect, judge, filter, train; evaluate, deploy.
-With `reward_model`, models of the reward are trained before the rounds, and judge in them.
+With `reward_model`, models of the reward are trained before the rounds, and judge in them; with `reward_model.every`
+they are trained further between the rounds: `train[reward@3]`.
 Between the rounds the policy may be evaluated too: `evaluate[3]`; the final one is always `evaluate[final]`.
 
 `online_rl` is the order of the stages, written against a function that runs one (`Call`): Prefect's tasks in a run,
@@ -16,11 +17,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
 
 from components.artifacts import Artifact
 from components.errors import ResourceError
@@ -29,9 +29,10 @@ from flows import fork
 from flows.fork import Fork
 from flows.guards import Guards
 from flows.records import Notice, Records, recording
+from flows.requests import Call, Requests
+from flows.reward_models import RewardModels
 from flows.spec import CODE, ExperimentSpec
 from flows.stages.base import Context, Request
-from flows.stages.judge import reward_models as name_models
 from flows.stopping import Measured, choose, why_stop
 
 logger = logging.getLogger(__name__)
@@ -39,15 +40,6 @@ logger = logging.getLogger(__name__)
 FEEDS = ("trajectories", "scores", "selection")
 """What collect, judge and filter leave for training."""
 
-
-class Call(Protocol):
-    """Runs one stage."""
-
-    def __call__(self, label: str, step: int, request: Request) -> Artifact: ...
-
-
-REWARD_SEED = 1_000_000_007
-"""Added to the seed for the episodes of reward models, and once more for each model after the first."""
 
 OnRound = Callable[[int, dict[str, Artifact]], None]
 """Told of each finished round: its number and its artifacts by stage."""
@@ -63,8 +55,9 @@ class Outcome:
     """`start`, `sft`, `final`: those that there are, in this order."""
     measured: list[Measured] = field(default_factory=list)
     """Every policy that was evaluated from the start of the rounds on, in order of training."""
-    reward_models: list[Artifact] = field(default_factory=list)
-    """Those that judge the rounds; empty where the declared reward does."""
+    reward_models: dict[int, list[Artifact]] = field(default_factory=dict)
+    """By the round after which they were trained (0: before the rounds), and from which on they judged; empty where the
+    declared reward does."""
     rounds: list[dict[str, Artifact]] = field(default_factory=list)
     """Of each round: trajectories, scores, selection, checkpoint, by stage."""
     checkpoint: Artifact | None = None
@@ -99,8 +92,11 @@ class Outcome:
 
     @property
     def training_rewards(self) -> dict[int, float | None]:
-        """Mean reward of the episodes of each round; None where it is not known yet."""
-        return {n: one["judge"].metrics.get("reward") for n, one in enumerate(self.rounds, self.first_step + 1)}
+        """Mean reward of the episodes of each round; None where it is not known yet. Only of rounds that the judges of
+        the last one judged: what others say is no measure for it."""
+        judged_since = max(self.reward_models, default=0)
+        numbered = enumerate(self.rounds, self.first_step + 1)
+        return {n: one["judge"].metrics.get("reward") for n, one in numbered if n > judged_since}
 
 
 def online_rl(
@@ -145,15 +141,12 @@ def online_rl(
     reference = begin.reference if begin else outcome.checkpoint
     earlier = list(begin.earlier) if begin else []
     anchor = outcome.checkpoint
-    if spec.reward_model:  # of the policy from which the rounds began: a fork finds those of the other run
-        shown = call("collect[reward]", 0, requests.collect_for_reward(reference))
-        scores = call("judge[reward]", 0, requests.judge(shown))
-        for member in range(1, spec.reward_model.models + 1):
-            label = "train[reward]" if member == 1 else f"train[reward {member}]"
-            request = requests.train_reward(shown, scores, start=reference, member=member)
-            outcome.reward_models.append(call(label, 0, request))
+    models = RewardModels(spec, requests, call)
+    outcome.reward_models = models.trained
+    for step, policy in {0: reference, **(begin.followed if begin else {})}.items():
+        models.follow(step, policy)  # a fork finds those of the other run
     for number in range(outcome.step + 1, spec.rounds + 1):
-        fed = _gather(spec, requests, guards, call, outcome, number)
+        fed = _gather(spec, requests, guards, call, outcome.checkpoint, models.in_force, number)
         request = requests.train(
             fed,
             start=outcome.checkpoint,
@@ -176,6 +169,7 @@ def online_rl(
                 outcome.stopped = reason
                 on_notice(Notice("early_stopping", number, reason))
                 break
+        models.follow(number, outcome.checkpoint)
     if spec.rounds and spec.deploy.policy == "best":
         if outcome.measured[-1].step < outcome.step:
             evaluate(f"evaluate[{outcome.step}]")
@@ -189,24 +183,30 @@ def online_rl(
 
 
 def _gather(
-    spec: ExperimentSpec, requests: Requests, guards: Guards, call: Call, outcome: Outcome, number: int
+    spec: ExperimentSpec,
+    requests: Requests,
+    guards: Guards,
+    call: Call,
+    policy: Artifact | None,
+    judges: Sequence[Artifact],
+    number: int,
 ) -> dict[str, Artifact]:
     """What a round is trained on: trajectories, scores and selection; those of further collections, where the filter
-    left too few scenarios, as `trajectories+1` and so on."""
+    left too few scenarios, as `trajectories+1` and so on. judges: the reward models in force."""
 
     def gather(label: str, request: Request) -> tuple[Artifact, Artifact, Artifact]:
         played = call(f"collect[{label}]", number, request)
-        scores = call(f"judge[{label}]", number, requests.judge(played, outcome.reward_models))
+        scores = call(f"judge[{label}]", number, requests.judge(played, judges))
         return played, scores, call(f"filter[{label}]", number, requests.filter(played, scores))
 
-    made = gather(str(number), requests.collect(outcome.checkpoint, number))
+    made = gather(str(number), requests.collect(policy, number))
     fed, fullest, drawn = dict(zip(FEEDS, made, strict=True)), made[-1], 0
     left = made[-1].metrics.get("scenarios")
     for again in range(1, spec.collect.refills + 1):
         if left is None or left >= spec.collect.scenarios:
             break
         lacking = spec.collect.scenarios - int(left)
-        request = requests.collect(outcome.checkpoint, number, further=(drawn, lacking))
+        request = requests.collect(policy, number, further=(drawn, lacking))
         made = gather(f"{number}+{again}", request)
         fed |= {f"{name}+{again}": artifact for name, artifact in zip(FEEDS, made, strict=True)}
         drawn += lacking
@@ -227,128 +227,6 @@ def _take_best(spec: ExperimentSpec, outcome: Outcome, on_notice: OnNotice) -> N
         figures = ", ".join(f"step {step}: {found:.3f}" for step, found in values if found is not None)
         outcome.chosen = f"the final policy is the one {where}, the best by held-out {metric} ({figures})"
         on_notice(Notice("best", best.step, outcome.chosen))
-
-
-class Requests:
-    """The requests of an experiment's stages. A seed is given only to stages that draw at random: the others are then
-    shared between seeds."""
-
-    def __init__(self, spec: ExperimentSpec):
-        self.spec = spec
-        self._data = spec.model_dump(mode="json", by_alias=True)
-
-    def evaluate(self, policy: Artifact | None) -> Request:
-        greedy = self.spec.evaluate.temperature == 0
-        part = {
-            "model": self.spec.model.base(),
-            **self._parts("environment", "reward", "agent", "evaluate", "inference"),
-        }
-        return self._request("evaluate", part, {"policy": policy}, seed=0 if greedy else self.spec.seed)
-
-    def demonstrate(self) -> Request:
-        assert self.spec.warmup is not None
-        collect = {**self._data["collect"], "scenarios": self.spec.warmup.demonstrations, "group_size": 1}
-        if (teacher := self.spec.warmup.teacher) is not None:
-            collect |= {"group_size": teacher.samples, "temperature": teacher.temperature, "top_p": teacher.top_p}
-            played = self._data["warmup"]["teacher"]
-            part = {"model": self.spec.model.base(), **self._parts("environment", "agent")}
-            part |= {"collect": {**collect, "top_k": 0, "min_p": 0.0}, "inference": played["inference"]}
-            part |= {"actor": "teacher", "teacher": played["model"], "round": 0}
-            return self._request("collect", part, {}, seed=self.spec.seed)
-        part = {"model": self.spec.model.base(), **self._parts("environment", "agent"), "collect": collect}
-        return self._request("collect", {**part, "actor": "solver", "round": 0}, {}, seed=self.spec.seed)
-
-    def collect(self, policy: Artifact | None, number: int, further: tuple[int, int] | None = None) -> Request:
-        """further: of a further collection, how many other scenarios were played since, and how many now."""
-        part = {"model": self.spec.model.base(), **self._parts("environment", "agent", "collect", "inference")}
-        part |= {"actor": "policy", "round": number - 1}
-        if further is not None:
-            since, now = further
-            part["further"] = (part["collect"]["scenarios"], since)
-            part["collect"] = {**part["collect"], "scenarios": now}
-        return self._request("collect", part, {"policy": policy}, seed=self.spec.seed)
-
-    def collect_for_reward(self, policy: Artifact | None) -> Request:
-        """Episodes that reward models learn from; others than those of the rounds, by their seed."""
-        assert self.spec.reward_model is not None
-        sizes = {"scenarios": self.spec.reward_model.scenarios, "group_size": self.spec.reward_model.group_size}
-        part = {"model": self.spec.model.base(), **self._parts("environment", "agent", "inference")}
-        part |= {"collect": {**self._data["collect"], **sizes}, "actor": "policy", "round": 0}
-        return self._request("collect", part, {"policy": policy}, seed=self.spec.seed + REWARD_SEED)
-
-    def train_reward(self, trajectories: Artifact, scores: Artifact, *, start: Artifact | None, member: int) -> Request:
-        """member: number of the reward model, from 1."""
-        inputs = {"trajectories": trajectories, "scores": scores, "start": start}
-        part = self._training(self._data["reward_model"]["algorithm"])
-        return self._request("reward_model", part, inputs, seed=self.spec.seed + REWARD_SEED * (member - 1))
-
-    def judge(self, trajectories: Artifact, reward_models: Sequence[Artifact] = ()) -> Request:
-        part = {**self._parts("reward"), "model": self.spec.model.base()}
-        if reward_models:
-            assert self.spec.reward_model is not None
-            part["learned"] = self.spec.reward_model.learned()
-        return self._request("judge", part, {"trajectories": trajectories, **name_models(reward_models)})
-
-    def filter(self, trajectories: Artifact, scores: Artifact, *, warmup: bool = False) -> Request:
-        part = self._data["warmup"] if warmup else self._data
-        return self._request("filter", {"filter": part["filter"]}, {"trajectories": trajectories, "scores": scores})
-
-    def warm_up(self, trajectories: Artifact, scores: Artifact, selection: Artifact) -> Request:
-        part = self._training(self._data["warmup"]["algorithm"])
-        inputs = {"trajectories": trajectories, "scores": scores, "selection": selection}
-        return self._request("train", part, inputs, seed=self.spec.seed)
-
-    def train(
-        self,
-        fed: Mapping[str, Artifact],
-        *,
-        start: Artifact | None,
-        reference: Artifact | None,
-        earlier: Sequence[Mapping[str, Artifact]] = (),
-        anchor: Artifact | None = None,
-        anchored: Sequence[Mapping[str, Artifact]] = (),
-    ) -> Request:
-        """fed: trajectories, scores and selection under the names of inputs. earlier: what earlier rounds were trained
-        on, the nearest first. anchor: the checkpoint from which the rounds began, and what that was trained on."""
-        inputs: dict[str, Artifact | None] = {**fed, "start": start}
-        if getattr(self.spec.algorithm, "reference", "base") == "start":
-            inputs["reference"] = reference
-        part = self._training(self._data["algorithm"])
-        if self.spec.replay is not None and earlier:
-            part["replay"] = self._data["replay"]
-            for ago, one in enumerate(earlier[: self.spec.replay.rounds], 1):
-                inputs |= {f"{name}-{ago}": artifact for name, artifact in one.items()}
-        if self.spec.ewc is not None:
-            part["ewc"] = self._data["ewc"]
-            inputs["anchor"] = anchor
-            for ago, one in enumerate(anchored, 1):
-                inputs |= {f"anchored-{name}-{ago}": artifact for name, artifact in one.items()}
-        return self._request("train", part, inputs, seed=self.spec.seed)
-
-    def deploy(self, policy: Artifact, step: int, evaluations: dict[str, Artifact]) -> Request:
-        """step: the round after which the policy stood."""
-        # When it was decided to go on or to stop has no part in the result, the policy is an input; nor has the place.
-        course = ("early_stopping", "guards", "store")
-        experiment = {name: value for name, value in self._data.items() if name not in course}
-        experiment["evaluate"] = {name: value for name, value in self._data["evaluate"].items() if name != "every"}
-        part = {
-            "name": self.spec.deploy.name or self.spec.name,
-            **self._parts("model", "agent", "deploy"),
-            "step": step,
-            "experiment": experiment,
-        }
-        inputs = {"policy": policy, **{f"evaluation_{name}": found for name, found in evaluations.items()}}
-        return self._request("deploy", part, inputs)
-
-    def _training(self, algorithm: dict[str, Any]) -> dict[str, Any]:
-        return {**self._parts("model"), "algorithm": algorithm, "save_every": self.spec.compute.save_every}
-
-    def _parts(self, *names: str) -> dict[str, Any]:
-        return {name: self._data[name] for name in names}
-
-    def _request(self, stage: str, part: dict[str, Any], inputs: dict[str, Any], seed: int = 0) -> Request:
-        keys = {name: artifact.key for name, artifact in inputs.items() if artifact is not None}
-        return Request(stage, part, keys, seed, tuple(self.spec.allow))
 
 
 def _check_key(spec: ExperimentSpec) -> None:

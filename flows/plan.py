@@ -6,12 +6,13 @@ and what it costs. Nothing is started, nothing written, no model is loaded and t
 
 A stage whose input will be made anew has no key yet. Should that input turn out to be what an earlier run had (equal
 content, equal key), then the stage is found after all; so the plan is what will happen at most, but for refills of a
-round, which are known when it is filtered. What the flow decides
-from evaluations that are there (to end the rounds early, which policy is the best) it decides here as it will in the
-run; where they are not made yet, the plan goes on to the last round and says that this is the most.
+round, which are known when it is filtered. What the flow decides from evaluations that are there (to end the rounds
+early, which policy is the best) it decides here as it will in the run; where they are not made yet, the plan goes on to
+the last round and says that this is the most.
 
-Times are medians over the nearest earlier stages of this kind, by episode where the numbers of episodes differ. A stage
-that was killed on its way counts with its last try only. Files are not verified: what is damaged is found by the run.
+Times are medians over the nearest earlier stages of this kind, by episode where the numbers of episodes differ, and by
+collection where a reward model learns from more than one. A stage that was killed on its way counts with its last try
+only. Files are not verified: what is damaged is found by the run.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from flows.spec import ExperimentSpec
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
 from flows.stages.execute import check_schema, key_part
+from flows.stages.reward_model import collections
 
 MOST_DIFFERENCES = 4
 """Differences that are shown of one stage."""
@@ -102,6 +104,8 @@ def plan(spec: ExperimentSpec) -> Plan:
         planner.given(fork.checkpoint, f"{fork.run.short}@{fork.step}")
         if fork.reference is not None:
             planner.given(fork.reference, f"{fork.run.short}@0")
+        for step, checkpoint in fork.followed.items():
+            planner.given(checkpoint, f"{fork.run.short}@{step}")
         for rounds in (fork.earlier, fork.anchored):
             for ago, one in enumerate(rounds):
                 for artifact in one.values():
@@ -264,8 +268,8 @@ class _Near:
     """Time that it took when it was made."""
 
     def seconds_for(self, request: Request) -> float:
-        """The time of another stage of this kind, by the episodes of both where both say how many."""
-        ours, theirs = _episodes(request), _episodes(Request.from_json(self.stage.request))
+        """The time of another stage of this kind, by the size of both where both say how large they are."""
+        ours, theirs = _size(request), _size(Request.from_json(self.stage.request))
         return self.seconds * ours / theirs if ours and theirs else self.seconds
 
 
@@ -300,8 +304,11 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}…"
 
 
-def _episodes(request: Request) -> int | None:
-    """Episodes that a stage plays; None where it plays none, or all that there are."""
+def _size(request: Request) -> int | None:
+    """Episodes that a stage plays, collections that a reward model learns from; None of other stages, and where all
+    scenarios are played."""
+    if request.stage == "reward_model":
+        return collections(request.inputs)
     if request.stage == "collect":
         return int(request.spec["collect"]["scenarios"] * request.spec["collect"]["group_size"])
     return request.spec["evaluate"]["scenarios"] if request.stage == "evaluate" else None

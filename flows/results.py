@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
 from components.trajectories.schema import Trajectory
@@ -16,6 +16,9 @@ from flows.console import duration
 from flows.execution import Execution
 from flows.online_rl import Outcome
 from flows.spec import ExperimentSpec
+
+if TYPE_CHECKING:
+    from components.evaluation.report import RewardTraining
 
 TITLES = {"start": "start", "sft": "after SFT", "final": "after {algorithm}"}
 """Names of the policies that are evaluated."""
@@ -301,6 +304,7 @@ def _report(
             differences=differences,
             rounds=_rounds(execution.spec, outcome),
             notes=outcome.decisions,
+            reward_models=_reward_models(outcome),
             stages=stages,
             lineage=origins(execution.lineage, outcome.checkpoint.key)
             if execution.lineage and outcome.checkpoint
@@ -322,6 +326,25 @@ def _rounds(spec: ExperimentSpec, outcome: Outcome) -> list[dict[str, float]]:
         round_figures(artifacts)
         | {f"heldout_{name}": held_out[n][name] for name in ("success", "reward") if name in held_out.get(n, {})}
         for n, artifacts in enumerate(outcome.rounds, outcome.first_step + 1)
+    ]
+
+
+def _reward_models(outcome: Outcome) -> list[RewardTraining]:
+    """What became of each training of a reward model."""
+    from components.evaluation.report import RewardTraining
+
+    return [
+        RewardTraining(
+            model=number,
+            step=step,
+            examples=one.metrics.get("pairs", one.metrics.get("labelled_episodes")),
+            heldout_pairs=one.metrics.get("heldout_pairs"),
+            accuracy=one.metrics.get("heldout_accuracy"),
+            before=one.metrics.get("heldout_accuracy_before"),
+            earlier=one.metrics.get("heldout_accuracy_earlier"),
+        )
+        for step, models in outcome.reward_models.items()
+        for number, one in enumerate(models, 1)
     ]
 
 

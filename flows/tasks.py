@@ -14,8 +14,8 @@ from components.artifacts import Artifact
 from flows.console import silence_prefect
 from flows.execution import Execution
 from flows.interrupt import Interruption
-from flows.online_rl import Call
 from flows.records import RunRecord
+from flows.requests import Call
 from flows.results import Results
 from flows.server import Api, Server
 from flows.stages import STAGES

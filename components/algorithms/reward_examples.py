@@ -1,18 +1,21 @@
-"""What a reward model learns from: pairs of episodes for each head, or episodes with labels of their turns; some
-scenarios are held out.
+"""What a reward model learns from, and what is held out: pairs of episodes of which one is better, or episodes with the
+labels of their turns.
 
-Each head has pairs of its own, for the order of episodes may be another by each component of the score.
-
-Legend: R readings, H heads.
+Episodes come in collections, each of one policy. Only episodes of one collection are compared with each other: a judge
+may have ranked them among themselves. A scenario stays on its side for good: a model that is trained further never
+learns from one that it was measured on, nor is it measured on one that it learned from. `scenarios.json` of a reward
+model says which these are.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from components.algorithms.pairs import pairs
 from components.algorithms.reward_data import OVERALL, Episode, episode, turn_values, value
@@ -22,6 +25,8 @@ from components.trajectories.chat import ChatFormat
 from components.trajectories.schema import Score, Trajectory
 
 log = logging.getLogger(__name__)
+
+SIDES = "scenarios.json"
 
 
 @dataclass(frozen=True)
@@ -56,58 +61,129 @@ Example = Pair | Labelled
 
 
 @dataclass(frozen=True)
+class Judged:
+    """A collection: episodes of one policy, and what the declared reward says of them."""
+
+    trajectories: Sequence[Trajectory]
+    """Their ids are unique over all collections of a training."""
+    scores: Sequence[Score]
+    """In any order; those of components give the heads their labels."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    """On which side scenarios are, by their ids."""
+
+    trained: frozenset[str] = frozenset()
+    """A model has learned from their episodes."""
+    held_out: frozenset[str] = frozenset()
+
+    def write(self, folder: Path) -> None:
+        data = {"held_out": sorted(self.held_out), "trained": sorted(self.trained)}
+        (folder / SIDES).write_text(json.dumps(data, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Sides:
+        """Of the reward model in a folder. Raises ArtifactError where it does not say."""
+        try:
+            data = json.loads((folder / SIDES).read_text())
+            return cls(frozenset(data["trained"]), frozenset(data["held_out"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ArtifactError(
+                f"the reward model in {folder} does not say which scenarios it was trained on ({SIDES}: {error!r}), so "
+                "none could be held out from it: train it again, or begin with another checkpoint"
+            ) from error
+
+
+@dataclass(frozen=True)
 class Data:
     """What there is to learn from."""
 
     train: list[Example]
     held_out: list[Example]
-    """The same of scenarios that are not trained on."""
+    """The same of scenarios that are not trained on; of the newest collection only."""
     compared: list[Pair]
-    """Pairs of these scenarios."""
+    """Pairs of these scenarios; of the newest collection only."""
+    compared_earlier: list[Pair]
+    """Those of the collections before it."""
     episodes: list[Episode]
     """Those that are trained on."""
+    sides: Sides
+    """After this training."""
     counts: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What a collection gives, whichever side its scenarios are on."""
+
+    examples: list[Example]
+    compared: list[Pair]
+    finished: int
+    """Episodes that came to their end."""
+    readable: int
+    labelled: Mapping[str, int]
+    """By head: readable episodes that are worth something by its label."""
 
 
 def gather(
     spec: RewardTrainingSpec,
     chat: ChatFormat,
-    trajectories: Sequence[Trajectory],
-    scores: Sequence[Score],
+    judged: Sequence[Judged],
     max_length: int,
     seed: int,
+    known: Sides | None = None,
 ) -> Data:
-    """The examples of a training, apart from those that are held out. Raises ArtifactError where a head has none."""
-    turns = isinstance(spec, ProcessRewardModelSpec)
-    by_id = {score.trajectory_id: score for score in scores}
-    finished = [one for one in trajectories if one.failure is None and one.id in by_id]
-    episodes = {one.id: episode(chat, one, turns=turns) for one in finished}
-    whole = {name: one for name, one in episodes.items() if one.readings and one.longest <= max_length}
-    if len(whole) < len(episodes):
+    """The examples of a training, apart from those that are held out.
+
+    judged: the newest collection first. known: the sides of the model that is trained further. Raises ArtifactError
+    where a head of a new model has nothing to learn from; one that is trained further stays as it is.
+    """
+    read = [_read(spec, chat, one, max_length) for one in judged]
+    finished, readable = sum(one.finished for one in read), sum(one.readable for one in read)
+    if readable < finished:
         log.warning(
             "episodes left out of training, for they have nothing to read or are longer than model.max_length=%d "
             "tokens: %d of %d",
             max_length,
-            len(episodes) - len(whole),
-            len(episodes),
+            finished - readable,
+            finished,
         )
-    by_turn = isinstance(spec, ProcessRewardModelSpec) and spec.loss == "mse"
-    values = _turn_sums(spec, whole, by_id) if by_turn else _values(spec, whole, by_id)
-    compared = [one for index, head in enumerate(spec.heads) for one in _pairs(spec, whole, values[head], head, index)]
-    found: list[Example] = [*_labelled(spec, whole, by_id)] if by_turn else [*compared]
-    held = _held_out_scenarios(spec, found, seed)
-    train, apart = ([one for one in found if (_scenario(one) in held) == side] for side in (False, True))
+    held = _held_out(spec, {_scenario(example) for one in read for example in one.examples}, seed, known or Sides())
+    train = [example for one in read for example in one.examples if _scenario(example) not in held]
     for index, head in enumerate(spec.heads):
-        if not any(_teaches(one, index) for one in train):
-            raise ArtifactError(_nothing(spec, head, len(finished), len(values[head])))
-    learned = list({id(one): one for example in train for one in example.episodes}.values())
+        if known is None and not any(_teaches(one, index) for one in train):
+            raise ArtifactError(_nothing(spec, head, finished, sum(one.labelled[head] for one in read)))
+    apart = [example for example in read[0].examples if _scenario(example) in held]
+    compared, *before = ([pair for pair in one.compared if _scenario(pair) in held] for one in read)
+    earlier = [pair for one in before for pair in one]
     counts = {
-        "labelled_episodes" if by_turn else "pairs": float(len(train)),
-        "heldout_pairs": float(sum(_scenario(one) in held for one in compared)),
-        "left_out": float(len(episodes) - len(whole)),
-        "unlabelled": float(sum(len(whole) - len(found) for found in values.values())),
+        "labelled_episodes" if _by_turn(spec) else "pairs": float(len(train)),
+        "heldout_pairs": float(len(compared)),
+        "left_out": float(finished - readable),
+        "unlabelled": float(sum(one.readable - count for one in read for count in one.labelled.values())),
     }
-    return Data(train, apart, [one for one in compared if _scenario(one) in held], learned, counts)
+    if before:
+        counts["heldout_pairs_earlier"] = float(len(earlier))
+    learned = list({id(one): one for example in train for one in example.episodes}.values())
+    sides = Sides(frozenset(map(_scenario, train)) | (known or Sides()).trained, frozenset(held))
+    return Data(train, apart, compared, earlier, learned, sides, counts)
+
+
+def _read(spec: RewardTrainingSpec, chat: ChatFormat, judged: Judged, max_length: int) -> _Read:
+    by_id = {score.trajectory_id: score for score in judged.scores}
+    finished = [one for one in judged.trajectories if one.failure is None and one.id in by_id]
+    episodes = {one.id: episode(chat, one, turns=isinstance(spec, ProcessRewardModelSpec)) for one in finished}
+    whole = {name: one for name, one in episodes.items() if one.readings and one.longest <= max_length}
+    values = _turn_sums(spec, whole, by_id) if _by_turn(spec) else _values(spec, whole, by_id)
+    compared = [one for index, head in enumerate(spec.heads) for one in _pairs(spec, whole, values[head], head, index)]
+    examples: list[Example] = [*_labelled(spec, whole, by_id)] if _by_turn(spec) else [*compared]
+    return _Read(examples, compared, len(finished), len(whole), {head: len(found) for head, found in values.items()})
+
+
+def _by_turn(spec: RewardTrainingSpec) -> bool:
+    """Whether turns have labels of their own, and nothing is compared in training."""
+    return isinstance(spec, ProcessRewardModelSpec) and spec.loss == "mse"
 
 
 def _scenario(example: Example) -> str:
@@ -157,12 +233,14 @@ def _pairs(
         yield Pair(episodes[better.id], episodes[worse.id], index, margin)
 
 
-def _held_out_scenarios(spec: RewardTrainingSpec, found: Sequence[Example], seed: int) -> set[str]:
-    """Scenarios that are not trained on: the share asked for of those that teach, one at least, and never all."""
-    scenarios = sorted({_scenario(one) for one in found})
-    random.Random(f"{seed}-held-out").shuffle(scenarios)
+def _held_out(spec: RewardTrainingSpec, scenarios: set[str], seed: int, known: Sides) -> set[str]:
+    """Scenarios that are not trained on: those that were held out before, and of the new ones as many as it takes to
+    come to the share of those that teach now; one at least, and never all."""
+    new = sorted(scenarios - known.trained - known.held_out)
+    random.Random(f"{seed}-held-out").shuffle(new)
     count = max(1, round(spec.held_out * len(scenarios))) if spec.held_out else 0
-    return set(scenarios[: min(count, len(scenarios) - 1)]) if scenarios else set()
+    lacking = min(count, len(scenarios) - 1) - len(scenarios & known.held_out)
+    return {*known.held_out, *new[: max(0, lacking)]}
 
 
 def _teaches(example: Example, head: int) -> bool:
@@ -173,7 +251,7 @@ def _teaches(example: Example, head: int) -> bool:
 
 def _nothing(spec: RewardTrainingSpec, head: str, finished: int, labelled: int) -> str:
     """Why a head has nothing to learn from."""
-    by_turn = isinstance(spec, ProcessRewardModelSpec) and spec.loss == "mse"
+    by_turn = _by_turn(spec)
     what = "judged reward" if head == OVERALL else f"component '{head}'"
     if by_turn:
         what = "step rewards" if head == OVERALL else f"components '{head}/0', '{head}/1' and so on"

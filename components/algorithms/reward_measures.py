@@ -5,45 +5,48 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from components.algorithms import distributed
 from components.algorithms.guards import Guards
-from components.algorithms.reward_examples import Data, Example
+from components.algorithms.reward_examples import Example, Pair
 from components.algorithms.reward_model import RewardModel
 from components.algorithms.reward_step import loss_of, worth
 from components.algorithms.spec import RewardTrainingSpec
 from components.trajectories.schema import Trajectory
 
 
-def held_out(spec: RewardTrainingSpec, policy: RewardModel, data: Data) -> dict[str, float]:
-    """The loss on what was not trained on, and how often, and how far, the better episode of a pair is ahead; by head
-    where there are several."""
-    examples: list[Example] = [*data.held_out, *data.compared]
-    if not examples:
+def held_out(
+    spec: RewardTrainingSpec, policy: RewardModel, examples: Sequence[Example], compared: Mapping[str, Sequence[Pair]]
+) -> dict[str, float]:
+    """The loss on what was not trained on; and by the ending of the measures' names, of pairs: how often, and how far,
+    the better episode is ahead; by head where there are several."""
+    seen = [*examples, *(pair for found in compared.values() for pair in found)]
+    episodes = list({id(one): one for example in seen for one in example.episodes}.values())
+    if not episodes:
         return {}
-    episodes = list({id(one): one for example in examples for one in example.episodes}.values())
     place = {id(one): index for index, one in enumerate(episodes)}
     score_RH = policy.scores(episodes, spec.pack_tokens, distributed.share)
     measured = {}
-    if data.held_out:
-        own = list({id(one): one for example in data.held_out for one in example.episodes}.values())
+    if examples:
+        own = list({id(one): one for example in examples for one in example.episodes}.values())
         first_RH = score_RH[: sum(one.readings for one in own)]  # they come first in `episodes`
-        measured["heldout_loss"] = loss_of(spec, data.held_out, own, first_RH)[0].item()
+        measured["heldout_loss"] = loss_of(spec, examples, own, first_RH)[0].item()
     worth_EH = worth(episodes, score_RH)
-    apart: dict[int, list[float]] = defaultdict(list)
-    for pair in data.compared:
-        better, worse = (worth_EH[place[id(one)], pair.head].item() for one in pair.episodes)
-        apart[pair.head].append(better - worse)
-    if flat := [one for column in apart.values() for one in column]:
-        measured["heldout_accuracy"] = sum(one > 0 for one in flat) / len(flat)
-        measured["heldout_margin"] = math.fsum(flat) / len(flat)
-    if len(spec.heads) > 1:
-        names = list(spec.heads)
-        for head, column in sorted(apart.items()):
-            measured[f"heldout_accuracy/{names[head]}"] = sum(one > 0 for one in column) / len(column)
+    names = list(spec.heads)
+    for end, found in compared.items():
+        apart: dict[str, list[float]] = defaultdict(list)
+        for pair in found:
+            better, worse = (worth_EH[place[id(one)], pair.head].item() for one in pair.episodes)
+            apart[names[pair.head]].append(better - worse)
+        if flat := [one for column in apart.values() for one in column]:
+            measured[f"heldout_accuracy{end}"] = sum(one > 0 for one in flat) / len(flat)
+            measured[f"heldout_margin{end}"] = math.fsum(flat) / len(flat)
+        if len(names) > 1:
+            for head, column in sorted(apart.items()):
+                measured[f"heldout_accuracy{end}/{head}"] = sum(one > 0 for one in column) / len(column)
     return measured
 
 

@@ -6,6 +6,7 @@ Its checkpoint is a folder:
     heads.safetensors        weight (H, D) and bias (H,)
     reward_model.json        kind, base model, heads with their weights, mean and spread of their scores in training,
                              digest of the vocabulary and of each file
+    scenarios.json           which scenarios it learned from, and which were held out (`reward_examples`)
     optimizer.safetensors, trainer.json, rng.safetensors, log.jsonl     as of any checkpoint (`checkpoint`)
 
 H counts heads, R readings (`reward_data`), D the hidden size.

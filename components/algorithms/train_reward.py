@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,8 +14,8 @@ from components.algorithms import checkpoint, distributed, schedule
 from components.algorithms.adamw import AdamW
 from components.algorithms.guards import STRIKES, Guards
 from components.algorithms.metrics import over_steps
-from components.algorithms.reward_card import CARD, Head, check_base, read_card, write_card
-from components.algorithms.reward_examples import gather
+from components.algorithms.reward_card import CARD, Card, Head, check_base, read_card, write_card
+from components.algorithms.reward_examples import Judged, Sides, gather
 from components.algorithms.reward_measures import demand_finite, held_out
 from components.algorithms.reward_model import RewardModel, vocabulary_digest
 from components.algorithms.reward_step import gradient_step
@@ -25,15 +26,13 @@ from components.errors import ArtifactError
 from components.models.spec import ModelSpec
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
-from components.trajectories.schema import Score, Trajectory
 
 
 def train_reward_model(
     spec: RewardTrainingSpec,
     model: ModelSpec,
     base_dir: Path,
-    trajectories: Sequence[Trajectory],
-    scores: Sequence[Score],
+    judged: Sequence[Judged],
     *,
     start: Path | None,
     out: Path,
@@ -42,17 +41,24 @@ def train_reward_model(
     on_step: Callable[[dict[str, float]], None],
     save_every: float = 30.0,
 ) -> dict[str, float]:
-    """Trains a reward model and writes it to the folder `out` (`reward_model`). It begins with the adapter of the
-    checkpoint `start`, a policy's; None: with the base model. A reward model as `start` is trained further.
+    """Trains a reward model and writes it to the folder `out` (`reward_model`). It begins with what the checkpoint
+    `start`, a policy's, has learned; None: with the base model. A reward model as `start` is trained further, and stays
+    as it is where there is nothing to learn from.
 
-    scores: of the trajectories, in any order; those of components give the heads their labels. on_step is called after
-    each gradient step with its metrics, at once for those that an earlier try with the same `scratch` had taken.
-    Several processes are given the same arguments, and the first one writes (`distributed`). Returns the means of the
-    metrics, and how often the better episode of a held-out pair has the higher score (`heldout_accuracy`). Raises
-    ArtifactError where a head has nothing to learn from or `start` does not fit, TrainingDiverged where a guard stops,
-    and then writes nothing.
+    judged: collections of episodes, the newest first; all are trained on. on_step is called after each gradient step
+    with its metrics, at once for those that an earlier try with the same `scratch` had taken. Several processes are
+    given the same arguments, and the first one writes (`distributed`). Returns the means of the metrics, and how often
+    the better episode of a held-out pair of the newest collection has the higher score (`heldout_accuracy`; of a model
+    that is trained further also `heldout_accuracy_before` this training, and where there are earlier collections
+    `heldout_accuracy_earlier` on theirs). Raises ArtifactError where a head of a new model has nothing to learn from or
+    `start` does not fit, TrainingDiverged where a guard stops, and then writes nothing.
     """
-    data = gather(spec, ChatFormat(load_tokenizer(base_dir)), trajectories, scores, model.max_length, seed)
+    card = read_card(start) if start is not None and (start / CARD).is_file() else None
+    known = None
+    if start is not None and card is not None:
+        _demand_alike(start, card, spec, model)
+        known = Sides.read(start)
+    data = gather(spec, ChatFormat(load_tokenizer(base_dir)), judged, model.max_length, seed, known)
     policy = RewardModel(base_dir, model, list(spec.heads), seed)
     policy.checkpoint_layers(spec.gradient_checkpointing)
     names = list(policy.parameters)
@@ -64,10 +70,12 @@ def train_reward_model(
     )
     torch.manual_seed(seed)
     step = 0
-    if start is not None and (start / CARD).is_file():
-        _demand_alike(start, spec, model)
+    measured: dict[str, float] = {}
+    if start is not None and card is not None:
         policy.load(policy.folder(start))
         step = checkpoint.load_state(start, algorithm=spec.name, optimizer=optimizer, names=names)
+        with policy.still():
+            measured |= held_out(spec, policy, [], {"_before": data.compared})
     elif start is not None:
         policy.begin(policy.folder(start))
     unfinished = Unfinished(
@@ -91,28 +99,31 @@ def train_reward_model(
             on_step(metrics)
     with policy.still():
         score_RH = policy.scores(data.episodes, spec.pack_tokens, distributed.share)
-        measured = held_out(spec, policy, data)
+        measured |= held_out(spec, policy, data.held_out, {"": data.compared, "_earlier": data.compared_earlier})
     if distributed.first():
         (out / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in unfinished.steps))
         if strikes := guards.strikes():
             (out / STRIKES).write_text("".join(json.dumps(one) + "\n" for one in strikes))
-    demand_finite(policy, score_RH, guards, step + len(unfinished.steps), trajectories)
+    everything = [one for part in judged for one in part.trajectories]
+    demand_finite(policy, score_RH, guards, step + len(unfinished.steps), everything)
     heads = {
         name: Head(weight, score_RH[:, index].mean().item(), score_RH[:, index].std(correction=0).item())
+        if card is None or data.episodes
+        else replace(card.heads[name], weight=weight)
         for index, (name, weight) in enumerate(spec.heads.items())
     }
     step += len(unfinished.steps)
     if distributed.first():
         policy.save(policy.folder(out))
+        data.sides.write(out)
         write_card(out, spec.name, model, vocabulary_digest(base_dir), heads)  # type: ignore[arg-type]
         checkpoint.save_state(out, algorithm=spec.name, step=step, optimizer=optimizer, names=names)
     distributed.wait()
     return {**over_steps(unfinished.steps), **data.counts, **measured}
 
 
-def _demand_alike(start: Path, spec: RewardTrainingSpec, model: ModelSpec) -> None:
+def _demand_alike(start: Path, card: Card, spec: RewardTrainingSpec, model: ModelSpec) -> None:
     """Raises ArtifactError unless the reward model in `start` can be trained further as `spec` says."""
-    card = read_card(start)
     check_base(start, card, model)
     if card.kind != spec.name:
         reads = {"reward_model": "whole episodes", "process_reward_model": "turns"}

@@ -30,6 +30,25 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class RewardTraining:
+    """One training of a reward model. Accuracy is the share of held-out pairs whose better episode it scores higher."""
+
+    model: int
+    """Its number, from 1."""
+    step: int
+    """The round after which it was trained; 0 before the rounds."""
+    examples: float | None
+    """Pairs, or labelled episodes, that it learned from."""
+    heldout_pairs: float | None
+    accuracy: float | None
+    """On episodes of the policy as it stood then; None where they have no pair."""
+    before: float | None = None
+    """On the same pairs, of the model before this training."""
+    earlier: float | None = None
+    """On the held-out pairs of earlier policies."""
+
+
+@dataclass(frozen=True)
 class StageRow:
     """One stage of the run."""
 
@@ -80,6 +99,7 @@ class Report:
     """Metrics of each round, from round 1; see `CURVES` and `TIMES` for the names that are plotted."""
     notes: Sequence[str] = ()
     """What was decided in the course of the run, each in a sentence: why it ended early, how the policy was chosen."""
+    reward_models: Sequence[RewardTraining] = ()
     stages: Sequence[StageRow] = ()
     lineage: Sequence[Origin] = ()
     """What the final checkpoint was made from, the latest step first."""
@@ -134,6 +154,8 @@ def render(report: Report) -> str:
         headline=_headline(report),
         curves=_curves(report.rounds),
         times=_times(report.rounds),
+        reward_accuracy=_reward_accuracy(report.reward_models),
+        colours=plots.COLOURS,
         time_names=list(TIMES),
         figures=list(dict.fromkeys(key for values in report.rounds for key in values)),
         breakdowns=_breakdowns(report.evaluations),
@@ -179,6 +201,17 @@ def _times(rounds: Sequence[Mapping[str, float]]) -> str:
     xs = list(range(1, len(rounds) + 1))
     series = {name: [float(values.get(key, 0.0)) for values in rounds] for name, key in TIMES.items()}
     return plots.stacked_bars(xs, series, name="Time by stage", text=duration, width=_WIDE) if xs else ""
+
+
+def _reward_accuracy(trainings: Sequence[RewardTraining]) -> dict[str, Any] | None:
+    """A line for each reward model; None where they were trained only once."""
+    series: dict[str, dict[int, float | None]] = {}
+    for one in trainings:
+        series.setdefault(f"model {one.model}", {})[one.step] = one.accuracy
+    if all(len(line) < 2 for line in series.values()):
+        return None
+    svg = plots.lines_chart(series, name="Held-out accuracy of reward models", text=percent, low=0.0, high=1.0)
+    return {"svg": svg, "labels": list(series)} if svg else None
 
 
 def _breakdowns(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -13,8 +14,12 @@ from components.models.spec import ModelSpec
 from flows.stages.base import Context, Inputs, Stage, StageSpec
 from flows.stages.train import steps
 
-REWARD_MODEL_VERSION = 1
-"""Layout of a reward model: adapter/, heads.safetensors, reward_model.json, and what is needed to train it further."""
+if TYPE_CHECKING:
+    from components.algorithms.reward_examples import Judged
+
+REWARD_MODEL_VERSION = 2
+"""Layout of a reward model: adapter/, heads.safetensors, reward_model.json, and what is needed to train it further:
+since version 2 with scenarios.json."""
 
 
 class RewardModelStage(StageSpec):
@@ -31,14 +36,14 @@ class RewardModelStage(StageSpec):
 
 
 def train_reward(spec: RewardModelStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
-    """Writes a reward model. Inputs: `trajectories`, `scores`; `start`, the checkpoint whose adapter it begins with."""
+    """Writes a reward model. Inputs: `trajectories`, `scores`; `trajectories-N`, `scores-N`, those of N collections
+    ago, which are trained on again; `start`, the checkpoint whose adapter it begins with, or the reward model that is
+    trained further."""
     from components.algorithms.train_reward import train_reward_model
     from components.models.weights import prepare
-    from components.trajectories.store import load_scored, read_scores
 
-    scores = inputs["scores"].path / "scores.parquet"
-    trajectories = load_scored(inputs["trajectories"].path / "trajectories.parquet", scores, None)
-    total = steps(spec.algorithm, len(trajectories))
+    judged = [_judged(inputs), *(_judged(inputs, ago) for ago in range(1, collections(inputs)))]
+    total = steps(spec.algorithm, sum(len(one.trajectories) for one in judged))
     done = 0
 
     def on_step(values: Mapping[str, float]) -> None:
@@ -52,8 +57,7 @@ def train_reward(spec: RewardModelStage, inputs: Inputs, draft: Draft, context: 
         spec.algorithm,
         spec.model,
         prepare(spec.model, context.cache),
-        trajectories,
-        list(read_scores(scores)),
+        judged,
         start=inputs["start"].path if "start" in inputs else None,
         out=draft.path,
         scratch=context.scratch,
@@ -63,6 +67,26 @@ def train_reward(spec: RewardModelStage, inputs: Inputs, draft: Draft, context: 
     )
 
 
+def collections(inputs: Iterable[str]) -> int:
+    """How many collections there are among the names of inputs."""
+    return sum(name.startswith("trajectories") for name in inputs)
+
+
+def _judged(inputs: Inputs, ago: int = 0) -> Judged:
+    """The episodes of so many collections ago, under names of their own: collections may share scenarios."""
+    from components.algorithms.reward_examples import Judged
+    from components.trajectories.store import load_scored, read_scores
+
+    end = f"-{ago}" if ago else ""
+    mark = f"@-{ago}" if ago else ""
+    path = inputs[f"scores{end}"].path / "scores.parquet"
+    trajectories = load_scored(inputs[f"trajectories{end}"].path / "trajectories.parquet", path, None)
+    return Judged(
+        [replace(one, id=f"{one.id}{mark}") for one in trajectories],
+        [replace(one, trajectory_id=f"{one.trajectory_id}{mark}") for one in read_scores(path)],
+    )
+
+
 STAGE = Stage(
-    "reward_model", 1, RewardModelStage, "reward_model", REWARD_MODEL_VERSION, train_reward, volatile=("log.jsonl",)
+    "reward_model", 2, RewardModelStage, "reward_model", REWARD_MODEL_VERSION, train_reward, volatile=("log.jsonl",)
 )

@@ -3,6 +3,7 @@ they read, what they learn, and what they refuse."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -18,7 +19,7 @@ from safetensors.torch import load_file
 
 from components.algorithms import reward_card, reward_losses, reward_model
 from components.algorithms.reward_data import episode, packs
-from components.algorithms.reward_examples import Labelled, Pair, gather
+from components.algorithms.reward_examples import Judged, Labelled, Pair, gather
 from components.algorithms.reward_model import RewardModel
 from components.algorithms.reward_step import backward
 from components.algorithms.spec import ProcessRewardModelSpec, RewardModelSpec, RewardTrainingSpec
@@ -52,6 +53,10 @@ def chat(base_dir) -> ChatFormat:
 
 def scores_of(trajectories: list[Trajectory], components=lambda one: {}) -> list[Score]:
     return [Score(one.id, one.reward, components(one)) for one in trajectories]
+
+
+def judged(trajectories: list[Trajectory], components=lambda one: {}) -> list[Judged]:
+    return [Judged(trajectories, scores_of(trajectories, components))]
 
 
 def make(base_dir: Path, heads=("overall",), seed: int = 0) -> RewardModel:
@@ -98,7 +103,7 @@ def test_loss_and_gradient_are_trls(base_dir, chat, margin, centering):
     ours = make(base_dir)
     with torch.no_grad():
         ours.bias_H.zero_()  # TRL's head has none
-    pairs = gather(spec, chat, found, scores_of(found), 128, seed=0).train
+    pairs = gather(spec, chat, judged(found), 128, seed=0).train
     measured, _ = backward(spec, ours, pairs)
 
     plain = plain_model(base_dir, ours)
@@ -165,7 +170,7 @@ def test_loss_and_gradient_are_those_of_a_plain_model(base_dir, chat, spec):
         labels[one.id] = {"kind": (index * 5) % 7 / 7, "kind/0": 0.3 * index}  # kind/1 is never labelled
     assert list(spec.heads) == ["kind", "overall"]
     model = make(base_dir, list(spec.heads))
-    data = gather(spec, chat, found, scores_of(found, lambda one: labels[one.id]), 128, seed=0)
+    data = gather(spec, chat, judged(found, lambda one: labels[one.id]), 128, seed=0)
     measured, _ = backward(spec, model, data.train)
 
     plain = plain_model(base_dir, model)
@@ -263,15 +268,15 @@ def task(groups: int, size: int = 4) -> list[Trajectory]:
     return made
 
 
-def run(base_dir, folder: Path, spec: RewardTrainingSpec, trajectories, scores=None, **more):
+def run(base_dir, folder: Path, spec: RewardTrainingSpec, trajectories, scores=None, earlier=(), **more):
     out, scratch = folder / "out", folder / "scratch"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     scratch.mkdir(exist_ok=True)
     options = {"model": MODEL, "start": None, "seed": 3, "on_step": lambda _: None, "save_every": 0.0} | more
-    scores = scores_of(trajectories) if scores is None else scores
+    newest = Judged(trajectories, scores_of(trajectories) if scores is None else scores)
     metrics = train_reward_model(
-        spec, base_dir=base_dir, trajectories=trajectories, scores=scores, out=out, scratch=scratch, **options
+        spec, base_dir=base_dir, judged=[newest, *earlier], out=out, scratch=scratch, **options
     )
     return out, metrics
 
@@ -363,6 +368,114 @@ def test_it_begins_with_the_adapter_of_a_policy_and_goes_on_from_a_reward_model(
         run(base_dir, tmp_path / "base", none, found, start=out, model=other)
 
 
+# --- trained further ------------------------------------------------------------------------------------------------
+
+
+def again(found: list[Trajectory], ago: int = 1) -> Judged:
+    """The same episodes as an earlier collection."""
+    (one,) = judged([dataclasses.replace(one, id=f"{one.id}@-{ago}") for one in found])
+    return one
+
+
+def test_two_trainings_are_one_of_twice_the_epochs(base_dir, tmp_path):
+    """Moments and counts of AdamW go on: a second step that began anew would be another one."""
+    found = task(4)
+    specs = [ProcessRewardModelSpec(**{**COMMON, "batch_size": 999, "epochs": epochs}) for epochs in (1, 2)]
+    first, _ = run(base_dir, tmp_path / "first", specs[0], found)
+    second, _ = run(base_dir, tmp_path / "second", specs[0], found, start=first)
+    whole, _ = run(base_dir, tmp_path / "whole", specs[1], found)
+    for name in ("heads.safetensors", "adapter/adapter_model.safetensors", "optimizer.safetensors"):
+        ours, theirs = (load_file(one / name) for one in (second, whole))
+        assert relative_difference(ours, theirs) <= 1e-5, name
+        if name == "heads.safetensors":
+            assert relative_difference(load_file(first / name), theirs) > 1e-3
+    texts = [(one / "trainer.json").read_text() for one in (second, whole)]
+    assert texts[0] == texts[1]
+
+
+def test_episodes_of_different_collections_are_never_a_pair(chat):
+    """A judge may have ranked the episodes of one among themselves only."""
+    found = task(2)
+    spec = RewardModelSpec(held_out=0.0)
+    alone = gather(spec, chat, judged(found), 128, seed=0)
+    both = gather(spec, chat, [*judged(found), again(found)], 128, seed=0)
+    assert both.counts["pairs"] == 2 * alone.counts["pairs"]
+    sides = [{"@" in one.trajectory.id for one in pair.episodes} for pair in both.train]
+    assert {len(one) for one in sides} == {1}
+
+
+def test_a_scenario_never_changes_sides(chat):
+    spec = RewardModelSpec(held_out=0.25)
+    found = task(24)
+    first = gather(spec, chat, judged(found[: 8 * 4]), 128, seed=0)
+    assert (len(first.sides.trained), len(first.sides.held_out)) == (6, 2)
+    newest = [Judged(found[4 * 4 :], scores_of(found[4 * 4 :]))]
+    further = gather(spec, chat, [*newest, again(found[: 8 * 4])], 128, seed=5, known=first.sides)
+    assert first.sides.trained < further.sides.trained
+    assert first.sides.held_out < further.sides.held_out
+    assert (len(further.sides.trained), len(further.sides.held_out)) == (18, 6)
+    groups = [{one.better.trajectory.group for one in part} for part in (further.train, further.compared)]
+    assert groups[0] == further.sides.trained
+    assert groups[1] <= further.sides.held_out
+    assert {"@" in one.better.trajectory.id for one in further.train} == {True, False}
+    assert {"@" in one.better.trajectory.id for one in [*further.compared, *further.held_out]} == {False}
+    assert {one.better.trajectory.group for one in further.compared_earlier} == first.sides.held_out
+    forgotten = gather(spec, chat, newest, 128, seed=5, known=further.sides)
+    assert forgotten.sides == further.sides
+
+
+def test_a_model_is_measured_before_and_after_on_the_newest_and_on_earlier_episodes(base_dir, tmp_path):
+    found = task(8)
+    none = RewardModelSpec(**{**LEARNING, "learning_rate": 1e-30, "epochs": 1})
+    first, before = run(base_dir, tmp_path / "first", none, found)
+    spec = RewardModelSpec(**{**LEARNING, "epochs": 12})
+    _, after = run(base_dir, tmp_path / "second", spec, found, start=first, earlier=[again(found)])
+    assert after["heldout_accuracy_before"] == before["heldout_accuracy"] < 1.0
+    assert after["heldout_margin_before"] == pytest.approx(before["heldout_margin"], abs=1e-5)
+    assert after["heldout_accuracy"] == after["heldout_accuracy_earlier"] == 1.0
+    assert after["heldout_pairs"] == after["heldout_pairs_earlier"] == before["heldout_pairs"]
+
+
+def test_a_model_with_nothing_new_to_learn_stays_as_it_is(base_dir, tmp_path):
+    spec = RewardModelSpec(**{**LEARNING, "epochs": 1})
+    first, _ = run(base_dir, tmp_path / "first", spec, task(4))
+    same = task(2)
+    no_difference(same)
+    second, metrics = run(base_dir, tmp_path / "second", spec, same, start=first)
+    assert (metrics["skipped"], metrics["pairs"]) == (1.0, 0.0)
+    assert "heldout_accuracy" not in metrics
+    for name in ("heads.safetensors", "adapter/adapter_model.safetensors", "optimizer.safetensors", "scenarios.json"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+    assert reward_card.read_card(first) == reward_card.read_card(second)
+
+
+def test_a_killed_further_training_goes_on_to_the_same_bytes(base_dir, tmp_path):
+    spec = RewardModelSpec(**{**LEARNING, "epochs": 2})
+    first, _ = run(base_dir, tmp_path / "first", spec, task(4), model=DROPOUT)
+    begun = json.loads((first / "trainer.json").read_text())["step"]
+
+    def stop(metrics: dict[str, float]) -> None:
+        if metrics["step"] == begun + 3:
+            raise KeyboardInterrupt
+
+    options = {"model": DROPOUT, "start": first, "earlier": [again(task(4))]}
+    with pytest.raises(KeyboardInterrupt):
+        run(base_dir, tmp_path / "stopped", spec, task(6), on_step=stop, **options)
+    stopped, measured = run(base_dir, tmp_path / "stopped", spec, task(6), **options)
+    whole, expected = run(base_dir, tmp_path / "whole", spec, task(6), **options)
+    for name in ("adapter/adapter_model.safetensors", "heads.safetensors", "reward_model.json", "optimizer.safetensors",
+                 "trainer.json", "rng.safetensors", "scenarios.json"):  # fmt: skip
+        assert (stopped / name).read_bytes() == (whole / name).read_bytes(), name
+    for name in ("heldout_accuracy", "heldout_margin", "heldout_margin_before", "heldout_margin_earlier", "loss"):
+        assert measured[name] == expected[name]
+
+
+def test_a_model_that_does_not_say_what_it_learned_from_is_not_trained_further(base_dir, tmp_path, copied):
+    (copied / "scenarios.json").unlink()
+    with pytest.raises(ArtifactError, match=r"does not say which scenarios it was trained on \(scenarios.json"):
+        run(base_dir, tmp_path / "further", RewardModelSpec(learning_rate=1e-3), task(2), start=copied)
+
+
 def test_a_training_that_diverges_stops_before_a_model_is_written(base_dir, tmp_path):
     spec = RewardModelSpec(learning_rate=1e30, epochs=2)
     with pytest.raises(TrainingDiverged, match="non_finite"):
@@ -427,7 +540,7 @@ def test_what_cannot_be_used_is_counted_and_left_out(chat, caplog):
     found[1].step_rewards = [1.0, math.nan]
     found[2].histories[0].token_ids += [5] * 200
     found[3].failure = FAILURE
-    data = gather(ProcessRewardModelSpec(held_out=0.0), chat, found, scores_of(found), 128, seed=0)
+    data = gather(ProcessRewardModelSpec(held_out=0.0), chat, judged(found), 128, seed=0)
     assert data.counts["left_out"] == 1.0
     assert "longer than model.max_length=128 tokens: 1 of 11" in caplog.text
     used = {one.episode.trajectory.id: one.label_RH for one in data.train if isinstance(one, Labelled)}
@@ -438,12 +551,12 @@ def test_what_cannot_be_used_is_counted_and_left_out(chat, caplog):
 
 def test_held_out_scenarios_are_whole_and_never_all(chat):
     spec = RewardModelSpec(held_out=0.4)
-    data = gather(spec, chat, task(5), scores_of(task(5)), 128, seed=1)
+    data = gather(spec, chat, judged(task(5)), 128, seed=1)
     trained = {one.better.trajectory.group for one in data.train if isinstance(one, Pair)}
     apart = {one.better.trajectory.group for one in data.compared}
     assert (len(trained), len(apart)) == (3, 2)
     assert not trained & apart
-    single = gather(spec, chat, task(1), scores_of(task(1)), 128, seed=1)
+    single = gather(spec, chat, judged(task(1)), 128, seed=1)
     assert (len(single.train), len(single.compared)) == (5, 0)
 
 

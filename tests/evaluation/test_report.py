@@ -10,7 +10,7 @@ import pytest
 
 from components.evaluation import plots
 from components.evaluation.metrics import paired_difference, summarise
-from components.evaluation.report import Evaluation, Origin, Report, StageRow, render
+from components.evaluation.report import Evaluation, Origin, Report, RewardTraining, StageRow, render
 from components.trajectories.schema import Failure, History, Message, Scenario, ToolCall, Trajectory
 
 INJECTION = "</pre><script>alert('x')</script><img src=x onerror=alert(1)>\"' onmouseover='alert(2)"
@@ -170,6 +170,26 @@ def test_the_lineage_of_the_final_checkpoint_is_told_step_by_step():
     assert "script" not in page.tags
     assert "#lineage" in [value for _, name, value in page.attributes if name == "href"]
     assert "Lineage" not in Page(render(Report("x"))).text
+
+
+def test_the_accuracy_of_reward_models_is_told_for_each_training():
+    trained = [
+        RewardTraining(1, 0, 40.0, 10.0, 0.7),
+        RewardTraining(2, 0, 40.0, 10.0, None),
+        RewardTraining(1, 3, 80.0, 12.0, 0.83, before=0.58, earlier=0.62),
+        RewardTraining(2, 3, 80.0, 12.0, 0.75, before=0.5, earlier=0.61),
+    ]
+    page = Page(render(Report("x", reward_models=trained)))
+    text = page.text.replace("\N{NARROW NO-BREAK SPACE}", " ")
+    for row in (
+        "before the rounds 1 40 10 70 % – –", "before the rounds 2 40 10 – – –", "after round 3 1 80 12 83 % 58 % 62 %"
+    ):  # fmt: skip
+        assert row in text
+    assert "model 1, round 3: 83 %" in text  # of the chart
+    assert "#reward-models" in [value for _, name, value in page.attributes if name == "href"]
+    once = Page(render(Report("x", reward_models=trained[:2])))
+    assert ("Held-out accuracy" in text, "Held-out accuracy" in once.text) == (True, False)
+    assert "Reward models" not in Page(render(Report("x"))).text
 
 
 def test_control_characters_and_lone_surrogates_do_not_break_the_page():

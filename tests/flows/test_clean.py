@@ -70,6 +70,15 @@ def test_the_latest_and_the_best_checkpoint_stay_by_every_metric(tmp_path):
     assert all("neither its latest nor its best" in one.why for one in found)
 
 
+def test_what_reward_models_learn_from_says_nothing_of_a_checkpoint(tmp_path):
+    part = {"scenarios": 4, "group_size": 2, "every": 2, "algorithm": {"name": "reward_model"}}
+    metrics = {f"{label}@{number}]": {"success": number / 4, "heldout_accuracy": number / 4}
+               for label in ("collect[reward", "train[reward") for number in (2, 4)}  # fmt: skip
+    run = pretend(tmp_path, rounds=6, reward_model=part, metrics=SUCCESS | metrics)
+    found = Cleaner(tmp_path).waste(intermediate=True)
+    assert {Path(one.path).name for one in found} == {run.stage(f"train[{step}]").key for step in (3, 4, 5)}
+
+
 @pytest.mark.parametrize("kind", ["train", "judge", "evaluate"])
 def test_each_kind_of_metric_counts(tmp_path, kind):
     step = 4 if kind == "train" else 5

@@ -15,7 +15,8 @@ from components.artifacts import Store
 from components.errors import ResourceError
 from components.evaluation.metrics import paired_difference, summarise
 from components.trajectories.schema import Failure, Scenario
-from flows.compare import LISTED, compare, main, show
+from flows.compare import main, show
+from flows.comparison import LISTED, compare
 from flows.records import Records
 from tests.evaluation.test_report import INJECTION, Page, episode
 from tests.flows.pretend import pretend

@@ -6,7 +6,7 @@ import pytest
 
 from components.errors import SpecError
 from components.specs import validate
-from flows.lineage import Lineage
+from flows.ancestry import Lineage
 from flows.plan import plan
 from flows.spec import ExperimentSpec
 from tests.flows.pretend import pretend, spec_of

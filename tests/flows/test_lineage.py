@@ -12,7 +12,8 @@ import pytest
 
 from components.artifacts import Store
 from components.errors import ResourceError
-from flows.lineage import Lineage, main, origins, show, to_json
+from flows.ancestry import Lineage
+from flows.lineage import main, origins, show, to_json
 from flows.records import Records
 from tests.flows.pretend import pretend
 from tests.flows.test_online_rl import DATA

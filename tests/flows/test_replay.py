@@ -8,8 +8,8 @@ import pytest
 
 from components.artifacts import Store
 from components.errors import SpecError
+from flows.ancestry import Lineage
 from flows.fork import resolve
-from flows.lineage import Lineage
 from flows.plan import plan
 from tests.flows.pretend import pretend, spec_of
 from tests.flows.test_lineage import fed, steps

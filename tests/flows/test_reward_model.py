@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,11 +13,13 @@ from components.algorithms.reward_card import read_card
 from components.errors import ArtifactError, SpecError
 from components.specs import validate
 from components.trajectories.store import load_scored, read_scores, read_trajectories
-from flows.lineage import Lineage
-from flows.online_rl import Requests, online_rl
+from flows.ancestry import Lineage
+from flows.execution import Execution
+from flows.online_rl import online_rl
 from flows.plan import plan
+from flows.requests import Requests
 from flows.spec import ExperimentSpec
-from flows.stages.base import Context
+from flows.stages.base import Context, Request
 from flows.stages.execute import run_stage
 from tests.flows.pretend import pretend, spec_of
 from tests.flows.test_online_rl import DATA, WARMUP, Recorder, changed, rounds
@@ -40,7 +45,9 @@ def test_it_is_trained_after_the_warmup_and_judges_the_rounds(tmp_path):
         assert inputs == {"trajectories": run.keys[f"collect[{number}]"], "reward_model": run.keys["train[reward]"]}
     assert "learned" not in run.requests["judge[reward]"].spec
     assert run.requests["evaluate[final]"].inputs == {"policy": run.keys["train[2]"]}  # by the declared reward
-    assert [one.key for one in run.outcome.reward_models] == [run.keys["train[reward]"]]
+    assert {step: [one.key for one in found] for step, found in run.outcome.reward_models.items()} == {
+        0: [run.keys["train[reward]"]]
+    }
 
 
 def test_without_rounds_it_is_trained_all_the_same(tmp_path):
@@ -129,6 +136,12 @@ def test_a_plan_knows_its_stages(tmp_path):
         ({"reward_model": {**BT, "combine": "min"}}, "reward_model.combine", "models=1 is one"),
         ({"reward_model": BT, "algorithm": {"name": "sft"}, "collect": {"temperature": 0.0, "scenarios": 4}},
          "collect.temperature", "alike"),
+        ({"reward_model": {**BT, "every": 2}}, "reward_model.every", "with rounds=2 .* expected at most 1, or 0"),
+        ({"reward_model": {**BT, "every": 1}, "rounds": 0}, "reward_model.every", "with rounds=0 .* expected 0"),
+        ({"reward_model": {**BT, "every": -1}}, "reward_model.every", "0"),
+        ({"reward_model": {**BT, "keep": "none"}}, "reward_model.keep", "every=0 trains once"),
+        ({"reward_model": {**BT, "every": 1}, "evaluate": {"every": 1}, "guards": {"reward_hacking": "stop"}},
+         "guards.reward_hacking", "reward_model.every=1 leaves no two"),
         ({"reward_model": {**BT, "algorithm": {"name": "grpo"}}}, "reward_model.algorithm", "reward_model"),
         ({"algorithm": {"name": "reward_model"}}, "algorithm", "grpo"),
     ],
@@ -138,7 +151,163 @@ def test_what_makes_no_sense_is_refused(tmp_path, changes, path, words):
         spec_of(tmp_path, **changes)
     found = {problem.path: str(problem) for problem in caught.value.problems}
     (named,) = [text for where, text in found.items() if where.startswith(path)]
-    assert words in named
+    assert re.search(words, named)
+
+
+# --- trained further between the rounds -----------------------------------------------------------------------------
+
+
+def refresh(number, models=1):
+    names = ["reward", *(f"reward {member}" for member in range(2, models + 1))]
+    return [f"collect[reward@{number}]", f"judge[reward@{number}]", *(f"train[{name}@{number}]" for name in names)]
+
+
+def test_after_a_round_each_model_goes_on_from_its_last_state_and_judges_the_next(tmp_path):
+    run = Recorder(tmp_path, reward_model={**BT, "every": 1, "models": 2}, rounds=3)
+    first = [*REWARD, "train[reward 2]"]
+    course = [*rounds(1), *refresh(1, 2), *rounds(2), *refresh(2, 2), *rounds(3)]
+    assert list(run.keys) == ["evaluate[start]", *WARMUP, *first, *course, *AFTER]
+    assert {run.steps[label] for label in refresh(2, 2)} == {2}
+    shown = [run.requests[f"collect[reward{at}]"] for at in ("", "@1", "@2")]
+    assert [one.inputs["policy"] for one in shown] == [run.keys[f"train[{at}]"] for at in ("sft", 1, 2)]
+    assert [one.spec["round"] for one in shown] == [0, 1, 2]  # other scenarios, other seeds of episodes
+    assert len({(one.seed, json.dumps(one.spec["collect"])) for one in shown}) == 1
+    assert "learned" not in run.requests["judge[reward@1]"].spec
+    for member in ("reward", "reward 2"):
+        assert run.requests[f"train[{member}@2]"].inputs == {
+            "trajectories": run.keys["collect[reward@2]"],
+            "scores": run.keys["judge[reward@2]"],
+            "trajectories-1": run.keys["collect[reward@1]"],
+            "scores-1": run.keys["judge[reward@1]"],
+            "trajectories-2": run.keys["collect[reward]"],
+            "scores-2": run.keys["judge[reward]"],
+            "start": run.keys[f"train[{member}@1]"],
+        }
+        assert run.requests[f"train[{member}@2]"].seed == run.requests[f"train[{member}]"].seed
+    for number, at in ((1, ""), (2, "@1"), (3, "@2")):
+        inputs = run.requests[f"judge[{number}]"].inputs
+        assert inputs["reward_model"] == run.keys[f"train[reward{at}]"]
+        assert inputs["reward_model_2"] == run.keys[f"train[reward 2{at}]"]
+    assert list(run.outcome.reward_models) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("count", "every", "expected"), [(4, 2, [2]), (5, 2, [2, 4]), (4, 3, [3]), (2, 1, [1])])
+def test_it_is_trained_after_every_so_many_rounds_but_not_after_the_last(tmp_path, count, every, expected):
+    run = Recorder(tmp_path, reward_model={**BT, "every": every}, rounds=count)
+    assert [label for label in run.keys if label.startswith("collect[reward@")] == [
+        f"collect[reward@{number}]" for number in expected
+    ]
+
+
+def test_earlier_collections_are_left_out_where_none_is_kept(tmp_path):
+    run = Recorder(tmp_path, reward_model={**BT, "every": 1, "keep": "none"}, rounds=3)
+    assert set(run.requests["train[reward@2]"].inputs) == {"trajectories", "scores", "start"}
+
+
+def test_what_comes_before_the_first_refresh_is_the_same_without_it(tmp_path):
+    plain, other = (Recorder(tmp_path, reward_model={**BT, "every": every}, rounds=3) for every in (0, 2))
+    same = ["evaluate[start]", *WARMUP, *REWARD, *rounds(1, 2), "collect[3]"]
+    assert {label for label in plain.keys if plain.keys[label] == other.keys[label]} == set(same)
+
+
+def test_when_the_rounds_end_early_nothing_is_trained_for_the_next(tmp_path):
+    measured = {f"evaluate[{name}]": {"success": value} for name, value in (("sft", 0.5), (1, 0.6), (2, 0.4))}
+    stopping = {"evaluate": {"every": 1}, "early_stopping": {"patience": 1}, "deploy": {"policy": "best"}}
+    run = Recorder(tmp_path, measured, reward_model={**BT, "every": 1}, rounds=4, **stopping)
+    assert list(run.outcome.reward_models) == [0, 1]
+    assert list(run.keys)[-3:] == ["evaluate[2]", *AFTER]
+
+
+def test_a_fork_finds_the_models_that_were_in_force_where_it_begins(tmp_path):
+    part = {**BT, "every": 1, "models": 2}
+    run = pretend(tmp_path, rounds=3, reward_model=part)
+    same = pretend(tmp_path, rounds=3, reward_model=part, fork=f"{run.short}@2")
+    first = [*REWARD, "train[reward 2]", *refresh(1, 2), *refresh(2, 2)]
+    assert [one.label for one in same.stages] == ["evaluate[start]", *first, *rounds(3), *AFTER]
+    assert [one.label for one in same.stages if one.status == "ran"] == ["evaluate[start]", "deploy"]
+    assert [same.stage(label).key for label in first] == [run.stage(label).key for label in first]
+    further = pretend(tmp_path, rounds=5, reward_model=part, fork=f"{run.short}@3")
+    ran = [one.label for one in further.stages if one.status == "ran"]
+    assert ran == [*refresh(3, 2), *rounds(4), *refresh(4, 2), *rounds(5), *AFTER]
+    assert further.stage("collect[reward@3]").request["inputs"] == {"policy": run.stage("train[3]").key}
+    assert further.stage("train[reward 2@3]").request["inputs"]["start"] == run.stage("train[reward 2@2]").key
+    again = pretend(tmp_path, rounds=5, reward_model=part, fork=f"{further.short}@4")  # a fork of a fork
+    assert [one.label for one in again.stages if one.status == "ran"] == ["evaluate[start]", "deploy"]
+    assert plan(spec_of(tmp_path, rounds=5, reward_model=part, fork=f"{further.short}@4")).count("run") == 0
+
+
+def test_a_fork_may_follow_the_policy_where_the_other_run_did_not(tmp_path):
+    run = pretend(tmp_path, rounds=3, reward_model=BT)
+    new = pretend(tmp_path, rounds=4, reward_model={**BT, "every": 2}, fork=f"{run.short}@3")
+    assert [one.label for one in new.stages if one.status == "ran"] == [*refresh(2), *rounds(4), *AFTER]
+    assert new.stage("collect[reward@2]").request["inputs"] == {"policy": run.stage("train[2]").key}
+    shutil.rmtree(tmp_path / "artifacts" / run.stage("train[1]").key)
+    with pytest.raises(SpecError, match=r"fork: reward_model.every needs the checkpoint of step 1 of run .*every=0"):
+        pretend(tmp_path, rounds=4, reward_model={**BT, "every": 1}, fork=f"{run.short}@3")
+
+
+def test_its_lineage_has_a_step_for_each_training(tmp_path):
+    run = pretend(tmp_path, reward_model={**BT, "every": 1}, rounds=2)
+    found = Lineage(tmp_path).back(run.stage("train[2]").key)
+    assert [(step.head.label, [one.label for one in step.others]) for step in found] == [
+        ("train[2]", ["filter[2]", "judge[2]", "collect[2]"]),
+        ("train[reward@1]", ["judge[reward@1]", "collect[reward@1]"]),
+        ("train[1]", ["filter[1]", "judge[1]", "collect[1]"]),
+        ("train[reward]", ["judge[reward]", "collect[reward]"]),
+        ("train[sft]", ["filter[sft]", "judge[sft]", "collect[sft]"]),
+    ]
+
+
+def test_a_plan_prices_a_training_by_the_collections_that_it_learns_from(tmp_path):
+    run = pretend(tmp_path, reward_model={**BT, "every": 1}, rounds=2, stop_at="train[reward@1]")
+    manifest = tmp_path / "artifacts" / run.stage("train[reward]").key / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "seconds": 30.0}))
+    compute = {"prices": {"train": 7.0, "reward_model": 60.0}}
+    found = {one.label: one for one in plan(spec_of(tmp_path, reward_model={**BT, "every": 1}, compute=compute)).stages}
+    assert [found[label].status for label in refresh(1)] == ["cached", "cached", "run"]
+    assert (found["train[reward@1]"].seconds, found["train[reward@1]"].cost) == pytest.approx((60.0, 1.0))
+    assert found["train[reward@1]"].inputs == {
+        "trajectories": "collect[reward@1]",
+        "scores": "judge[reward@1]",
+        "start": "train[reward]",
+        "trajectories-1": "collect[reward]",
+        "scores-1": "judge[reward]",
+    }
+    assert found["judge[2]"].inputs == {"trajectories": "collect[2]", "reward_model": "train[reward@1]"}
+
+
+@pytest.mark.parametrize(("every", "compared"), [(0, "(rounds 1 to 2) to 0.350 (rounds 3 to 4)"), (2, None)])
+def test_the_guard_compares_no_rounds_that_other_models_judged(tmp_path, every, compared):
+    """Rewards rise from round to round, success falls from the second evaluation to the third."""
+    before, lost = "+" * 30, "-" * 15 + "+" * 15
+    hacked = {"metrics": {f"judge[{n}]": {"reward": value} for n, value in enumerate((0.1, 0.2, 0.4, 0.3), 1)},
+              "episodes": {"evaluate[sft]": before, "evaluate[2]": before, "evaluate[final]": lost}}  # fmt: skip
+    part = {**BT, "every": every}
+    run = pretend(tmp_path, rounds=4, evaluate={"every": 2}, reward_model=part, **hacked)
+    assert [compared in one.message for one in run.notices] == ([True] if compared else [])
+    hacked["metrics"]["judge[4]"] = {"reward": 0.6}  # of the two that the same model judged, the second is higher
+    run = pretend(tmp_path / "rose", rounds=4, evaluate={"every": 2}, reward_model=part, **hacked)
+    assert len(run.notices) == 1
+
+
+def test_its_figures_are_one_series_over_the_rounds(tmp_path, tiny_stages, screen):
+    said = []
+    tracker = SimpleNamespace(
+        outbox=SimpleNamespace(put=lambda tell: tell()),
+        log_stage=lambda artifact, label, status, seconds, step, made, group: said.append((label, step, group)),
+        log_metrics=lambda metrics, step: None,
+    )
+    execution = Execution(spec_of(tmp_path), Context.at(tmp_path), screen[0], tracker, tmp_path / "log")
+    for number, label in enumerate(("train[reward 2]", "train[reward 2@1]", "judge[reward@3]", "train[3]")):
+        execution.stage(label, number, Request("add", {"amount": float(number)}))
+    assert said == [
+        ("train[reward 2]", 0, "reward_2/"),
+        ("train[reward 2@1]", 1, "reward_2/"),
+        ("judge[reward@3]", 2, "reward/"),
+        ("train[3]", 3, ""),
+    ]
+    lines = [line.split("  ")[0] for line in screen[1].getvalue().splitlines()]
+    assert [line.partition(" ran")[0] for line in lines] == [label for label, *_ in said[:3]]  # train[3] is of a round
 
 
 # --- with a tiny model ----------------------------------------------------------------------------------------------
@@ -216,3 +385,27 @@ def test_a_reward_model_of_an_earlier_run_judges_another(tmp_path):
     base = next((tmp_path / "models").glob("tiny-*"))
     with pytest.raises(ArtifactError, match="trained on another base, name=tiny"):
         play(tmp_path, reward=learned, model={**TINY["model"], "name": str(base), "source": "hub"})
+
+
+@pytest.mark.timeout(300)
+def test_it_follows_the_policy(tmp_path):
+    """From its last state, on new scenarios and old ones; no scenario changes sides."""
+    part = {**BT, "scenarios": 6, "group_size": 4, "every": 1}
+    part["algorithm"] = {"name": "reward_model", "held_out": 0.5}
+    made, _ = play(tmp_path, reward_model=part, rounds=2)
+    shown = [list(read_trajectories(made[f"collect[reward{at}]"].path / "trajectories.parquet")) for at in ("", "@1")]
+    scenarios = [{one.group for one in found} for found in shown]
+    assert (len(scenarios[0]), len(scenarios[1]), scenarios[0] & scenarios[1]) == (6, 6, set())
+    assert {one.policy for one in shown[0]} != {one.policy for one in shown[1]}
+    first, second = (made[f"train[reward{at}]"] for at in ("", "@1"))
+    steps = [json.loads((one.path / "trainer.json").read_text())["step"] for one in (first, second)]
+    assert steps[1] == steps[0] + len((second.path / "log.jsonl").read_text().splitlines()) > steps[0]
+    assert second.metrics["pairs"] > first.metrics["pairs"]
+    sides = [json.loads((one.path / "scenarios.json").read_text()) for one in (first, second)]
+    for side in ("trained", "held_out"):
+        assert set(sides[0][side]) < set(sides[1][side])
+        assert not set(sides[1][side]) <= scenarios[0]
+    assert not set(sides[1]["trained"]) & set(sides[1]["held_out"])
+    assert {"heldout_accuracy", "heldout_accuracy_before", "heldout_accuracy_earlier"} <= set(second.metrics)
+    assert "heldout_accuracy_before" not in first.metrics
+    assert made["judge[2]"].inputs["reward_model"] == second.key

@@ -10,7 +10,7 @@ import pytest
 
 from components.errors import WaitTimeout
 from flows.execution import Execution
-from flows.online_rl import Requests
+from flows.requests import Requests
 from flows.stages.base import Context
 from tests.flows.pretend import spec_of
 

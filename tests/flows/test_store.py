@@ -14,12 +14,13 @@ from components.artifacts import MANIFEST, Store
 from components.errors import ArtifactDamaged, SchemaMismatch, SpecError
 from components.specs import validate
 from flows import peek
-from flows.compare import compare
+from flows.ancestry import Lineage
 from flows.compare import main as compare_main
+from flows.comparison import compare
 from flows.config import check
 from flows.execution import Execution
-from flows.lineage import Lineage, show
 from flows.lineage import main as lineage_main
+from flows.lineage import show
 from flows.records import Records
 from flows.spec import ExperimentSpec
 from flows.stages import STAGES

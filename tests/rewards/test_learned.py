@@ -10,6 +10,7 @@ import torch
 
 from components.algorithms import reward_card, reward_model
 from components.algorithms.reward_data import episode
+from components.algorithms.reward_examples import Judged
 from components.algorithms.spec import ProcessRewardModelSpec, RewardModelSpec
 from components.algorithms.train_reward import train_reward_model
 from components.errors import ArtifactDamaged, ArtifactError, ResourceError, SpecError
@@ -47,7 +48,7 @@ def models(cache, tmp_path_factory) -> dict[str, Path]:
         out, scratch = tmp_path_factory.mktemp(name), tmp_path_factory.mktemp("scratch")
         scores = [Score(o.id, o.reward, {"kind": o.sample / 2, "kind/0": 1.0, "kind/1": 0.0}) for o in found]
         train_reward_model(
-            spec, MODEL, prepare(MODEL, cache), found, scores,
+            spec, MODEL, prepare(MODEL, cache), [Judged(found, scores)],
             start=None, out=out, scratch=scratch, seed=seed, on_step=lambda _: None,
         )  # fmt: skip
         made[name] = out

@@ -1,0 +1,153 @@
+"""The requests of an experiment's stages: which part of the spec each one reads, its inputs and its seed.
+
+A seed is given only to stages that draw at random: the others are then shared between seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from components.artifacts import Artifact
+from flows.spec import ExperimentSpec
+from flows.stages.base import Request
+from flows.stages.judge import reward_models as name_models
+
+REWARD_SEED = 1_000_000_007
+"""Added to the seed for the episodes of reward models, and once more for each model after the first."""
+
+
+class Call(Protocol):
+    """Runs one stage."""
+
+    def __call__(self, label: str, step: int, request: Request) -> Artifact: ...
+
+
+class Requests:
+    """The requests of the stages of one experiment."""
+
+    def __init__(self, spec: ExperimentSpec):
+        self.spec = spec
+        self._data = spec.model_dump(mode="json", by_alias=True)
+
+    def evaluate(self, policy: Artifact | None) -> Request:
+        greedy = self.spec.evaluate.temperature == 0
+        part = {
+            "model": self.spec.model.base(),
+            **self._parts("environment", "reward", "agent", "evaluate", "inference"),
+        }
+        return self._request("evaluate", part, {"policy": policy}, seed=0 if greedy else self.spec.seed)
+
+    def demonstrate(self) -> Request:
+        assert self.spec.warmup is not None
+        collect = {**self._data["collect"], "scenarios": self.spec.warmup.demonstrations, "group_size": 1}
+        if (teacher := self.spec.warmup.teacher) is not None:
+            collect |= {"group_size": teacher.samples, "temperature": teacher.temperature, "top_p": teacher.top_p}
+            played = self._data["warmup"]["teacher"]
+            part = {"model": self.spec.model.base(), **self._parts("environment", "agent")}
+            part |= {"collect": {**collect, "top_k": 0, "min_p": 0.0}, "inference": played["inference"]}
+            part |= {"actor": "teacher", "teacher": played["model"], "round": 0}
+            return self._request("collect", part, {}, seed=self.spec.seed)
+        part = {"model": self.spec.model.base(), **self._parts("environment", "agent"), "collect": collect}
+        return self._request("collect", {**part, "actor": "solver", "round": 0}, {}, seed=self.spec.seed)
+
+    def collect(self, policy: Artifact | None, number: int, further: tuple[int, int] | None = None) -> Request:
+        """further: of a further collection, how many other scenarios were played since, and how many now."""
+        part = {"model": self.spec.model.base(), **self._parts("environment", "agent", "collect", "inference")}
+        part |= {"actor": "policy", "round": number - 1}
+        if further is not None:
+            since, now = further
+            part["further"] = (part["collect"]["scenarios"], since)
+            part["collect"] = {**part["collect"], "scenarios": now}
+        return self._request("collect", part, {"policy": policy}, seed=self.spec.seed)
+
+    def collect_for_reward(self, policy: Artifact | None, number: int = 0) -> Request:
+        """Episodes that reward models learn from; others than those of the rounds, by their seed. number: of the
+        refresh, from 1; 0 before the rounds. Each goes on in the scenarios where the one before it ended."""
+        assert self.spec.reward_model is not None
+        sizes = {"scenarios": self.spec.reward_model.scenarios, "group_size": self.spec.reward_model.group_size}
+        part = {"model": self.spec.model.base(), **self._parts("environment", "agent", "inference")}
+        part |= {"collect": {**self._data["collect"], **sizes}, "actor": "policy", "round": number}
+        return self._request("collect", part, {"policy": policy}, seed=self.spec.seed + REWARD_SEED)
+
+    def train_reward(
+        self, collections: Sequence[Mapping[str, Artifact]], *, start: Artifact | None, member: int
+    ) -> Request:
+        """collections: trajectories and scores, the newest first. start: a policy, or the reward model that is trained
+        further. member: number of the reward model, from 1."""
+        assert self.spec.reward_model is not None
+        newest, *earlier = collections
+        inputs = {**newest, "start": start}
+        if self.spec.reward_model.keep == "all":
+            for ago, one in enumerate(earlier, 1):
+                inputs |= {f"{name}-{ago}": artifact for name, artifact in one.items()}
+        part = self._training(self._data["reward_model"]["algorithm"])
+        return self._request("reward_model", part, inputs, seed=self.spec.seed + REWARD_SEED * (member - 1))
+
+    def judge(self, trajectories: Artifact, reward_models: Sequence[Artifact] = ()) -> Request:
+        part = {**self._parts("reward"), "model": self.spec.model.base()}
+        if reward_models:
+            assert self.spec.reward_model is not None
+            part["learned"] = self.spec.reward_model.learned()
+        return self._request("judge", part, {"trajectories": trajectories, **name_models(reward_models)})
+
+    def filter(self, trajectories: Artifact, scores: Artifact, *, warmup: bool = False) -> Request:
+        part = self._data["warmup"] if warmup else self._data
+        return self._request("filter", {"filter": part["filter"]}, {"trajectories": trajectories, "scores": scores})
+
+    def warm_up(self, trajectories: Artifact, scores: Artifact, selection: Artifact) -> Request:
+        part = self._training(self._data["warmup"]["algorithm"])
+        inputs = {"trajectories": trajectories, "scores": scores, "selection": selection}
+        return self._request("train", part, inputs, seed=self.spec.seed)
+
+    def train(
+        self,
+        fed: Mapping[str, Artifact],
+        *,
+        start: Artifact | None,
+        reference: Artifact | None,
+        earlier: Sequence[Mapping[str, Artifact]] = (),
+        anchor: Artifact | None = None,
+        anchored: Sequence[Mapping[str, Artifact]] = (),
+    ) -> Request:
+        """fed: trajectories, scores and selection under the names of inputs. earlier: what earlier rounds were trained
+        on, the nearest first. anchor: the checkpoint from which the rounds began, and what that was trained on."""
+        inputs: dict[str, Artifact | None] = {**fed, "start": start}
+        if getattr(self.spec.algorithm, "reference", "base") == "start":
+            inputs["reference"] = reference
+        part = self._training(self._data["algorithm"])
+        if self.spec.replay is not None and earlier:
+            part["replay"] = self._data["replay"]
+            for ago, one in enumerate(earlier[: self.spec.replay.rounds], 1):
+                inputs |= {f"{name}-{ago}": artifact for name, artifact in one.items()}
+        if self.spec.ewc is not None:
+            part["ewc"] = self._data["ewc"]
+            inputs["anchor"] = anchor
+            for ago, one in enumerate(anchored, 1):
+                inputs |= {f"anchored-{name}-{ago}": artifact for name, artifact in one.items()}
+        return self._request("train", part, inputs, seed=self.spec.seed)
+
+    def deploy(self, policy: Artifact, step: int, evaluations: dict[str, Artifact]) -> Request:
+        """step: the round after which the policy stood."""
+        # When it was decided to go on or to stop has no part in the result, the policy is an input; nor has the place.
+        course = ("early_stopping", "guards", "store")
+        experiment = {name: value for name, value in self._data.items() if name not in course}
+        experiment["evaluate"] = {name: value for name, value in self._data["evaluate"].items() if name != "every"}
+        part = {
+            "name": self.spec.deploy.name or self.spec.name,
+            **self._parts("model", "agent", "deploy"),
+            "step": step,
+            "experiment": experiment,
+        }
+        inputs = {"policy": policy, **{f"evaluation_{name}": found for name, found in evaluations.items()}}
+        return self._request("deploy", part, inputs)
+
+    def _training(self, algorithm: dict[str, Any]) -> dict[str, Any]:
+        return {**self._parts("model"), "algorithm": algorithm, "save_every": self.spec.compute.save_every}
+
+    def _parts(self, *names: str) -> dict[str, Any]:
+        return {name: self._data[name] for name in names}
+
+    def _request(self, stage: str, part: dict[str, Any], inputs: dict[str, Any], seed: int = 0) -> Request:
+        keys = {name: artifact.key for name, artifact in inputs.items() if artifact is not None}
+        return Request(stage, part, keys, seed, tuple(self.spec.allow))
