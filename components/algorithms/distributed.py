@@ -21,6 +21,7 @@ import torch
 from torch import distributed
 
 from components.algorithms import checkpoint
+from components.errors import ResourceError
 
 if TYPE_CHECKING:
     from components.algorithms.policy import Policy
@@ -114,8 +115,15 @@ def _device() -> str:
 
 
 def shard(policy: Policy) -> None:
-    """Distributes the weights of the base model over the processes, layer by layer."""
+    """Distributes the weights of the base model over the processes, layer by layer. Raises ResourceError where these
+    learn, or are held in four bits."""
     from torch.distributed.fsdp import fully_shard
+
+    if policy.adapter is None or policy.spec.quantization != "none":
+        raise ResourceError(
+            "sharded base weights have to stay as they are, in a type that computes: expected model.lora with a rank "
+            "and model.quantization=none"
+        )
 
     learning = set(policy.parameters.values())
     decoder = policy.base.base_model

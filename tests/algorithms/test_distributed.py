@@ -87,6 +87,7 @@ STEPS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
 }
 """Five groups in more packs than processes, an odd number."""
 KINDS = [("whole", name) for name in STEPS] + [("sharded", name) for name in ("grpo", "sft")]
+KINDS += [("all weights learn", name) for name in ("grpo", "sft")]
 
 
 def episodes() -> list[Trajectory]:
@@ -98,10 +99,11 @@ def episodes() -> list[Trajectory]:
 
 
 def train_reward(spec: RewardTrainingSpec, base_dir: Path, **rest: Any) -> dict[str, float]:
+    from components.algorithms.reward_examples import Judged
     from components.algorithms.train_reward import train_reward_model
 
     found = episodes()
-    return train_reward_model(spec, base_dir=base_dir, trajectories=found, scores=scores(found), **rest)
+    return train_reward_model(spec, base_dir=base_dir, judged=[Judged(found, scores(found))], **rest)
 
 
 def scores(found: list[Trajectory]) -> list[Score]:
@@ -143,7 +145,8 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
             logs.append(train_reward(spec, base_dir, model=MODEL, **rest))
             mine = {"gradient": gradient, "after": [one.detach().flatten().tolist() for one in learning]}
             return mine | {"metrics": [_steady(log) for log in logs]}
-        policy = make_policy(base_dir)
+        lora = None if kind == "all weights learn" else MODEL.lora
+        policy = make_policy(base_dir, model=MODEL.model_copy(update={"lora": lora}))
         if kind == "sharded":
             distributed.shard(policy)
         optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
@@ -180,7 +183,7 @@ def together(base_dir, tmp_path_factory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("kind", "name"), KINDS)
 def test_two_processes_take_the_step_of_one(base_dir, tmp_path, together, kind, name):
-    alone = one_step(base_dir, tmp_path, "alone", name)
+    alone = one_step(base_dir, tmp_path, "whole" if kind == "sharded" else kind, name)
     first, second = (found[f"{kind} {name}"] for found in together)
     assert first == second  # the same everywhere, bit for bit
     assert any(any(values) for values in alone["gradient"])
