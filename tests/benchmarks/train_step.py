@@ -12,10 +12,10 @@ Groups of 8, LoRA of rank 8 on all linear layers, float32 on a CPU:
 
 `ours` is `train_policy_gradient` with its AdamW step; `trl` a step of TRL's trainer, which gets the episodes through
 `rollout_func` with `env_mask`, with its own loss (advantages by the sample's standard deviation), no KL and no gradient
-checkpointing, the second of two steps; `padded` is the common form: rows filled up to the longest, scaled dot-product
+checkpointing; `padded` is the common form: rows filled up to the longest, scaled dot-product
 attention of transformers, logits of all positions from the first answer on. Each has a micro-batch (ours: tokens of a
-pack) that stays below 20 GB. The three run in turn in one process; memory is measured in a process for each, beyond
-the loaded model. Ratios are of the medians; tokens are those of the trajectories, padding and repetition not counted.
+pack) that stays below 20 GB. The three run in turn in one process; memory is the most that is resident during a step
+beyond what was before it, with all three models loaded. Ratios are of the medians; tokens are those of the trajectories, padding and repetition not counted.
 
 `bound` is the ratio of counted operations, forward and backward (base weights have no gradient of their own): linear
 layers, attention and head of the padded batch, over those of the distinct tokens with the head at the tokens that are
@@ -26,16 +26,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
+import gc
 import json
 import logging
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +46,12 @@ CODE = Path(__file__).resolve().parents[2]
 MODELS = {"tiny": ("tiny", "random"), "smollm2": ("smollm2-135m-instruct", "package")}
 FORMS = ("ours", "trl", "padded")
 GROUP = 8
-ROWS = {"a": {"trl": 8, "padded": 8}, "b": {"trl": 4, "padded": 4}, "c": {"trl": 4, "padded": 4}}
-ROWS["d"] = ROWS["b"]
-"""Rows of a micro-batch: the largest power of two that stays below 20 GB with SmolLM2-135M."""
+ROWS = {"a": 8, "b": 2, "c": 4, "d": 2}
+"""Rows of a micro-batch of TRL's and of the padded one: the largest power of two with which TRL's stays below 20 GB with
+SmolLM2-135M."""
+STEPS = {"a": 2, "b": 1, "c": 1, "d": 1}
+"""Of TRL's trainer, of which the last is timed: the first of (a) takes a twentieth longer. Those of the others take
+minutes."""
 PACK_TOKENS = 8192
 """Ours: a whole group of each workload but c in one pack."""
 
@@ -245,6 +250,8 @@ class Padded(Plain):
 
 
 class Trl(Plain):
+    steps = 1
+
     def __init__(self, base_dir: Path, model: str, episodes: list[Episode], rows: int, scratch: Path):
         import trl  # noqa: F401  so that its imports are not taken for memory of the step
 
@@ -287,7 +294,7 @@ class Trl(Plain):
             per_device_train_batch_size=self.rows,
             gradient_accumulation_steps=GROUP // self.rows,
             num_generations=GROUP,
-            max_steps=2,  # the second one is timed: the first makes what the others find
+            max_steps=self.steps,
             learning_rate=1e-9,
             max_grad_norm=1e9,
             beta=0.0,
@@ -313,7 +320,7 @@ class Trl(Plain):
             )
             trainer.train()
         torch.manual_seed(0)
-        return took[3] - took[2]
+        return took[-1] - took[-2]
 
 
 def grads(model: Any) -> dict[str, Any]:
@@ -329,7 +336,7 @@ CLASSES: dict[str, Any] = {"ours": Ours, "trl": Trl, "padded": Padded}
 def rows_of(form: str, name: str, options: argparse.Namespace) -> int:
     if form == "ours":
         return options.pack_tokens
-    return options.rows or ROWS[name][form]
+    return options.rows or ROWS[name]
 
 
 def build(form: str, name: str, episodes: list[Episode], options: argparse.Namespace, folder: Path) -> Any:
@@ -359,11 +366,13 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     )
     most = bound(episodes, rows_of("padded", name, options), config, linear)
     seconds: dict[str, list[float]] = {form: [] for form in FORMS}
+    forms["trl"].steps = STEPS[name]
+    peaks: dict[str, float] = dict.fromkeys(FORMS, 0.0)
     for _ in range(options.repeat):
         for form in FORMS:
-            seconds[form].append(forms[form].step())
-    del forms
-    peaks = {form: peak_of(form, name, options) for form in FORMS} if options.memory else {}
+            took, peak = with_peak(forms[form].step)
+            seconds[form].append(took)
+            peaks[form] = max(peaks[form], peak)
     middle = {form: statistics.median(each) for form, each in seconds.items()}
     return {
         "tokens": tokens,
@@ -375,7 +384,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
         "ratio_vs_padded": round(middle["padded"] / middle["ours"], 3),
         "bound": round(most, 3),
         "fraction_of_bound": round(middle["padded"] / middle["ours"] / most, 3),
-        **({"memory_ratio_vs_trl": round(peaks["ours"] / peaks["trl"], 3)} if peaks else {}),
+        "memory_ratio_vs_trl": round(peaks["ours"] / peaks["trl"], 3),
         "grad_rel_error": float(difference / size),
     }
 
@@ -385,13 +394,14 @@ def summary(values: list[float]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in found.items()}
 
 
-def peak_of(form: str, name: str, options: argparse.Namespace) -> float:
-    """MB beyond the loaded model, of a process that takes one step."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--form", form, "--workload", name, "--cache"]
-    done = subprocess.run([*command, str(options.cache)], capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{form} failed on {name}:\n{done.stderr[-4000:]}")
-    return json.loads(done.stdout.splitlines()[-1])["peak_mb"]
+def with_peak(step: Callable[[], float]) -> tuple[float, float]:
+    """What a step says of its seconds, and the MB that it needed beyond what was resident before it."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # glibc: what the others have freed goes back
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM starts again from VmRSS
+    before = highest_mb()
+    seconds = step()
+    return seconds, round(highest_mb() - before, 1)
 
 
 def one_form(options: argparse.Namespace, folder: Path) -> dict[str, float]:
@@ -400,10 +410,8 @@ def one_form(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     (name,) = options.workload
     vocabulary = json.loads((weights.prepare(model_spec(options.model), options.cache) / "config.json").read_text())
     form = build(options.form, name, workload(name, vocabulary["vocab_size"], options.scale), options, folder)
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM starts again from VmRSS
-    loaded = highest_mb()
-    seconds = form.step()
-    return {"seconds": round(seconds, 3), "peak_mb": round(highest_mb() - loaded, 1)}
+    seconds, peak = with_peak(form.step)
+    return {"seconds": round(seconds, 3), "peak_mb": peak}
 
 
 def highest_mb() -> float:
@@ -420,7 +428,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="of all lengths, for a quick look")
     parser.add_argument("--rows", type=int, help="of a micro-batch of TRL's and of the padded one")
     parser.add_argument("--pack-tokens", type=int, default=PACK_TOKENS)
-    parser.add_argument("--no-memory", dest="memory", action="store_false", help="do not measure memory")
     parser.add_argument("--cache", type=Path, help="folder of converted weights; without it they are converted anew")
     parser.add_argument("--form", choices=FORMS, help="one step of this one alone: its seconds and memory")
     return parser.parse_args()
