@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from components.algorithms import distributed
+from components.algorithms import checkpoint, distributed
 from components.algorithms.spec import Action
 from components.errors import TrainingDiverged
 from components.trajectories.schema import Trajectory
@@ -57,7 +57,9 @@ class Guards:
     ) -> bool:
         """Writes the strike down and does what the rule says. by: the measured value that tells who did it; the largest
         did, one that is not finite first. Returns whether the step is skipped; raises TrainingDiverged to stop."""
+        drawn = checkpoint.random_states()
         each = {trajectory.id: dict(measure(trajectory)) for trajectory in batch}
+        checkpoint.set_random_states(drawn)  # a measurement is no draw: what comes after a warning is as without it
         worst = sorted(each, key=lambda name: _size(each[name][by]), reverse=True)[:MOST_NAMED]
         record = {
             "step": step,

@@ -41,7 +41,7 @@ class Head:
 
 
 def guesses(config: PreTrainedConfig) -> Iterator[After]:
-    """What may come after the head, by the model's config; nothing comes last."""
+    """What may come after the head, by the model's config; in the end that nothing does."""
     text = config.get_text_config()
     if cap := getattr(text, "final_logit_softcapping", None):
         yield partial(_capped, cap=cap)

@@ -38,6 +38,8 @@ def gradient_step(
     step: int,
     guards: Guards,
 ) -> dict[str, float]:
+    """Takes the step, unless a guard leaves it out; returns what is told of it. Raises TrainingDiverged where one
+    stops."""
     started = time.monotonic()
     measured, counts = backward(spec, policy, batch)
     skipped = False

@@ -660,10 +660,10 @@ def test_unknown_sampling_counts_as_temperature_one(run):
     assert adapter_bytes(run(SPEC, plain)[0]) == adapter_bytes(run(SPEC, stated)[0])
 
 
-def test_advantages_are_set_on_the_trajectories(tmp_path):
+def test_advantages_are_set_on_the_trajectories(base_dir, tmp_path):
     trajectories = [trajectory("a", index, [], reward) for index, reward in enumerate([1.0, 0.0])]
     trajectories += [trajectory("b", index, [], None) for index in range(2)]
-    prepare(DrGRPOSpec(), None, trajectories, tmp_path)
+    prepare(DrGRPOSpec(), make_policy(base_dir), trajectories, tmp_path)
     assert [one.advantage for one in trajectories] == [0.5, -0.5, None, None]
 
 
