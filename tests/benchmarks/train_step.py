@@ -15,7 +15,8 @@ Groups of 8, LoRA of rank 8 on all linear layers, float32 on a CPU:
 checkpointing; `padded` is the common form: rows filled up to the longest, scaled dot-product
 attention of transformers, logits of all positions from the first answer on. Each has a micro-batch (ours: tokens of a
 pack) that stays below 20 GB. The three run in turn in one process; memory is the most that is resident during a step
-beyond what was before it, with all three models loaded. Ratios are of the medians; tokens are those of the trajectories, padding and repetition not counted.
+beyond what was before it, with all three models loaded. Ratios are of the medians; tokens are those of the
+trajectories, padding and repetition not counted.
 
 `bound` is the ratio of counted operations, forward and backward (base weights have no gradient of their own): linear
 layers, attention and head of the padded batch, over those of the distinct tokens with the head at the tokens that are
@@ -47,8 +48,8 @@ MODELS = {"tiny": ("tiny", "random"), "smollm2": ("smollm2-135m-instruct", "pack
 FORMS = ("ours", "trl", "padded")
 GROUP = 8
 ROWS = {"a": 8, "b": 2, "c": 4, "d": 2}
-"""Rows of a micro-batch of TRL's and of the padded one: the largest power of two with which TRL's stays below 20 GB with
-SmolLM2-135M."""
+"""Rows of a micro-batch of TRL's and of the padded one: the largest power of two with which TRL's stays below 20 GB
+with SmolLM2-135M."""
 STEPS = {"a": 2, "b": 1, "c": 1, "d": 1}
 """Of TRL's trainer, of which the last is timed: the first of (a) takes a twentieth longer. Those of the others take
 minutes."""
