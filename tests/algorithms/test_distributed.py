@@ -65,9 +65,14 @@ def in_two_processes(function: str, base_dir: Path, folder: Path) -> list[Any]:
         )
         for rank in ("0", "1")
     ]
-    for rank, process in enumerate(running):
-        _, errors = process.communicate(timeout=500)
-        assert process.returncode == 0, f"{rank}: {errors[-3000:]}"
+    try:
+        for rank, process in enumerate(running):
+            _, errors = process.communicate(timeout=500)
+            assert process.returncode == 0, f"{rank}: {errors[-3000:]}"
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
