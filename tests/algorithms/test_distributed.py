@@ -195,7 +195,9 @@ def test_two_processes_take_the_step_of_one(base_dir, tmp_path, together, kind, 
     for part in ("gradient", "after"):
         for ours, expected in zip(first[part], alone[part], strict=True):
             scale = max(map(abs, expected)) or 1.0
-            assert ours == pytest.approx(expected, abs=2e-6 * scale)
+            # AdamW's first step is nearly the sign of the gradient: where that is next to zero, rounding shows.
+            step = 0.01 * STEPS[name].learning_rate if part == "after" else 0.0
+            assert ours == pytest.approx(expected, abs=2e-6 * scale + step)
     assert len(first["metrics"]) == len(alone["metrics"])
     for ours, expected in zip(first["metrics"], alone["metrics"], strict=True):
         assert ours == pytest.approx(expected, rel=1e-5)
