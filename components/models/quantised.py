@@ -20,6 +20,7 @@ from components.errors import ResourceError
 if TYPE_CHECKING:
     import torch
 
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns that CPUs have faster kernels, whoever imports it
 KIND = "nf4"
 _PASSES = 3
 """Of rounding, at most: in bfloat16 the scale of a block is rounded too, and is then the scale of the second pass."""
@@ -40,7 +41,6 @@ def load(base_dir: Path, *, dtype: str, device: str) -> Any:
     from bitsandbytes.nn import Linear4bit
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # without a faster kernel for CPUs it warns
     computed = getattr(torch, dtype)
     config = BitsAndBytesConfig(
         load_in_4bit=True,

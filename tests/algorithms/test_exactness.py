@@ -104,7 +104,7 @@ def test_the_budget_and_the_count_are_those_of_the_padded_rows(tmp_path):
     for one in found:
         one.histories[0].token_ids = [token % 47 + 3 for token in one.histories[0].token_ids]
     seen: list[int] = []
-    policy._base.base_model.register_forward_pre_hook(
+    policy.base.base_model.register_forward_pre_hook(
         lambda _, __, given: seen.append(given["input_ids"].numel()), with_kwargs=True
     )
     logs: list[dict[str, float]] = []
@@ -131,7 +131,7 @@ def test_capped_and_scaled_logits_are_made_in_parts(tmp_path, monkeypatch, famil
     policy = Policy(tmp_path, save(tmp_path, kind(**SMALL, **extra)), seed=0)
     monkeypatch.setattr(policy_module, "LOGIT_ROWS", 4)
     rows: list[int] = []
-    policy._base.get_output_embeddings().register_forward_hook(
+    policy.base.get_output_embeddings().register_forward_hook(
         lambda _, given, __: rows.append(given[0].shape[:-1].numel())
     )
     (packed,) = pack(GIVEN, 100, padded=policy.padded)
