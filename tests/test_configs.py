@@ -32,7 +32,7 @@ GROUPS = {
     "filter": 3,
     "inference": 2,
     "model": 4,
-    "reward": 2,
+    "reward": 3,
     "reward_model": 3,
     "tracking": 1,
     "warmup": 4,

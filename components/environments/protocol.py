@@ -56,3 +56,16 @@ class Solver(Protocol):
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
         """The assistant messages of a right solution, one for each step."""
         ...
+
+
+@runtime_checkable
+class Restorable(Protocol):
+    """An environment that can go on from a state that was saved: what Monte Carlo values and forks of episodes need."""
+
+    def save(self) -> Any:
+        """The state of the episode, as JSON data."""
+        ...
+
+    def restore(self, scenario: Scenario, state: Any) -> None:
+        """Puts this instance where another one was when it saved, in an episode of the same scenario."""
+        ...

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,12 +71,15 @@ def create_app(
     default_max_tokens: int = 512,
     timeout: float = 600.0,
     adapters: Path | None = None,
+    engines: Mapping[str, Engine] | None = None,
 ) -> FastAPI:
     """The application that serves `engine` under the model name `name`.
 
     decode: token ids to text, for log-probs; without it their tokens read `token_id:17`.
     default_max_tokens: most tokens of an answer where the request does not say. timeout: seconds for one request.
-    adapters: folder below which adapters may be loaded; None loads none.
+    adapters: folder below which adapters may be loaded; None loads none. engines: by key of a request
+    (`Authorization: Bearer KEY`), who answers it; a request with another key, or none, is refused. None lets `engine`
+    answer everybody.
     """
     app = FastAPI(title="Espalier", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -96,11 +99,17 @@ def create_app(
         return {"id": model, "object": "model", "created": 0, "owned_by": "espalier"}
 
     @app.post("/v1/chat/completions")
-    async def chat_completions(body: dict[str, Any]) -> Response:
+    async def chat_completions(request: Request, body: dict[str, Any]) -> Response:
+        answering = engine
+        if engines is not None:
+            found = engines.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+            if found is None:
+                raise HTTPException(401, "this key belongs to no episode that is under way")
+            answering = found
         asked = wire.read_request(body, version_asked, default_max_tokens)
         try:
             async with asyncio.timeout(timeout):
-                answers = await _answer_all(engine, asked)
+                answers = await _answer_all(answering, asked)
         except TimeoutError:
             raise WaitTimeout(f"the engine did not answer within {timeout:g} s") from None
         head = {

@@ -1,8 +1,8 @@
-"""The agent loop: native tool calls.
+"""The agent loop.
 
-The model is shown the conversation, its answer goes to the environment, the observation is appended; until the
-environment is done, or the turns are used up. A truncated answer is an action like any other: the environment says
-what it thinks of it.
+The model is shown the conversation, the action that its answer stands for (`formats`) goes to the environment, the
+observation is appended; until the environment is done, or the turns are used up. A truncated answer is an action like
+any other: the environment says what it thinks of it.
 
 What an engine or an environment raises, and what an environment says that is no message, ends the episode as a failure
 with the name of its boundary. Only two things pass through: cancellation, which is nobody's failure, and a user's
@@ -21,9 +21,14 @@ from typing import Any, get_args
 from components.environments.protocol import Environment, Messages, Step
 from components.errors import BoundaryError, EngineError, EnvironmentFailed, ResourceError, SpecError
 from components.inference.protocol import ChatRequest, Engine, Sampling
+from components.rollout import formats
+from components.rollout.observations import cleaned
 from components.rollout.recorder import Recorder
 from components.trajectories.convert import to_message
 from components.trajectories.schema import Failure, Role, Scenario, Trajectory
+
+MAX_OBSERVATION = 100_000
+"""Characters of one message of an environment, where nobody says otherwise."""
 
 
 async def play(
@@ -36,11 +41,14 @@ async def play(
     max_turns: int,
     seed: int,
     timeout: float | None = None,
+    format: formats.Name = "native",
+    max_observation: int = MAX_OBSERVATION,
 ) -> Trajectory:
     """Plays one episode with the policy that the engine holds.
 
     timeout: seconds that it may take. A failure of engine or environment, and running out of time, is recorded in the
-    trajectory, with what was said until then; cancellation passes through.
+    trajectory, with what was said until then; cancellation passes through. format: how actions are written.
+    max_observation: most characters of one message of the environment; the rest is cut, and the message says so.
     """
     policy = engine.policy
     recorder = Recorder()
@@ -49,12 +57,15 @@ async def play(
     outcome: dict[str, Any] = {}
     failure = None
     tools: list[dict[str, Any]] = []
-    turns = sampled = truncated = 0
+    turns = sampled = truncated = unread = cut = 0
+    shown = formats.make(format)
     awaited: type[BoundaryError] = EnvironmentFailed
     try:
         async with asyncio.timeout(timeout):
             tools = as_json(await ask(environment.tools), "tools")
-            messages += as_messages(await ask(environment.reset, scenario), "reset")
+            first, cut = cleaned(as_messages(await ask(environment.reset, scenario), "reset"), max_observation)
+            opening, tools = shown.opening(first, tools)
+            messages += opening
             for turn in range(max_turns):
                 request = ChatRequest(list(messages), tools, policy, sampling, seed=seed * 1009 + turn)
                 awaited = EngineError
@@ -64,10 +75,19 @@ async def play(
                 messages.append(completion.message)
                 turns, sampled = turns + 1, sampled + len(completion.token_ids)
                 truncated += completion.finish_reason == "length"
-                step = as_step(await ask(environment.step, completion.message))
+                try:
+                    action = shown.read(completion.message)
+                except formats.Unreadable as error:
+                    unread += 1
+                    rewards.append(0.0)
+                    messages.append({"role": "user", "content": f"Observation: error: {error}"})
+                    continue
+                step = as_step(await ask(environment.step, action))
                 rewards.append(step.reward)
                 outcome = step.info
-                messages += step.observation
+                observation, more = cleaned(step.observation, max_observation)
+                cut += more
+                messages += shown.show(observation)
                 if step.done:
                     break
     except BoundaryError as error:
@@ -87,7 +107,13 @@ async def play(
         tools=tools,
         step_rewards=rewards,
         outcome=outcome,
-        metrics={"turns": float(turns), "sampled_tokens": float(sampled), "truncated": float(truncated)},
+        metrics={
+            "turns": float(turns),
+            "sampled_tokens": float(sampled),
+            "truncated": float(truncated),
+            **({"parse_errors": float(unread)} if format != "native" else {}),
+            **({"cut_observations": float(cut)} if cut else {}),
+        },
         failure=failure,
         policy=policy,
         sampling={
@@ -102,10 +128,14 @@ async def play(
 
 
 async def ask(method: Callable[..., Any], *arguments: Any, error: type[BoundaryError] = EnvironmentFailed) -> Any:
-    """Calls a method, plain or async; what it raises becomes `error`."""
+    """Calls a method, plain or async; what it raises becomes `error`. Plain methods of an environment that says that
+    they take long (`blocking`) run in a thread."""
     name = getattr(method, "__name__", str(method))
     try:
-        answer = method(*arguments)
+        if getattr(getattr(method, "__self__", None), "blocking", False) and not inspect.iscoroutinefunction(method):
+            answer = await asyncio.to_thread(method, *arguments)
+        else:
+            answer = method(*arguments)
         return await answer if inspect.isawaitable(answer) else answer
     except (BoundaryError, SpecError, ResourceError):
         raise
@@ -157,7 +187,7 @@ def as_step(step: Any) -> Step:
 def as_json(data: Any, where: str) -> Any:
     """The data, if they can be stored; else EnvironmentFailed."""
     try:
-        json.dumps(data)
+        json.dumps(data, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise EnvironmentFailed(f"{where} returned what is no JSON data: {error}") from None
     return data

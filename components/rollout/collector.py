@@ -24,7 +24,10 @@ from typing import Any, TypeVar
 from components.environments.protocol import Environment, Solver
 from components.errors import EnvironmentFailed, Problem, SpecError, TooManyFailures
 from components.inference.protocol import Engine, Sampling
-from components.rollout.agent import as_json, as_messages, as_step, ask, play
+from components.rollout import formats
+from components.rollout.agent import MAX_OBSERVATION, as_json, as_messages, as_step, ask, play
+from components.rollout.observations import cleaned
+from components.rollout.own_agent import OwnAgent
 from components.trajectories.convert import to_message
 from components.trajectories.schema import History, Scenario, Trajectory
 
@@ -90,13 +93,17 @@ def run_episodes(
     timeout: float,
     max_failures: float,
     seed: int,
+    format: formats.Name = "native",
+    max_observation: int = MAX_OBSERVATION,
+    own_agent: OwnAgent | None = None,
     finished: Mapping[str, Trajectory] | None = None,
     on_episode: Callable[[Trajectory, float], None] | None = None,
 ) -> list[Trajectory]:
     """Plays all episodes; returns them in order of scenario and sample.
 
     timeout: seconds that one episode may take. max_failures: below 1 a share of the episodes, from 1 on a count.
-    on_episode is called with each new episode and the seconds it took. Raises TooManyFailures, and SpecError where
+    own_agent: plays in place of the agent loop. on_episode is called with each new episode and the seconds it took.
+    Raises TooManyFailures, and SpecError where
     two scenarios have the same id.
     """
     if len({scenario.id for scenario in scenarios}) < len(scenarios):
@@ -129,16 +136,18 @@ def run_episodes(
                 started = time.monotonic()
                 if environment is None:
                     environment = make_environment()
-                trajectory = await play(
-                    engine,
-                    environment,
-                    scenario,
-                    sample=sample,
-                    sampling=sampling,
-                    max_turns=max_turns,
-                    seed=episode_number(seed, name),
-                    timeout=timeout,
-                )
+                how: dict[str, Any] = {
+                    "sample": sample,
+                    "sampling": sampling,
+                    "max_turns": max_turns,
+                    "seed": episode_number(seed, name),
+                    "timeout": timeout,
+                }
+                if own_agent is not None:
+                    trajectory = await own_agent.play(engine, environment, scenario, **how)
+                else:
+                    shown: dict[str, Any] = {"format": format, "max_observation": max_observation}
+                    trajectory = await play(engine, environment, scenario, **how, **shown)
                 if on_episode:
                     on_episode(trajectory, time.monotonic() - started)
                 take(trajectory)
@@ -166,8 +175,13 @@ def episode_number(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:6], "big")
 
 
-def demonstrate(make_environment: Callable[[], Environment], scenarios: Sequence[Scenario]) -> list[Trajectory]:
-    """Plays the environment's own solution of each scenario.
+def demonstrate(
+    make_environment: Callable[[], Environment],
+    scenarios: Sequence[Scenario],
+    format: formats.Name = "native",
+    max_observation: int = MAX_OBSERVATION,
+) -> list[Trajectory]:
+    """Plays the environment's own solution of each scenario, written in a format.
 
     Raises SpecError where it has none, EnvironmentFailed where the environment breaks.
     """
@@ -179,24 +193,30 @@ def demonstrate(make_environment: Callable[[], Environment], scenarios: Sequence
 
     async def show_all() -> list[Trajectory]:
         try:
-            return [await _demonstration(environment, environment, scenario) for scenario in scenarios]
+            return [
+                await _demonstration(environment, environment, scenario, formats.make(format), max_observation)
+                for scenario in scenarios
+            ]
         finally:
             await _close(environment)
 
     return _run(show_all())
 
 
-async def _demonstration(environment: Environment, solver: Solver, scenario: Scenario) -> Trajectory:
+async def _demonstration(
+    environment: Environment, solver: Solver, scenario: Scenario, shown: formats.Format, most: int
+) -> Trajectory:
     tools = as_json(await ask(environment.tools), "tools")
-    messages = as_messages(await ask(environment.reset, scenario), "reset")
+    first, _ = cleaned(as_messages(await ask(environment.reset, scenario), "reset"), most)
+    messages, tools = shown.opening(list(first), tools)
     rewards: list[float] = []
     outcome: dict[str, Any] = {}
     for answer in as_messages(await ask(solver.solve, scenario), "solve"):
-        messages.append(answer)
+        messages.append(shown.write(answer))
         step = as_step(await ask(environment.step, answer))
         rewards.append(step.reward)
         outcome = step.info
-        messages += step.observation
+        messages += shown.show(cleaned(step.observation, most)[0])
         if step.done:
             break
     return Trajectory(

@@ -17,7 +17,8 @@ NOT_SAMPLED = float("nan")
 
 
 class Recorder:
-    """The histories of one agent in one episode."""
+    """The histories of one agent in one episode. Several conversations may go on at once: each answer belongs to the
+    history of which its prompt repeats most."""
 
     def __init__(self, agent: str = "main"):
         self.agent = agent
@@ -26,8 +27,9 @@ class Recorder:
     def record(self, messages: list[dict[str, Any]], completion: ChatCompletion) -> None:
         """Adds one answer to the conversation `messages` that it answers."""
         prompt = completion.prompt_token_ids
-        history = self.histories[-1] if self.histories else None
-        if history is None or prompt[: len(history.token_ids)] != history.token_ids:
+        going_on = [one for one in self.histories if prompt[: len(one.token_ids)] == one.token_ids]
+        history = max(going_on, key=lambda one: len(one.token_ids), default=None)
+        if history is None:
             history = History([], agent=self.agent)
             self.histories.append(history)
         history.messages.extend(to_message(message) for message in messages[len(history.messages) :])

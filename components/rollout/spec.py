@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
 
-from components.specs import Spec
+from pydantic import Field, field_validator
+
+from components.rollout.formats import Name
+from components.specs import Spec, Target
 
 
 class AgentSpec(Spec):
-    """The agent loop: native tool calls, one assistant message a turn."""
+    """The agent loop: one assistant message a turn."""
 
+    format: Name = "native"
+    """How actions are written. `native`: the message's own tool calls. `react`: Thought and Action as text
+    (arXiv:2210.03629), tools in the system message. `chat`: what is said is the action, for environments of text."""
     max_turns: int = Field(8, ge=1)
     """Most assistant messages of one episode; then it ends as it stands."""
     max_tokens: int = Field(128, ge=1)
     """Most sampled tokens of one message."""
+    function: Target | None = None
+    """An agent of your own in place of the loop: a function, as `my_package.agents.mine` or with arguments; `max_turns`
+    is then how many calls it may make. Its package must be in `allow`."""
+    max_observation: int = Field(100_000, ge=100)
+    """Most characters of one message of the environment; what is cut is marked and counted (`cut_observations`)."""
+
+    @field_validator("function", mode="before")
+    @classmethod
+    def _written_short(cls, value: Any) -> Any:
+        return {"_target_": value} if isinstance(value, str) else value
+
+    def key_part(self) -> dict[str, Any]:
+        """What determines results, for stage keys."""
+        data = self.model_dump(mode="json", exclude={"function"})
+        return data | ({"function": self.function.resolved()} if self.function else {})
 
 
 class CollectSpec(Spec):

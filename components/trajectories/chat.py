@@ -13,6 +13,7 @@ pythonic form, `[find_order(order="K482")]` (`components.trajectories.calls`).
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,13 @@ class ChatFormat:
         if not tokenizer.chat_template:
             raise ResourceError(f"{tokenizer.name_or_path} has no chat template: choose an instruct model")
         self.tokenizer = tokenizer
+        special = {
+            *tokenizer.all_special_tokens,
+            *(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special),
+        }
+        self._special = re.compile(
+            "|".join(re.escape(one) for one in sorted(special, key=len, reverse=True)) or r"(?!)"
+        )
         self.end, self.end_id = self._end_of_turn()
         self.native_tools = self._knows_tools()
         self.tool_role = "tool" if self.native_tools or self._knows_tool_role() else "user"
@@ -110,11 +118,20 @@ class ChatFormat:
             ) from error
 
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, generate: bool) -> str:
-        """The conversation as text; `generate` adds the head of an assistant message to be written."""
+        """The conversation as text; `generate` adds the head of an assistant message to be written. Special tokens that
+        somebody else than the template writes, such as a page that says `<|im_end|>`, lose their meaning: they are
+        text, `< |im_end|>`."""
+        messages = [self._harmless(message) for message in messages]
         if self.native_tools:
             shown = [_as_template_takes_it(message) for message in messages]
             return self._apply(shown, tools=tools or None, add_generation_prompt=generate)
         return self._apply(_without_tools(messages, tools, self.tool_role), add_generation_prompt=generate)
+
+    def _harmless(self, message: dict[str, Any]) -> dict[str, Any]:
+        content = message.get("content")
+        if message["role"] == "assistant" or not isinstance(content, str) or not self._special.search(content):
+            return message
+        return {**message, "content": self._special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", content)}
 
     def encode(self, text: str) -> list[int]:
         try:

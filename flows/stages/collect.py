@@ -42,7 +42,8 @@ class CollectStage(StageSpec):
         if self.further is not None:
             part["further"] = list(self.further)
         if self.actor == "solver":
-            return part | {"scenarios": self.collect.scenarios}
+            shown = self.agent.model_dump(mode="json", include={"format", "max_observation"})
+            return part | {"scenarios": self.collect.scenarios, "agent": shown}
         if self.actor == "teacher":
             length = {"max_length": self.model.max_length}
             who = {"teacher": self.teacher.key_part() | length if self.teacher else None}
@@ -50,7 +51,7 @@ class CollectStage(StageSpec):
             who = {"model": base_model(self.model)}
         return part | {
             **who,
-            "agent": self.agent.model_dump(mode="json"),
+            "agent": self.agent.key_part(),
             "collect": self.collect.model_dump(mode="json", exclude={"concurrency", "timeout", "refills"}),
             **self.inference.key_part(),
         }
@@ -71,7 +72,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     speed: dict[str, float] = {}
     times: dict[str, float] = {}
     if spec.actor == "solver":
-        trajectories = demonstrate(spec.environment.build, scenarios)
+        trajectories = demonstrate(spec.environment.build, scenarios, spec.agent.format, spec.agent.max_observation)
         context.progress(len(trajectories), len(trajectories))
     else:
         sampling = Sampling(
@@ -119,4 +120,4 @@ def _sign(trajectories: Sequence[Trajectory], base_dir: Path | None) -> None:
         one.sampling = {**one.sampling, TOKENIZER: tokenizer}
 
 
-STAGE = Stage("collect", 3, CollectStage, "trajectories", SCHEMA_VERSION, collect, volatile=("times.json",))
+STAGE = Stage("collect", 4, CollectStage, "trajectories", SCHEMA_VERSION, collect, volatile=("times.json",))

@@ -6,7 +6,8 @@ import asyncio
 import inspect
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from flows.stages.shards import Shards
 if TYPE_CHECKING:
     from components.inference.remote import RemoteEngine
     from components.inference.transformers_engine import TransformersEngine
+    from components.rollout.own_agent import OwnAgent
 
 
 class Episodes:
@@ -125,20 +127,24 @@ def play(
         context.progress(done, total)
 
     try:
-        trajectories = run_episodes(
-            engine,
-            environment.build,
-            scenarios,
-            group_size=group_size,
-            sampling=sampling,
-            max_turns=agent.max_turns,
-            concurrency=concurrency,
-            timeout=timeout,
-            max_failures=max_failures,
-            seed=seed,
-            finished=finished,
-            on_episode=on_episode,
-        )
+        with _own_agent(agent, engine, concurrency, timeout) as own_agent:
+            trajectories = run_episodes(
+                engine,
+                environment.build,
+                scenarios,
+                group_size=group_size,
+                sampling=sampling,
+                max_turns=agent.max_turns,
+                concurrency=concurrency,
+                timeout=timeout,
+                max_failures=max_failures,
+                seed=seed,
+                format=agent.format,
+                max_observation=agent.max_observation,
+                finished=finished,
+                on_episode=on_episode,
+                own_agent=own_agent,
+            )
     finally:
         episodes.flush()
         engine.release()  # the trainer needs the memory, and the next policy could not use what is cached
@@ -146,6 +152,24 @@ def play(
     sampled = sum(t.metrics.get("sampled_tokens", 0) for t in trajectories if t.id not in finished)
     speed = {"seconds": elapsed, "tokens_per_s": sampled / elapsed, "resumed": float(len(finished))}
     return trajectories, {name: round(value, 4) for name, value in episodes.seconds.items()}, speed
+
+
+@contextmanager
+def _own_agent(agent: AgentSpec, engine: Any, threads: int, timeout: float) -> Iterator[OwnAgent | None]:
+    """The agent of `agent.function`, with its endpoint; None where there is none."""
+    if agent.function is None:
+        yield None
+        return
+    from components.inference.server import Server
+    from components.rollout.own_agent import MODEL, OwnAgent
+
+    engines: dict[str, Any] = {}
+    with Server(engine, MODEL, engines=engines, timeout=timeout, default_max_tokens=agent.max_tokens) as server:
+        own = OwnAgent(agent.function.build(), server.url, engines, threads=threads)
+        try:
+            yield own
+        finally:
+            own.close()
 
 
 def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -34,7 +34,7 @@ class EvaluateStage(StageSpec):
             "model": base_model(self.model),
             "environment": self.environment.resolved(),
             "reward": self.reward.resolved(),
-            "agent": self.agent.model_dump(mode="json"),
+            "agent": self.agent.key_part(),
             "evaluate": self.evaluate.model_dump(mode="json", exclude={"concurrency", "every", "timeout"}),
             **self.inference.key_part(),
         }

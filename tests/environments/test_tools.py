@@ -1,0 +1,162 @@
+"""Environments made of methods: schemas from signatures, and what a model gets wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+import pytest
+
+from components.environments.tools import Invalid, TextEnvironment, ToolEnvironment, acts, call, tool
+from components.trajectories.schema import Scenario
+from tests.environments import checks
+
+
+class Counter(ToolEnvironment):
+    system = "Count to the number that is asked for, then say it."
+
+    def scenarios(self, split):
+        names = {"train": range(2, 9), "heldout": range(9, 12)}
+        return [Scenario(f"{split}-{n}", {"goal": n}, split) for n in names.get(split, ())]
+
+    def begin(self, scenario):
+        self.count = 0
+        return f"Count to {scenario.input['goal']}."
+
+    @tool
+    def add(self, number: Annotated[int, "at most 3"], how: Literal["up", "down"] = "up") -> str:
+        """Adds to
+        the count."""
+        if number > 3:
+            raise Invalid("3 at most")
+        self.count += number if how == "up" else -number
+        self.reward += 0.5
+        return str(self.count)
+
+    @tool
+    def stop(self) -> str:
+        """Ends it."""
+        self.done = True
+        return "stopped"
+
+    def outcome(self, answer):
+        return {"success": self.count == self.scenario.input["goal"] and str(self.count) in answer}
+
+    def solve(self, scenario):
+        goal = scenario.input["goal"]
+        steps = [3] * (goal // 3) + [goal % 3] * bool(goal % 3)
+        calls = [call("add", {"number": number}, at) for at, number in enumerate(steps)]
+        return [*calls, {"role": "assistant", "content": f"It is {goal}."}]
+
+    def save(self):
+        return [self.count, self.invalid_actions]
+
+    def restore(self, scenario, state):
+        self.reset(scenario)
+        self.count, self.invalid_actions = state
+
+
+class Echo(TextEnvironment):
+    def scenarios(self, split):
+        return [Scenario(f"{split}-{word}", {"word": word + split}, split) for word in "ab" if split in checks.SPLITS]
+
+    def begin(self, scenario):
+        self.right = False
+        return "Say the word."
+
+    def act(self, action):
+        if not action:
+            raise Invalid("say something")
+        self.right = self.done = action == self.scenario.input["word"]
+        return "yes" if self.right else "no"
+
+    def outcome(self, answer):
+        return {"success": self.right}
+
+    def solve(self, scenario):
+        return acts(["wrong", scenario.input["word"]])
+
+
+def one(name: str, arguments: str) -> dict:
+    function = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+
+
+def test_it_keeps_what_every_environment_keeps():
+    checks.check(Counter)
+
+
+def test_the_schema_is_that_of_the_signature():
+    add, stop = Counter().tools()
+    assert add == {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Adds to the count.",
+            "parameters": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {
+                    "number": {"type": "integer", "description": "at most 3"},
+                    "how": {"enum": ["up", "down"], "type": "string", "default": "up"},
+                },
+                "required": ["number"],
+            },
+        },
+    }
+    assert stop["function"]["parameters"] == {"type": "object", "additionalProperties": False, "properties": {}}
+
+
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        (one("add", '{"number": 2}'), "2"),
+        (one("add", '{"number": "2"}'), "2"),
+        (one("add", '{"number": 9}'), "error: 3 at most"),
+        (one("add", "{}"), "error: add: number: Field required; it takes number, how"),
+        (one("add", '{"number": 1, "often": 2}'), "error: add: often: Extra inputs are not permitted"),
+        (one("add", '{"number": 1, "how": "sideways"}'), "error: add: how: Input should be 'up' or 'down'"),
+        (one("add", "{"), "error: the arguments of add are no JSON object"),
+        (one("add", "[1]"), "error: add: Input should be an object"),
+        (one("remove", "{}"), "error: no tool remove; there are add, stop"),
+        (one("begin", "{}"), "error: no tool begin"),
+        (one("__init__", "{}"), "error: no tool __init__"),
+    ],
+)
+def test_what_is_wrong_is_said_and_counted(action, told):
+    counter = Counter()
+    counter.reset(counter.scenarios("train")[0])
+    step = counter.step(action)
+    assert step.observation[0]["content"].startswith(told)
+    assert step.observation[0]["tool_call_id"] == "c"
+    assert step.info["invalid_actions"] == told.startswith("error")
+    assert step.reward == (0.0 if told.startswith("error") else 0.5)
+
+
+def test_after_its_end_nothing_is_carried_out():
+    counter = Counter()
+    counter.reset(counter.scenarios("train")[0])
+    action = one("stop", "{}")
+    action["tool_calls"].append({"id": "d", "function": {"name": "add", "arguments": json.dumps({"number": 2})}})
+    step = counter.step(action)
+    assert step.done
+    assert [message["content"] for message in step.observation] == ["stopped", "error: the episode is over"]
+    assert counter.count == 0
+
+
+def test_a_text_environment_takes_what_is_said_and_what_its_tool_is_given():
+    checks.check(Echo)
+    echo = Echo()
+    scenario = echo.scenarios("train")[0]
+    said = checks.play(echo, scenario, [{"role": "assistant", "content": scenario.input["word"]}])
+    assert said[-1].done
+    assert said[-1].observation == [{"role": "user", "content": "yes"}]
+    assert checks.solved(echo, scenario)
+    silent = checks.play(echo, scenario, [one("act", "{}"), one("move", "{}"), {"role": "assistant", "content": " "}])
+    assert [step.observation[0]["content"][:6] for step in silent] == ["error:"] * 3
+    assert silent[-1].info == {"invalid_actions": 3, "success": False}
+
+
+def test_what_is_missing_is_named_when_it_is_built():
+    with pytest.raises(TypeError, match="outcome"):
+        type("Half", (ToolEnvironment,), {"scenarios": lambda self, split: [], "begin": lambda self, scenario: ""})()

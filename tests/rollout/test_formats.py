@@ -1,0 +1,138 @@
+"""Formats: how tools are shown, how answers are read, and that a demonstration reads as what it shows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from components.environments.shop import Shop
+from components.environments.tools import TextEnvironment, acts
+from components.errors import SpecError
+from components.rollout import formats
+from components.rollout.collector import demonstrate
+from components.trajectories.schema import Scenario
+
+
+class Door(TextEnvironment):
+    """Opens when it is told to."""
+
+    def scenarios(self, split):
+        return [Scenario(f"{split}-0", {"split": split}, split)]
+
+    def begin(self, scenario):
+        self.open = False
+        return "There is a door."
+
+    def act(self, action):
+        self.open = self.done = action == "open the door"
+        return "It opens." if self.open else "Nothing happens."
+
+    def outcome(self, answer):
+        return {"success": self.open}
+
+    def solve(self, scenario):
+        return acts(["look", "open the door"])
+
+
+def opened(name: formats.Name, environment) -> tuple[formats.Format, list, list]:
+    made = formats.make(name)
+    return made, *made.opening(environment.reset(environment.scenarios("train")[0]), environment.tools())
+
+
+def said(text: str) -> dict:
+    return {"role": "assistant", "content": text}
+
+
+def test_native_changes_nothing():
+    shop = Shop(train=2, heldout=1)
+    native, messages, tools = opened("native", shop)
+    assert tools == shop.tools()
+    assert [one["role"] for one in messages] == ["system", "user"]
+    assert native.read(messages[1]) is messages[1]
+
+
+def test_react_shows_every_tool_and_reads_calls_and_answers():
+    react, messages, tools = opened("react", Shop(train=2, heldout=1))
+    assert tools == []
+    assert "- change_address(address: string, order: string): send it elsewhere" in messages[0]["content"]
+    assert 'Action: tool {"argument": "value"}' in messages[0]["content"]
+    action = react.read(said('Thought: hm\nAction: find_order {"order": "K1"}\nObservation: made up\nAction: refund'))
+    function = action["tool_calls"][0]["function"]
+    assert (function["name"], json.loads(function["arguments"])) == ("find_order", {"order": "K1"})
+    assert react.read(said("Thought: done\nAnswer: It is\non its way.")) == said("It is\non its way.")
+    assert react.show([{"role": "tool", "tool_call_id": "call_1", "content": "lamp"}]) == [
+        {"role": "user", "content": "Observation: lamp"}
+    ]
+    first, second = (react.read(said("Action: look"))["tool_calls"][0] for _ in range(2))
+    assert first["id"] != second["id"]
+    assert first["function"] == {"name": "look", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("I think so.", 'no action: end with a line "Action: ..." or "Answer: ..."'),
+        ("", "no action"),
+        ("Action:", "no tool"),
+        ("Action: refund order K1", "expected arguments as JSON"),
+        ('Action: refund {"order": ', "expected arguments as JSON"),
+    ],
+)
+def test_what_cannot_be_read_is_told(text, told):
+    react, *_ = opened("react", Shop(train=2, heldout=1))
+    with pytest.raises(formats.Unreadable, match=told):
+        react.read(said(text))
+
+
+def test_arguments_that_are_no_object_are_left_to_the_environment():
+    react, *_ = opened("react", Shop(train=2, heldout=1))
+    assert react.read(said("Action: refund [1]"))["tool_calls"][0]["function"]["arguments"] == "[1]"
+
+
+def test_where_the_only_tool_is_text_the_line_is_the_action():
+    react, messages, _ = opened("react", Door())
+    assert "Action: your action" in messages[0]["content"]
+    action = react.read(said("Thought: a door\nAction:\nopen the door\nand more"))
+    assert json.loads(action["tool_calls"][0]["function"]["arguments"]) == {"action": "open the door"}
+    with pytest.raises(formats.Unreadable, match="empty"):
+        react.read(said("Action:  "))
+    chat, messages, tools = opened("chat", Door())
+    assert (messages[0]["content"], tools) == ("There is a door.", [])
+    assert chat.read(said("open the door")) == said("open the door")
+
+
+def test_chat_is_refused_where_there_are_tools():
+    with pytest.raises(SpecError, match=r"agent\.format.*find_order.*react"):
+        opened("chat", Shop(train=2, heldout=1))
+
+
+@pytest.mark.parametrize("name", ["native", "react", "chat"])
+def test_a_demonstration_reads_as_what_it_shows(name):
+    (shown,) = demonstrate(Door, Door().scenarios("train"), name)
+    assert shown.success
+    (history,) = shown.histories
+    answers = [one for one in history.messages if one.role == "assistant"]
+    expected = {"native": "", "react": "Action: open the door", "chat": "open the door"}[name]
+    assert answers[-1].content == expected
+    assert len(shown.tools) == (name == "native")
+    seen = [one.content for one in history.messages if one.role in ("tool", "user")][-1]
+    assert seen == ("Observation: It opens." if name == "react" else "It opens.")
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_the_solutions_of_the_shop_are_written_and_read_back(number):
+    shop = Shop(train=6, heldout=1)
+    scenario = shop.scenarios("train")[number]
+    (shown,) = demonstrate(lambda: shop, [scenario], "react")
+    assert shown.success
+    react, *_ = opened("react", shop)
+    written = [one.content for one in shown.histories[0].messages if one.role == "assistant"]
+    for text, action in zip(written, shop.solve(scenario), strict=True):
+        read = react.read(said(text))
+        if calls := action.get("tool_calls"):
+            ours = read["tool_calls"][0]["function"]
+            theirs = calls[0]["function"]
+            assert (ours["name"], json.loads(ours["arguments"])) == (theirs["name"], json.loads(theirs["arguments"]))
+        else:
+            assert read["content"] == action["content"]

@@ -1,0 +1,39 @@
+"""What a model may be shown of what an environment says."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.rollout.observations import clean, cleaned
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("plain\ttext\n", "plain\ttext\n"),
+        ("\x1b[31mred\x1b[0m \x1b]0;title\x07and \x1b[2Jclear", "red and clear"),
+        ("a\x00b\x07c\x1bd", "abcd"),
+        ("line\r\nline\rover", "line\nlineover"),
+        (b"caf\xe9".decode("utf-8", "surrogateescape"), "caf?"),
+        ("Grüße 🙂", "Grüße 🙂"),
+    ],
+)
+def test_codes_go_and_text_stays(said, shown):
+    text, cut = clean(said, 100)
+    assert (text, cut) == (shown, False)
+    text.encode()
+
+
+def test_ten_megabytes_are_cut_and_say_so():
+    text, cut = clean("x" * 10_000_000, 1000)
+    assert cut
+    assert text == "x" * 1000 + "\n[cut: 10,000,000 characters, 1,000 are shown]"
+
+
+def test_only_what_changes_is_copied():
+    plain, long = {"role": "tool", "tool_call_id": "a", "content": "short"}, {"role": "user", "content": "y" * 300}
+    found, count = cleaned([plain, long], 200)
+    assert count == 1
+    assert found[0] is plain
+    assert found[1]["role"] == "user"
+    assert long["content"] == "y" * 300

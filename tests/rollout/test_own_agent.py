@@ -1,0 +1,316 @@
+"""Agents of one's own: what they say through the endpoint is the trajectory, whatever library they say it with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from components.errors import EngineError, SpecError
+from components.inference.protocol import Sampling
+from components.inference.server import Server
+from components.rollout.capture import Capture
+from components.rollout.own_agent import MODEL, OwnAgent
+from components.trajectories.schema import History, Message, Trajectory
+from tests.rollout.worlds import Echo, Parrot, collect, scenarios
+
+
+@contextmanager
+def endpoint(engine, function):
+    engines = {}
+    with Server(engine, MODEL, engines=engines, timeout=20) as server:
+        own = OwnAgent(function, server.url, engines, threads=8)
+        try:
+            yield own, server.url, engines
+        finally:
+            own.close()
+
+
+def played(function, *, count=1, engine=None, **options):
+    engine = engine or Parrot()
+    with endpoint(engine, function) as (own, _, engines):
+        found = collect(engine, Echo, scenarios(count), own_agent=own, **options)
+        assert engines == {}, "a key is good for one episode"
+    return found
+
+
+def ask(url: str, key: str, messages: list, **more) -> dict:
+    """Plain HTTP."""
+    body = json.dumps({"model": MODEL, "messages": messages, **more}).encode()
+    headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(urllib.request.Request(f"{url}/chat/completions", body, headers), timeout=20) as answer:
+        return json.load(answer)["choices"][0]["message"]
+
+
+def user(text: str) -> dict:
+    return {"role": "user", "content": text}
+
+
+def plain(scenario, base_url, api_key):
+    talk = [user(f"Say {scenario.input['number']}.")]
+    talk.append(ask(base_url, api_key, talk))
+    talk.append(user("Again."))
+    ask(base_url, api_key, talk)
+    return 0.5
+
+
+async def with_openai(scenario, client):
+    talk = [user(f"Say {scenario.input['number']}.")]
+    first = await client.chat.completions.create(model=MODEL, messages=talk)
+    talk += [{"role": "assistant", "content": first.choices[0].message.content}, user("Again.")]
+    await client.chat.completions.create(model=MODEL, messages=talk)
+    return 0.5
+
+
+async def with_openai_streaming(scenario, client):
+    talk = [user(f"Say {scenario.input['number']}.")]
+    for _ in range(2):
+        stream = await client.chat.completions.create(model=MODEL, messages=talk, stream=True)
+        said = "".join([part.choices[0].delta.content or "" async for part in stream if part.choices])
+        talk += [{"role": "assistant", "content": said}, user("Again.")]
+    return 0.5
+
+
+def with_openai_in_a_thread(scenario, client):
+    talk = [user(f"Say {scenario.input['number']}.")]
+    for _ in range(2):
+        answer = client.chat.completions.create(model=MODEL, messages=talk)
+        talk += [{"role": "assistant", "content": answer.choices[0].message.content}, user("Again.")]
+    return 0.5
+
+
+async def with_litellm(scenario, base_url, api_key, model):
+    import litellm
+
+    talk = [user(f"Say {scenario.input['number']}.")]
+    for _ in range(2):
+        answer = await litellm.acompletion(
+            model=f"openai/{model}", messages=talk, api_base=base_url, api_key=api_key, max_retries=0
+        )
+        talk += [{"role": "assistant", "content": answer.choices[0].message.content}, user("Again.")]
+    return 0.5
+
+
+def in_another_process(scenario, base_url, api_key):
+    """As an agent in another language is: it knows the URL and the key."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(sys.path[0])!r})
+from tests.rollout.test_own_agent import plain
+from components.trajectories.schema import Scenario
+plain(Scenario("s", {{"number": {scenario.input["number"]}}}, "train"), {base_url!r}, {api_key!r})
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    return 0.5
+
+
+AGENTS = [plain, with_openai, with_openai_streaming, with_openai_in_a_thread, with_litellm, in_another_process]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda one: one.__name__)
+def test_what_it_says_is_the_trajectory(agent):
+    expected = played(plain)
+    found = played(agent)
+    for one, other in zip(found, expected, strict=True):
+        assert one.failure is None
+        assert one.outcome == {"reward": 0.5}
+        assert repr(one.histories) == repr(other.histories)  # NaN is not equal to itself
+        (history,) = one.histories
+        said = [history.token_ids[slice(*message.span)] for message in history.messages if message.span]
+        assert len(said) == 2
+        assert ["".join(map(chr, ids)) for ids in said] == [
+            message.content for message in history.messages if message.role == "assistant"
+        ]
+        assert one.metrics["turns"] == 2
+
+
+def test_the_distribution_is_the_collectors():
+    engine = Parrot()
+
+    def wild(base_url, api_key):
+        ask(base_url, api_key, [user("x")], temperature=0.1, top_p=0.2, max_tokens=4000, seed=5)
+
+    (one, *_) = played(wild, engine=engine, sampling=Sampling(temperature=0.7, max_tokens=8))
+    asked = engine.requests[0]
+    assert (asked.sampling.temperature, asked.sampling.top_p, asked.sampling.max_tokens) == (0.7, 1.0, 8)
+    assert one.sampling["temperature"] == 0.7
+
+
+def test_calls_at_the_same_time_may_come_in_any_order():
+    def eager(scenario, base_url, api_key):
+        def one(number):
+            time.sleep(0.03 * ((number * 7 + delay[0]) % 5))
+            return ask(base_url, api_key, [user(f"part {number % 3}")])
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(one, range(6)))
+
+    delay = [0]
+    first = played(eager, max_turns=10)
+    delay = [3]
+    second = played(eager, max_turns=10)
+
+    def texts(found):
+        return [sorted(repr(history) for history in one.histories) for one in found]
+
+    assert texts(first) == texts(second)
+    assert [len(one.histories) for one in first] == [6, 6]
+    said = {history.messages[-1].content for history in first[0].histories}
+    assert len(said) == 6  # two answers to the same question are two draws
+
+
+def test_sub_agents_and_compacted_contexts_are_histories_of_their_own():
+    def agent(base_url, api_key):
+        main, helper = [user("plan")], [user("look it up")]
+        main.append(ask(base_url, api_key, main))
+        helper.append(ask(base_url, api_key, helper))
+        main.append(user("go on"))
+        main.append(ask(base_url, api_key, main))
+        helper.append(user("and then"))
+        helper.append(ask(base_url, api_key, helper))
+        ask(base_url, api_key, [user("summary of it all")])
+
+    (one, *_) = played(agent, max_turns=10)
+    first = [history.messages[0].content for history in one.histories]
+    assert first == ["plan", "look it up", "summary of it all"]
+    assert [sum(message.role == "assistant" for message in history.messages) for history in one.histories] == [2, 2, 1]
+    sampled = [sum(history.sampled_mask()) for history in one.histories]
+    assert sum(sampled) == one.metrics["sampled_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "outcome"),
+    [
+        (1, {"reward": 1.0}),
+        (True, {"reward": 1.0}),
+        (None, {}),
+        ({"success": True, "steps": 3}, {"success": True, "steps": 3}),
+    ],
+)
+def test_what_it_returns_is_the_outcome(returned, outcome):
+    (one, *_) = played(lambda scenario: returned)
+    assert one.failure is None
+    assert one.outcome == outcome
+
+
+def test_a_trajectory_of_its_own_is_taken():
+    def agent(scenario):
+        talk = History([Message("user", "a"), Message("assistant", "b")])
+        return Trajectory("mine", scenario, 7, [talk], outcome={"success": True}, step_rewards=[0.25])
+
+    first, second = played(agent)
+    assert (first.id, second.id) == ("s0/0", "s0/1")
+    assert first.success
+    assert first.step_rewards == [0.25]
+    assert [message.content for message in first.histories[0].messages] == ["a", "b"]
+
+
+@pytest.mark.parametrize("returned", ["good", float("nan"), {"x": float("inf")}, {"f": open}, object()])
+def test_what_it_may_not_return_fails_the_episode(returned):
+    (one, *_) = played(lambda scenario: returned)
+    assert one.failure is not None
+    assert (one.failure.boundary, one.failure.kind) == ("agent", "AgentError")
+
+
+def test_an_agent_that_raises_fails_its_episode_and_keeps_what_was_said():
+    def agent(scenario, base_url, api_key):
+        ask(base_url, api_key, [user("x")])
+        if scenario.input["number"] == 1:
+            raise KeyError("no such page")
+        return 1.0
+
+    found = played(agent, count=2)
+    assert [one.failure is None for one in found] == [True, True, False, False]
+    assert found[2].failure.boundary == "agent"
+    assert "no such page" in found[2].failure.message
+    assert len(found[2].histories[0].messages) == 2
+
+
+def test_an_agent_that_never_stops_comes_to_its_end():
+    def agent(base_url, api_key):
+        while True:
+            ask(base_url, api_key, [user("more")])
+
+    (one, *_) = played(agent, max_turns=3)
+    assert one.failure is None
+    assert one.metrics["turns"] == 3
+    assert one.outcome == {}
+
+
+def test_an_agent_that_hangs_runs_out_of_time_and_its_late_calls_are_refused():
+    refused = threading.Event()
+
+    def agent(base_url, api_key):
+        ask(base_url, api_key, [user("first")])
+        time.sleep(1.5)
+        try:
+            ask(base_url, api_key, [user("late")])
+        except urllib.error.HTTPError as error:
+            if error.code == 401:
+                refused.set()
+
+    (one, *_) = played(agent, timeout=0.8, group_size=1)
+    assert one.failure is not None
+    assert one.failure.kind == "WaitTimeout"
+    assert len(one.histories) == 1
+    assert refused.wait(10)
+
+
+def test_without_a_key_nobody_answers():
+    engine = Parrot()
+    with endpoint(engine, plain) as (_, url, _):
+        for key in ("", "guessed"):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                ask(url, key, [user("x")])
+            assert caught.value.code == 401
+            caught.value.close()
+    assert engine.requests == []
+
+
+def test_it_may_play_in_an_environment_of_its_own():
+    def agent(scenario, environment, base_url, api_key):
+        talk = environment.reset(scenario)
+        while True:
+            talk.append(ask(base_url, api_key, talk))
+            step = environment.step(talk[-1])
+            talk += step.observation
+            if step.done:
+                return step.info
+
+    (one, *_) = played(agent)
+    assert one.success
+    assert len(one.outcome["said"]) == 2
+
+
+def test_an_argument_that_nobody_has_is_named():
+    with pytest.raises(SpecError, match=r"agent\.function.*browser.*expected some of scenario, client"):
+        OwnAgent(lambda scenario, browser: None, "http://there", {}, threads=1)
+
+
+def test_after_its_end_an_episode_records_nothing():
+    async def late():
+        engine = Parrot(seconds=0.2)
+        capture = Capture(engine, Sampling(max_tokens=4), 0, 5)
+        from components.inference.protocol import ChatRequest
+
+        under_way = asyncio.create_task(capture.chat(ChatRequest([user("x")])))
+        await asyncio.sleep(0.05)
+        capture.close()
+        with pytest.raises(asyncio.CancelledError):
+            await under_way
+        with pytest.raises(EngineError, match="over"):
+            await capture.chat(ChatRequest([user("y")]))
+        assert capture.recorder.histories == []
+
+    asyncio.run(late())
