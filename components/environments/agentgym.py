@@ -44,8 +44,10 @@ TRIES = 3
 """How often an episode is begun, where the server was restarted or does not know its instance any more."""
 ACTION = re.compile(r"^[ \t]*Action:", re.MULTILINE)
 NEXT = re.compile(r"^[ \t]*(?:Observation|Thought):", re.MULTILINE)
-UNKNOWN = re.compile(r"The id -?\d+ is not valid|has been deleted|has finished")
-"""What servers say of an instance, rather than of an action."""
+UNKNOWN = re.compile(r"The id -?\d+ is not valid")
+"""What servers say of an instance that they do not have."""
+ENDED = re.compile(r"The task with environment -?\d+ has (?:been deleted|finished)")
+"""What servers say of an instance that was closed, or whose episode is over."""
 SERVERS_OWN = ("url", "instances", "timeout", "patience")
 """Arguments that change no episode."""
 
@@ -278,16 +280,21 @@ class AgentGym:
 
     async def _was_lost(self, error: EnvironmentFailed, instance: Instance) -> bool:
         """Whether a failure is that of an instance which the server does not have any more."""
-        lost = isinstance(error, ServerGone) or (isinstance(error, Refused) and UNKNOWN.search(str(error)) is not None)
-        if not lost and isinstance(error, Refused):
+        lost, closed = isinstance(error, ServerGone), False
+        if isinstance(error, Refused):
+            lost = UNKNOWN.search(error.said) is not None
+            closed = "deleted" in error.said and ENDED.search(error.said) is not None
             try:
-                lost = not await self._server.knows(instance)
+                lost = lost or not await self._server.knows(instance)
             except EnvironmentFailed as other:
                 lost = isinstance(other, ServerGone)
         if lost:
             pool_of(self._server).lost(instance)
+        if closed:
+            pool_of(self._server).forget(instance)
+        if lost or closed:
             self._instance, self._pending = None, False
-        return lost
+        return lost or closed
 
     async def _act(self, action: str) -> str:
         """One step on the server; the observation. Raises Invalid, EnvironmentFailed."""
@@ -302,10 +309,10 @@ class AgentGym:
             answer = await self._server.post("/step", {self.kind.key: instance.id, "action": action})
             told = self._read(answer)
         except EnvironmentFailed as error:
-            telling = self.step_errors == "tell" and isinstance(error, Refused) and not UNKNOWN.search(str(error))
-            if telling and "with the error" in str(error):
+            said = error.said if isinstance(error, Refused) else None
+            if self.step_errors == "tell" and said and not (UNKNOWN.search(said) or ENDED.search(said)):
                 self._pending = False
-                raise Invalid(str(error).partition("with the error ")[2]) from None
+                raise Invalid(said) from None
             self._done = True
             if not await self._was_lost(error, instance):
                 await self._give_back(broken=True)

@@ -49,6 +49,8 @@ CONNECT_TIMEOUT = 10.0
 """Seconds in which a connection must come about."""
 FAILURES = 3
 """Failed episodes in a row after which an instance is not lent any more."""
+MOST_LEFT = 8
+"""Instances that are left on a server for that reason; it may be the items that fail."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that closing an instance may take."""
 
@@ -59,6 +61,9 @@ class ServerGone(EnvironmentFailed):
 
 class Refused(EnvironmentFailed):
     """The server answered that it cannot: with an error, or with a status that says so."""
+
+    said = ""
+    """The error in an answer with status 200."""
 
 
 class Instance:
@@ -205,7 +210,12 @@ class Server:
             what = f"was answered with what is no JSON ({cause!s:.100}): {content[:200]!r}"
             self.fail(method, address, body, what.replace("\n", " "), EnvironmentFailed)
         if isinstance(answer, dict) and "error" in answer:
-            self.fail(method, address, body, f"was answered with the error {str(answer['error'])[:300]!r}")
+            said = str(answer["error"])[:300]
+            try:
+                self.fail(method, address, body, f"was answered with the error {said!r}")
+            except Refused as error:
+                error.said = said
+                raise
         return answer
 
 
@@ -219,6 +229,7 @@ class Pool:
         self._waiting: deque[object] = deque()
         self._making = 0
         self._most: int | None = None
+        self._left = 0
         self._generation = 0
         self._closes = True
         self._lock = threading.Lock()
@@ -306,9 +317,10 @@ class Pool:
             if instance.generation != self._generation:
                 return
             instance.failures += 1
-            if instance.failures < FAILURES:
+            if instance.failures < FAILURES or self._left >= MOST_LEFT:
                 self._free.insert(0, instance)
                 return
+            self._left += 1
         logger.warning(
             "instance %d of the AgentGym server at %s failed %d times in a row and is left there",
             instance.id,

@@ -445,6 +445,15 @@ def test_an_instance_that_fails_again_and_again_is_given_up(caplog):
         assert server.paths("/close") == ["/close"]  # once tried, it is known that there is none
 
 
+def test_items_that_fail_do_not_cost_an_instance_each():
+    with FakeAgentGym("weather") as server:
+        gym = AgentGym("weather", server.url, **FEW)
+        server.faults["/reset"] = [Fault(500, b"Internal Server Error") for _ in range(100)]
+        for _ in range(100):
+            assert "/reset" in failure(gym, [])
+        assert len(server.instances) <= 9
+
+
 def test_an_error_with_status_200_is_a_failure_or_told():
     with FakeAgentGym("textcraft") as server:
         gym = AgentGym("textcraft", server.url, **FEW)
@@ -452,10 +461,16 @@ def test_an_error_with_status_200_is_a_failure_or_told():
         assert '/step {"id": 0, "action": "get 1 crash"} was answered with the error' in text
         telling = AgentGym("textcraft", server.url, step_errors="tell", **FEW)
         steps = play(telling, [say("get 1 crash"), *right("textcraft", 0)])
-        assert steps[0].observation[0]["content"].startswith("error: \"'NoneType' object")
+        assert steps[0].observation[0]["content"].startswith("error: 'NoneType' object")
         assert (steps[-1].info["success"], steps[-1].info["invalid_actions"]) == (True, 1)
         server.faults["/step"] = [Fault(body=b'{"error": "The id 0 is not valid."}')]
         assert "is not valid" in failure(telling, right("textcraft", 0))
+        over = b'{"error": "The task with environment 0 has finished."}'
+        server.faults["/step"] = [Fault(body=over)]
+        assert "has finished" in failure(telling, right("textcraft", 0))
+        gone = b'{"error": "The task with environment 0 has been deleted."}'
+        server.faults["/reset"] = [Fault(body=gone)]
+        assert play(telling, right("textcraft", 0))[-1].info["success"]
         server.faults["/create"] = [Fault(body=b'{"error": "no Java"}')]
         agentgym_server._pools.clear()
         assert "/create {} was answered with the error 'no Java'" in failure(gym, [])
