@@ -123,10 +123,15 @@ class Server:
 
     async def knows(self, instance: Instance) -> bool:
         """Whether the server has this instance, as far as it can be asked."""
-        if not self.kind.listed:
-            return True
-        found = await self.get("/list_envs")
-        return not isinstance(found, list) or instance.id in found
+        if self.kind.listed:
+            found = await self.get("/list_envs")
+            return not isinstance(found, list) or instance.id in found
+        if self.kind.key == "env_idx":  # those with id say so in their errors
+            try:
+                await self.get("/observation", instance)
+            except Refused:
+                return False
+        return True
 
     async def close(self, instance: Instance) -> bool | None:
         """Whether an instance was closed; None where the server cannot close any."""
@@ -169,9 +174,11 @@ class Server:
             try:
                 status, content = await self._send(method, address, body, timeout)
             except (httpx.ConnectError, httpx.ConnectTimeout) as cause:  # nothing was sent
-                what, again, error = f"cannot be reached: {cause!r}", refused, ServerGone
-                if isinstance(cause, httpx.ConnectTimeout):
-                    again, error = True, EnvironmentFailed  # it may be there, and only busy
+                what, again, error = f"cannot be reached: {cause!r}", refused, EnvironmentFailed
+                if _is_refusal(cause):
+                    error = ServerGone
+                elif isinstance(cause, httpx.ConnectTimeout):
+                    again = True  # it may be there, and only busy
             except (httpx.TimeoutException, TimeoutError):
                 self.fail(method, address, body, f"was not answered within {timeout:g} s", EnvironmentFailed)
             except _TooLong:
@@ -253,7 +260,13 @@ class Pool:
                             self._making += 1
                             self._waiting.popleft()  # others need not wait while it is made
                 if make:
-                    if instance := await self._make(server):
+                    making = asyncio.create_task(self._make(server))
+                    try:
+                        instance = await asyncio.shield(making)
+                    except asyncio.CancelledError:
+                        making.add_done_callback(self._adopt)  # the server makes it all the same
+                        raise
+                    if instance is not None:
                         return instance
                     with self._lock:
                         self._waiting.appendleft(ticket)
@@ -290,6 +303,11 @@ class Pool:
                 return None
             instance = self.held[number] = Instance(number, generation)
         return instance
+
+    def _adopt(self, making: asyncio.Task[Instance | None]) -> None:
+        """Takes an instance that nobody waits for any more."""
+        if not making.cancelled() and making.exception() is None and (instance := making.result()) is not None:
+            self.give_back(instance)
 
     def has(self, instance: Instance) -> bool:
         """Whether an instance is there still, as far as is known."""
@@ -388,6 +406,14 @@ class _TooLong(Exception):
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether nobody listens: somewhere among the causes."""
+    if error is None or isinstance(error, ConnectionRefusedError):
+        return error is not None
+    parts = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return any(map(_is_refusal, (*parts, error.__cause__, error.__context__)))
 
 
 def _is_local(url: str) -> bool:

@@ -372,7 +372,7 @@ def test_a_server_that_dies_fails_the_episode_and_the_next_one_waits_for_it(kind
         assert len(server.instances) == 1
 
 
-@pytest.mark.parametrize("kind", ["alfworld", "weather"])
+@pytest.mark.parametrize("kind", ["alfworld", "weather", "searchqa"])
 def test_a_restart_that_nobody_saw_is_noticed_at_the_next_reset(kind):
     with FakeAgentGym(kind) as server:
         gym = AgentGym(kind, server.url, **FEW)
@@ -381,6 +381,24 @@ def test_a_restart_that_nobody_saw_is_noticed_at_the_next_reset(kind):
         server.start()
         assert play(gym, right(kind, 0))[-1].info["success"]
         assert server.paths("/create", "/reset") == ["/create", "/reset", "/reset", "/create", "/reset"]
+
+
+def test_an_instance_that_is_made_while_its_episode_is_given_up_is_not_lost():
+    with FakeAgentGym("maze") as server:
+        gym = AgentGym("maze", server.url, **FEW)
+
+        async def cut() -> None:
+            server.faults["/create"] = [Fault(wait=0.5)]
+            task = asyncio.create_task(gym.reset(first(gym)))
+            while not server.paths("/create"):
+                await asyncio.sleep(0.01)
+            task.cancel()
+            while not agentgym_server.pool_of(gym._server).held:
+                await asyncio.sleep(0.01)
+            await gym.reset(first(gym))
+
+        asyncio.run(cut())
+        assert len(server.instances) == 1
 
 
 def test_a_server_that_is_not_there_is_named():
