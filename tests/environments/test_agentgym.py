@@ -1,0 +1,714 @@
+"""The client of AgentGym against servers that speak as the real ones do, with all their traps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from pydantic import TypeAdapter
+
+from components.environments import agentgym_server
+from components.environments.agentgym import AgentGym, parsed
+from components.environments.agentgym_kinds import KINDS, Action
+from components.environments.agentgym_server import MAX_ANSWER, leave_all
+from components.environments.tools import Invalid, acts
+from components.errors import EnvironmentFailed, ResourceError, SpecError
+from components.specs.target import Target
+from tests.environments import checks
+from tests.environments.agentgym_server import BY_INDEX, LATE, FakeAgentGym, Fault, solution, trajectories, words
+
+ROOT = Path(__file__).parents[2]
+FEW = {"train": 6, "heldout": 4}
+
+
+@pytest.fixture(autouse=True)
+def no_pools():
+    yield
+    agentgym_server._pools.clear()
+
+
+def say(action: str, thought: str = "I see.") -> dict[str, Any]:
+    return {"role": "assistant", "content": f"Thought: {thought}\nAction: {action}"}
+
+
+def right(kind: str, item: int) -> list[dict[str, Any]]:
+    return [say(action) for action in solution(kind, item)]
+
+
+def first(gym: AgentGym, split: str = "train"):
+    return gym.scenarios(split)[0]
+
+
+def play(gym: AgentGym, actions: list[dict[str, Any]], scenario: Any = None):
+    return checks.play(gym, scenario or first(gym), actions)
+
+
+def failure(gym: AgentGym, actions: list[dict[str, Any]], scenario: Any = None) -> str:
+    with pytest.raises(EnvironmentFailed) as caught:
+        play(gym, actions, scenario)
+    return str(caught.value)
+
+
+@pytest.fixture
+def demonstrations(tmp_path):
+    def write(kind: str, items: Any = range(10), prefix: str = "") -> str:
+        path = tmp_path / f"{kind}.json"
+        path.write_text(json.dumps(trajectories(kind, items, prefix)))
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_in_its_own_dialect(kind, demonstrations):
+    """The whole protocol, junk included; what a demonstration does succeeds; and an episode is these requests."""
+    with FakeAgentGym(kind) as server:
+        path = demonstrations(kind)
+
+        def make(**other: Any) -> AgentGym:
+            return AgentGym(kind, server.url, **{**FEW, "demonstrations": path, "instances": 2, **other})
+
+        checks.check(make, few=1)
+        for format in ("tool", "plain"):
+            gym = make(format=format)
+            assert bool(gym.tools()) is (format == "tool")
+            assert all(checks.solved(gym, scenario) for scenario in gym.scenarios("heldout"))
+        assert len(server.instances) <= 2
+        server.log.clear()
+        gym = make()
+        steps = play(gym, right(kind, 0))
+        outcome = steps[-1].info
+        assert (outcome["success"], outcome["progress"], outcome["invalid_actions"]) == (True, outcome["score"], 0)
+        assert sum(step.reward for step in steps) == pytest.approx(outcome["score"])
+        observed = ["/observation"] if kind in ("webshop", "webarena") else []
+        assert server.paths() == ["/reset", *observed, *["/step"] * len(words(kind, 0))]
+        key = "env_idx" if kind in BY_INDEX else "id"
+        assert {body[key] for _, _, body in server.log} == {server.log[0][2][key]}
+        assert all(set(body) == {key, "action"} for _, path, body in server.log if path.endswith("/step"))
+
+
+def test_the_names_of_kinds_are_one_list():
+    hint = get_type_hints(AgentGym.__init__)["kind"]
+    assert set(get_args(hint)) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chance_solves_next_to_nothing(kind):
+    with FakeAgentGym(kind) as server:
+        gym = AgentGym(kind, server.url, train=15, heldout=1)
+        others = [action for item in range(24) for action in solution(kind, item)]
+
+        def guess(draw: random.Random, _: Any) -> dict[str, Any]:
+            return say(draw.choice(others))
+
+        turns = 2 if kind == "maze" else 1
+        assert checks.success_of(gym, gym.scenarios("train"), guess, turns=turns) < 0.35
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("Thought: a\nAction: go", Action("go", "a")),
+        ("Thought:\na\n\nAction:\ngo to b\n", Action("go to b", "a")),
+        ("Action: go", Action("go")),
+        ("I do it. Action: go</s>", Action("go", "I do it.")),
+        ("Thought: a\nAction: go\nObservation: there\nThought: b\nAction: back", Action("go", "a")),
+        ("Action: f with Action Input: {}", Action("f with Action Input: {}")),
+        ("Action:", Action("")),
+        ("go", None),
+        ("", None),
+        ("f with Action Input: {}", None),
+    ],
+)
+def test_thought_and_action_are_read(text, action):
+    assert parsed(text) == action
+
+
+def test_several_actions_are_none():
+    with pytest.raises(Invalid, match="one action at a time"):
+        parsed("Action: go\nAction: back")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "sent"),
+    [
+        ("webshop", "click[Buy Now]\nThat is it.", "click[Buy Now]"),
+        ("sqlgym", "```sql\nSELECT 1\nFROM t\n```\nas asked", "SELECT 1\nFROM t"),
+        ("sqlgym", "SELECT 1", "SELECT 1"),
+        ("webarena", "click [3]", "```click [3]```"),
+        ("webarena", "now ```stop [N/A]```", "```stop [N/A]```"),
+        ("webarena", "```\nnew_tab\n```", "```new_tab```"),
+        ("movie", 'finish with Action Input:\n{\n"answer": 1}', 'Action: finish with Action Input: { "answer": 1}'),
+        ("textcraft", "craft 1 stick, using 2 planks!", "craft 1 stick, using 2 planks"),
+        ("maze", "Up", "move up"),
+        ("maze", "move left", "move left"),
+        ("wordle", "Crane", "c r a n e"),
+        ("wordle", "c r a n e", "c r a n e"),
+        ("searchqa", "<answer> x </answer>", "<think>t</think>\n<answer> x </answer>"),
+    ],
+)
+def test_actions_are_sent_as_the_servers_read_them(kind, said, sent):
+    assert KINDS[kind].send(Action(said, "t")) == sent
+
+
+@pytest.mark.parametrize(
+    ("format", "action", "told"),
+    [
+        ("react", {"content": "go to apple"}, "error: there is no action. Say what you think"),
+        ("react", {"content": "Action: "}, "error: the action is empty"),
+        ("react", {"content": "Action: a\nAction: b"}, "error: one action at a time"),
+        ("react", {"content": "Action: " + "a" * 30_000}, "error: at most 20000 characters"),
+        ("tool", {"content": "go to apple"}, "error: there is no action. Act by the tool act"),
+        ("tool", {"tool_calls": [{"id": "c", "function": {"name": "go", "arguments": "{}"}}]}, "error: no tool go."),
+        ("tool", {"tool_calls": [{"id": "c", "function": {"name": "act", "arguments": "{"}}]}, "error: the arguments"),
+        ("plain", {"content": ""}, "error: the action is empty"),
+    ],
+)
+def test_what_is_no_action_never_reaches_the_server(format, action, told):
+    with FakeAgentGym("alfworld") as server:
+        gym = AgentGym("alfworld", server.url, format=format, **FEW)
+        (step,) = play(gym, [{"role": "assistant", **action}])
+        assert step.observation[0]["content"].startswith(told)
+        assert (step.info["invalid_actions"], step.done, step.reward) == (1, False, 0.0)
+        assert not server.paths("/step")
+
+
+def test_the_tool_and_several_calls_in_one_message():
+    with FakeAgentGym("alfworld") as server:
+        gym = AgentGym("alfworld", server.url, **FEW)
+        calls = [call["tool_calls"][0] for call in acts([*solution("alfworld", 0), "go to river"])]
+        (step,) = play(gym, [{"role": "assistant", "content": "", "tool_calls": calls}])
+        assert [message["tool_call_id"] for message in step.observation] == ["call_0_0", "call_1_0", "call_2_0"]
+        assert step.observation[-1]["content"] == "error: the episode is over"
+        assert step.done
+        assert step.info == {
+            "success": True,
+            "progress": 1.0,
+            "score": 1.0,
+            "invalid_actions": 0,
+            "task": "pick_and_place/trial_1",
+        }
+        assert len(server.paths("/step")) == 2
+
+
+def test_an_action_that_the_server_turns_down_is_counted():
+    with FakeAgentGym("alfworld") as server:
+        step = play(AgentGym("alfworld", server.url, **FEW), [say("sing")])[-1]
+        assert step.observation[0]["content"].startswith("Nothing happens.\nAvailable actions: go to apple, ")
+        assert step.info["invalid_actions"] == 1
+
+
+def test_the_environment_ends_the_episode_after_its_rounds():
+    with FakeAgentGym("maze") as server:
+        gym = AgentGym("maze", server.url, **FEW)
+        steps = play(gym, [say("stand")] * 40)
+        assert len(steps) == gym.max_turns == 15
+        assert (steps[-1].done, steps[-1].info["success"]) == (True, False)
+        assert len(play(AgentGym("maze", server.url, max_turns=3, **FEW), [say("stand")] * 40)) == 3
+        assert len(server.instances) == 1
+
+
+def test_scores_of_all_scales_become_one():
+    """ScienceWorld counts to 100 and may fall, BabyAI adds up what it gives, tools say how far they are."""
+    with FakeAgentGym("sciworld") as server:
+        gym = AgentGym("sciworld", server.url, **FEW)
+        half, whole = play(gym, right("sciworld", 0))
+        assert (half.info["score"], half.info["success"], half.reward) == (0.5, False, 0.5)
+        assert (whole.info["score"], whole.info["success"]) == (1.0, True)
+        server.faults["/step"] = [Fault(edit=lambda answer: {**answer, "score": -100, "done": True})]
+        (lost,) = play(gym, right("sciworld", 0))
+        assert (lost.info["score"], lost.info["progress"], lost.info["success"]) == (-1.0, 0.0, False)
+    with FakeAgentGym("babyai") as server:
+        gym = AgentGym("babyai", server.url, train=[LATE], heldout=1)
+        scenario = first(gym)
+        (*_, last) = play(gym, [*right("babyai", LATE), *[say("turn left")] * 3], scenario)
+        assert server.instances[0].score == pytest.approx(1.2)
+        assert (last.info["score"], last.info["success"], last.done) == (0.3, True, False)
+    with FakeAgentGym("movie") as server:
+        steps = play(AgentGym("movie", server.url, **FEW), [*right("movie", 0)[:-1], say("sing")])
+        assert (steps[-1].info["score"], steps[-1].info["success"], steps[-1].info["invalid_actions"]) == (
+            0.5,
+            False,
+            1,
+        )
+
+
+def test_instances_are_used_again_and_never_more_than_the_limit():
+    with FakeAgentGym("webshop") as server:
+        gyms = [AgentGym("webshop", server.url, instances=3, **FEW) for _ in range(8)]
+
+        async def episode(gym: AgentGym) -> bool:
+            for scenario in gym.scenarios("train"):
+                await gym.reset(scenario)
+                for action in right("webshop", scenario.input["item"]):
+                    step = await gym.step(action)
+                assert step.info["success"]
+            await gym.close()
+            return True
+
+        async def all_at_once() -> list[bool]:
+            return await asyncio.gather(*(episode(gym) for gym in gyms))
+
+        assert all(asyncio.run(all_at_once()))
+        assert len(server.instances) == 3
+        assert len(server.paths("/create")) == 3
+        # Nobody plays in another's instance: between two resets of one, all steps are of one item.
+        assert len(server.paths("/reset")) == 48
+        # What an agent leaves unfinished goes back too.
+        play(gyms[0], right("webshop", 0)[:1])
+        checks.asked(gyms[0].close())
+        play(gyms[1], right("webshop", 0))
+        assert len(server.instances) == 3
+
+
+def test_a_full_server_gives_an_instance_away_twice_and_two_episodes_do_not_share_it():
+    with FakeAgentGym("sqlgym", room=2) as server:
+        gyms = [AgentGym("sqlgym", server.url, **FEW) for _ in range(6)]
+
+        async def episode(gym: AgentGym, item: int) -> bool:
+            await gym.reset(gym.scenarios("train")[item])
+            await asyncio.sleep(0.05)
+            return bool((await gym.step(right("sqlgym", item)[0])).info["success"])
+
+        async def all_at_once() -> list[bool]:
+            return await asyncio.gather(*(episode(gym, item) for item, gym in enumerate(gyms)))
+
+        assert asyncio.run(all_at_once()) == [True] * 6
+        assert len(server.instances) == 2
+
+
+def test_who_waits_too_long_for_an_instance_is_told():
+    with FakeAgentGym("maze") as server:
+        one = AgentGym("maze", server.url, instances=1, **FEW)
+        other = AgentGym("maze", server.url, instances=1, timeout=0.2, patience=0.0, **FEW)
+        play(one, [say("up")])
+        assert "waited 0.2 s for one of 1 instances, all in use" in failure(other, [])
+
+
+def test_who_waits_longest_is_next():
+    """With one instance for two that play on and on, whether their episodes end or not, both play."""
+    with FakeAgentGym("maze") as server:
+        gyms = [AgentGym("maze", server.url, instances=1, **FEW) for _ in range(2)]
+        order: list[int] = []
+
+        async def episodes(number: int) -> None:
+            for scenario in gyms[number].scenarios("train")[:3]:
+                await gyms[number].reset(scenario)
+                order.append(number)
+                await gyms[number].step(say("stand"))
+            await gyms[number].close()
+
+        async def both() -> None:
+            await asyncio.gather(episodes(0), episodes(1))
+
+        asyncio.run(both())
+        assert order == [0, 1, 0, 1, 0, 1]
+        assert len(server.instances) == 1
+
+
+def test_two_clients_at_once_each_see_their_own_episode():
+    with FakeAgentGym("textcraft") as server:
+        gyms = [AgentGym("textcraft", server.url, **FEW) for _ in range(2)]
+
+        async def episode(gym: AgentGym, item: int) -> list[str]:
+            messages = await gym.reset(gym.scenarios("train")[item])
+            seen = [messages[-1]["content"]]
+            for action in right("textcraft", item):
+                seen.append((await gym.step(action)).observation[0]["content"])
+            return seen
+
+        async def both() -> list[list[str]]:
+            return await asyncio.gather(episode(gyms[0], 0), episode(gyms[1], 1))
+
+        zero, one = asyncio.run(both())
+        assert zero == [f"Item 0, step {n}: {n} right." for n in range(3)]
+        assert one == [f"Item 1, step {n}: {n} right." for n in range(4)]
+
+
+def test_instances_are_closed_at_the_end_where_the_server_can():
+    for closes in (True, False):
+        with FakeAgentGym("webshop", closes=closes) as server:
+            play(AgentGym("webshop", server.url, **FEW), right("webshop", 0))
+            leave_all()
+            assert len(server.instances) == (not closes)
+            assert server.paths("/close") == ["/close"]
+    with FakeAgentGym("searchqa") as server:
+        code = f"""
+import asyncio
+from components.environments.agentgym import AgentGym
+gym = AgentGym("searchqa", "{server.url}")
+asyncio.run(gym.reset(gym.scenarios("train")[0]))
+"""
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+        assert server.paths("/create", "/close") == ["/create", "/close"]
+        assert not server.instances
+
+
+@pytest.mark.parametrize("kind", ["alfworld", "weather", "searchqa"])
+def test_a_server_that_dies_fails_the_episode_and_the_next_one_waits_for_it(kind):
+    with FakeAgentGym(kind) as server:
+        gym, other = (AgentGym(kind, server.url, **FEW) for _ in range(2))
+        play(gym, right(kind, 1)[:1], gym.scenarios("train")[1])
+        play(other, right(kind, 1)[:1], gym.scenarios("train")[1])
+        server.stop()
+        with pytest.raises(EnvironmentFailed, match=f"POST {server.url}/step .* cannot be reached"):
+            checks.asked(gym.step(right(kind, 1)[1]))
+        back = threading.Timer(0.5, server.start)
+        back.start()
+        assert play(gym, right(kind, 0))[-1].info["success"]
+        back.join()
+        # The other's instance is gone too, though a new one has its number.
+        with pytest.raises(EnvironmentFailed, match="restarted during the episode"):
+            checks.asked(other.step(right(kind, 1)[1]))
+        assert play(other, right(kind, 0))[-1].info["success"]
+        assert len(server.instances) == 1
+
+
+@pytest.mark.parametrize("kind", ["alfworld", "weather", "searchqa"])
+def test_a_restart_that_nobody_saw_is_noticed_at_the_next_reset(kind):
+    with FakeAgentGym(kind) as server:
+        gym = AgentGym(kind, server.url, **FEW)
+        play(gym, right(kind, 0))
+        server.stop()
+        server.start()
+        assert play(gym, right(kind, 0))[-1].info["success"]
+        assert server.paths("/create", "/reset") == ["/create", "/reset", "/reset", "/create", "/reset"]
+
+
+def test_an_instance_that_is_made_while_its_episode_is_given_up_is_not_lost():
+    with FakeAgentGym("maze") as server:
+        gym = AgentGym("maze", server.url, **FEW)
+
+        async def cut() -> None:
+            server.faults["/create"] = [Fault(wait=0.5)]
+            task = asyncio.create_task(gym.reset(first(gym)))
+            while not server.paths("/create"):
+                await asyncio.sleep(0.01)
+            task.cancel()
+            while not agentgym_server.pool_of(gym._server).held:
+                await asyncio.sleep(0.01)
+            await gym.reset(first(gym))
+
+        asyncio.run(cut())
+        assert len(server.instances) == 1
+
+
+def test_a_server_that_is_not_there_is_named():
+    with FakeAgentGym("maze") as server:
+        url = server.url
+    text = failure(AgentGym("maze", url, train=5, heldout=1, patience=0.3), [])
+    assert f"GET {url}/ cannot be reached" in text
+    assert "(tried for 0.3 s)" in text
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_what_passes_is_tried_again_but_never_a_step(status):
+    with FakeAgentGym("webshop") as server:
+        gym = AgentGym("webshop", server.url, **FEW)
+        for path in ("/", "/reset", "/observation"):
+            server.faults[path] = [Fault(status, b"busy"), Fault(status, b"busy")]
+        assert play(gym, right("webshop", 0))[-1].info["success"]
+        assert server.paths("/", "/reset", "/observation") == ["/"] * 3 + ["/reset"] * 3 + ["/observation"] * 3
+        server.log.clear()
+        server.faults["/step"] = [Fault(status, b"busy")]
+        text = failure(gym, right("webshop", 0))
+        assert f"POST {server.url}/step" in text
+        assert f"was answered with {status}: b'busy'" in text
+        assert len(server.paths("/step")) == 1
+
+
+def test_an_answer_that_is_lost_is_not_asked_for_again_by_a_second_step():
+    with FakeAgentGym("sciworld") as server:
+        gym = AgentGym("sciworld", server.url, **FEW)
+        server.faults["/reset"] = [Fault(cut=True)]
+        play(gym, right("sciworld", 0))
+        assert len(server.paths("/reset")) == 2
+        server.faults["/step"] = [Fault(cut=True)]
+        assert "/step" in failure(gym, right("sciworld", 0))
+        assert server.instances[0].steps == 1
+        server.faults["/create"] = [Fault(503, b"busy")]
+        agentgym_server._pools.clear()
+        server.log.clear()
+        assert "/create was answered with 503" in failure(gym, [])
+        assert len(server.paths("/create")) == 1
+
+
+def test_a_slow_server_has_its_time_and_no_more():
+    with FakeAgentGym("wordle") as server:
+        gym = AgentGym("wordle", server.url, timeout=2.0, **FEW)
+        server.faults["/step"] = [Fault(wait=20.0)]
+        started = time.monotonic()
+        assert "was not answered within 2 s" in failure(gym, right("wordle", 0))
+        assert time.monotonic() - started < 20
+        assert play(gym, right("wordle", 0))[-1].info["success"]
+
+
+def test_an_instance_that_fails_again_and_again_is_given_up(caplog):
+    with FakeAgentGym("maze") as server:
+        gym = AgentGym("maze", server.url, **FEW)
+        server.faults["/step"] = [Fault(500, b"broken")] * 3
+        for _ in range(3):
+            assert "was answered with 500: b'broken'" in failure(gym, [say("up")])
+        assert "instance 0 of the AgentGym server" in caplog.text
+        assert play(gym, right("maze", 0))[-1].info["success"]
+        assert len(server.instances) == 2
+        assert server.paths("/close") == ["/close"]  # once tried, it is known that there is none
+
+
+def test_items_that_fail_do_not_cost_an_instance_each():
+    with FakeAgentGym("weather") as server:
+        gym = AgentGym("weather", server.url, **FEW)
+        server.faults["/reset"] = [Fault(500, b"Internal Server Error") for _ in range(100)]
+        for _ in range(100):
+            assert "/reset" in failure(gym, [])
+        assert len(server.instances) <= 9
+
+
+def test_an_error_with_status_200_is_a_failure_or_told():
+    with FakeAgentGym("textcraft") as server:
+        gym = AgentGym("textcraft", server.url, **FEW)
+        text = failure(gym, [say("get 1 crash")])
+        assert '/step {"id": 0, "action": "get 1 crash"} was answered with the error' in text
+        telling = AgentGym("textcraft", server.url, step_errors="tell", **FEW)
+        steps = play(telling, [say("get 1 crash"), *right("textcraft", 0)])
+        assert steps[0].observation[0]["content"].startswith("error: 'NoneType' object")
+        assert (steps[-1].info["success"], steps[-1].info["invalid_actions"]) == (True, 1)
+        server.faults["/step"] = [Fault(body=b'{"error": "The id 0 is not valid."}')]
+        assert "is not valid" in failure(telling, right("textcraft", 0))
+        over = b'{"error": "The task with environment 0 has finished."}'
+        server.faults["/step"] = [Fault(body=over)]
+        assert "has finished" in failure(telling, right("textcraft", 0))
+        gone = b'{"error": "The task with environment 0 has been deleted."}'
+        server.faults["/reset"] = [Fault(body=gone)]
+        assert play(telling, right("textcraft", 0))[-1].info["success"]
+        server.faults["/create"] = [Fault(body=b'{"error": "no Java"}')]
+        agentgym_server._pools.clear()
+        assert "/create {} was answered with the error 'no Java'" in failure(gym, [])
+    with FakeAgentGym("maze") as server:
+        gym = AgentGym("maze", server.url, **FEW)
+        server.faults["/reset"] = [Fault(body=b'{"error": "The game 0 is not valid."}')]
+        assert "The game 0 is not valid." in failure(gym, [])
+        assert len(server.instances) == 1
+
+
+STEP = {"observation": "x", "reward": 0.0, "done": False}
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"", "what is no JSON"),
+        (b"<html>", "what is no JSON"),
+        (b"\xff\xfe", "what is no JSON"),
+        (b"[" * 100_000, "what is no JSON"),
+        (json.dumps(STEP | {"reward": float("nan")}).encode(), "NaN is no JSON"),
+        (b'{"observation": "x", "reward": 1e999, "done": false}', "no finite number"),
+        (json.dumps(STEP | {"reward": "1"}).encode(), "no finite number"),
+        (json.dumps(STEP | {"reward": None}).encode(), "no finite number"),
+        (json.dumps(STEP | {"done": "no"}).encode(), "does not say true or false"),
+        (json.dumps(STEP | {"observation": None}).encode(), "has no observation"),
+        (b'{"observation": "x"}', "which is no step"),
+        (b"[]", "which is no step"),
+        (b"null", "which is no step"),
+        (b" " * (MAX_ANSWER + 1), f"more than {MAX_ANSWER} bytes"),
+    ],
+    ids=range(14),
+)
+def test_garbage_is_a_failure_that_shows_it(body, told):
+    with FakeAgentGym("textcraft") as server:
+        gym = AgentGym("textcraft", server.url, **FEW)
+        server.faults["/step"] = [Fault(body=body)]
+        text = failure(gym, right("textcraft", 0))
+        assert told in text
+        assert server.url in text
+        assert len(text) < 1500
+        server.faults["/reset"] = [Fault(body=b'{"observation": 7}')]
+        assert "has no observation" in failure(gym, [])
+        server.faults["/create"] = [Fault(body=b'{"id": true}')]
+        agentgym_server._pools.clear()
+        assert "has no number" in failure(gym, [])
+
+
+def test_a_huge_observation_is_cut_and_half_characters_are_replaced():
+    with FakeAgentGym("textcraft") as server:
+        gym = AgentGym("textcraft", server.url, max_observation=100, **FEW)
+        server.faults["/step"] = [Fault(edit=lambda answer: {**answer, "observation": "\ud83dab" * 1_000_000})]
+        step = play(gym, right("textcraft", 0))[0]
+        assert step.observation[0]["content"] == "?ab" * 33 + "?\n... (2999900 characters are left out)"
+        play(gym, [say("get 1 \ud83d")])
+
+
+def test_an_episode_that_is_cut_short_leaves_no_instance_behind():
+    """The time of an episode ran out in the middle of a step: the instance is lent again, after those that are fine."""
+    with FakeAgentGym("maze") as server:
+        gym = AgentGym("maze", server.url, **FEW)
+
+        async def cut() -> None:
+            await gym.reset(first(gym))
+            server.faults["/step"] = [Fault(wait=0.5)]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await gym.step(say("up"))
+            await gym.close()
+
+        asyncio.run(cut())
+        time.sleep(0.6)
+        assert play(gym, right("maze", 0))[-1].info["success"]
+        assert len(server.instances) == 1
+
+
+def test_proxies_are_not_asked_for_this_machine(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    with FakeAgentGym("maze") as server:
+        assert play(AgentGym("maze", server.url, **FEW), right("maze", 0))[-1].info["success"]
+        below = AgentGym("maze", f"{server.url}/maze/", **FEW)
+        assert play(below, right("maze", 0))[-1].info["success"]
+
+
+def items(gym: AgentGym, split: str) -> list[int]:
+    return [scenario.input["item"] for scenario in gym.scenarios(split)]
+
+
+def test_items_by_number_range_list_and_file(tmp_path):
+    url = "http://127.0.0.1:1"
+    gym = AgentGym("webshop", url, train=3, heldout=2)
+    assert (items(gym, "train"), items(gym, "heldout")) == ([0, 1, 2], [3, 4])
+    assert [scenario.id for scenario in gym.scenarios("train")] == ["webshop_0", "webshop_1", "webshop_2"]
+    gym = AgentGym("webshop", url, train=[7, "10-12"], heldout="0-1")
+    assert (items(gym, "train"), items(gym, "heldout")) == ([7, 10, 11, 12], [0, 1])
+    path = tmp_path / "eval.json"
+    found = ["webshop_5238", "webshop_0007", "sciworld_3", "webshop_5238"]
+    records = [{"item_id": name, "conversations": None} for name in found]
+    path.write_text(json.dumps([*records, {"item_id": "webshop_9", "type": "shoes", "difficulty": 2}]))
+    gym = AgentGym("webshop", url, train=5, heldout=str(path))
+    assert items(gym, "heldout") == [5238, 7, 9]
+    assert [(one.type, one.difficulty) for one in gym.scenarios("heldout")] == [
+        ("webshop", 0),
+        ("webshop", 0),
+        ("shoes", 2),
+    ]
+    path.write_text(json.dumps([{"item_id": "bird_3"}, {"item_id": "lmrlgym_maze_4"}]))
+    assert items(AgentGym("sqlgym", url, heldout=str(path), train="10-11"), "heldout") == [3]
+    assert items(AgentGym("maze", url, heldout=str(path), train="10-11"), "heldout") == [4]
+
+
+def test_types_and_difficulties_that_the_numbers_say():
+    url = "http://127.0.0.1:1"
+    babyai = AgentGym("babyai", url, train=80, heldout=1).scenarios("train")
+    assert [(babyai[n].type, babyai[n].difficulty) for n in (0, 23, 39, 40)] == [
+        ("go to", 1),
+        ("unlock", 3),
+        ("synth", 5),
+        ("go to", 1),
+    ]
+    searchqa = AgentGym("searchqa", url, train="0-0", heldout=[40000]).scenarios
+    assert [(one.type, one.difficulty) for one in (*searchqa("train"), *searchqa("heldout"))] == [
+        ("nq", 1),
+        ("2wikimultihopqa", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "told"),
+    [
+        ("maze", {"train": 26}, "environment.heldout: names item 26; maze has items 0 to 25"),
+        ("webshop", {"train": 0}, "environment.train: names 0 items"),
+        ("webshop", {"train": "0-99999999"}, "environment.train: names 100000000 items"),
+        ("webshop", {"train": ["a"]}, "environment.train: has 'a'; expected numbers and ranges"),
+        ("webshop", {"train": [1, "0-3"]}, "environment.train: names item 1 twice"),
+        ("webshop", {"train": [-1]}, "environment.train: names item -1"),
+        ("webshop", {"train": 5, "heldout": "4-6"}, "environment.heldout: names item 4, which is one of train too"),
+        ("webshop", {"url": "127.0.0.1:80"}, "environment.url: '127.0.0.1:80': expected an address"),
+        ("webshop", {"url": "http://[::1"}, "expected an address"),
+        ("webshop", {"url": "http://a:99999999"}, "expected an address"),
+        ("shop", {}, "environment.kind: 'shop': expected one of webshop, sqlgym"),
+    ],
+)
+def test_a_wrong_configuration_is_refused(kind, options, told):
+    with pytest.raises(SpecError) as caught:
+        AgentGym(**{"kind": kind, "url": "http://127.0.0.1:1", **options}).scenarios("train")
+    assert told in str(caught.value)
+
+
+def test_a_password_in_the_address_is_refused_and_not_shown():
+    with pytest.raises(SpecError, match="holds a name or a password") as caught:
+        AgentGym("maze", "http://me:secret@there:1")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
+        ("{}", "holds dict; expected a list"),
+        ("[]", "has no items of webshop"),
+        ('[{"item_id": "maze_1"}]', "has no items of webshop; it has maze"),
+        ('[{"item_id": "webshop"}]', "record 0 has the item_id 'webshop'"),
+        ('[{"item": 3}]', "record 0 has the item_id None"),
+        ('[{"item_id": "webshop_1", "conversations": [{"from": "gpt"}]}]', "record 0 has the message"),
+        ('[{"item_id": "webshop_1", "conversations": 5}]', "record 0 has the message"),
+        ('[{"item_id": "webshop_1", "difficulty": "hard"}]', "difficulty 'hard'"),
+    ],
+)
+def test_a_file_that_is_none_is_refused(tmp_path, content, told):
+    path = tmp_path / "items.json"
+    path.write_text(content)
+    with pytest.raises(SpecError) as caught:
+        AgentGym("webshop", "http://127.0.0.1:1", train=str(path)).scenarios("train")
+    assert told in str(caught.value)
+    with pytest.raises(ResourceError, match=r"environment.train: .*No such file"):
+        AgentGym("webshop", "http://127.0.0.1:1", train=str(path) + "l").scenarios("train")
+
+
+def test_demonstrations_as_each_format_says_them(demonstrations):
+    path = demonstrations("alfworld", [0])
+    url = "http://127.0.0.1:1"
+    made = {
+        format: AgentGym("alfworld", url, format=format, demonstrations=path) for format in ("react", "tool", "plain")
+    }
+    react, tool, plain = (gym.solve(first(gym))[0] for gym in made.values())
+    assert react["content"] == "Thought:\nWord 0.\n\nAction:\ngo to apple"
+    assert (tool["content"], tool["tool_calls"][0]["function"]["arguments"]) == ("Word 0.", '{"action": "go to apple"}')
+    assert plain == {"role": "assistant", "content": "go to apple"}
+    only = AgentGym("alfworld", url, train=path, heldout="1-2", demonstrations=path)
+    assert items(only, "train") == [0]
+    with pytest.raises(SpecError, match=r"has none for alfworld_1; to train on those that it has"):
+        only.solve(first(only, "heldout"))
+    with pytest.raises(SpecError, match=r"environment.demonstrations: null"):
+        AgentGym("alfworld", url).solve(first(only))
+
+
+def test_where_nothing_is_marked_all_but_the_agreement_is_learned(tmp_path):
+    path = tmp_path / "traj.json"
+    data = trajectories("maze", [0])
+    for message in data[0]["conversations"]:
+        del message["loss"]
+    path.write_text(json.dumps(data))
+    gym = AgentGym("maze", "http://127.0.0.1:1", train=5, heldout=1, demonstrations=str(path))
+    assert len(gym.solve(first(gym))) == len(solution("maze", 0))
+
+
+def test_the_key_of_a_stage_holds_what_a_file_says_and_not_where_it_or_the_server_is(demonstrations, tmp_path):
+    def key(url: str, path: str, **other: Any) -> str:
+        data = {"_target_": "components.environments.agentgym.AgentGym", "kind": "maze", "url": url, "train": path}
+        target = TypeAdapter(Target).validate_python({**data, "heldout": "20-25", **other}, context={"allow": []})
+        return json.dumps(target.resolved())
+
+    path = demonstrations("maze")
+    moved = tmp_path / "elsewhere.json"
+    moved.write_text(Path(path).read_text())
+    one = key("http://a:1", path)
+    assert one == key("http://b:2", str(moved), timeout=3.0)
+    moved.write_text(json.dumps(trajectories("maze", range(9))))
+    assert one != key("http://a:1", str(moved))
+    assert one != key("http://a:1", path, max_turns=3)
