@@ -135,7 +135,7 @@ def calculated(expression: str) -> Fraction:
 
 def _value(node: ast.expr) -> Fraction:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return _bounded(Fraction(repr(node.value)) if isinstance(node.value, float) else Fraction(node.value))
+        return _bounded(repr(node.value))  # 0.1 as it is written
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
         return _bounded(_UNARY[type(node.op)](_value(node.operand)))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
