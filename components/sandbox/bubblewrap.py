@@ -26,26 +26,23 @@ import fcntl
 import functools
 import json
 import os
-import selectors
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from components.errors import ResourceError
 from components.sandbox import seccomp
+from components.sandbox.limits import Limits, Result
+from components.sandbox.watch import HOME, kill, watch
 
 T = TypeVar("T")
-
-HOME = "/home/agent"
-"""Where a program starts, and the only place where it can write; `/tmp` is a folder in it."""
 
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -72,72 +69,9 @@ NAMESPACES = (
 )
 
 _NOBODY = 65534
-_LOOK = 0.02
-"""Seconds between two looks at what a program uses."""
-_FLOOD = 64
-"""Times the kept output that a program may print."""
 _MB = 1024 * 1024
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-
-
-_LEAST = {
-    "seconds": 0.1,
-    "cpu_seconds": 1,
-    "memory_mb": 32,
-    "processes": 4,
-    "disk_mb": 1,
-    "files": 16,
-    "output_bytes": 100,
-}
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a program may use."""
-
-    seconds: float = 10.0
-    """Of time, with all that it starts."""
-    cpu_seconds: int = 10
-    """Of CPU time, for each process."""
-    memory_mb: int = 512
-    """Of memory, for all processes together, and of addresses for each."""
-    processes: int = 32
-    """And threads, at once."""
-    disk_mb: int = 64
-    """In its home, for all files together."""
-    files: int = 4096
-    """And folders in its home."""
-    output_bytes: int = 20_000
-    """Bytes that are kept of stdout, and of stderr; of more, the middle is cut."""
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not value >= _LEAST[name]:
-                raise ValueError(f"{name} is {value}; a program needs {_LEAST[name]} or more")
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a program ended."""
-
-    exit_code: int
-    """As a shell says it: 128 + the signal where a signal ended it."""
-    stdout: str
-    stderr: str
-    killed: str
-    """Why it was killed: time, memory, files, output or stopped; empty where it ended by itself."""
-    truncated: bool
-    """Whether output was cut."""
-    seconds: float
-
-    @property
-    def timed_out(self) -> bool:
-        return self.killed == "time"
-
-    @property
-    def ok(self) -> bool:
-        return self.exit_code == 0 and not self.killed
 
 
 class Sandbox:
@@ -170,9 +104,9 @@ class Sandbox:
         files: Mapping[str, str | bytes] | None = None,
         stop: threading.Event | None = None,
     ) -> Result:
-        """Runs Python code, with the standard library."""
+        """Runs Python code, with the standard library and what `files` holds."""
         given = {**(files or {}), ".main.py": code}
-        return self.run([interpreter()[0], "-I", "-B", f"{HOME}/.main.py"], stdin=stdin, files=given, stop=stop)
+        return self.run([interpreter()[0], f"{HOME}/.main.py"], stdin=stdin, files=given, stop=stop)
 
     async def run_async(
         self,
@@ -293,9 +227,9 @@ def _run(
         finally:
             os.close(status_write)
         try:
-            killed, kept = _watch(process, limits, began, stop)
+            killed, kept = watch(process, limits, began, stop)
         finally:
-            _kill(process)
+            kill(process)
         os.set_blocking(status_read, False)
         with suppress(BlockingIOError):
             status = os.read(status_read, 4096)
@@ -345,115 +279,6 @@ def _limiter(limits: Limits) -> list[str]:
         "--core=0",
         "--",
     ]
-
-
-class _Kept:
-    """Beginning and end of what a program prints."""
-
-    def __init__(self, limit: int):
-        self.half = limit // 2
-        self.first, self.last, self.size = bytearray(), bytearray(), 0
-
-    def add(self, data: bytes) -> None:
-        self.size += len(data)
-        room = self.half - len(self.first)
-        self.first += data[:room]
-        self.last += data[room:] if room else data
-        del self.last[: -self.half]
-
-    @property
-    def cut(self) -> int:
-        """Bytes that are left out."""
-        return self.size - len(self.first) - len(self.last)
-
-    def text(self) -> str:
-        if not self.cut:
-            return (self.first + self.last).decode(errors="replace")
-        mark = f"\n[... {self.cut} bytes cut ...]\n"
-        return self.first.decode(errors="replace") + mark + self.last.decode(errors="replace")
-
-
-def _watch(
-    process: subprocess.Popen[bytes], limits: Limits, began: float, stop: threading.Event | None
-) -> tuple[str, list[_Kept]]:
-    """Reads what the program prints until it ends, or a reason to kill it."""
-    assert process.stdout is not None
-    assert process.stderr is not None
-    kept = [_Kept(limits.output_bytes), _Kept(limits.output_bytes)]
-    most, next_look, killed = _FLOOD * limits.output_bytes, began, ""
-    with selectors.DefaultSelector() as selector, ExitStack() as stack:
-        ended = os.pidfd_open(process.pid)
-        stack.callback(os.close, ended)
-        selector.register(ended, selectors.EVENT_READ)
-        for pipe, sink in zip((process.stdout, process.stderr), kept, strict=True):
-            stack.enter_context(pipe)
-            selector.register(pipe, selectors.EVENT_READ, sink)
-        alive = True
-        while alive or len(selector.get_map()) > 0:
-            for key, _ in selector.select(_LOOK):
-                if key.data is None:
-                    selector.unregister(ended)
-                    alive = False
-                    _kill(process)
-                elif data := os.read(key.fd, 65536):
-                    key.data.add(data)
-                else:
-                    selector.unregister(key.fileobj)
-            now = time.monotonic()
-            if killed and now > began + limits.seconds + 10:
-                raise OSError("the program's output did not end after it was killed")
-            if killed or not alive or now < next_look:
-                continue
-            next_look = now + _LOOK
-            if stop is not None and stop.is_set():
-                killed = "stopped"
-            elif now - began > limits.seconds:
-                killed = "time"
-            elif max(one.size for one in kept) > most:
-                killed = "output"
-            else:
-                killed = _excess(process.pid, limits)
-            if killed:
-                _kill(process)
-    return killed, kept
-
-
-def _excess(pid: int, limits: Limits) -> str:
-    """Of which of the two that no limit of the kernel bounds the processes use too much."""
-    pages, files = 0, 0
-    for one in _tree(pid):
-        with suppress(OSError):
-            _, resident, shared, *_ = Path(f"/proc/{one}/statm").read_text().split()
-            pages += int(resident) - int(shared)
-        with suppress(OSError):  # until its root is the sandbox's, it has no such folder
-            home = os.statvfs(f"/proc/{one}/root{HOME}")
-            files = (
-                max(files, home.f_files - home.f_ffree)
-                if home.f_blocks * home.f_frsize <= limits.disk_mb * _MB
-                else files
-            )
-    if pages * os.sysconf("SC_PAGE_SIZE") > limits.memory_mb * _MB:
-        return "memory"
-    return "files" if files > limits.files else ""
-
-
-def _tree(pid: int) -> Iterator[int]:
-    """A process and all below it."""
-    yield pid
-    found: set[int] = set()
-    with suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with suppress(OSError):
-                found |= {int(one) for one in Path(f"/proc/{pid}/task/{task}/children").read_text().split()}
-    for one in found:
-        yield from _tree(one)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends the sandbox: with its first process, the kernel ends all others in it."""
-    if process.returncode is None:
-        process.kill()
-        process.wait()
 
 
 def _sealed(data: str | bytes) -> int:
