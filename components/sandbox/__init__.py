@@ -1,0 +1,7 @@
+"""Where code that a model wrote is run."""
+
+from components.sandbox.bubblewrap import Sandbox
+from components.sandbox.limits import Limits, Result
+from components.sandbox.watch import HOME
+
+__all__ = ["HOME", "Limits", "Result", "Sandbox"]

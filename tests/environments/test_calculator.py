@@ -1,0 +1,167 @@
+"""The calculator: exact, bounded, no code; and problems that need it."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.environments.calculator import Calculator, calculated, number, shown
+from components.environments.tools import Invalid, call
+from tests.environments import checks
+
+
+@pytest.fixture(scope="module")
+def problems() -> Calculator:
+    return Calculator()
+
+
+def test_it_keeps_what_every_environment_keeps():
+    checks.check(lambda: Calculator(train=20, heldout=10))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 17])
+def test_the_solver_solves_everything(seed):
+    problems = Calculator(seed)
+    for split in checks.SPLITS:
+        for scenario in problems.scenarios(split):
+            steps = checks.play(problems, scenario, problems.solve(scenario))
+            assert steps[-1].info == {
+                "success": True,
+                "submitted": True,
+                "calculations": scenario.difficulty,
+                "invalid_actions": 0,
+            }
+
+
+def test_splits_types_and_difficulties(problems):
+    calculations = {
+        split: {"; ".join(one.input["steps"]) for one in problems.scenarios(split)} for split in checks.SPLITS
+    }
+    assert not calculations["train"] & calculations["heldout"]
+    for split, size in (("train", 512), ("heldout", 128)):
+        found = problems.scenarios(split)
+        assert len(found) == len(calculations[split]) == size
+        assert set(Counter((one.type, one.difficulty) for one in found)) == {
+            (kind, steps) for kind in ("money", "stock", "travel", "work") for steps in range(1, 6)
+        }
+    assert {one.difficulty for one in Calculator(steps=2).scenarios("train")} == {1, 2}
+    with pytest.raises(ValueError, match="steps is 6"):
+        Calculator(steps=6)
+
+
+def test_the_question_holds_what_is_needed_and_not_the_answer(problems):
+    """Each number of the solution stands in the story or is the result of an earlier step."""
+    for scenario in problems.scenarios("train"):
+        told = {Fraction(one.rstrip(".")) for one in re.findall(r"\d[\d.]*", scenario.input["question"])}
+        assert Fraction(scenario.input["answer"]) not in told
+        known = told | {Fraction(1), Fraction(2), Fraction(100)} | {100 - one for one in told}
+        for step in scenario.input["steps"]:
+            assert {Fraction(one) for one in re.findall(r"\d[\d.]*", step)} <= known, (scenario.input, step)
+            known.add(calculated(step))
+
+
+def guess(draw: random.Random, messages: list[dict]) -> dict:
+    """One operation on numbers of the story, and then its result."""
+    said = messages[-1]
+    if said["role"] == "tool" and not said["content"].startswith("error"):
+        return call("submit", {"answer": said["content"]})
+    numbers = re.findall(r"\d+", messages[1]["content"])
+    return call("calculate", {"expression": f"{draw.choice(numbers)} {draw.choice('+-*/')} {draw.choice(numbers)}"})
+
+
+def test_chance_solves_next_to_nothing_and_less_where_it_is_harder(problems):
+    scenarios = problems.scenarios("train")
+    rate = {
+        level: checks.success_of(problems, [one for one in scenarios if one.difficulty == level], guess, turns=4)
+        for level in range(1, 6)
+    }
+    assert rate[1] < 0.35
+    assert max(rate[level] for level in range(2, 6)) < 0.03
+
+
+def test_one_submission_counts(problems):
+    scenario = problems.scenarios("train")[0]
+    right = call("submit", {"answer": scenario.input["answer"]})
+    step = checks.play(problems, scenario, [call("submit", {"answer": "1"}), right])[-1]
+    assert (step.done, step.info["success"]) == (True, False)
+    step = checks.play(problems, scenario, [call("submit", {"answer": "many"}), right])[-1]
+    assert (step.info["success"], step.info["invalid_actions"]) == (True, 1)
+    said = {"role": "assistant", "content": f"It is {scenario.input['answer']}."}
+    assert checks.play(problems, scenario, [said])[-1].info["success"] is False
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("1 + 2 * 3", "7"),
+        ("(1200 - 3 * 150) / 4", "187.5"),
+        ("0.1 + 0.2", "0.3"),
+        ("1 / 3", "0.333333333333"),
+        ("-7 // 2", "-4"),
+        ("-7 % 3", "2"),
+        ("2 ** 10", "1024"),
+        ("2 ** -2", "0.25"),
+        ("round(2.675, 2)", "2.68"),
+        ("round(-2.5)", "-3"),
+        ("ceil(7 / 2) + floor(7 / 2)", "7"),
+        ("max(1, 2.5, -3)", "2.5"),
+        ("10 ** 30 + 1", "1000000000000000000000000000001"),
+        ("abs(-0.0000000000001)", "0"),
+        ("round(10 ** 99 * 10 ** 99)", "1" + "0" * 198),
+    ],
+)
+def test_it_calculates_exactly(expression, value):
+    assert shown(calculated(expression)) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "", "1 +", "1, 2", "1,200 * 2", "x", "'a'", "[1]", "1 if 1 else 2", "lambda: 1", "True", "1j", "1e999", "1 / 0",
+        "0 ** -1", "1 % 0", "2 ** 0.5", "2 ^ 3", "9 ** 9 ** 9", "10 ** 100 ** 2", "9 ** 101", "2 ** 100 ** 1 ** -1000",
+        "(((10 ** 100) ** 10) ** 10)", "__import__('os')", "().__class__", "round(1, 99)", "round(1, 0.5)", "round()",
+        "round(number=1)", "max(*[1])", "print(1)", "1" * 201, "(" * 100 + "1" + ")" * 100, "-" * 199 + "1x", "1 < 2",
+        "\x00", "\ud83d", "1\n2", "a := 1", "f'{1}'", "round(1)(2)",
+    ],
+)  # fmt: skip
+def test_what_it_does_not_calculate_it_says(expression):
+    began = time.monotonic()
+    with pytest.raises(Invalid):
+        calculated(expression)
+    assert time.monotonic() - began < 5
+
+
+@given(st.text(alphabet="0123456789.+-*/%() ,e_roundfl", max_size=60))
+def test_any_text_is_calculated_or_refused(text):
+    try:
+        value = calculated(text)
+    except Invalid:
+        return
+    assert abs(Fraction(shown(value)) - value) <= Fraction(1, 10**12)
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(1, 10**6), st.sampled_from(["+", "-", "*", "/", "//", "%"]))
+def test_it_agrees_with_fractions(a, b, sign):
+    right = eval(f"Fraction({a}) {sign} Fraction({b})")
+    assert calculated(f"({a}) {sign} {b}") == right
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("12", 12), (" $1,234.50 ", Fraction("1234.5")), ("-3.", -3), (".5", Fraction(1, 2)), ("1,234,567", 1234567)],
+)
+def test_numbers_are_read_as_people_write_them(text, value):
+    assert number(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "12 apples", "1,23", "1e5", "nan", "½", "٣", "1" * 60, "1/2", "--1"])
+def test_what_is_no_number_is_refused(text):
+    with pytest.raises(Invalid, match="a number"):
+        number(text)

@@ -1,0 +1,224 @@
+"""SQL: databases that can only be read, and answers that must hold on other data too."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from components.environments.sql import Sql
+from components.environments.sql.database import Database, write
+from components.environments.sql.environment import same
+from components.environments.sql.schemas import SCHEMAS
+from components.environments.tools import Invalid, call
+from tests.environments import checks
+
+
+@pytest.fixture(scope="module")
+def questions():
+    made = Sql()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def shop(tmp_path):
+    write(tmp_path / "shop.db", SCHEMAS["shop"], "seed")
+    database = Database(tmp_path / "shop.db")
+    yield database
+    database.close()
+
+
+def test_it_keeps_what_every_environment_keeps():
+    checks.check(lambda: Sql(train=30, heldout=15))
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_the_gold_query_solves_and_its_answer_says_something(seed):
+    questions = Sql(seed, train=104, heldout=0)
+    empty = 0
+    for scenario in questions.scenarios("train"):
+        steps = checks.play(questions, scenario, questions.solve(scenario))
+        assert steps[-1].info == {
+            "success": True,
+            "progress": 1.0,
+            "submitted": True,
+            "matches_seen": True,
+            "matches_unseen": True,
+            "queries": 1,
+            "invalid_actions": 0,
+        }
+        shown = steps[1].observation[0]["content"]
+        assert "shown]" not in shown or scenario.type in ("filter", "join", "nested", "dates")
+        empty += "[no rows]" in shown or shown.splitlines()[1] in ("NULL", "0")
+    questions.close()
+    assert empty <= 4
+
+
+def test_order_without_ties_where_order_is_asked_for():
+    """The same answer whatever order the rows are stored in."""
+    questions = Sql(train=400, heldout=0)
+    for scenario in [one for one in questions.scenarios("train") if one.input["ordered"]][::4]:
+        questions.reset(scenario)
+        gold = scenario.input["gold"]
+        before = questions._open[0].query(gold, 2000)[1]
+        with sqlite3.connect(":memory:") as other:
+            source = sqlite3.connect(f"{questions._folder.name}/0.db")
+            source.backup(other)
+            source.close()
+            for table in ("orders", "items", "loans", "bookings", "exams"):
+                if other.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
+                    rows = other.execute(f"SELECT * FROM {table} ORDER BY rowid DESC").fetchall()
+                    other.execute(f"CREATE TABLE turned AS SELECT * FROM {table} LIMIT 0")
+                    other.executemany(f"INSERT INTO turned VALUES ({', '.join('?' * len(rows[0]))})", rows)
+                    other.execute(f"DROP TABLE {table}")
+                    other.execute(f"ALTER TABLE turned RENAME TO {table}")
+            assert same(other.execute(gold).fetchall(), before, ordered=True), gold
+        other.close()
+    questions.close()
+
+
+def test_splits_types_and_difficulties(questions):
+    for split in checks.SPLITS:
+        found = questions.scenarios(split)
+        assert {one.type for one in found} == {"filter", "aggregate", "join", "group", "dates", "nested", "rank"}
+        assert {one.difficulty for one in found} == {1, 2, 3, 4, 5}
+        assert {one.input["schema"] for one in found} == set(SCHEMAS)
+    lengths = {
+        level: [len(one.input["gold"]) for one in questions.scenarios("train") if one.difficulty == level]
+        for level in range(1, 6)
+    }
+    means = [sum(one) / len(one) for one in lengths.values()]
+    assert means == sorted(means)
+    held = Sql(train=9, heldout=9, schemas=("shop", "library", "flights"), heldout_schemas=("school",))
+    assert Counter(one.input["schema"] for one in held.scenarios("train")) == {"shop": 3, "library": 3, "flights": 3}
+    assert {one.input["schema"] for one in held.scenarios("heldout")} == {"school"}
+
+
+def guess(draw: random.Random, messages: list[dict]) -> dict:
+    """A plain query of tables and columns that exist."""
+    if len(messages) == 2:
+        return call("schema", {})
+    lines = [line for line in messages[3]["content"].split(");") if "CREATE TABLE" in line]
+    line = draw.choice(lines)
+    table = line.split("CREATE TABLE ")[1].split()[0]
+    columns = [one.split()[0] for one in line.split("(", 1)[1].split(", ") if one.strip()]
+    what = draw.choice(["{c}", "{c}, {d}", "COUNT(*)", "AVG({c})", "DISTINCT {c}"])
+    sql = f"SELECT {what} FROM {table}".format(c=draw.choice(columns), d=draw.choice(columns))
+    return call("submit", {"sql": sql})
+
+
+def test_chance_solves_next_to_nothing(questions):
+    assert checks.success_of(questions, questions.scenarios("train")[:150], guess, turns=2) < 0.02
+
+
+def test_what_was_seen_is_not_enough(questions):
+    """The rows written out match the database that the agent sees, and no other."""
+    scenario = next(one for one in questions.scenarios("train") if one.type == "join")
+    questions.reset(scenario)
+    rows = questions._open[0].query(scenario.input["gold"], 100)[1]
+    constants = "VALUES " + ", ".join(f"({', '.join(repr(value) for value in row)})" for row in rows)
+    info = checks.play(questions, scenario, [call("submit", {"sql": constants})])[-1].info
+    assert (info["matches_seen"], info["progress"], info["matches_unseen"], info["success"]) == (
+        True,
+        1.0,
+        False,
+        False,
+    )
+
+
+def test_order_and_columns_count_where_they_should():
+    rows = [("a", 1), ("b", 2), ("b", 2)]
+    assert same(rows, rows[::-1], ordered=False)
+    assert not same(rows, rows[::-1], ordered=True)
+    assert not same(rows, rows[:2], ordered=False)
+    assert not same(rows, [(*row, 1) for row in rows], ordered=False)
+    assert same([(2, None)], [(2.0000000001, None)], ordered=True)
+    assert not same([("2",)], [(2,)], ordered=True)
+    assert not same([(0.333,)], [(0.33,)], ordered=True)
+
+
+def test_one_submission_counts_and_a_broken_query_is_none(questions):
+    scenario = questions.scenarios("train")[0]
+    right = call("submit", {"sql": scenario.input["gold"]})
+    assert not checks.play(questions, scenario, [call("submit", {"sql": "SELECT 1"}), right])[-1].info["success"]
+    info = checks.play(questions, scenario, [call("submit", {"sql": "SELECT number"}), right])[-1].info
+    assert (info["success"], info["invalid_actions"]) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "INSERT INTO customers VALUES (99, 'x', 'y', 'z')", "DELETE FROM orders", "UPDATE items SET quantity = 0",
+        "DROP TABLE orders", "CREATE TABLE t (a)", "CREATE TEMP TABLE t (a)", "CREATE TEMP VIEW v AS SELECT 1",
+        "VACUUM", "VACUUM INTO '/tmp/espalier-stolen.db'", "ATTACH '/tmp/espalier-stolen.db' AS other", "DETACH main",
+        "PRAGMA query_only = OFF", "PRAGMA table_info(orders)", "SELECT * FROM pragma_database_list", "BEGIN", "COMMIT",
+        "SELECT load_extension('x')", "SELECT random()", "SELECT CURRENT_TIMESTAMP", "SELECT readfile('/etc/passwd')",
+        "REINDEX", "ANALYZE", "EXPLAIN DELETE FROM orders", "SELECT 1; DROP TABLE orders", "", "-- nothing",
+        "\x00", "\ud83d", "SELECT 1" + " " * 4000, "WITH x AS (SELECT 1) DELETE FROM orders",
+        "SELECT writefile('/tmp/espalier-stolen.db', 1)",
+        "INSERT INTO sqlite_master VALUES (1,2,3,4,5)", "SELECT (" * 200 + "1" + ")" * 200,
+    ],
+)  # fmt: skip
+def test_only_reading_is_allowed(shop, tmp_path, sql):
+    before = (tmp_path / "shop.db").read_bytes()
+    with pytest.raises(Invalid):
+        shop.query(sql, 10)
+    assert (tmp_path / "shop.db").read_bytes() == before
+    assert os.listdir(tmp_path) == ["shop.db"]
+    assert not Path("/tmp/espalier-stolen.db").exists()
+    assert shop.query("SELECT COUNT(*) FROM customers", 10) == (["COUNT(*)"], [(36,)])
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT COUNT(*) FROM n",
+        "SELECT COUNT(*) FROM items a, items b, items c, items d",
+        "SELECT zeroblob(1000000000)",
+        "WITH RECURSIVE n(x) AS (SELECT 'a' UNION ALL SELECT x || x FROM n) SELECT MAX(x) FROM n",
+        "SELECT replace(hex(zeroblob(1500)), '0', hex(zeroblob(1500)))",
+        "SELECT group_concat(a.name || b.name || c.name) FROM customers a, customers b, customers c",
+        f"SELECT '{'a' * 60}' LIKE '{'%a' * 60}'",
+        "SELECT a.name, b.name FROM items x, items y, items z, customers a, customers b ORDER BY random()",
+    ],
+)
+def test_what_a_query_uses_is_bounded(shop, sql):
+    began = time.process_time()
+    with pytest.raises(Invalid):
+        shop.query(sql, 10)
+    assert time.process_time() - began < 30
+
+
+def test_results_are_bounded_text(questions):
+    scenario = next(one for one in questions.scenarios("train") if one.input["schema"] == "shop")
+
+    def told(sql: str) -> str:
+        return checks.play(questions, scenario, [call("query", {"sql": sql})])[0].observation[0]["content"]
+
+    assert told("SELECT id FROM orders").endswith("\n[only the first 20 rows are shown]")
+    assert told("SELECT id FROM orders WHERE id < 0") == "id\n[no rows]"
+    assert told("SELECT NULL AS a, 1.5 AS b, x'00ff' AS c") == "a | b | c\nNULL | 1.5 | x'00ff'"
+    assert told("SELECT hex(zeroblob(500)) AS a") == "a\n" + "0" * 100 + "..."
+    wide = ", ".join(["hex(zeroblob(90))"] * 90)
+    assert len(told(f"SELECT {wide}")) < 2100
+    assert told("SELECT length(printf('%1000000000d', 1)) AS a") == "a\nNULL"  # too long to be made
+    assert told("SELECT CAST(x'ff61' AS TEXT) AS a") == "a\n�a"
+    assert told("SELECT number FROM orders") == "error: no such column: number"
+    assert told("DROP TABLE orders").startswith("error: not authorized: only SELECT is allowed")
+
+
+def test_closing_leaves_nothing():
+    questions = Sql(train=3, heldout=3)
+    questions.close()
+    questions.reset(questions.scenarios("train")[0])
+    folder = Path(questions._folder.name)
+    assert len(list(folder.iterdir())) == 2
+    questions.close()
+    questions.close()
+    assert not folder.exists()

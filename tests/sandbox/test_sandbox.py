@@ -1,0 +1,456 @@
+"""Attacks on the sandbox, in earnest: each test shows that the attack fails and that the host is as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import platform
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from components.errors import ResourceError
+from components.sandbox import HOME, Limits, Sandbox, bubblewrap, seccomp
+
+ROOT = Path(__file__).parents[2]
+WIDE = Limits(seconds=60)
+"""For attacks that must not merely run out of time on a busy machine."""
+
+
+pytestmark = pytest.mark.timeout(300)  # each run starts processes, which a busy machine is slow at
+
+
+@pytest.fixture(autouse=True)
+def _works():
+    try:
+        bubblewrap.check()
+    except ResourceError as error:
+        pytest.skip(str(error))
+
+
+def said(code: str, limits: Limits = WIDE, **more):
+    """What code prints as JSON in the sandbox, which must end well."""
+    result = Sandbox(limits).python(f"import os, json, socket, subprocess, sys, time\n{code}", **more)
+    assert result.ok, result
+    return json.loads(result.stdout)
+
+
+def refused(*actions: str) -> None:
+    """Every action raises an OSError in the sandbox."""
+    lines = ["done = []"]
+    for action in actions:
+        lines += ["try:", f"    {action}", f"    done.append({action!r})", "except OSError: pass"]
+    assert said("\n".join([*lines, "print(json.dumps(done))"])) == []
+
+
+def running(mark: str) -> list[int]:
+    """The host's processes with these words in their command line, other than this one."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if process.pid != os.getpid() and mark in " ".join(process.info["cmdline"] or ()):
+            found.append(process.pid)
+    return found
+
+
+def test_a_program_runs():
+    result = Sandbox(WIDE).run(["sh", "-c", "cat; cat in/a.txt >&2; exit 3"], stdin="one", files={"in/a.txt": b"two"})
+    assert (result.exit_code, result.stdout, result.stderr) == (3, "one", "two")
+    assert (result.killed, result.timed_out, result.truncated, result.ok) == ("", False, False, False)
+    assert result.seconds > 0
+    assert Sandbox(WIDE).run(["no-such-program"]).exit_code == 127
+    assert Sandbox(WIDE).run(["sh", "-c", "kill -9 $$"]).exit_code == 128 + 9
+
+
+def test_each_run_starts_afresh():
+    code = f"print(json.dumps([os.getcwd(), sorted(os.listdir('.'))])); open('left', 'w'); open('{HOME}/tmp/left', 'w')"
+    assert said(code) == said(code) == [HOME, [".main.py", "tmp"]]
+
+
+def test_the_hosts_files_are_not_there(tmp_path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("the host's")
+    hidden = [
+        "/etc/passwd", "/etc/shadow", "/etc/hostname", "/root", "/sys/class", "/run", "/var", "/mnt", "/proc/kcore",
+        str(Path.home() / ".ssh"), str(ROOT), str(ROOT / "components"), str(secret), sys.prefix,
+        "/proc/1/root/etc/passwd",
+    ]  # fmt: skip
+    code = f"""
+found = []
+for path in {hidden!r}:
+    try:
+        found.append(len(os.listdir(path)) if os.path.isdir(path) else open(path).read(10))
+    except OSError: pass
+print(json.dumps([found, os.listdir("/"), os.listdir("/etc"), os.listdir("/home"), os.listdir("/dev")]))"""
+    found, top, etc, home, dev = said(code)
+    assert found == []
+    assert set(top) <= {"bin", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "proc", "sbin", "tmp", "usr"}
+    assert set(etc) <= {"alternatives", "ld.so.cache"}
+    assert home == ["agent"]
+    assert not {"mem", "kmsg", "sda", "vda", "kvm", "tty"} & set(dev)
+
+
+def test_links_lead_nowhere(tmp_path):
+    (tmp_path / "secret.txt").write_text("the host's")
+    refused(
+        f"os.symlink({str(tmp_path)!r}, 'out'), os.listdir('out/')",
+        "os.symlink('/etc/shadow', 'shadow'), open('shadow')",
+        "os.symlink('../../../../../etc/hostname', 'up'), open('up')",
+        "os.link('/usr/bin/env', 'env')",
+        "open('/proc/1/cwd/etc/passwd')",
+        "open('/proc/self/root/etc/passwd')",
+    )
+
+
+def test_nothing_is_written_outside_its_home(tmp_path):
+    mark = f"espalier-sandbox-{os.getpid()}"
+    refused(
+        *(
+            f"open({f'{folder}/{mark}'!r}, 'w')"
+            for folder in ("", "/usr", "/usr/bin", "/etc", "/dev", "/home", "/proc")
+        ),
+        f"open({str(ROOT / mark)!r}, 'w')",
+        "os.remove('/usr/bin/env')",
+        "os.chmod('/usr', 0o777)",
+        "open('/proc/sys/kernel/core_pattern', 'w')",
+        "open('/proc/sysrq-trigger', 'w')",
+        "os.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'-1000')",
+        "os.mknod('disk', 0o60600, os.makedev(254, 0))",
+    )
+    code = f"""
+os.makedirs({str(tmp_path / mark)!r})
+open("/tmp/{mark}", "w").write("mine")
+print(json.dumps(open("/dev/shm/{mark}").read()))"""
+    assert said(code) == "mine"  # all three are folders in its home
+    assert not [
+        folder
+        for folder in ("/usr", "/etc", "/dev", "/home", "/", "/tmp", "/dev/shm")
+        if os.path.exists(f"{folder}/{mark}")
+    ]
+    assert os.listdir(tmp_path) == []
+
+
+def test_there_is_no_network():
+    with socket.socket() as server, socket.socket(socket.AF_UNIX) as hidden:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        server.settimeout(0.2)
+        hidden.bind(f"\0espalier-{os.getpid()}")
+        hidden.listen()
+        socket.create_connection(server.getsockname()).close()
+        server.accept()[0].close()  # so it can be reached, from here
+        refused(
+            f"socket.create_connection({server.getsockname()!r}, timeout=2)",
+            f"socket.socket(socket.AF_UNIX).connect('\\0espalier-{os.getpid()}')",
+            "socket.create_connection(('1.1.1.1', 53), timeout=2)",
+            "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('8.8.8.8', 53))",
+            "socket.getaddrinfo('example.org', 80)",
+            "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
+            "socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
+        )
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert said("print(json.dumps([name for _, name in socket.if_nameindex()]))") == ["lo"]
+
+
+def test_our_environment_variables_are_not_there(monkeypatch):
+    monkeypatch.setenv("ESPALIER_SECRET", "do-not-tell")
+    code = """
+seen = "".join(map(str, os.environ.items()))
+for name in os.listdir("/proc"):
+    for kind in ("environ", "cmdline"):
+        try: seen += open(f"/proc/{name}/{kind}").read()
+        except OSError: pass
+print(json.dumps([seen, sorted(os.environ)]))"""
+    seen, names = said(code)
+    assert "do-not-tell" not in seen
+    assert "ESPALIER" not in seen
+    assert set(names) <= {*bubblewrap.ENVIRONMENT, "PWD", "LC_CTYPE"}
+
+
+def test_open_files_of_ours_are_not_there(tmp_path):
+    secret = open(tmp_path / "secret.txt", "w+")  # noqa: SIM115
+    os.set_inheritable(secret.fileno(), True)
+    with secret:
+        secret.write("the host's")
+        secret.flush()
+        code = """
+held = [f"/proc/self/fd/{n}" for n in range(3, 256)]
+print(json.dumps([os.readlink(name) for name in held if os.path.lexists(name)]))"""
+        assert said(code, files={"a": "b"}, stdin="c") == []
+        code = """
+held = []
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try: held.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+        except OSError: pass
+print(json.dumps(held))"""
+        assert str(tmp_path) not in str(said(code))
+
+
+def test_standard_input_cannot_be_written():
+    assert said(
+        """
+try: open("/proc/self/fd/0", "r+b", buffering=0).write(b"x" * 1000); done = True
+except OSError: done = False
+print(json.dumps([done, sys.stdin.read()]))""",
+        stdin="mine",
+    ) == [False, "mine"]
+
+
+def test_processes_of_the_host_are_out_of_reach():
+    code = f"""
+me = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+gone = []
+for pid in ({os.getpid()}, {os.getppid()}):
+    try: os.kill(pid, 9)
+    except ProcessLookupError: gone.append(pid)
+try: os.kill(-1, 0)
+except OSError: pass
+print(json.dumps([len(me), gone, os.getpid() < 20]))"""
+    count, gone, own = said(code)
+    assert count < 8
+    assert gone == [os.getpid(), os.getppid()]
+    assert own
+    assert not Sandbox(WIDE).python("import os; os.kill(-1, 9)").ok  # there is nobody
+    assert psutil.pid_exists(os.getpid())
+
+
+def test_there_are_no_privileges_and_no_way_to_new_ones():
+    code = """
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+unshare = subprocess.run(["unshare", "--user", "--map-root-user", "true"], capture_output=True).returncode
+mount = subprocess.run(["mount", "-t", "tmpfs", "none", "/home/agent/tmp"], capture_output=True).returncode
+print(json.dumps([[status[name].strip() for name in ("CapEff", "CapPrm", "CapAmb", "NoNewPrivs", "Seccomp")],
+    unshare != 0, mount != 0, os.getuid(), os.getgid(), os.getsid(0) != 0]))"""
+    status, *rest = said(code)
+    assert status == ["0" * 16, "0" * 16, "0" * 16, "1", "2"]
+    assert rest == [True, True, 1000, 1000, True]
+    refused("os.setuid(0)", "os.chroot('/usr')", "os.setgroups([0])", "os.nice(-5)")
+    if os.geteuid() == 0:  # on the host, too, it is nobody
+        limits = Limits(seconds=60)
+        process = Sandbox(limits).python("print(open('/proc/self/uid_map').read().split()[1])")
+        assert process.stdout.split() != ["0"]
+
+
+@pytest.mark.skipif(platform.machine() not in seccomp.MACHINES, reason="no table")
+def test_refused_system_calls_fail():
+    column = seccomp.MACHINES[platform.machine()][0]
+    numbers = {name: two[column] for name, two in seccomp.REFUSED.items()}
+    code = f"""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def call(*arguments):
+    ctypes.set_errno(0)
+    value = libc.syscall(*map(ctypes.c_long, arguments))
+    return [value, ctypes.get_errno()]
+new = [call({seccomp.CLONE[column]}, flag, 0, 0, 0, 0) for flag in (0x10000000, 0x20000, 0x40000000, 0x20000000 | 17)]
+print(json.dumps([{{name: call(number, 0, 0, 0, 0) for name, number in {numbers!r}.items()}}, new, call(435, 0, 0)]))"""
+    found, new, clone3 = said(code)
+    assert found == {name: [-1, 1] for name in numbers}
+    assert new == [[-1, 1]] * 4
+    assert clone3 == [-1, 38]
+    libc = ctypes.CDLL(None, use_errno=True)  # and here they would not: the call is there, its arguments are bad
+    assert libc.syscall(ctypes.c_long(numbers["memfd_create"]), None, 0) == -1
+    assert ctypes.get_errno() == 14
+
+
+def test_another_calling_convention_kills():
+    if platform.machine() != "x86_64":
+        pytest.skip("x86_64 only")
+    call = "import ctypes; ctypes.CDLL(None).syscall(ctypes.c_long(0x40000000 + 39)); print('alive')"
+    result = Sandbox(WIDE).python(call)
+    assert (result.exit_code, result.stdout) == (128 + signal.SIGSYS, "")
+
+
+def test_the_filter_is_well_formed():
+    for machine in seccomp.MACHINES:
+        filled = seccomp.program(machine)
+        lines = list(struct.iter_unpack("=HBBI", filled))
+        assert len(lines) < 4096
+        for at, (code, yes, no, _) in enumerate(lines):
+            assert at + 1 + max(yes, no) < len(lines) or code == 0x06
+        assert lines[-1] == (0x06, 0, 0, 0x7FFF0000)
+    with pytest.raises(ResourceError, match="riscv64"):
+        seccomp.program("riscv64")
+
+
+def test_an_endless_loop_is_ended():
+    began = time.monotonic()
+    result = Sandbox(Limits(seconds=1)).python("print('begun', flush=True)\nwhile True: pass", stdin="endless-mark")
+    assert (result.killed, result.timed_out, result.exit_code) == ("time", True, 137)
+    assert time.monotonic() - began < 30
+    result = Sandbox(Limits(seconds=60, cpu_seconds=1)).python("while True: pass")
+    assert (result.killed, result.exit_code) == ("", 128 + signal.SIGXCPU)
+
+
+def test_a_fork_bomb_is_small():
+    limits = Limits(seconds=2, processes=16)
+    most = 0
+    over = threading.Event()
+
+    def watch():
+        nonlocal most
+        while not over.wait(0.05):
+            most = max(most, len(running("fork-mark")))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+        result = Sandbox(limits).run([bubblewrap.interpreter()[0], "-c", bomb, "fork-mark"])
+    finally:
+        over.set()
+        thread.join()
+    assert result.timed_out
+    assert most <= 16 + 3
+    assert running("fork-mark") == []
+    code = """
+import threading
+begun = []
+try:
+    for _ in range(100):
+        threading.Thread(target=time.sleep, args=(3,)).start()
+        begun.append(1)
+except RuntimeError: pass
+print(json.dumps(len(begun)))"""
+    assert said(code, Limits(seconds=60, processes=16)) <= 16
+
+
+def test_a_memory_bomb_is_ended():
+    limits = Limits(seconds=60, memory_mb=128)
+    alone = Sandbox(limits).python("x = []\nwhile True: x.append(bytearray(1_000_000))")
+    assert alone.exit_code != 0
+    assert alone.killed == "memory" or "MemoryError" in alone.stderr
+    many = """
+import os, time
+for _ in range(3): os.fork()
+x = []
+try:
+    while len(x) < 90: x.append(b"x" * 1_000_000)
+except MemoryError: pass
+time.sleep(60)"""
+    result = Sandbox(limits).run([bubblewrap.interpreter()[0], "-c", many, "memory-mark"])
+    assert result.killed == "memory"
+    assert running("memory-mark") == []
+
+
+def test_the_disk_cannot_be_filled():
+    limits = Limits(seconds=60, disk_mb=8, files=500)
+    code = """
+written = 0
+try:
+    for n in range(100):
+        with open(f"f{n}", "wb", buffering=0) as file: written += file.write(bytes(1_000_000))
+except OSError: pass
+try: open("sparse", "wb").truncate(10**12); sparse = True
+except OSError: sparse = False
+print(json.dumps([written, sparse]))"""
+    written, sparse = said(code, limits)
+    assert 6_000_000 < written <= 8 * 2**20
+    assert sparse is False
+    many = "import os, time\nfor n in range(10**7): os.mkdir(f'd{n}')\n"
+    assert Sandbox(limits).python(many).killed == "files"
+
+
+def test_a_flood_of_output_is_cut_and_ended():
+    limits = Limits(seconds=60, output_bytes=1000)
+    result = Sandbox(limits).python("print('a' * 600 + 'b' * 3000 + 'c' * 499)")
+    assert result.stdout == "a" * 500 + "\n[... 3100 bytes cut ...]\n" + "c" * 499 + "\n"
+    assert (result.truncated, result.killed, result.ok) == (True, "", True)
+    flood = Sandbox(limits).run(["sh", "-c", "yes 1>&2"])
+    assert (flood.killed, flood.truncated) == ("output", True)
+    assert len(flood.stderr) < 1100
+    whole = Sandbox(limits).python("print('a' * 999)")
+    assert (whole.stdout, whole.truncated) == ("a" * 999 + "\n", False)
+
+
+def test_output_of_any_bytes_is_text():
+    result = Sandbox(WIDE).python("import sys; sys.stdout.buffer.write(bytes(range(256)) + b'\\xf0\\x9f')")
+    assert result.stdout.encode().decode().count("�") > 100
+    assert "\x00" in result.stdout
+    odd = Sandbox(WIDE).python("print('\ud83d')")  # a lone surrogate, as JSON from a model may hold
+    assert odd.exit_code == 1
+    assert "SyntaxError" in odd.stderr
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "setsid sleep 300.{n} >/dev/null 2>&1 &",
+        "sleep 300.{n} &",
+        "(setsid sh -c 'trap \"\" TERM HUP INT; sleep 300.{n}' &) &",
+    ],
+)
+def test_nothing_outlives_its_run(start):
+    mark = f"{os.getpid()}{len(start)}"
+    result = Sandbox(WIDE).run(["sh", "-c", start.format(n=mark) + "\nsleep 0.2; echo done"])
+    assert (result.stdout, result.killed) == ("done\n", "")
+    assert result.seconds < 60
+    late = Sandbox(Limits(seconds=1)).run(["sh", "-c", start.format(n=mark) + "\nsleep 100"])
+    assert late.timed_out
+    deadline = time.monotonic() + 10
+    while running(f"sleep 300.{mark}") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert running(f"sleep 300.{mark}") == []
+
+
+def test_closed_output_does_not_end_the_watch():
+    result = Sandbox(Limits(seconds=1)).python("import os, time\nos.close(1); os.close(2)\ntime.sleep(100)")
+    assert result.timed_out
+
+
+def test_many_run_at_once_and_a_cancelled_one_is_killed():
+    sandbox = Sandbox(WIDE)
+    mark = f"300.{os.getpid()}77"
+
+    async def go():
+        results = await asyncio.gather(*(sandbox.run_async(["sh", "-c", f"echo {n}"]) for n in range(4)))
+        long = asyncio.create_task(sandbox.run_async(["sleep", mark]))
+        while not running(f"sleep {mark}"):
+            await asyncio.sleep(0.05)
+        long.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await long
+        return [one.stdout for one in results]
+
+    assert asyncio.run(go()) == [f"{n}\n" for n in range(4)]
+    assert running(f"sleep {mark}") == []
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", "", "a\0b"])
+def test_files_stay_below_the_home(name):
+    with pytest.raises(ValueError, match="below the home"):
+        Sandbox().run(["true"], files={name: "x"})
+
+
+def test_limits_are_checked():
+    with pytest.raises(ValueError, match="memory_mb is 1; a program needs 32 or more"):
+        Limits(memory_mb=1)
+    with pytest.raises(ValueError, match="seconds"):
+        Limits(seconds=float("nan"))
+
+
+def test_where_there_is_no_sandbox_it_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ResourceError, match="apt-get install bubblewrap"):
+        Sandbox().run(["true"])
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create a new namespace' >&2; exit 1\n")
+    broken.chmod(0o755)
+    (tmp_path / "prlimit").symlink_to("/usr/bin/prlimit")
+    if os.geteuid() == 0:
+        monkeypatch.setattr(bubblewrap, "_drops", lambda: False)  # nobody cannot read this folder
+    with pytest.raises(ResourceError, match=r"No permissions.*user\.max_user_namespaces"):
+        Sandbox().run(["true"])
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ResourceError, match="needs Linux"):
+        Sandbox().run(["true"])
