@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from components.environments.generated import ALL, Count, Difficulty, generate
+from components.environments.generated import ALL, Count, Difficulties, generate
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.trajectories.schema import Scenario
 
@@ -67,9 +67,7 @@ class Deduction(TextEnvironment):
         "Work out the case from the clues, all of which are true. Then answer all questions at once, in their order."
     )
 
-    def __init__(
-        self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Sequence[Difficulty] = ALL
-    ):
+    def __init__(self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Difficulties = ALL):
         self._scenarios = generate(
             "deduction", _task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
         )

@@ -17,11 +17,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from components.environments.generated import ALL, Count, Difficulty, generate
+from components.environments.generated import ALL, Count, Difficulties, generate
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.trajectories.schema import Scenario
 
-LEVELS = {1: (3, 16, 12), 2: (3, 32, 24), 3: (3, 64, 42), 4: (4, 128, 80), 5: (4, 256, 160)}
+LEVELS = {1: (3, 16, 12), 2: (3, 32, 22), 3: (3, 64, 42), 4: (4, 128, 80), 5: (4, 256, 160)}
 """Cells on a side, goal tile, and moves, by difficulty."""
 BEAM = 100
 """Boards that the search goes on with."""
@@ -43,9 +43,7 @@ class Game2048(TextEnvironment):
         "alone: left, down, right or up."
     )
 
-    def __init__(
-        self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Sequence[Difficulty] = ALL
-    ):
+    def __init__(self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Difficulties = ALL):
         self._scenarios = generate(
             "game2048", _task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -18,7 +18,8 @@ from components.trajectories.schema import Scenario
 
 Count = Annotated[int, Field(ge=1)]
 Difficulty = Annotated[int, Field(ge=1, le=5)]
-ALL: tuple[Difficulty, ...] = (1, 2, 3, 4, 5)
+Difficulties = Annotated[Sequence[Difficulty], Field(min_length=1)]
+ALL = (1, 2, 3, 4, 5)
 MOST_TRIES = 1000
 """Draws of one task before there are held to be no more."""
 

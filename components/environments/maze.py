@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from components.environments.generated import ALL, Count, Difficulty, generate
+from components.environments.generated import ALL, Count, Difficulties, generate
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.trajectories.schema import Scenario
 
@@ -42,9 +42,7 @@ class Maze(TextEnvironment):
 
     system = "Find the way to the goal. Give one move, alone: up, down, left or right."
 
-    def __init__(
-        self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Sequence[Difficulty] = ALL
-    ):
+    def __init__(self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Difficulties = ALL):
         self._scenarios = generate(
             "maze", _task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
         )

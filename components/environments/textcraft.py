@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.environments.generated import ALL, Count, Difficulty, generate
+from components.environments.generated import ALL, Count, Difficulties, generate
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.trajectories.schema import Scenario
 
@@ -127,9 +127,7 @@ class TextCraft(TextEnvironment):
         "NUMBER ITEM, NUMBER ITEM (as a recipe says, or a multiple), inventory."
     )
 
-    def __init__(
-        self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Sequence[Difficulty] = ALL
-    ):
+    def __init__(self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Difficulties = ALL):
         self._scenarios = generate(
             "textcraft", _task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
         )

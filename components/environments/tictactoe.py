@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from components.environments.generated import ALL, Count, Difficulty, generate
+from components.environments.generated import ALL, Count, Difficulties, generate
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.trajectories.schema import Scenario
 
@@ -33,9 +33,7 @@ class TicTacToe(TextEnvironment):
 
     system = "You play tic-tac-toe. Three in a line win. Give the number of the cell to play, alone."
 
-    def __init__(
-        self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Sequence[Difficulty] = ALL
-    ):
+    def __init__(self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Difficulties = ALL):
         self._scenarios = generate(
             "tictactoe", _task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
         )

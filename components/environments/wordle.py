@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from components.environments.generated import ALL, Count, Difficulty, generate
+from components.environments.generated import ALL, Count, Difficulties, generate
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.trajectories.schema import Scenario
 
@@ -80,7 +80,7 @@ class Wordle(TextEnvironment):
         seed: int = 0,
         train: Count = 512,
         heldout: Count = 128,
-        difficulties: Sequence[Difficulty] = ALL,
+        difficulties: Difficulties = ALL,
         listed: bool = False,
     ):
         self._scenarios = generate(

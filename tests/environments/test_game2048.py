@@ -81,7 +81,7 @@ def test_the_solver_reaches_large_goals(game, difficulty):
 def test_where_foresight_is_needed_it_is_used(game):
     """Some scenarios are lost by the best moves of one who does not know what will appear."""
     lost = [one for one in of(game, 2, 100) if game2048._played(one.input) is None]
-    assert 0 < len(lost) < 15
+    assert 0 < len(lost) < 30
     assert all(checks.solved(game, scenario) for scenario in lost)
 
 
@@ -94,7 +94,7 @@ def test_chance_reaches_little_of_what_is_far():
         game = Game2048(train=40, heldout=1, difficulties=[difficulty])
         rates.append(checks.success_of(game, game.scenarios("train"), random_move, turns=2 * moves))
     assert rates[0] < 0.7
-    assert rates[1] < 0.6
+    assert rates[1] < 0.4
     assert max(rates[2:]) < 0.2
 
 
