@@ -40,7 +40,7 @@ LEVELS = {
     4: (4, 4, ("link", "not", "either", "before")),
     5: (5, 5, ("link", "not", "either", "before", "next")),
 }
-"""Guests, questions, and kinds of clues, by difficulty."""
+"""Guests, questions, and kinds of clues, by difficulty. With `not` or `direct` among them there are always enough."""
 
 
 class Entity(NamedTuple):
