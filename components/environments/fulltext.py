@@ -46,7 +46,9 @@ class Index:
                 f"CREATE VIRTUAL TABLE texts USING fts5({', '.join(fields)}, tokenize = 'porter unicode61')"
             )
         except sqlite3.OperationalError as error:
-            raise ResourceError(f"the SQLite of this Python has no full-text search (FTS5): {error}") from None
+            raise ResourceError(
+                f"the SQLite of this Python has no full-text search: {error}; take a Python whose SQLite has FTS5"
+            ) from None
         rows: list[tuple[Any, ...]] = [(number, *texts) for number, texts in documents]
         self._store.executemany(f"INSERT INTO texts(rowid, {', '.join(fields)}) VALUES (?{', ?' * len(fields)})", rows)
         columns = "".join(f", {name}" for name in filters)
