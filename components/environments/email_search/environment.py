@@ -80,7 +80,7 @@ class EmailSearch(ToolEnvironment):
         sender: Annotated[str, "part of a name or address"] = "",
         after: Annotated[str, "day such as 2024-05-31, included"] = "",
         before: Annotated[str, "day such as 2024-05-31, included"] = "",
-        limit: Annotated[int, "1 to 20"] = 10,
+        limit: Annotated[int, "1 to 20"] = 5,
     ) -> str:
         """finds mails: id, day, sender, subject, and a piece of the text"""
         if not re.search(r"[a-zA-Z0-9]", keywords):
@@ -164,7 +164,7 @@ class EmailSearch(ToolEnvironment):
                 if shown & set(ids):
                     break
                 days = {name: _day(name, arguments.get(name, "")) for name in ("after", "before")}
-                sender, limit = arguments.get("sender", ""), arguments.get("limit", 10)
+                sender, limit = arguments.get("sender", ""), arguments.get("limit", 5)
                 hits = box.search(arguments["keywords"], sender=sender, limit=limit, **days)
                 steps.append(("search", arguments))
                 shown |= {mail.id for mail, _ in hits}
@@ -227,6 +227,7 @@ def _ever_narrower(words: str, mail: Mail) -> list[dict[str, Any]]:
     day = date.fromordinal(mail.day).isoformat()
     return [
         {"keywords": words},
+        {"keywords": words, "limit": 10},
         {"keywords": words, "limit": MOST},
         {"keywords": words, "after": day},
         {"keywords": words, "after": day, "before": day},

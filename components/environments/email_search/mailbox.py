@@ -115,7 +115,7 @@ class Mailbox:
         )
 
     def search(
-        self, keywords: str, *, sender: str = "", after: int | None = None, before: int | None = None, limit: int = 10
+        self, keywords: str, *, sender: str = "", after: int | None = None, before: int | None = None, limit: int = 5
     ) -> list[tuple[Mail, str]]:
         """The best mails with a piece of each. after, before: days, these included."""
         where: list[tuple[str, object]] = []
@@ -128,7 +128,7 @@ class Mailbox:
         return [(self.mails[at], piece) for at, piece in self._index.search(keywords, limit, where=where, snippet=16)]
 
 
-@functools.lru_cache(maxsize=16)  # a collector makes many instances
+@functools.lru_cache(maxsize=64)  # a collector makes many instances; some 3 MB each
 def mailbox(seed: int, number: int, mails: int) -> Mailbox:
     return Mailbox(seed, number, mails)
 
@@ -137,7 +137,7 @@ def address(name: str) -> str:
     return f"{name.lower().replace(' ', '.')}@mail.example"
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=128)
 def plan(seed: int, number: int, mails: int) -> Plan:
     return _Planner(seed, number, mails).plan
 

@@ -103,10 +103,10 @@ ATTRIBUTES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("uv protection", "shields from the sun", "sun factor 50"),
         ("tear resistant", "ripstop cloth", "does not rip"),
         ("insulated", "keeps warm and cold apart", "thermal layer"),
-        ("for two persons", "sized for a pair", "made for two"),
+        ("mosquito proof", "keeps insects out", "fine mesh against bites"),
         ("quick release", "opens with one hand", "one click buckle"),
-        ("floating", "does not sink", "stays on the water"),
-        ("rechargeable", "charges by usb", "no batteries to buy"),
+        ("odor resistant", "stays fresh for weeks", "does not take on smells"),
+        ("easy to clean", "wipes clean", "dirt slides off"),
         ("anti fog", "never mists over", "stays clear when you sweat"),
     ),
 }
@@ -134,6 +134,8 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "shoe size": ("size", ("36", "37", "38", "39", "40", "41", "42", "43", "44", "45"), 0),
     "scent": ("scent", ("lavender", "cedar", "citrus", "vanilla", "rose", "sea salt", "green tea", "almond"), 0),
     "pack": ("pack", ("single", "pack of 2", "pack of 3", "pack of 6", "pack of 12"), 700),
+    "persons": ("for", ("1 person", "2 persons", "3 persons", "4 persons", "6 persons"), 2500),
+    "extra": ("with", ("nothing else", "a cover", "a stand", "a wall hook", "a travel bag"), 400),
     "storage": ("storage", ("32 gb", "64 gb", "128 gb", "256 gb", "512 gb"), 2500),
     "cable": ("plug", ("type a", "type c", "type f", "type g"), 0),
     "capacity": ("capacity", ("0.5 liter", "1 liter", "1.5 liter", "2 liter", "3 liter"), 400),
@@ -206,8 +208,8 @@ KINDS: dict[str, dict[str, tuple[str, str, dict[str, tuple[int, int]]]]] = {
         ),
         "tools": (
             "kitchen",
-            "color|pack",
-            {"chef knife": (15, 120), "cutting board": (9, 60), "peeler": (4, 22), "whisk": (5, 28)},
+            "color|extra",
+            {"chef knife": (15, 120), "cutting board": (9, 60), "vegetable slicer": (8, 45), "whisk": (5, 28)},
         ),
     },
     "furniture": {
@@ -230,8 +232,8 @@ KINDS: dict[str, dict[str, tuple[str, str, dict[str, tuple[int, int]]]]] = {
     "outdoor": {
         "camping": (
             "camp",
-            "color|pack",
-            {"tent": (60, 420), "sleeping bag": (35, 240), "camping lantern": (12, 75), "folding stool": (12, 70)},
+            "color|persons",
+            {"tent": (60, 420), "sleeping mat": (25, 140), "hammock": (25, 120), "beach shelter": (22, 95)},
         ),
         "water": (
             "camp",

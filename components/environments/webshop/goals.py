@@ -77,6 +77,8 @@ def judge(goal: Mapping[str, Any], product: Product, chosen: Mapping[str, str]) 
 
 def fits(goal: Mapping[str, Any], product: Product) -> bool:
     """Whether there is a choice of options with which it scores 1."""
+    if product.kind != goal["kind"]:
+        return False
     offered = {label: {value for value, _ in values} for label, values in product.options}
     if any(value not in offered.get(label, ()) for label, value in goal["options"].items()):
         return False
