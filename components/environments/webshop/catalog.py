@@ -1,0 +1,390 @@
+"""The products: made from a seed, 10,000 in well under a second.
+
+A product is of a kind (`running shoes`), which stands in a section and a department. It has attributes, options with
+prices, and texts: a title, a description and features. The texts call an attribute by any of its names, the title shows
+one or two, the features all. Descriptions also name attributes that the product does not have, of another product or
+as missing, as real ones do.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import NamedTuple
+
+ATTRIBUTES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "care": (
+        ("fragrance free", "unscented", "without perfume"),
+        ("cruelty free", "not tested on animals", "no animal testing"),
+        ("vegan", "plant based", "nothing from animals in it"),
+        ("for sensitive skin", "mild to delicate skin", "does not irritate"),
+        ("long lasting", "lasts all day", "stays on for hours"),
+        ("paraben free", "no parabens", "made without parabens"),
+        ("dermatologist tested", "examined by skin doctors", "clinically examined"),
+        ("fast absorbing", "sinks in quickly", "leaves no film"),
+        ("alcohol free", "no alcohol", "made without alcohol"),
+        ("moisturizing", "keeps skin from drying out", "hydrating"),
+    ),
+    "fabric": (
+        ("machine washable", "goes into the washing machine", "laundry safe"),
+        ("wrinkle free", "needs no ironing", "stays smooth"),
+        ("breathable", "lets air through", "ventilated"),
+        ("moisture wicking", "carries sweat away", "keeps you dry in sport"),
+        ("stretchy", "elastic", "gives with every move"),
+        ("organic cotton", "cotton grown without pesticides", "certified natural cotton"),
+        ("fleece lined", "with a soft warm inside", "brushed inside"),
+        ("zippered pockets", "pockets that close with a zip", "secure pockets"),
+        ("wind proof", "keeps the wind out", "blocks gusts"),
+        ("quick drying", "dries in an hour", "soon dry again"),
+    ),
+    "shoe": (
+        ("non slip", "grips wet floors", "sure footed sole"),
+        ("wide fit", "room for broad feet", "roomy toe box"),
+        ("arch support", "holds up the instep", "shaped footbed"),
+        ("water repellent", "keeps rain out", "sheds puddles"),
+        ("memory foam", "cushion that takes your shape", "soft molded insole"),
+        ("light as a feather", "under 200 grams", "ultralight"),
+        ("slip on", "no laces needed", "on in a second"),
+        ("reflective", "seen in the dark", "bright in headlights"),
+        ("genuine leather", "real cowhide", "full grain hide"),
+        ("shock absorbing", "softens every landing", "impact damping"),
+    ),
+    "device": (
+        ("fast charging", "full in half an hour", "rapid charge"),
+        ("noise cancelling", "shuts out the noise around you", "silences the surroundings"),
+        ("wireless", "no cables", "cord free"),
+        ("splash proof", "survives spilled water", "withstands splashes"),
+        ("voice control", "obeys spoken commands", "hands free by speech"),
+        ("long battery life", "runs for days", "30 hours on one charge"),
+        ("high resolution", "razor sharp picture", "ultra fine detail"),
+        ("compact", "fits in a pocket", "small footprint"),
+        ("easy to install", "set up in minutes", "plug and play"),
+        ("backlit", "lit from behind", "glows at night"),
+    ),
+    "kitchen": (
+        ("dishwasher safe", "may go into the dishwasher", "cleans up in the dish machine"),
+        ("non stick", "nothing burns on", "food slides off"),
+        ("bpa free", "no bisphenol", "made without bisphenol"),
+        ("heat resistant", "takes 250 degrees", "oven proof"),
+        ("stackable", "sits on top of its own kind", "nests to save room"),
+        ("stainless steel", "rust free metal", "inox"),
+        ("leak proof", "not a drop gets out", "tight seal"),
+        ("ergonomic handle", "sits well in the hand", "comfortable grip"),
+        ("works on induction", "for magnetic hobs", "induction ready"),
+        ("space saving", "folds flat", "collapsible"),
+    ),
+    "home": (
+        ("easy to assemble", "put together in ten minutes", "no tools needed"),
+        ("solid wood", "real timber throughout", "massive oak or beech"),
+        ("adjustable height", "goes up and down", "raise it or lower it"),
+        ("scratch resistant", "shrugs off scratches", "hard wearing surface"),
+        ("with storage", "room inside for your things", "hidden drawer"),
+        ("rounded corners", "no sharp edges", "safe for children"),
+        ("on castors", "rolls wherever you want it", "with wheels"),
+        ("holds 50 kilos", "bears heavy loads", "heavy duty"),
+        ("foldable", "packs away in a moment", "collapses when not needed"),
+        ("handmade", "crafted by hand", "each piece made by a craftsman"),
+    ),
+    "textile": (
+        ("fade resistant", "keeps its color in the sun", "color fast"),
+        ("hypoallergenic", "good for people with allergies", "dust mite free"),
+        ("machine washable", "goes into the washing machine", "laundry safe"),
+        ("reversible", "use either side", "two looks in one"),
+        ("thick", "heavy weave", "dense pile"),
+        ("stain resistant", "repels spots", "spills wipe off"),
+        ("woven by hand", "from a hand loom", "hand woven"),
+        ("light blocking", "keeps the room dark", "dims daylight"),
+        ("sound absorbing", "makes rooms quieter", "muffles noise"),
+        ("pure linen", "nothing but flax", "100% linen"),
+    ),
+    "camp": (
+        ("waterproof", "no rain gets in", "sealed seams"),
+        ("packs small", "tiny when rolled up", "compressible"),
+        ("uv protection", "shields from the sun", "sun factor 50"),
+        ("tear resistant", "ripstop cloth", "does not rip"),
+        ("insulated", "keeps warm and cold apart", "thermal layer"),
+        ("mosquito proof", "keeps insects out", "fine mesh against bites"),
+        ("quick release", "opens with one hand", "one click buckle"),
+        ("odor resistant", "stays fresh for weeks", "does not take on smells"),
+        ("easy to clean", "wipes clean", "dirt slides off"),
+        ("anti fog", "never mists over", "stays clear when you sweat"),
+    ),
+}
+"""By set: attributes, each with the names that it goes by; the first is its own."""
+OPTIONS: dict[str, tuple[str, tuple[str, ...], int]] = {
+    "color": (
+        "color",
+        (
+            "black",
+            "white",
+            "navy",
+            "olive",
+            "burgundy",
+            "teal",
+            "sand",
+            "coral",
+            "charcoal",
+            "mustard",
+            "lilac",
+            "mint",
+        ),
+        0,
+    ),
+    "clothing size": ("size", ("x-small", "small", "medium", "large", "x-large", "xx-large"), 150),
+    "shoe size": ("size", ("36", "37", "38", "39", "40", "41", "42", "43", "44", "45"), 0),
+    "scent": ("scent", ("lavender", "cedar", "citrus", "vanilla", "rose", "sea salt", "green tea", "almond"), 0),
+    "pack": ("pack", ("single", "pack of 2", "pack of 3", "pack of 6", "pack of 12"), 700),
+    "persons": ("for", ("1 person", "2 persons", "3 persons", "4 persons", "6 persons"), 2500),
+    "extra": ("with", ("nothing else", "a cover", "a stand", "a wall hook", "a travel bag"), 400),
+    "storage": ("storage", ("32 gb", "64 gb", "128 gb", "256 gb", "512 gb"), 2500),
+    "cable": ("plug", ("type a", "type c", "type f", "type g"), 0),
+    "capacity": ("capacity", ("0.5 liter", "1 liter", "1.5 liter", "2 liter", "3 liter"), 400),
+    "finish": ("finish", ("oak", "walnut", "birch", "cherry", "ash", "maple"), 900),
+    "width": ("width", ("40 cm", "60 cm", "80 cm", "100 cm", "120 cm"), 1200),
+}
+"""By name: the group's label, its values, and how many cents each step up costs more."""
+KINDS: dict[str, dict[str, tuple[str, str, dict[str, tuple[int, int]]]]] = {
+    "beauty": {
+        "skin care": (
+            "care",
+            "scent|pack",
+            {"face cream": (8, 45), "body lotion": (6, 30), "sun lotion": (9, 35), "lip balm": (3, 12)},
+        ),
+        "hair care": (
+            "care",
+            "scent|pack",
+            {"shampoo": (5, 28), "hair conditioner": (5, 28), "hair oil": (8, 38), "styling gel": (4, 18)},
+        ),
+        "make-up": (
+            "care",
+            "color|pack",
+            {"mascara": (6, 30), "lipstick": (5, 28), "eye shadow": (7, 36), "nail polish": (3, 14)},
+        ),
+    },
+    "clothing": {
+        "tops": (
+            "fabric",
+            "color|clothing size",
+            {"t-shirt": (9, 40), "hooded sweater": (20, 80), "rain jacket": (35, 150), "blouse": (16, 70)},
+        ),
+        "trousers": (
+            "fabric",
+            "color|clothing size",
+            {"jeans": (25, 110), "leggings": (12, 55), "hiking pants": (30, 120), "pajama pants": (12, 45)},
+        ),
+        "shoes": (
+            "shoe",
+            "color|shoe size",
+            {"running shoes": (40, 160), "work boots": (50, 190), "sandals": (18, 80), "slippers": (10, 45)},
+        ),
+    },
+    "electronics": {
+        "audio": (
+            "device",
+            "color|cable",
+            {"headphones": (25, 220), "bluetooth speaker": (20, 180), "clock radio": (15, 90), "microphone": (25, 160)},
+        ),
+        "computing": (
+            "device",
+            "color|storage",
+            {"tablet": (90, 480), "e-reader": (70, 280), "digital photo frame": (40, 180), "portable drive": (40, 210)},
+        ),
+        "accessories": (
+            "device",
+            "color|cable",
+            {"keyboard": (18, 150), "computer mouse": (10, 90), "desk lamp": (15, 95), "security camera": (30, 190)},
+        ),
+    },
+    "kitchen": {
+        "cookware": (
+            "kitchen",
+            "color|capacity",
+            {"saucepan": (18, 90), "frying pan": (15, 95), "casserole": (25, 130), "tea kettle": (18, 80)},
+        ),
+        "storage": (
+            "kitchen",
+            "color|capacity",
+            {"lunch box": (8, 40), "water bottle": (8, 45), "food container": (6, 35), "thermos flask": (14, 60)},
+        ),
+        "tools": (
+            "kitchen",
+            "color|extra",
+            {"chef knife": (15, 120), "cutting board": (9, 60), "vegetable slicer": (8, 45), "whisk": (5, 28)},
+        ),
+    },
+    "furniture": {
+        "living room": (
+            "home",
+            "finish|width",
+            {"bookcase": (50, 320), "coffee table": (45, 300), "tv stand": (55, 330), "side table": (25, 150)},
+        ),
+        "office": (
+            "home",
+            "finish|width",
+            {"writing desk": (70, 420), "filing cabinet": (60, 280), "standing desk": (120, 600), "shelf": (20, 120)},
+        ),
+        "textiles": (
+            "textile",
+            "color|width",
+            {"curtain": (14, 90), "rug": (25, 240), "bed cover": (25, 160), "table runner": (8, 45)},
+        ),
+    },
+    "outdoor": {
+        "camping": (
+            "camp",
+            "color|persons",
+            {"tent": (60, 420), "sleeping mat": (25, 140), "hammock": (25, 120), "beach shelter": (22, 95)},
+        ),
+        "water": (
+            "camp",
+            "color|clothing size",
+            {"life vest": (30, 150), "swim goggles": (8, 50), "wetsuit": (60, 300), "dry bag": (10, 70)},
+        ),
+        "cycling": (
+            "camp",
+            "color|clothing size",
+            {
+                "bicycle helmet": (25, 160),
+                "cycling gloves": (10, 60),
+                "cycling jersey": (25, 120),
+                "rain cape": (18, 90),
+            },
+        ),
+    },
+}
+"""By department and section: the set of attributes, the groups of options, and kinds with the range of their prices."""
+BRANDS = tuple(
+    first + second
+    for first in ("Al", "Bren", "Cor", "Dal", "El", "Fjor", "Gal", "Hol", "Is", "Jor", "Kel", "Lum", "Mar", "Nor")
+    for second in ("dara", "vik", "mont", "lund", "tessa", "ora")
+)
+SERIES = ("Classic", "Prime", "Trail", "Nova", "Pure", "Studio", "Urban", "Origin", "Flow", "Aster", "Delta", "Vero")
+OPENINGS = (
+    "Made by {brand} for people who use their {kind} every day.",
+    "The {series} line has been with {brand} from the start.",
+    "A {kind} that does what it should.",
+    "{brand} makes this {kind} in small batches.",
+    "Our customers asked for a better {kind}, and here it is.",
+)
+CLAIMS = (
+    "It is {name}.",
+    "What buyers like most: {name}.",
+    "We are proud of this one: {name}.",
+    "In short: {name}.",
+)
+LURES = (
+    "For {name}, see our {series} {number}, sold separately.",
+    "Unlike the {series} {number}, this one is not {name}.",
+    "Also in our shop: the {series} {number} ({name}).",
+    "Please note: not {name}.",
+)
+"""Sentences of a description with an attribute that the product does not have."""
+PADDING = (
+    "Comes in a recycled box.",
+    "Two years of warranty.",
+    "Ships within two days.",
+    "Designed in our own studio.",
+    "A good present.",
+    "Gift wrapping on request.",
+)
+
+
+class Product(NamedTuple):
+    number: int
+    """From 0, in the order of the catalog."""
+    code: str
+    department: str
+    section: str
+    kind: str
+    brand: str
+    series: str
+    attributes: tuple[str, ...]
+    """Their own names."""
+    options: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
+    """By label: values, and the cents that each costs more."""
+    cents: int
+    """The price of the cheapest choice."""
+    said: tuple[str, ...]
+    """The name by which its texts call each attribute."""
+
+    @property
+    def title(self) -> str:
+        shown = ", ".join(self.said[: 1 + self.number % 2])
+        return f"{self.brand} {self.series} {self.kind}, {shown}"
+
+    def price(self, chosen: dict[str, str]) -> int:
+        """In cents, with the values that were chosen, by label; the cheapest where none was."""
+        extras = (extra for label, values in self.options for value, extra in values if chosen.get(label) == value)
+        return self.cents + sum(extras)
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The lowest and the highest price."""
+        return self.cents, self.cents + sum(max(extra for _, extra in values) for _, values in self.options)
+
+
+@functools.lru_cache(maxsize=4)  # a collector makes many instances of the same shop
+def catalog(seed: int, products: int) -> tuple[Product, ...]:
+    """All products, shuffled over the kinds."""
+    rng = random.Random(f"webshop products {seed}")
+    kinds = [
+        (department, section, kind, attributes, groups, *prices)
+        for department, sections in KINDS.items()
+        for section, (attributes, groups, named) in sections.items()
+        for kind, prices in named.items()
+    ]
+    codes = rng.sample(range(10**6), products)
+    found = []
+    for number in range(products):
+        department, section, kind, attributes, groups, low, high = rng.choice(kinds)
+        has = rng.sample(ATTRIBUTES[attributes], rng.randint(3, 6))
+        found.append(
+            Product(
+                number=number,
+                code=f"P{codes[number]:06d}",
+                department=department,
+                section=section,
+                kind=kind,
+                brand=rng.choice(BRANDS),
+                series=f"{rng.choice(SERIES)} {rng.randrange(10, 1000)}",
+                attributes=tuple(names[0] for names in has),
+                options=tuple(_group(rng, group) for group in groups.split("|")),
+                cents=rng.randrange(low * 10, high * 10) * 10 - 1,
+                said=tuple(rng.choice(names) for names in has),
+            )
+        )
+    return tuple(found)
+
+
+def description(seed: int, product: Product) -> str:
+    rng = random.Random(f"webshop description {seed} {product.number}")
+    words = {"brand": product.brand, "series": product.series.split()[0], "kind": product.kind}
+    absent = [names for names in ATTRIBUTES[_SET[product.kind]] if names[0] not in product.attributes]
+    claims = [rng.choice(CLAIMS).format(name=name) for name in rng.sample(product.said, 2)]
+    lures = [
+        rng.choice(LURES).format(name=rng.choice(names), series=rng.choice(SERIES), number=rng.randrange(10, 1000))
+        for names in rng.sample(absent, 2)
+    ]
+    rest = [*claims, *lures, rng.choice(PADDING)]
+    rng.shuffle(rest)
+    return " ".join([rng.choice(OPENINGS).format(**words), *rest])
+
+
+def features(seed: int, product: Product) -> list[str]:
+    rng = random.Random(f"webshop features {seed} {product.number}")
+    found = [*product.said, *(words.rstrip(".") for words in rng.sample(PADDING, 2))]
+    rng.shuffle(found)
+    return found
+
+
+def _group(rng: random.Random, name: str) -> tuple[str, tuple[tuple[str, int], ...]]:
+    """A group of options as one product has it: some values, in their order."""
+    label, values, step = OPTIONS[name]
+    kept = sorted(rng.sample(range(len(values)), rng.randint(3, min(6, len(values)))))
+    step = step * rng.randint(5, 15) // 100 * 10
+    return label, tuple((values[at], (at - kept[0]) * step) for at in kept)
+
+
+_SET = {kind: row[0] for sections in KINDS.values() for row in sections.values() for kind in row[2]}
+NAMES = {names[0]: names for group in ATTRIBUTES.values() for names in group}
+"""By an attribute's own name: all that it goes by."""

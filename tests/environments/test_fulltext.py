@@ -1,0 +1,84 @@
+"""Full-text search: ranked by BM25, safe with any words, narrowed by conditions."""
+
+from __future__ import annotations
+
+import math
+import random
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from components.environments import fulltext
+from components.environments.fulltext import STOP, WORDS, Index, terms
+from components.errors import ResourceError
+
+
+def bm25(query: list[str], documents: list[list[str]]) -> list[int]:
+    """The formula written out (k1 1.2, b 0.75); numbers of the documents that hold a word, best first."""
+    mean = sum(map(len, documents)) / len(documents)
+    scores = {}
+    for number, words in enumerate(documents):
+        score = 0.0
+        for word in query:
+            count, holding = words.count(word), sum(word in other for other in documents)
+            weight = max(math.log((len(documents) - holding + 0.5) / (holding + 0.5)), 1e-6)
+            score += weight * count * 2.2 / (count + 1.2 * (0.25 + 0.75 * len(words) / mean))
+        if score:
+            scores[number] = score
+    return sorted(scores, key=lambda number: (-scores[number], number))
+
+
+def test_the_order_is_that_of_the_formula():
+    draw = random.Random(0)
+    words = ["lamp", "rug", "tent", "pan", "bolt", "cup", "fork", "drum", "sock", "vest"]
+    documents = [draw.choices(words, range(1, 11), k=draw.randint(1, 12)) for _ in range(60)]
+    index = Index({"text": 1.0}, ((number, [" ".join(one)]) for number, one in enumerate(documents)))
+    for size in (1, 2, 3):
+        query = draw.sample(words, size)
+        assert [number for number, _ in index.search(" ".join(query), 60)] == bm25(query, documents)
+
+
+def test_a_match_in_a_field_that_weighs_more_comes_first():
+    documents = [(0, ["lamp", "tent"]), (1, ["tent", "lamp"]), (2, ["rug", "cup"]), (3, ["pan", "cup"])]
+    assert [number for number, _ in Index({"title": 9.0, "text": 1.0}, documents).search("tent", 9)] == [1, 0]
+    assert [number for number, _ in Index({"title": 1.0, "text": 9.0}, documents).search("tent", 9)] == [0, 1]
+
+
+def test_words_are_stemmed_and_pieces_are_shown_around_them():
+    index = Index({"title": 1.0, "text": 1.0}, [(7, ["x", "one two three running shoes four five"])])
+    assert index.search("shoe run", 5, snippet=3) == [(7, " ... running shoes four ... ")]
+
+
+def test_a_search_is_narrowed_by_conditions():
+    index = Index(
+        {"text": 1.0}, [(number, ["tent"]) for number in range(6)], {"day": {number: number for number in range(6)}}
+    )
+    assert [number for number, _ in index.search("tent", 9, where=[("day >= ?", 2), ("day < ?", 4)])] == [2, 3]
+    assert [number for number, _ in index.search("tent", 2)] == [0, 1]
+
+
+def test_only_words_are_searched_for():
+    assert terms('Tent OR "x" NEAR(tent) *') == ["tent", "x", "near"]
+    assert terms("the of and") == ["the", "of", "and"]
+    assert terms("\ud83d \x00 ?!") == []
+    assert len(terms(" ".join(f"w{number}" for number in range(500)))) == WORDS
+    assert "or" in STOP
+    assert Index({"text": 1.0}, [(0, ["tent"])]).search("?!", 5) == []
+
+
+def test_threads_may_share_an_index():
+    index = Index({"text": 1.0}, [(number, [f"tent w{number}"]) for number in range(200)])
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda number: index.search(f"w{number}", 1), range(200)))
+    assert found == [[(number, "")] for number in range(200)]
+
+
+def test_a_python_without_full_text_search_is_told(monkeypatch):
+    class Poor:
+        def execute(self, statement):
+            raise sqlite3.OperationalError("no such module: fts5")
+
+    monkeypatch.setattr(fulltext.sqlite3, "connect", lambda *_, **__: Poor())
+    with pytest.raises(ResourceError, match="no such module: fts5"):
+        Index({"text": 1.0}, [])
