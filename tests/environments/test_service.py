@@ -74,7 +74,7 @@ def test_the_right_conversation_passes_the_scripted_customer(kind, seed):
 
 @both
 def test_chance_and_habits_fail(kind):
-    desk = kind(train=220, heldout=18)
+    desk = kind(train=108, heldout=18)
     names = {one["function"]["name"]: one["function"]["parameters"]["properties"] for one in desk.tools()}
     rules = [f"{kind.identity[0]}{number}" for number in range(1, 11)]
 
@@ -94,18 +94,18 @@ def test_chance_and_habits_fail(kind):
         return call(name, arguments)
 
     scenarios = desk.scenarios("train")
-    assert checks.success_of(desk, scenarios, chance, turns=25) < 0.03
+    assert checks.success_of(desk, scenarios, chance, turns=20) < 0.03
     for habit in (
         lambda draw, messages: call("hand_over", {"reason": "x"}),
         lambda draw, messages: say(f"I cannot do that, rule {draw.choice(rules)}."),
         lambda draw, messages: say("Done. Is there anything else?"),
     ):
-        assert checks.success_of(desk, scenarios, habit, turns=12) < 0.13
+        assert checks.success_of(desk, scenarios, habit, turns=8) < 0.13
 
 
 @both
 def test_difficulty_means_more_to_do(kind):
-    desk = kind(train=440, heldout=18)
+    desk = kind(train=360, heldout=18)
     lengths: dict[int, list[int]] = {}
     for scenario in desk.scenarios("train"):
         lengths.setdefault(scenario.difficulty, []).append(len(desk.solve(scenario)))
@@ -402,6 +402,32 @@ def test_it_believes_one_that_is_right_when_it_has_heard_it_often_enough():
     assert hear(one, "I cannot do that, rule R3.", done=True) == f"Thank you, that is all. {STOP}"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I'm sorry, but under rule R3 this order can no longer be cancelled.",
+        "Unfortunately R3 does not let me do that.",
+        "I can’t: R3.",
+        "This is not possible (R3). Is there anything else I can help with?",
+    ],
+)
+def test_a_refusal_has_many_forms(text):
+    assert STOP in hear(customer(wishes=[], refusals=1), text, done=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Could you provide your full name?",
+        "To begin, please tell me the name on the account.",
+        "Sure! I need your name.",
+        "Welcome to our shop.\nWhat's your name",
+    ],
+)
+def test_asking_has_many_forms(text):
+    assert hear(customer(), text) == "Ada Abel."
+
+
 def test_it_asks_for_what_it_was_not_told():
     one = customer(wishes=[])
     assert hear(one, "Done.", done=True, missing=("How much?",)) == "How much?"
@@ -422,6 +448,10 @@ def test_words():
     assert says("from lamp-2.", "lamp-2")
     assert not says("W1234", "123")
     assert not says("lamp-23", "lamp-2")
+    assert all(says(f"That is {one} dollars.", "45") for one in ("45", "$45", "45.00", "**45**", "(45)"))
+    assert not any(
+        says(f"That is {one}.", "45") for one in ("45.20", "1.45", "10:45", "45:10", "2031-45-01", "x-45", "-4")
+    )
     assert [agrees(one) for one in ("Yes, please.", "No. Okay?", "Sure, no problem", "I do not know", "Fine")] == [
         True, False, True, False, False,
     ]  # fmt: skip

@@ -10,8 +10,10 @@ conversation with a message that holds `[END]`.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import re
+import ssl
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -52,8 +54,9 @@ _OFFER = re.compile(
     re.IGNORECASE,
 )
 _REFUSAL = re.compile(
-    r"\b(cannot|can't|can not|could not|unable|not able|not possible|impossible|not allowed|may not|must not|won't|"
-    r"will not|decline|not permitted)\b",
+    r"\b(sorry|afraid|unfortunately|regret|cannot|can't|can not|could not|couldn't|unable|not able|no longer|"
+    r"impossible|not (be )?(possible|allowed|permitted|eligible|available)|isn't|ineligible|may not|must not|won't|"
+    r"will not|declin\w+|denied|against|forbid\w*)\b",
     re.IGNORECASE,
 )
 _RULE = re.compile(r"\b[AR]\d{1,2}\b")
@@ -65,9 +68,13 @@ _FIRST = re.compile(
 
 
 def says(text: str, words: str) -> bool:
-    """As whole words: order B4512 does not say 45. Numbers may be written with commas."""
+    """As whole words: order B4512 does not say 45, nor do 45.20, 10:45 and lamp-45. Numbers may be written with commas
+    and cents of zero."""
     plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
-    return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", plain, re.IGNORECASE) is not None
+    before, after = r"(?<!\w)", r"(?!\w)"
+    if words.isdigit():
+        before, after = before + r"(?<!\d[.:])(?<!\w-)", after + r"(?!\.\d*[1-9]|[:-]\d)"
+    return re.search(f"{before}{re.escape(words)}{after}", plain, re.IGNORECASE) is not None
 
 
 def clear(text: str) -> bool:
@@ -96,7 +103,7 @@ class ScriptedCustomer:
     def answer(self, text: str, *, done: bool, missing: list[str]) -> str:
         """What the customer says to that. done: everything that it wanted done has been. missing: the questions that
         it still wants answered."""
-        text, wishes = text[:HEARD], self.script["wishes"]
+        text, wishes = text[:HEARD].replace("’", "'"), self.script["wishes"]
         if not clear(text):
             return self._impatient("That is too much at once.")
         asked = self._asked(text)
@@ -221,7 +228,7 @@ class ServedCustomer(Spec):
         key = self.key()
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         problem = ""
-        async with httpx.AsyncClient(headers=headers, timeout=self.timeout) as client:
+        async with httpx.AsyncClient(headers=headers, timeout=self.timeout, verify=_tls()) as client:
             for number in range(TRIES):
                 if number:
                     await asyncio.sleep(PAUSE * 2 ** (number - 1))
@@ -277,6 +284,12 @@ def prompt(script: dict[str, Any]) -> str:
             f"{STOP} at the end of that message.",
         ]
     )
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Made once: it reads all certificates, and there is a client for each answer."""
+    return httpx.create_ssl_context()
 
 
 def _content_of(response: httpx.Response) -> str:

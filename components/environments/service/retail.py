@@ -25,8 +25,8 @@ WINDOW = {"plain": 30, "plus": 45}
 LATE, VOUCHER = 7, {"plain": 10, "plus": 25}
 """Days after the promised one; dollars by membership."""
 
-SYSTEM = f"""You serve the customers of Fernhill, a shop for the home. Today is {TODAY}. Prices are in whole dollars. \
-Write to the customer, or call tools; what you write beside calls is not delivered. The rules:
+SYSTEM = f"""You serve the customers of Fernhill, a shop for the home. Today is {TODAY}. Prices are in whole dollars, \
+dates as here. Write to the customer, or call tools; what you write beside calls is not delivered. The rules:
 R1 Identity: verify the customer by name and postcode before you look at an account or an order, or change one. Only \
 orders of that customer may be opened or changed: see the account for which they are.
 R2 Consent: before every change tell the customer the number of the order, the id of a new variant or payment, a new \
