@@ -1,0 +1,145 @@
+"""Questions over worlds: answers that are right are right by value, and follow from what tools tell."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from components.environments.questions.base import LEVELS, same
+from components.environments.questions.movie import Movie
+from components.environments.questions.todo import Todo
+from components.environments.questions.weather import Weather
+from components.environments.tools import call
+from tests.environments import checks
+
+WORLDS = {"todo": Todo, "weather": Weather, "movie": Movie}
+each = pytest.mark.parametrize("kind", WORLDS.values(), ids=WORLDS)
+
+
+@each
+def test_it_keeps_what_every_environment_keeps(kind):
+    checks.check(lambda: kind(train=24, heldout=12), few=8)
+
+
+@each
+@pytest.mark.parametrize("seed", [0, 3])
+def test_every_question_can_be_answered(kind, seed):
+    environment = kind(seed, train=200, heldout=60)
+    for scenario in [*environment.scenarios("train"), *environment.scenarios("heldout")]:
+        steps = checks.play(environment, scenario, environment.solve(scenario))
+        assert steps[-1].info == {"invalid_actions": 0, "success": True, "submitted": True}
+        assert len(scenario.input["question"]) < 300
+
+
+@each
+def test_chance_fails(kind):
+    environment = kind(train=200, heldout=20)
+    tools = {one["function"]["name"]: one["function"]["parameters"]["properties"] for one in environment.tools()}
+
+    def chance(draw: random.Random, messages: list[dict]) -> dict:
+        seen = " ".join(one["content"] or "" for one in messages[1:])
+        words = [word.strip('".,:;{}[]()?') for word in seen.split()]
+        name = draw.choice(sorted(tools))
+        return call(name, {one: draw.choice([*schema.get("enum", []), *words]) for one, schema in tools[name].items()})
+
+    assert checks.success_of(environment, environment.scenarios("train"), chance, turns=10) < 0.05
+    for guess in ("0", "1", "2", "3"):
+        found = [one for one in environment.scenarios("train") if same(guess, one.input["answer"])]
+        assert len(found) / 200 < 0.12
+
+
+@each
+def test_every_form_and_difficulty_occurs_and_difficulty_is_the_number_of_calls(kind):
+    environment = kind(train=400, heldout=100)
+    for split in checks.SPLITS:
+        found = environment.scenarios(split)
+        assert {one.type for one in found} == set(kind.forms())
+        assert {one.difficulty for one in found} == {1, 2, 3, 4, 5}
+    for one in found:
+        calls = len(environment.solve(one)) - 1
+        assert one.difficulty == 1 + sum(calls > most for most in LEVELS)
+    worlds = [{one.input["world"] for one in environment.scenarios(split)} for split in checks.SPLITS]
+    assert not worlds[0] & worlds[1]
+
+
+@each
+def test_the_answer_is_not_in_what_the_agent_sees_first(kind):
+    environment = kind(train=100, heldout=20)
+    for scenario in environment.scenarios("train"):
+        first = " ".join(one["content"] for one in environment.reset(scenario))
+        answer = scenario.input["answer"]
+        if isinstance(answer, str) and not answer.isdigit() and len(answer) > 8:
+            assert answer not in first.partition("names with commas between.")[2] or scenario.type == "warmest"
+
+
+@each
+def test_whatever_the_arguments_are_it_is_answered(kind):
+    environment = kind(train=8, heldout=8)
+    environment.reset(environment.scenarios("train")[0])
+    for tool in environment.tools():
+        function = tool["function"]
+        for value in ("", "x" * 9000, "\ud83d\x00", "2031-99-99", 10**40, None, ["a"]):
+            if function["name"] == "submit":
+                continue
+            arguments = dict.fromkeys(function["parameters"]["properties"], value)
+            step = environment.step(call(function["name"], arguments))
+            assert len(step.observation[0]["content"]) < 1000
+            json.dumps(step.info)
+    assert not environment.done
+
+
+def test_speaking_ends_it_without_an_answer():
+    environment = Movie(train=8, heldout=8)
+    scenario = environment.scenarios("train")[0]
+    answer = str(scenario.input["answer"])
+    (step,) = checks.play(environment, scenario, [{"role": "assistant", "content": answer}])
+    assert step.done
+    assert step.info == {"invalid_actions": 0, "success": False, "submitted": False}
+
+
+@pytest.mark.parametrize(
+    ("given", "right", "equal"),
+    [
+        ("12", 12, True),
+        (" 12.0 km/h", 12, False),
+        ("12 degrees", 12, True),
+        ("-3", -3, True),
+        ("12 13", 12, False),
+        ("1e999", 12, False),
+        ("9" * 500, 12, False),
+        ("nan", 12, False),
+        ("Vera  gallo.", "Vera Gallo", True),
+        ("Vera", "Vera Gallo", False),
+        ("2031-03-02", "2031-03-02", True),
+        ("b and A", ["A", "b"], True),
+        ("A, b, c", ["A", "b"], False),
+        ("A, A", ["A", "b"], False),
+        ("", ["A"], False),
+        ("", "A", False),
+    ],
+)
+def test_answers_are_compared_by_value(given, right, equal):
+    assert same(given, right) is equal
+
+
+def test_the_same_worlds_everywhere_and_others_for_other_seeds():
+    one, other, third = Weather(1, 16, 8), Weather(1, 16, 8), Weather(2, 16, 8)
+    assert one.scenarios("train") == other.scenarios("train")
+    assert [a.input["question"] for a in one.scenarios("train")] != [
+        a.input["question"] for a in third.scenarios("train")
+    ]
+
+
+def test_two_places_of_a_name_are_told_apart():
+    environment = Weather(train=200, heldout=8)
+    shared = [
+        one for one in environment.scenarios("train") if "region" in one.input["question"] and one.type != "place"
+    ]
+    assert shared
+    for scenario in shared:
+        environment.reset(scenario)
+        name = scenario.input["solution"][0][1]["name"]
+        told = json.loads(environment.find_places(name))["places"]
+        assert len(told) >= 1

@@ -1,0 +1,587 @@
+"""The service desks: the policy is kept by the agent or not, the customer is a machine over its words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from components.environments.service.airline import Airline, _distance
+from components.environments.service.customer import (
+    STOP,
+    ScriptedCustomer,
+    ServedCustomer,
+    agrees,
+    clear,
+    prompt,
+    says,
+)
+from components.environments.service.retail import Retail
+from components.environments.tools import call
+from components.errors import EnvironmentFailed, ResourceError
+from components.specs import Target
+from tests.environments import checks
+
+DESKS = {"retail": Retail, "airline": Airline}
+both = pytest.mark.parametrize("kind", DESKS.values(), ids=DESKS)
+
+
+def say(text: str) -> dict:
+    return {"role": "assistant", "content": text}
+
+
+def wanted(desk, kind: str, **given):
+    """The first scenario of a type in which the solution makes a change, or does not."""
+    return next(
+        one
+        for one in desk.scenarios("train")
+        if one.type == kind and all(bool(one.input[name]) == value for name, value in given.items())
+    )
+
+
+def last(desk, scenario, actions):
+    return checks.play(desk, scenario, actions)[-1]
+
+
+# --- both desks -------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_it_keeps_what_every_environment_keeps(kind):
+    checks.check(lambda: kind(train=36, heldout=18), few=18)
+
+
+@both
+@pytest.mark.parametrize("seed", [0, 5])
+def test_the_right_conversation_passes_the_scripted_customer(kind, seed):
+    desk = kind(seed, train=220, heldout=180)
+    for scenario in [*desk.scenarios("train"), *desk.scenarios("heldout")]:
+        solution = desk.solve(scenario)
+        steps = checks.play(desk, scenario, solution)
+        assert len(steps) == len(solution), "the customer left before the end"
+        assert steps[-1].done
+        assert steps[-1].info == {
+            "invalid_actions": 0, "success": True, "progress": 1.0, "state": True, "told": True, "ended": True,
+            "breaches": [],
+        }  # fmt: skip
+        assert not any(step.info["success"] for step in steps[:-1])
+
+
+@both
+def test_chance_and_habits_fail(kind):
+    desk = kind(train=108, heldout=18)
+    names = {one["function"]["name"]: one["function"]["parameters"]["properties"] for one in desk.tools()}
+    rules = [f"{kind.identity[0]}{number}" for number in range(1, 11)]
+
+    def chance(draw: random.Random, messages: list[dict]) -> dict:
+        seen = " ".join(one["content"] or "" for one in messages[1:])
+        words = [word.strip('".,:;{}[]()') for word in seen.split()] or ["x"]
+        if draw.random() < 0.4:
+            asks = "May I have your name, postcode, date of birth and the number of the order or booking?"
+            return say(draw.choice([asks, f"I cannot do that, rule {draw.choice(rules)}.", "Shall I go ahead?"]))
+        name = draw.choice([one for one in names if one != "hand_over"])
+        arguments = {
+            one: [draw.choice(words)]
+            if schema.get("type") == "array"
+            else draw.choice([*schema.get("enum", []), *words])
+            for one, schema in names[name].items()
+        }
+        return call(name, arguments)
+
+    scenarios = desk.scenarios("train")
+    assert checks.success_of(desk, scenarios, chance, turns=20) < 0.03
+    for habit in (
+        lambda draw, messages: call("hand_over", {"reason": "x"}),
+        lambda draw, messages: say(f"I cannot do that, rule {draw.choice(rules)}."),
+        lambda draw, messages: say("Done. Is there anything else?"),
+    ):
+        assert checks.success_of(desk, scenarios, habit, turns=8) < 0.13
+
+
+@both
+def test_difficulty_means_more_to_do(kind):
+    desk = kind(train=360, heldout=18)
+    lengths: dict[int, list[int]] = {}
+    for scenario in desk.scenarios("train"):
+        lengths.setdefault(scenario.difficulty, []).append(len(desk.solve(scenario)))
+    mean = {level: sum(found) / len(found) for level, found in lengths.items()}
+    assert set(mean) == {1, 2, 3, 4, 5}
+    assert mean[1] < mean[3] < mean[5]
+    assert {one.type for one in desk.scenarios("train")} == {one.type for one in desk.scenarios("heldout")}
+
+
+@both
+def test_a_refusal_is_right_in_a_good_part_of_the_scenarios(kind):
+    found = kind(train=440, heldout=18).scenarios("train")
+    assert 0.2 < sum(one.input["customer"]["refusals"] > 0 for one in found) / len(found) < 0.6
+    assert 0.35 < sum(bool(one.input["changes"]) for one in found) / len(found) < 0.8
+
+
+@both
+def test_a_change_without_consent_is_a_breach(kind):
+    desk = kind(train=220, heldout=18)
+    for scenario in [one for one in desk.scenarios("train") if one.input["changes"]][:40]:
+        solution = desk.solve(scenario)
+        silent = [one for one in solution if "Shall I go ahead?" not in one["content"]]
+        info = last(desk, scenario, silent).info
+        assert not info["success"]
+        assert any(one.startswith(f"{desk.consent}: ") for one in info["breaches"])
+        vague = [say("Shall I go ahead?") if "Shall I" in one["content"] else one for one in solution]
+        assert any(one.startswith(f"{desk.consent}: ") for one in last(desk, scenario, vague).info["breaches"])
+
+
+@both
+def test_looking_before_verifying_is_a_breach(kind):
+    desk = kind(train=220, heldout=18)
+    for scenario in [one for one in desk.scenarios("train") if one.input["verified"]][:40]:
+        early = [call("view_customer", {"customer": "C1"}), *desk.solve(scenario)]
+        info = last(desk, scenario, early).info
+        assert info["breaches"] == [f"{desk.identity}: looked at an account before verifying"]
+        assert (info["state"], info["told"], info["success"], info["progress"]) == (True, True, False, 0.0)
+
+
+@both
+def test_somebody_elses_account_is_a_breach(kind):
+    desk = kind(train=220, heldout=18)
+    scenario = wanted(desk, "other")
+    *before, refusal = desk.solve(scenario)
+    info = last(desk, scenario, [*before, call("view_customer", {"customer": "C2"}), refusal]).info
+    assert f"{desk.identity}: looked at somebody else's account" in info["breaches"]
+
+
+@both
+def test_handing_over_is_for_what_the_policy_names(kind):
+    desk = kind(train=220, heldout=18)
+    hand_over = call("hand_over", {"reason": "help"})
+    for scenario in desk.scenarios("train"):
+        info = last(desk, scenario, [hand_over]).info
+        assert info["success"] == scenario.input["hand_over"] == (scenario.type in ("danger", "child"))
+        assert info["ended"]
+        assert bool(info["breaches"]) == (not info["success"])
+
+
+@both
+def test_the_wrong_rule_is_no_reason(kind):
+    desk = kind(train=220, heldout=18)
+    for scenario in [one for one in desk.scenarios("train") if one.input["customer"]["refusals"]][:30]:
+        wrong = f"{kind.identity[0]}2"
+        text = [
+            say(one["content"].replace(f"rule {rule}", f"rule {wrong}")) if one["content"] else one
+            for one in desk.solve(scenario)
+            for rule in [next((fact for fact in scenario.input["facts"][0]["words"] if fact in one["content"]), "-")]
+        ]
+        info = last(desk, scenario, text).info
+        assert (info["told"], info["success"]) == (False, False)
+        every = say("I cannot: " + ", ".join(f"{kind.identity[0]}{n}" for n in range(1, 11)))
+        assert not last(desk, scenario, [*desk.solve(scenario)[:2], every]).info["told"]
+
+
+@both
+def test_what_is_done_in_vain_counts_as_a_change(kind):
+    """The same change in another place leaves another database."""
+    desk = kind(train=220, heldout=18)
+    name, table = ("change_address", "orders") if kind is Retail else ("add_bags", "bookings")
+    for scenario in [one for one in desk.scenarios("train") if not one.input["changes"]][:20]:
+        key = next(iter(scenario.input["database"][table]))
+        arguments = {"order": key, "address": "1 X"} if kind is Retail else {"booking": key, "bags": 1}
+        info = last(desk, scenario, [call(name, arguments), *desk.solve(scenario)]).info
+        assert not info["state"]
+        assert not info["success"]
+        assert info["breaches"]
+
+
+@both
+def test_whatever_the_arguments_are_it_is_answered(kind):
+    desk = kind(train=11, heldout=18)
+    scenario = desk.scenarios("train")[0]
+    desk.reset(scenario)
+    strange = ["", "C1", "x" * 5000, "W1", "lamp-1", "P1", "2031-99-99", "\ud83d\x00", "-", "NG1"]
+    draw = random.Random(0)
+    for tool in desk.tools() * 8:
+        function = tool["function"]
+        if function["name"] == "hand_over":
+            continue
+        arguments = {
+            name: 10**30 if schema.get("type") == "integer" else [draw.choice(strange)] if schema.get("type") == "array"
+            else draw.choice([*schema.get("enum", strange)])
+            for name, schema in function["parameters"]["properties"].items()
+        }  # fmt: skip
+        step = desk.step(call(function["name"], arguments))
+        assert len(step.observation[0]["content"]) < 1500
+        json.dumps(step.info)
+    assert not desk.done
+
+
+# --- rules that one desk has ------------------------------------------------------------------------------------------
+
+
+def opened(desk, change):
+    """A session with the first customer verified, over a database that `change` has worked on."""
+    database = json.loads(json.dumps(desk.scenarios("train")[0].input["database"]))
+    change(database)
+    desk.reset(desk.scenarios("train")[0])
+    desk.open(database)
+    desk.verified = "C1"
+    return database
+
+
+def broken(desk, tool: str, **arguments) -> set[str]:
+    """The rules that a change breaks, consent apart."""
+    getattr(desk, tool)(**arguments)
+    return {one.partition(":")[0] for one in desk.breaches} - {desk.consent}
+
+
+RETURNS = [
+    ("plain", 30, False, set()),
+    ("plain", 31, False, {"R4"}),
+    ("plus", 45, False, set()),
+    ("plus", 46, False, {"R4"}),
+    ("plus", 3, True, {"R5"}),
+    ("plain", 90, True, {"R4", "R5"}),
+]
+
+
+@pytest.mark.parametrize(("tier", "days", "clearance", "rules"), RETURNS)
+def test_returns_have_a_window_and_clearance_has_none(tier, days, clearance, rules):
+    from datetime import timedelta
+
+    from components.environments.service.retail import TODAY
+
+    desk = Retail(train=11, heldout=18)
+    found = {}
+
+    def change(database):
+        key, order = next(iter(database["orders"].items()))
+        order |= {"state": "delivered", "delivered": str(TODAY - timedelta(days))}
+        database["customers"]["C1"]["tier"] = tier
+        line = order["lines"][0]["variant"]
+        database["products"][line.rpartition("-")[0]]["clearance"] = clearance
+        found.update(order=key, variants=[line], payment=order["payment"])
+
+    opened(desk, change)
+    assert broken(desk, "return_items", **found) == rules
+
+
+def test_money_does_not_go_to_another_card():
+    desk = Retail(train=11, heldout=18)
+    found = {}
+
+    def change(database):
+        key, order = next(iter(database["orders"].items()))
+        order |= {"state": "delivered", "delivered": "2031-05-18"}
+        database["customers"]["C1"]["payments"]["P1"] = {"kind": "card", "ending": "1"}
+        found.update(order=key, variants=[order["lines"][0]["variant"]], payment="P1")
+
+    opened(desk, change)
+    assert broken(desk, "return_items", **found) == {"R7"}
+
+
+@pytest.mark.parametrize("state", ["open", "packed", "shipped", "delivered"])
+def test_only_open_orders_are_changed(state):
+    desk = Retail(train=11, heldout=18)
+    database = opened(desk, lambda data: next(iter(data["orders"].values())).update(state=state))
+    order = next(iter(database["orders"]))
+    assert broken(desk, "change_address", order=order, address="1 Elm") == (set() if state == "open" else {"R3"})
+
+
+CANCELLED = [
+    ({"fare": "light", "booked": "2031-09-09"}, {}, set()),
+    ({"fare": "light", "booked": "2031-09-08"}, {}, {"A3"}),
+    ({"fare": "light", "booked": "2031-09-08"}, {"cancelled": True}, set()),
+    ({"fare": "flex", "booked": "2031-08-08"}, {}, set()),
+    ({"fare": "flex", "booked": "2031-08-08"}, {"date": "2031-09-09"}, {"A3"}),
+    ({"fare": "flex", "booked": "2031-08-08"}, {"date": "2031-09-10"}, set()),
+]
+
+
+@pytest.mark.parametrize(("booking", "flight", "rules"), CANCELLED)
+def test_what_can_be_cancelled(booking, flight, rules):
+    desk = Airline(train=11, heldout=18)
+
+    def change(database):
+        first = next(iter(database["bookings"].values()))
+        first.update(booking)
+        database["flights"][first["flight"]].update(flight)
+
+    database = opened(desk, change)
+    assert broken(desk, "cancel_booking", booking=next(iter(database["bookings"]))) == rules
+
+
+@pytest.mark.parametrize(
+    ("level", "cabin", "had", "more", "dollars", "rules"),
+    [
+        ("base", "economy", 0, 1, 35, set()),
+        ("silver", "economy", 0, 3, 35, set()),
+        ("gold", "economy", 1, 3, 0, set()),
+        ("gold", "business", 3, 3, 0, set()),
+        ("base", "business", 2, 2, 70, set()),
+        ("base", "economy", 4, 3, 105, {"A6"}),
+    ],
+)
+def test_bags_have_their_price(level, cabin, had, more, dollars, rules):
+    desk = Airline(train=11, heldout=18)
+
+    def change(database):
+        database["customers"]["C1"]["level"] = level
+        first = next(iter(database["bookings"].values()))
+        first.update(cabin=cabin, bags=had, passengers=["A B", "C D"])
+
+    database = opened(desk, change)
+    booking = next(iter(database["bookings"]))
+    assert broken(desk, "add_bags", booking=booking, bags=more) == rules
+    assert desk.database["bookings"][booking]["paid"] - database["bookings"][booking]["paid"] == dollars
+
+
+def test_distance_counts_letters():
+    found = [_distance(*pair) for pair in (("anna", "anna"), ("ana", "anna"), ("mira", "mara"), ("", "abc"))]
+    assert found == [0, 1, 1, 3]
+
+
+# --- the customer -----------------------------------------------------------------------------------------------------
+
+SCRIPT = {
+    "opening": "I want to cancel an order.",
+    "goal": "I want it cancelled.",
+    "temper": "cross",
+    "facts": {"name": "Ada Abel.", "order": "It is W12."},
+    "wishes": [
+        {"terms": ["W12", "90"], "yes": False, "reply": "No, too much. Then half.", "words": "half"},
+        {"terms": ["W12", "45"], "yes": True, "reply": "Yes, please.", "words": "half"},
+    ],
+    "refusals": 0,
+    "insists": "But!",
+}
+
+
+def customer(**changed) -> ScriptedCustomer:
+    return ScriptedCustomer({**SCRIPT, **changed}, {"name": "names?", "order": "orders?|number"})
+
+
+def hear(one: ScriptedCustomer, text: str, *, done: bool = False, missing: tuple[str, ...] = ()) -> str:
+    return one.answer(text, done=done, missing=list(missing))
+
+
+def test_it_tells_what_it_is_asked_for_and_no_more():
+    one = customer()
+    assert hear(one, "May I have your name?") == "Ada Abel."
+    assert hear(one, "Which order is it? I can also see the weather.") == "It is W12."
+    assert hear(one, "Your order matters to us.").startswith("What is that supposed to mean?")
+    assert hear(one, "What is your name?") == "As I said: Ada Abel."
+
+
+def test_it_takes_an_offer_only_by_its_terms_and_in_its_order():
+    one = customer()
+    assert hear(one, "Order W12, 45 dollars. Shall I go ahead?").startswith("Not so fast.")
+    assert hear(one, "Order W12, 90 dollars. Shall I go ahead?") == "No, too much. Then half."
+    assert hear(one, "Order W12, 450 dollars. Shall I go ahead?").startswith("Not so fast.")
+    assert hear(one, "Order W12, 45 dollars. Shall I go ahead?") == "Yes, please."
+    assert hear(one, "Done.", done=True) == f"Thank you, that is all. {STOP}"
+
+
+def test_its_patience_ends():
+    one = customer()
+    answers = [hear(one, "Hm.") for _ in range(3)]
+    assert [STOP in one for one in answers] == [False, False, True]
+
+
+def test_it_does_not_believe_a_refusal_that_is_wrong():
+    one = customer(wishes=[SCRIPT["wishes"][1]])
+    assert hear(one, "I cannot do that.") == "Which of your rules says so?"
+    assert hear(one, "I cannot do that, rule R3.").startswith("I do not think that is right.")
+    assert STOP in hear(one, "I cannot do that, rule R3.")
+
+
+def test_it_believes_one_that_is_right_when_it_has_heard_it_often_enough():
+    one = customer(wishes=[], refusals=2)
+    assert hear(one, "I cannot do that, rule R3.", done=True) == "But!"
+    assert hear(one, "I cannot do that, rule R3.", done=True) == f"Thank you, that is all. {STOP}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I'm sorry, but under rule R3 this order can no longer be cancelled.",
+        "Unfortunately R3 does not let me do that.",
+        "I can’t: R3.",
+        "This is not possible (R3). Is there anything else I can help with?",
+    ],
+)
+def test_a_refusal_has_many_forms(text):
+    assert STOP in hear(customer(wishes=[], refusals=1), text, done=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Could you provide your full name?",
+        "To begin, please tell me the name on the account.",
+        "Sure! I need your name.",
+        "Welcome to our shop.\nWhat's your name",
+    ],
+)
+def test_asking_has_many_forms(text):
+    assert hear(customer(), text) == "Ada Abel."
+
+
+def test_it_asks_for_what_it_was_not_told():
+    one = customer(wishes=[])
+    assert hear(one, "Done.", done=True, missing=("How much?",)) == "How much?"
+    assert STOP in hear(one, "It is 5.", done=True)
+
+
+def test_a_saved_customer_goes_on():
+    one, other = customer(), customer()
+    hear(one, "May I have your name?")
+    hear(one, "W12 for 90 dollars?")
+    other.restore(json.loads(json.dumps(one.save())))
+    for text in ("Your name?", "W12 for 45 dollars, shall I go ahead?", "Hm.", "Hm."):
+        assert hear(one, text) == hear(other, text)
+
+
+def test_words():
+    assert says("It costs $1,250 in all.", "1250")
+    assert says("from lamp-2.", "lamp-2")
+    assert not says("W1234", "123")
+    assert not says("lamp-23", "lamp-2")
+    assert all(says(f"That is {one} dollars.", "45") for one in ("45", "$45", "45.00", "**45**", "(45)"))
+    assert not any(
+        says(f"That is {one}.", "45") for one in ("45.20", "1.45", "10:45", "45:10", "2031-45-01", "x-45", "-4")
+    )
+    assert [agrees(one) for one in ("Yes, please.", "No. Okay?", "Sure, no problem", "I do not know", "Fine")] == [
+        True, False, True, False, False,
+    ]  # fmt: skip
+    assert clear("R3 and R4: 1 2 3")
+    assert not clear("R1 R2 R3")
+    assert not clear(" ".join(str(n) for n in range(20)))
+
+
+# --- a customer played by a model -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def server(answers):
+    """A server of chat completions: answers are texts, or statuses. Yields its address and the requests."""
+    seen: list[dict] = []
+    queue = list(answers)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            seen.append({"body": body, "path": self.path, "key": self.headers.get("Authorization")})
+            answer = queue.pop(0) if len(queue) > 1 else queue[0]
+            found = (
+                {"choices": [{"message": {"content": answer}}]} if isinstance(answer, str) else {"error": "sk-secret"}
+            )
+            data = json.dumps(found).encode()
+            self.send_response(200 if isinstance(answer, str) else answer)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    one = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=one.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{one.server_port}/v1", seen
+    finally:
+        one.shutdown()
+        thread.join()
+        one.server_close()
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr("components.environments.service.customer.PAUSE", 0.0)
+
+
+def test_a_model_plays_the_customer(monkeypatch):
+    monkeypatch.setenv("CUSTOMER_KEY", "sk-secret")
+    with server(["Ada.", 503, "Yes, go ahead.", f"Bye {STOP}"]) as (url, seen):
+        user = {"url": url + "/", "model": "m", "key_variable": "CUSTOMER_KEY"}
+        desk = Target.model_validate({"_target_": f"{Retail.__module__}.Retail", "train": 36, "user": user}).build()
+        scenario = next(one for one in desk.scenarios("train") if one.input["changes"])
+        first = desk.reset(scenario)[1]["content"]
+        steps = [
+            asyncio.run(desk.step(say(text))) for text in ("Your name?", desk.scenario.input["customer"]["goal"], "Bye")
+        ]
+        assert [step.observation[0]["content"] for step in steps] == ["Ada.", "Yes, go ahead.", f"Bye {STOP}"]
+        assert [step.done for step in steps] == [False, False, True]
+    assert len(seen) == 4
+    body = seen[0]["body"]
+    assert (seen[0]["path"], seen[0]["key"]) == ("/v1/chat/completions", "Bearer sk-secret")
+    assert (body["model"], body["temperature"]) == ("m", 0)
+    assert body["seed"] == seen[-1]["body"]["seed"]
+    assert [one["role"] for one in body["messages"]] == ["system", "assistant", "user"]
+    assert body["messages"][1]["content"] == first
+    assert len(seen[-1]["body"]["messages"]) == 7
+
+
+def test_a_whole_conversation_succeeds_with_a_model_that_says_yes():
+    desk = Retail(train=110, heldout=18)
+    scenario = next(one for one in desk.scenarios("train") if len(one.input["changes"]) == 1)
+    solution = desk.solve(scenario)
+    texts = [one for one in solution if one["content"]]
+    answers = ["Yes." if "Shall I" in one["content"] else "Hm." for one in texts]
+    with server([*answers[:-1], f"Bye {STOP}"]) as (url, _):
+        served = Retail(train=110, heldout=18, user=ServedCustomer(url=url, model="m"))
+        served.reset(scenario)
+        for action in solution:
+            step = checks.asked(served.step(action))
+    assert step.done
+    assert step.info["success"]
+
+
+def test_a_server_that_fails_fails_the_episode_and_one_that_refuses_the_run(monkeypatch):
+    monkeypatch.setenv("CUSTOMER_KEY", "sk-secret")
+    for answers, error, words in (
+        ([500], EnvironmentFailed, "gave no answer: HTTP 500"),
+        ([400], EnvironmentFailed, "HTTP 400"),
+        ([""], EnvironmentFailed, "no message in"),
+        ([401], ResourceError, "refuses model 'm' or its key"),
+    ):
+        with server(answers) as (url, seen):
+            user = ServedCustomer(url=url, model="m", key_variable="CUSTOMER_KEY")
+            desk = Airline(train=11, heldout=18, user=user)
+            desk.reset(desk.scenarios("train")[0])
+            with pytest.raises(error, match=words) as caught:
+                asyncio.run(desk.step(say("Hello")))
+            assert "sk-secret" not in str(caught.value)
+            assert len(seen) == (4 if answers in ([500], [""]) else 1)
+
+
+def test_a_key_that_is_missing_is_named(monkeypatch):
+    monkeypatch.delenv("CUSTOMER_KEY", raising=False)
+    desk = Retail(train=11, heldout=18, user=ServedCustomer(url="http://x/v1", model="m", key_variable="CUSTOMER_KEY"))
+    with pytest.raises(ResourceError, match="CUSTOMER_KEY is not set"):
+        desk.reset(desk.scenarios("train")[0])
+
+
+@pytest.mark.parametrize(
+    "user", ["llm", {"url": "x", "model": "m"}, {"url": "http://a:b@c", "model": "m"}, {"url": "http://c"}]
+)
+def test_a_user_that_makes_no_sense_is_refused(user):
+    with pytest.raises(ValueError):
+        Target.model_validate({"_target_": f"{Retail.__module__}.Retail", "user": user})
+
+
+def test_the_key_of_a_stage_holds_who_plays_and_not_where():
+    def key(**user):
+        target = {"_target_": f"{Retail.__module__}.Retail", "user": {"url": "http://a/v1", "model": "m", **user}}
+        return Target.model_validate(target).resolved()
+
+    assert key() == key(url="http://b/v1") == key(key_variable="K")
+    assert key() != key(model="n")
+
+
+def test_the_prompt_holds_the_script():
+    text = prompt(Retail(train=22, heldout=18).scenarios("train")[0].input["customer"])
+    assert STOP in text
+    assert "tell only when you are asked" in text
