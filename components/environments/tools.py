@@ -116,7 +116,7 @@ class ToolEnvironment(abc.ABC):
         try:
             one = _tools_of(type(self)).get(function["name"])
             if one is None:
-                raise Invalid(f"no tool {function['name']}; there are {', '.join(_tools_of(type(self)))}")
+                raise Invalid(f"no tool {function['name']}; there are {', '.join(_tools_of(type(self))) or 'none'}")
             return str(getattr(self, one.name)(**one.arguments(function["arguments"])))
         except Invalid as error:
             self.invalid_actions += 1

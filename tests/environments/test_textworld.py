@@ -1,0 +1,128 @@
+"""TextWorld: games are made once, in bounds, and played by single commands."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from components.environments.textworld import TextWorld
+from components.environments.tools import acts
+from components.errors import EnvironmentFailed, ResourceError
+from tests.environments import checks
+
+pytestmark = pytest.mark.timeout(600)  # seconds; a game takes some to make, many on a busy machine
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Games are made once for all tests."""
+    return str(tmp_path_factory.mktemp("games"))
+
+
+def small(cache, **arguments) -> TextWorld:
+    pytest.importorskip("textworld")
+    given = {"kinds": ["quest", "cooking"], "difficulties": [1], "train": 2, "heldout": 2, "cache": cache}
+    return TextWorld(**{**given, **arguments})
+
+
+def test_it_keeps_what_every_environment_keeps(cache):
+    checks.check(lambda: small(cache), few=2)
+
+
+def test_walkthroughs_win_and_are_longer_where_it_is_harder(cache):
+    kinds = ["quest", "coin_collector"]
+    environment = small(cache, kinds=kinds, difficulties=[1, 3], train=4)
+    lengths = {}
+    for scenario in environment.scenarios("train"):
+        assert checks.solved(environment, scenario), scenario.id
+        lengths[scenario.type, scenario.difficulty] = len(environment.solve(scenario))
+    for kind in kinds:
+        assert lengths[kind, 1] < lengths[kind, 3]
+    environment.close()
+
+
+def test_chance_does_not_win(cache):
+    environment = small(cache, kinds=["coin_collector"], difficulties=[3], train=2)
+    assert environment.blocking
+
+    def policy(rng, messages):
+        possible = messages[-1]["content"].rpartition("Possible: ")[2].rstrip(".").split(", ")
+        return acts([rng.choice(possible)])[0]
+
+    assert checks.success_of(environment, environment.scenarios("train"), policy, turns=6) == 0
+
+
+def test_a_game_is_made_once(cache, monkeypatch):
+    environment = small(cache)
+    scenario = environment.scenarios("train")[0]
+    environment.reset(scenario)
+    monkeypatch.setattr(TextWorld, "_make", lambda *_: pytest.fail("made again"))
+    other = small(cache)
+    assert other.reset(scenario)[1] == environment.reset(scenario)[1]
+
+
+def test_possible_commands_are_shown_or_not(cache):
+    shown, hidden = small(cache), small(cache, commands=False)
+    scenario = shown.scenarios("train")[0]
+    first = shown.reset(scenario)[1]["content"]
+    assert "\nPossible: " in first
+    assert "$$$" not in first
+    assert first.rpartition("\nPossible: ")[0] == hidden.reset(scenario)[1]["content"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "",
+        "save",
+        "quit",
+        "restart",
+        "transcript",
+        "look. look",
+        "look then look",
+        "look, look",
+        "look\nquit; look",
+        "look " * 1000,
+        "tw-print state",
+        "\x00look",
+    ],
+)
+def test_only_single_commands_of_the_game(cache, command):
+    environment = small(cache)
+    steps = checks.play(environment, environment.scenarios("train")[0], acts([command]))
+    assert steps[-1].observation[0]["content"].startswith("error: say one command")
+    assert steps[-1].info["invalid_actions"] == 1
+    assert steps[-1].info["steps"] == 0
+
+
+def test_what_cannot_be_done_is_the_games_to_say(cache):
+    environment = small(cache)
+    step = checks.play(environment, environment.scenarios("train")[0], acts(["take moon", "Look."]))
+    assert not step[0].observation[0]["content"].startswith("error: ")
+    assert [one.info["invalid_actions"] for one in step] == [1, 1]
+
+
+def test_it_ends_after_max_steps(cache):
+    environment = small(cache, max_steps=2)
+    steps = checks.play(environment, environment.scenarios("train")[0], acts(["look"] * 5))
+    assert len(steps) == 2
+    assert steps[-1].done
+
+
+def test_making_a_game_is_bounded(tmp_path):
+    environment = small(str(tmp_path), make_timeout=0.01)
+    with pytest.raises(EnvironmentFailed, match=r"took longer than 0\.01 s"):
+        environment.reset(environment.scenarios("train")[0])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_cache_is_no_part_of_the_key(cache):
+    given = TextWorld.key_arguments({"cache": "/x", "make_timeout": 1.0, "seed": 3})
+    assert given == {"seed": 3}
+
+
+def test_without_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "textworld", None)
+    with pytest.raises(ResourceError, match=r"pip install 'espalier\[textworld\]'"):
+        TextWorld()
