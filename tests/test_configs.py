@@ -26,7 +26,7 @@ GROUPS = {
     "collect": 1,
     "compute": 2,
     "deploy": 3,
-    "environment": 1,
+    "environment": 23,
     "evaluate": 1,
     "experiment": 20,
     "filter": 3,
@@ -46,6 +46,7 @@ NEEDED = {
     "teacher": ["warmup.teacher.model.name=organisation/name"],
     "distill": ["algorithm.teacher.name=organisation/name", "filter=everything"],
     "learned": ["reward.path=folder"],
+    "agentgym": ["environment.kind=textcraft", "environment.url=http://127.0.0.1:36001", "warmup=none"],
 }
 """What an option cannot know."""
 
