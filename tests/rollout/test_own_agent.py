@@ -260,11 +260,13 @@ def test_an_agent_that_hangs_runs_out_of_time_and_its_late_calls_are_refused():
             if error.code == 401:
                 refused.set()
 
-    (one, *_) = played(agent, timeout=0.8, group_size=1)
+    engine = Parrot()
+    with endpoint(engine, agent) as (own, _, _):
+        (one,) = collect(engine, Echo, scenarios(1), own_agent=own, timeout=0.8, group_size=1)
+        assert refused.wait(20)
     assert one.failure is not None
     assert one.failure.kind == "WaitTimeout"
     assert len(one.histories) == 1
-    assert refused.wait(10)
 
 
 def test_without_a_key_nobody_answers():
