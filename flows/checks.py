@@ -99,6 +99,11 @@ def _compares(algorithm: Any) -> bool:
     return grouped or isinstance(algorithm, PairSpec)
 
 
+def _agent(agent: AgentSpec) -> Iterator[Problem]:
+    if agent.function is not None and agent.format != "native":
+        yield Problem("agent.format", f"{agent.format}: is for the loop, and agent.function writes as it likes")
+
+
 def _weights(model: ModelSpec, inference: InferenceSpec, algorithm: Any, rounds: int) -> Iterator[Problem]:
     """What needs an adapter, where all weights are trained; and what a rounded base does not go with."""
     if model.quantization != "none":
@@ -377,6 +382,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     _signal,
     _held_out,
     _inference,
+    _agent,
     _weights,
     _lengths,
     _local_model,

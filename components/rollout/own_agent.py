@@ -33,11 +33,11 @@ from components.errors import AgentError, BoundaryError, EngineError, Problem, R
 from components.inference.protocol import Engine, Sampling
 from components.rollout.agent import as_json
 from components.rollout.capture import Capture
+from components.rollout.spec import GIVEN
 from components.trajectories.schema import Failure, History, Scenario, Trajectory
 
 MODEL = "policy"
 """Name under which the policy is asked for."""
-GIVEN = ("scenario", "client", "base_url", "api_key", "model", "environment")
 
 
 class OwnAgent:

@@ -9,6 +9,13 @@ from pydantic import Field, field_validator
 from components.rollout.formats import Name
 from components.specs import Spec, Target
 
+GIVEN = ("scenario", "client", "base_url", "api_key", "model", "environment")
+"""What an agent of one's own may ask for (`own_agent`)."""
+
+
+class OwnAgentTarget(Target):
+    called_with = GIVEN
+
 
 class AgentSpec(Spec):
     """The agent loop: one assistant message a turn."""
@@ -20,7 +27,7 @@ class AgentSpec(Spec):
     """Most assistant messages of one episode; then it ends as it stands."""
     max_tokens: int = Field(128, ge=1)
     """Most sampled tokens of one message."""
-    function: Target | None = None
+    function: OwnAgentTarget | None = None
     """An agent of your own in place of the loop: a function, as `my_package.agents.mine` or with arguments; `max_turns`
     is then how many calls it may make. Its package must be in `allow`."""
     max_observation: int = Field(100_000, ge=100)

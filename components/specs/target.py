@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from pydantic import (
     ConfigDict,
@@ -54,6 +54,9 @@ class Target(Spec):
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Checked against the signature and converted to its types."""
 
+    called_with: ClassVar[tuple[str, ...] | None] = None
+    """Parameters that a function is given when it is called, and no config may fill; None: its first positional one."""
+
     model_config = ConfigDict(validate_by_name=True)
 
     @model_validator(mode="before")
@@ -76,7 +79,7 @@ class Target(Spec):
             except SpecError as error:
                 reason = PydanticCustomError("target", "{message}", {"message": str(error.problems[0])})
                 raise _invalid([(("_target_",), path, reason)]) from error
-        return {"target": path, "arguments": _check_arguments(path, found, arguments, info.context)}
+        return {"target": path, "arguments": _check_arguments(path, found, arguments, info.context, cls.called_with)}
 
     @model_serializer
     def _flat(self) -> dict[str, Any]:
@@ -195,18 +198,27 @@ def _parameters(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return parameters
 
 
-def settable(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Parameters that a config may fill: all of a class, all but the first positional one of a function."""
+def settable(thing: Callable[..., Any], called_with: tuple[str, ...] | None = None) -> dict[str, inspect.Parameter]:
+    """Parameters that a config may fill: all of a class, all of a function but those that it is called with (None: the
+    first positional one)."""
     fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
     parameters = _parameters(thing)
-    if not inspect.isclass(thing):
+    if called_with is not None:
+        parameters = {name: one for name, one in parameters.items() if name not in called_with}
+    elif not inspect.isclass(thing):
         positional = [n for n, p in parameters.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
         parameters.pop(positional[0], None) if positional else None
     return {name: p for name, p in parameters.items() if p.kind not in fixed}
 
 
-def _check_arguments(path: str, thing: Callable[..., Any], arguments: dict[str, Any], context: Any) -> dict[str, Any]:
-    parameters = settable(thing)
+def _check_arguments(
+    path: str,
+    thing: Callable[..., Any],
+    arguments: dict[str, Any],
+    context: Any,
+    called_with: tuple[str, ...] | None,
+) -> dict[str, Any]:
+    parameters = settable(thing, called_with)
     free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in _parameters(thing).values())
     fields: dict[str, Any] = {}
     for i, (name, parameter) in enumerate(parameters.items()):

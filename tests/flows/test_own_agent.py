@@ -1,0 +1,73 @@
+"""An agent of one's own in a run: its function is named in the configuration, its episodes are those of the stage."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import pytest
+
+from components.errors import SpecError
+from components.specs import validate
+from components.trajectories.store import read_trajectories
+from flows.spec import ExperimentSpec
+from flows.stages.execute import run_stage
+from tests.deployment.tiny import TINY
+from tests.flows.test_online_rl import DATA, Recorder, changed
+
+HERE = "tests.flows.test_own_agent"
+
+
+def agent(scenario, base_url, api_key, model, *, turns: int = 2):
+    """Asks and asks again, over plain HTTP."""
+    talk = [{"role": "user", "content": scenario.input["request"]}]
+    for _ in range(turns):
+        body = json.dumps({"model": model, "messages": talk}).encode()
+        headers = {"content-type": "application/json", "authorization": f"Bearer {api_key}"}
+        request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+            message = json.load(answer)["choices"][0]["message"]
+        talk += [{"role": "assistant", "content": message["content"] or ""}, {"role": "user", "content": "And?"}]
+    return {"success": False, "reward": 0.25}
+
+
+def run(tmp_path, **given) -> Recorder:
+    own = {"max_turns": 4, "max_tokens": 8, "function": given or f"{HERE}.agent"}
+    model = {**TINY.model_dump(), "max_length": 2048}
+    return Recorder(tmp_path, agent=own, model=model, allow=["tests"], warmup=None)
+
+
+def test_its_episodes_are_those_of_the_stage(tmp_path, context):
+    recorded = run(tmp_path)
+    artifact, _ = run_stage(recorded.requests["collect[1]"], context)
+    found = list(read_trajectories(artifact.path / "trajectories.parquet"))
+    context.warm.close()
+    assert found
+    for one in found:
+        assert one.failure is None
+        assert one.outcome == {"success": False, "reward": 0.25}
+        assert one.metrics["turns"] == 2
+        sampled = [message for history in one.histories for message in history.messages if message.span]
+        assert len(sampled) == 2
+        assert all(0 < message.span[1] - message.span[0] <= 8 for message in sampled)
+        assert sum(sum(history.sampled_mask()) for history in one.histories) == one.metrics["sampled_tokens"]
+
+
+def test_another_argument_is_another_agent(tmp_path):
+    first, other = run(tmp_path), run(tmp_path, _target_=f"{HERE}.agent", turns=1)
+    assert {"evaluate[start]", "collect[1]"} <= set(changed(first, other))
+    assert changed(first, run(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"function": f"{HERE}.agent", "format": "react"}, r"agent\.format: react: is for the loop"),
+        ({"function": f"{HERE}.nobody"}, r"agent\.function.*'nobody' is not there"),
+        ({"function": "os.system"}, r"agent\.function.*outside the packages"),
+        ({"function": {"_target_": f"{HERE}.agent", "often": 2}}, r"agent\.function.*often"),
+    ],
+)
+def test_what_cannot_be_is_named(tmp_path, own, message):
+    with pytest.raises(SpecError, match=message):
+        validate(ExperimentSpec, {**DATA, "root": str(tmp_path), "allow": ["tests"], "agent": own})
