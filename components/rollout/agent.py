@@ -16,6 +16,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, get_args
 
 from components.environments.protocol import Environment, Messages, Step
@@ -116,14 +117,7 @@ async def play(
         },
         failure=failure,
         policy=policy,
-        sampling={
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "max_tokens": sampling.max_tokens,
-            "seed": seed,
-        },
+        sampling={**asdict(sampling), "seed": seed},
     )
 
 

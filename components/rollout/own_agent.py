@@ -26,6 +26,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from components.environments.protocol import Environment
@@ -115,14 +116,7 @@ class OwnAgent:
             },
             failure=failure,
             policy=engine.policy,
-            sampling={
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "top_k": sampling.top_k,
-                "min_p": sampling.min_p,
-                "max_tokens": sampling.max_tokens,
-                "seed": seed,
-            },
+            sampling={**asdict(sampling), "seed": seed},
         )
 
     @contextmanager
