@@ -82,7 +82,7 @@ def _options(group: str) -> str:
 def _keys(group: str) -> Iterator[str]:
     """The tables of one group."""
     annotation = ExperimentSpec.model_fields[group].annotation
-    if annotation is Target:
+    if inspect.isclass(annotation) and issubclass(annotation, Target):
         for path in _files(group):
             yield from _target(group, path)
     elif group == "warmup":
@@ -233,7 +233,7 @@ def _words(annotation: Any) -> str:
         return f"list of {_words(arguments[0])}"
     if origin is dict:
         return "mapping"
-    if inspect.isclass(annotation) and issubclass(annotation, Spec) and annotation is not Target:
+    if inspect.isclass(annotation) and issubclass(annotation, Spec) and not issubclass(annotation, Target):
         return "mapping"
     return WORDS.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
