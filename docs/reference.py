@@ -235,7 +235,8 @@ def _words(annotation: Any) -> str:
         return "mapping"
     if inspect.isclass(annotation) and issubclass(annotation, Spec) and not issubclass(annotation, Target):
         return "mapping"
-    return WORDS.get(annotation, getattr(annotation, "__name__", str(annotation)))
+    kind = Target if inspect.isclass(annotation) and issubclass(annotation, Target) else annotation
+    return WORDS.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 def _value(value: Any) -> str:
