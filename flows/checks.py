@@ -99,7 +99,13 @@ def _compares(algorithm: Any) -> bool:
     return grouped or isinstance(algorithm, PairSpec)
 
 
-def _agent(agent: AgentSpec) -> Iterator[Problem]:
+def _agent(agent: AgentSpec, environment: Target) -> Iterator[Problem]:
+    if agent.format != "native" and environment.arguments.get("format") == agent.format == "react":
+        yield Problem(
+            "agent.format",
+            "react: the environment reads Thought and Action itself (environment.format=react); expected native, or "
+            "environment.format=tool",
+        )
     if agent.function is not None and agent.format != "native":
         yield Problem("agent.format", f"{agent.format}: is for the loop, and agent.function writes as it likes")
 
@@ -112,12 +118,11 @@ def _weights(model: ModelSpec, inference: InferenceSpec, algorithm: Any, rounds:
                 "model.quantization",
                 f"{model.quantization}: weights in four bits cannot be trained; expected none, or a rank in model.lora",
             )
-        corrected = not isinstance(algorithm, PolicyGradientSpec) or algorithm.correction != "none"
-        if isinstance(inference, RemoteSpec) and rounds and not corrected:
+        if isinstance(inference, RemoteSpec):
             yield Problem(
                 "model.quantization",
                 f"{model.quantization}: the server of inference.url does not sample from the rounded weights that are "
-                "trained on; expected none, inference=embedded, or algorithm.correction other than none",
+                "trained on; expected none, or inference=embedded",
             )
     if model.lora is not None:
         return

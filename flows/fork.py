@@ -67,11 +67,10 @@ def resolve(spec: ExperimentSpec, store: Store) -> Fork | None:
             f"start of that run; give rounds={step + 1} or more"
         )
     theirs, ours = run.spec.get("model", {}), spec.model.model_dump(mode="json")
-    changed = [
-        f"model.{key}={theirs.get(key)}"
-        for key in ("name", "source", "quantization", "lora")
-        if theirs.get(key) != ours[key]
-    ]
+    same = ["name", "source", "quantization", "lora"]
+    if spec.model.lora is None or spec.model.quantization != "none":
+        same.append("dtype")  # of what learns, or of what was rounded
+    changed = [f"model.{key}={theirs.get(key)}" for key in same if theirs.get(key) != ours[key]]
     if changed:
         raise _problem(f"run {run.short} trained another model; take its values: {' '.join(changed)}")
     return Fork(

@@ -212,7 +212,7 @@ WEIGHTS = {
     ("model.lora=null", *REMOTE): ("model.lora", "given adapters"),
     ("model.lora=null", "algorithm=ppo", "algorithm.value=model"): ("algorithm.value", "expected head"),
     ("model.lora=null", "model.quantization=nf4"): ("model.quantization", "cannot be trained"),
-    ("model.quantization=nf4", *REMOTE): ("model.quantization", "algorithm.correction"),
+    ("model.quantization=nf4", *REMOTE): ("model.quantization", "inference=embedded"),
     ("model.quantization=int8",): ("model.quantization", "nf4"),
 }
 """What full fine-tuning and a rounded base do not go with."""
@@ -226,7 +226,7 @@ def test_what_learns_must_fit_the_rest(lines):
 
 def test_what_learns_fits_the_rest():
     compose(["model.lora=null", "algorithm=ppo", "algorithm.value=head"])
-    compose(["model.quantization=nf4", *REMOTE, "algorithm.correction=truncate"])
+    compose(["model.quantization=nf4", "algorithm=ppo", "algorithm.value=model"])
 
 
 def test_local_models_must_be_there(tmp_path):

@@ -14,8 +14,23 @@ import torch
 MASTER = "master"
 
 
+KEPT = ("exp_avg", "exp_avg_sq", MASTER)
+"""What of its state is in float32 whatever the parameter is."""
+
+
 class AdamW(torch.optim.AdamW):
     """As torch's where all parameters are float32."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """torch's rounds the state to the type of the parameter; accelerate calls it whenever it is given an
+        optimizer."""
+        super().load_state_dict(state_dict)
+        places = [place for group in state_dict["param_groups"] for place in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for place, parameter in zip(places, parameters, strict=True):
+            for name, value in state_dict["state"].get(place, {}).items():
+                if name in KEPT:
+                    self.state[parameter][name] = value.to(parameter.device)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -29,7 +44,8 @@ class AdamW(torch.optim.AdamW):
         for parameter in rounded:
             gradient = parameter.grad.float()
             parameter.grad = None
-            parameter.data = self.state[parameter].pop(MASTER, parameter.data.float())
+            state = self.state[parameter]
+            parameter.data = state.pop(MASTER) if MASTER in state else parameter.data.float()
             parameter.grad = gradient
         try:
             loss = super().step(closure)

@@ -26,6 +26,8 @@ class Adapter:
     """On `model`, which it changes: A random from `seed`, B zero, so that what the model computes stays the same."""
 
     folder = ADAPTER
+    itself = True
+    """What learns is never another's, whoever computes."""
 
     def __init__(self, model: Any, spec: ModelSpec, seed: int):
         from peft import LoraConfig, get_peft_model
@@ -114,6 +116,9 @@ class Adapter:
                 yield
             finally:
                 self.model.set_adapter(LEARNING)
+
+    def release(self) -> None:
+        """There is no copy to free."""
 
     def copy_as(self, name: str) -> None:
         """A further adapter on the same base, a copy of the one that learns. There may be one of this name already."""

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from components.algorithms.adamw import MASTER
+from components.algorithms.adamw import KEPT
 
 CRITIC = "critic"
-STATE = ("exp_avg", "exp_avg_sq", MASTER)
 
 
 def save_state(
@@ -38,7 +37,7 @@ def save_state(
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for name, parameter in zip(names, parameters, strict=True):
         state = optimizer.state.get(parameter, {})
-        for kind in STATE:
+        for kind in KEPT:
             if kind in state:
                 tensors[f"{name}/{kind}"] = state[kind].detach().cpu().contiguous()
         if "step" in state:
@@ -63,7 +62,7 @@ def load_state(folder: Path, *, algorithm: str, optimizer: torch.optim.Optimizer
         if name in trainer["optimizer_steps"]:
             optimizer.state[parameter] = {
                 "step": torch.tensor(trainer["optimizer_steps"][name]),
-                **{kind: tensors[at].to(parameter.device) for kind in STATE if (at := f"{name}/{kind}") in tensors},
+                **{kind: tensors[at].to(parameter.device) for kind in KEPT if (at := f"{name}/{kind}") in tensors},
             }
     set_random_states(load_file(folder / "rng.safetensors"))
     return int(trainer["step"])

@@ -81,6 +81,16 @@ class Policy:
             yield
 
     @property
+    def itself(self) -> bool:
+        """False while the reference stands in the place of what learns."""
+        return self._learned.itself
+
+    def release(self) -> None:
+        """Frees what is only needed while it is trained."""
+        self.penalty = None
+        self._learned.release()
+
+    @property
     def adapter(self) -> Adapter | None:
         """The LoRA adapter that learns; None where all weights do."""
         return self._learned if isinstance(self._learned, Adapter) else None

@@ -177,11 +177,11 @@ def train(
 
 @contextlib.contextmanager
 def _released(policy: Policy) -> Iterator[None]:
-    """Afterwards a warm policy holds no penalty any more."""
+    """Afterwards a warm policy holds nothing more than it needs."""
     try:
         yield
     finally:
-        policy.penalty = None
+        policy.release()
 
 
 def policy_digest(checkpoint_dir: Path) -> str:

@@ -66,7 +66,7 @@ class Unfinished:
         self._kept = 0
         self._whole = True
         self._random = checkpoint.random_states()
-        optimizer.register_step_pre_hook(lambda *_: self._tear())
+        self._hook = optimizer.register_step_pre_hook(lambda *_: self._tear())
 
     def restore(self) -> int:
         """Takes up the training where an earlier try left it; returns the gradient steps it had taken, 0 for none.
@@ -113,9 +113,11 @@ class Unfinished:
         try:
             yield
         except KeyboardInterrupt:
-            if self._whole and len(self.steps) > self._kept:
+            if self._whole and self._policy.itself and len(self.steps) > self._kept:
                 self.save()
             raise
+        finally:
+            self._hook.remove()  # it holds this, and this the optimizer: nothing would be freed
 
     def save(self) -> None:
         """Writes the state after the last gradient step. A disk that is full costs a warning, not the training."""
@@ -154,7 +156,12 @@ class Unfinished:
 
 def _sums(folder: Path, steps: list[dict[str, float]]) -> dict[str, str]:
     return {STEPS: hashlib.sha256(json.dumps(steps).encode()).hexdigest()} | {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        path.relative_to(folder).as_posix(): _sum(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != STEPS
     }
+
+
+def _sum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,8 +1,8 @@
 """What learns of a policy, where that are all weights of the model: full fine-tuning.
 
-The reference is a second copy of the weights, made when it is first asked for; while it computes, the two change
-places. What is saved are the weights under the names that the base model's own files give them, in the type in which
-the model computes, so that whatever reads the base can read them (`models.learned`).
+The reference is a second copy of the weights, made when it is first asked for; while it computes, it stands in their
+place. What is saved are the weights under the names that the base model's own files give them, in the type in which the
+model computes, so that whatever reads the base can read them (`models.learned`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Whole:
         self._base_dir = base_dir
         self._reference: Path | None = None
         self._copy: dict[str, torch.Tensor] = {}
+        self.itself = True
+        """False while the weights are those of the reference, or some of them."""
         stored = shapes(base_dir)
         self._names = [name for name, _ in model.named_parameters(remove_duplicate=False) if name in stored]
         missing = [name for name, p in model.named_parameters() if stored.get(name) != tuple(p.shape)]
@@ -80,16 +82,21 @@ class Whole:
             else:
                 self._read(self._reference, copy)
             self._copy = copy
-        self._exchange()
+        parameters = self.parameters
+        own = {name: parameter.data for name, parameter in parameters.items()}
         try:
+            self.itself = False
+            for name, parameter in parameters.items():
+                parameter.data = self._copy[name]
             yield
         finally:
-            self._exchange()
+            for name, parameter in parameters.items():
+                parameter.data = own[name]
+            self.itself = True
 
-    def _exchange(self) -> None:
-        """The weights and their copy change places, without a copy more."""
-        for name, parameter in self.parameters.items():
-            parameter.data, self._copy[name] = self._copy[name], parameter.data
+    def release(self) -> None:
+        """Frees the copy; it is made again when it is asked for."""
+        self._copy = {}
 
     def _read(self, folder: Path, into: Any) -> None:
         """Fills tensors by name with saved weights."""

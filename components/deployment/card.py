@@ -116,6 +116,8 @@ def _introduction(model: ModelSpec, config: dict[str, Any]) -> str:
     if model.source == "random":
         base += " (random weights, for tests)"
     how = f"LoRA of rank {model.lora.rank}, merged into the weights" if model.lora else "All weights were trained"
+    if model.quantization != "none":
+        how += f" of a base that was rounded to {model.quantization}"
     return (
         f"{base}, trained{learned} by Espalier to act in the environment `{_environment(config)}` over several turns. "
         f"{how}; stored as safetensors."

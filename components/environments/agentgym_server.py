@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+QUEUE = 3600.0
+"""Seconds that an episode may wait for an instance; a whole wave may be before it, and `timeout` of its stage ends it
+earlier."""
 MAX_ANSWER = 8 * 2**20
 """Bytes of an answer."""
 PASSING = (502, 503, 504)
@@ -244,8 +247,7 @@ class Pool:
     async def lend(self, server: Server, limit: int) -> Instance:
         """An instance for one episode: a free one, or a new one, or the first that comes back. Who waits longest is
         next."""
-        waited = max(server.timeout, server.patience)
-        until, ticket = time.monotonic() + waited, object()
+        until, ticket = time.monotonic() + QUEUE, object()
         with self._lock:
             self._waiting.append(ticket)
         try:
@@ -272,7 +274,7 @@ class Pool:
                         self._waiting.appendleft(ticket)
                 elif time.monotonic() > until:
                     raise EnvironmentFailed(
-                        f"AgentGym server: {server.url}: waited {waited:g} s for one of {most} instances, all in use; "
+                        f"AgentGym server: {server.url}: waited {QUEUE:g} s for one of {most} instances, all in use; "
                         "play fewer episodes at once (concurrency) or allow more (environment.instances)"
                     )
                 else:

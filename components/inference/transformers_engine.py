@@ -119,7 +119,7 @@ class TransformersEngine:
         per_sequence = 2 * self.config.num_hidden_layers * heads * dim * width * self.max_length
         self.slots = max(1, min(slots, cache_bytes // per_sequence))
         self.stop_ids = _stop_ids(self.model, self.format)
-        self._parameters = dict(self.model.named_parameters())
+        self._parameters = dict(self.model.named_parameters(remove_duplicate=False))  # tied ones under each name
         self._changed: list[str] = []
         self._policy = BASE_POLICY
         self._answers: OrderedDict[str | int, _Answer] = OrderedDict()

@@ -12,9 +12,11 @@ mistake (SpecError, ResourceError), which would fail every episode alike.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, get_args
@@ -127,7 +129,7 @@ async def ask(method: Callable[..., Any], *arguments: Any, error: type[BoundaryE
     name = getattr(method, "__name__", str(method))
     try:
         if getattr(getattr(method, "__self__", None), "blocking", False) and not inspect.iscoroutinefunction(method):
-            answer = await asyncio.to_thread(method, *arguments)
+            answer = await in_thread(lambda: method(*arguments))
         else:
             answer = method(*arguments)
         return await answer if inspect.isawaitable(answer) else answer
@@ -140,6 +142,33 @@ async def ask(method: Callable[..., Any], *arguments: Any, error: type[BoundaryE
         raise error(f"{name}: cancelled itself") from cause  # nobody asked for it: the other side broke
     except (Exception, SystemExit) as cause:  # an environment that exits must not take the run along
         raise error(f"{name}: {type(cause).__name__}: {cause}") from cause
+
+
+async def in_thread(work: Callable[[], Any]) -> Any:
+    """The result of `work`, in a thread of its own that nobody waits for where this is cancelled: it may never end, and
+    must hold up neither the engine's passes nor the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:  # a future does not take this one
+            future.set_exception(RuntimeError("StopIteration") if isinstance(error, StopIteration) else error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as raised:  # noqa: BLE001  whatever it is, it is raised where it is waited for
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, daemon=True, name="episode").start()
+    return await future
 
 
 def as_messages(found: Any, where: str) -> Messages:

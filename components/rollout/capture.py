@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from components.errors import EngineError
+from components.errors import ContextOverflow, EngineError, ResourceError, SpecError
 from components.inference.protocol import ChatCompletion, ChatRequest, Engine, Sampling
 from components.rollout.recorder import Recorder
 
@@ -31,6 +31,9 @@ class Capture:
         self.recorder = Recorder()
         self.calls = self.sampled = self.truncated = 0
         self.exhausted = False
+        self.failed: Exception | None = None
+        """What the engine raised at the last call; None where it answered. A conversation that is too long is the
+        agent's own affair."""
         self.tools: list[dict[str, Any]] = []
         """Those of the first call that had any."""
         self._engine = engine
@@ -75,8 +78,14 @@ class Capture:
                     seed=int.from_bytes(digest[:6], "big"),
                 )
             )
+        except ContextOverflow:
+            raise
+        except (EngineError, ResourceError, SpecError) as error:
+            self.failed = error
+            raise
         finally:
             self._running.pop(task, None)
+        self.failed = None
         with self._lock:
             if self._closed:
                 raise EngineError("the episode is over")

@@ -151,7 +151,9 @@ def run_episodes(
                 if on_episode:
                     on_episode(trajectory, time.monotonic() - started)
                 take(trajectory)
-                if trajectory.failure and trajectory.failure.boundary == EnvironmentFailed.boundary:
+                if trajectory.failure and own_agent is not None:
+                    environment = None  # a thread that ran out of time may still be in it: it is left to that
+                elif trajectory.failure and trajectory.failure.boundary == EnvironmentFailed.boundary:
                     broken, environment = environment, None
                     await _close(broken)
         finally:

@@ -98,9 +98,10 @@ class React:
         given = rest[name.end() :].strip()
         try:
             arguments, _ = json.JSONDecoder().raw_decode(given) if given else ({}, 0)
+            written = json.dumps(arguments)
         except (ValueError, RecursionError):
             raise Unreadable(f'after {name[0]} expected arguments as JSON, such as {{"argument": "value"}}') from None
-        return self._call(name[0], json.dumps(arguments))
+        return self._call(name[0], written)
 
     def show(self, observation: Messages) -> Messages:
         told = [one["content"] for one in observation if one["role"] == "tool"]
@@ -142,7 +143,8 @@ class Chat:
         return {"role": "assistant", "content": message.get("content") or ""}
 
     def show(self, observation: Messages) -> Messages:
-        return observation
+        """A demonstration acts by the tool, and is answered so; in play there is no tool."""
+        return [{"role": "user", "content": one["content"]} if one["role"] == "tool" else one for one in observation]
 
     def write(self, action: dict[str, Any]) -> dict[str, Any]:
         if not action.get("tool_calls"):

@@ -13,7 +13,8 @@ process or language, and `environment`, one of its own that it may reset and ste
     None           nothing: the reward of the experiment looks at what was said
 
 What it says through the endpoint is the trajectory (`capture`). Each episode has a key of its own, by which its calls
-are told apart; nothing is patched. Plain functions run in threads. An agent that raises has failed; one that has used
+are told apart; nothing is patched. Plain functions run in a thread each;
+one that runs out of time is left behind, and its calls are refused. An agent that raises has failed; one that has used
 up its calls is at its end.
 """
 
@@ -24,15 +25,14 @@ import inspect
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from components.environments.protocol import Environment
-from components.errors import AgentError, BoundaryError, EngineError, Problem, ResourceError, SpecError
+from components.environments.protocol import Environment, Step
+from components.errors import AgentError, BoundaryError, EnvironmentFailed, Problem, ResourceError, SpecError
 from components.inference.protocol import Engine, Sampling
-from components.rollout.agent import as_json
+from components.rollout.agent import as_json, as_step, in_thread
 from components.rollout.capture import Capture
 from components.rollout.spec import GIVEN
 from components.trajectories.schema import Failure, History, Scenario, Trajectory
@@ -42,16 +42,14 @@ MODEL = "policy"
 
 
 class OwnAgent:
-    """Plays with `function`. url: of the endpoint, which asks `engines` for the engine that belongs to a key. threads:
-    most plain functions at once. Raises SpecError where the function asks for what it cannot be given."""
+    """Plays with `function`. url: of the endpoint, which asks `engines` for the engine that belongs to a key. Raises
+    SpecError where the function asks for what it cannot be given."""
 
     def __init__(
         self,
         function: Callable[..., Any],
         url: str,
         engines: MutableMapping[str, Engine],
-        *,
-        threads: int,
     ):
         parameters = inspect.signature(function).parameters.values()
         required = [one.name for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
@@ -63,11 +61,6 @@ class OwnAgent:
         self._function = function
         self._url = url
         self._engines = engines
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="agent")
-
-    def close(self) -> None:
-        """Threads that still run end by themselves: their calls are refused."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def play(
         self,
@@ -87,13 +80,19 @@ class OwnAgent:
         with self._key(capture) as key:
             try:
                 async with asyncio.timeout(timeout):
-                    returned = await self._run(scenario, environment, key)
-                returned = _checked(returned)
-            except BoundaryError as error:
+                    returned = _checked(await self._run(scenario, environment, key))
+            except _Raised as error:
+                cause = error.__cause__
                 if not capture.exhausted:
-                    failure = Failure(error.boundary, type(error).__name__, str(error))
+                    failure = Failure("agent", "AgentError", f"{type(cause).__name__}: {cause}")
+            except BoundaryError as error:
+                failure = Failure(error.boundary, type(error).__name__, str(error))
             except TimeoutError:
                 failure = Failure("agent", "WaitTimeout", f"the episode took longer than {timeout:g} s")
+        if isinstance(capture.failed, SpecError | ResourceError):
+            raise capture.failed  # would fail every episode alike, whatever the agent makes of it
+        if isinstance(capture.failed, BoundaryError):
+            failure = Failure(capture.failed.boundary, type(capture.failed).__name__, str(capture.failed))
         told = returned if isinstance(returned, Trajectory) else None
         outcome = told.outcome if told else dict(returned) if isinstance(returned, Mapping) else {}
         if isinstance(returned, float):
@@ -114,7 +113,7 @@ class OwnAgent:
                 "truncated": float(capture.truncated),
                 "histories": float(len(histories)),
             },
-            failure=failure,
+            failure=failure or (told.failure if told else None),
             policy=engine.policy,
             sampling={**asdict(sampling), "seed": seed},
         )
@@ -131,28 +130,33 @@ class OwnAgent:
             capture.close()
 
     async def _run(self, scenario: Scenario, environment: Environment | None, key: str) -> Any:
-        awaited = inspect.iscoroutinefunction(inspect.unwrap(_plain(self._function)))
+        function = inspect.unwrap(_plain(self._function))
+        awaited = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
         given: dict[str, Any] = {"scenario": scenario, "base_url": self._url, "api_key": key, "model": MODEL}
         given["environment"] = environment
         client = _client(self._url, key, awaited) if "client" in self._names else None
         arguments = {name: client if name == "client" else given[name] for name in self._names}
         try:
-            if awaited:
-                return await self._function(**arguments)
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._pool, lambda: self._function(**arguments))
+            found = self._function(**arguments) if awaited else await in_thread(lambda: self._function(**arguments))
             return await found if inspect.isawaitable(found) else found
-        except (SpecError, ResourceError, EngineError):
+        except (SpecError, ResourceError, EnvironmentFailed):
             raise
-        except asyncio.CancelledError:
-            raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise _Raised from error  # a task of its own that it cancelled
         except (Exception, SystemExit) as error:
-            raise AgentError(f"{type(error).__name__}: {error}") from error
+            raise _Raised from error
         finally:
             if client is not None:
                 closed = client.close()
                 if inspect.isawaitable(closed):
                     await closed
+
+
+class _Raised(Exception):
+    """The agent raised; what, is the cause."""
 
 
 def _plain(function: Any) -> Any:
@@ -168,16 +172,25 @@ def _client(url: str, key: str, awaited: bool) -> Any:
             "agent.function asks for a client of the package openai, which is not installed: pip install openai, or "
             "let it take base_url and api_key"
         ) from None
-    return (openai.AsyncOpenAI if awaited else openai.OpenAI)(base_url=url, api_key=key, max_retries=0)
+    settings: dict[str, Any] = {"base_url": url, "api_key": key, "max_retries": 0}
+    if awaited:  # the endpoint is on this machine: no proxy is asked
+        return openai.AsyncOpenAI(**settings, http_client=openai.DefaultAsyncHttpxClient(trust_env=False))
+    return openai.OpenAI(**settings, http_client=openai.DefaultHttpxClient(trust_env=False))
 
 
 def _checked(returned: Any) -> Any:
     """What the agent returned, if it is one of what it may return; else AgentError."""
-    if returned is None or isinstance(returned, Trajectory):
+    if returned is None:
+        return None
+    if isinstance(returned, Trajectory):
+        _checked(returned.outcome)
+        numbers = [*returned.step_rewards, *returned.metrics.values()]
+        if not all(isinstance(one, int | float) and math.isfinite(one) for one in numbers):
+            raise AgentError(f"the agent returned step rewards or metrics that are no finite numbers: {numbers!r:.200}")
         return returned
     if isinstance(returned, Mapping):
         try:
-            return as_json(dict(returned), "the agent")
+            return as_step(Step([], info=as_json(dict(returned), "the agent"))).info
         except BoundaryError as error:
             raise AgentError(str(error)) from None
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from components.inference.protocol import ChatCompletion
 from components.trajectories.convert import to_message
-from components.trajectories.schema import History
+from components.trajectories.schema import History, Message
 
 NOT_SAMPLED = float("nan")
 
@@ -27,8 +27,12 @@ class Recorder:
     def record(self, messages: list[dict[str, Any]], completion: ChatCompletion) -> None:
         """Adds one answer to the conversation `messages` that it answers."""
         prompt = completion.prompt_token_ids
-        going_on = [one for one in self.histories if prompt[: len(one.token_ids)] == one.token_ids]
-        history = max(going_on, key=lambda one: len(one.token_ids), default=None)
+        if prompt:
+            going_on = [one for one in self.histories if prompt[: len(one.token_ids)] == one.token_ids]
+        else:  # a server that does not say its tokens: what was said must be repeated
+            said = [to_message(message) for message in messages]
+            going_on = [one for one in self.histories if _same(one.messages, said)]
+        history = max(going_on, key=lambda one: (len(one.token_ids), len(one.messages)), default=None)
         if history is None:
             history = History([], agent=self.agent)
             self.histories.append(history)
@@ -49,3 +53,9 @@ class Recorder:
             self.histories.append(History([], agent=self.agent))
         history = self.histories[-1]
         history.messages.extend(to_message(message) for message in messages[len(history.messages) :])
+
+
+def _same(before: list[Message], said: list[Message]) -> bool:
+    """Whether a conversation begins with what was said before."""
+    shown = [(one.role, one.content, one.tool_calls) for one in said[: len(before)]]
+    return [(one.role, one.content, one.tool_calls) for one in before] == shown

@@ -231,6 +231,7 @@ def _run(
         finally:
             kill(process)
         os.set_blocking(status_read, False)
+        status = b""
         with suppress(BlockingIOError):
             status = os.read(status_read, 4096)
     seconds = time.monotonic() - began

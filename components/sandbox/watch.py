@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import subprocess
 import threading
@@ -96,11 +97,13 @@ def watch(
 
 def _excess(pid: int, limits: Limits) -> str:
     """Of which of the two that no limit of the kernel bounds the processes use too much."""
-    pages, files = 0, 0
+    kilobytes, files = 0, 0
     for one in _tree(pid):
         with suppress(OSError):
-            _, resident, shared, *_ = Path(f"/proc/{one}/statm").read_text().split()
-            pages += int(resident) - int(shared)
+            status = Path(f"/proc/{one}/status").read_text()
+            kilobytes += sum(
+                int(found) for found in re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", status, re.MULTILINE)
+            )
         with suppress(OSError):  # until its root is the sandbox's, it has no such folder
             home = os.statvfs(f"/proc/{one}/root{HOME}")
             files = (
@@ -108,7 +111,7 @@ def _excess(pid: int, limits: Limits) -> str:
                 if home.f_blocks * home.f_frsize <= limits.disk_mb * _MB
                 else files
             )
-    if pages * os.sysconf("SC_PAGE_SIZE") > limits.memory_mb * _MB:
+    if kilobytes * 1024 > limits.memory_mb * _MB:
         return "memory"
     return "files" if files > limits.files else ""
 

@@ -203,7 +203,7 @@ def settable(thing: Callable[..., Any], called_with: tuple[str, ...] | None = No
     first positional one)."""
     fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
     parameters = _parameters(thing)
-    if called_with is not None:
+    if called_with is not None and not inspect.isclass(thing):
         parameters = {name: one for name, one in parameters.items() if name not in called_with}
     elif not inspect.isclass(thing):
         positional = [n for n, p in parameters.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY]

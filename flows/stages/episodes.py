@@ -127,7 +127,7 @@ def play(
         context.progress(done, total)
 
     try:
-        with _own_agent(agent, engine, concurrency, timeout) as own_agent:
+        with _own_agent(agent, engine, timeout) as own_agent:
             trajectories = run_episodes(
                 engine,
                 environment.build,
@@ -155,7 +155,7 @@ def play(
 
 
 @contextmanager
-def _own_agent(agent: AgentSpec, engine: Any, threads: int, timeout: float) -> Iterator[OwnAgent | None]:
+def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAgent | None]:
     """The agent of `agent.function`, with its endpoint; None where there is none."""
     if agent.function is None:
         yield None
@@ -165,11 +165,7 @@ def _own_agent(agent: AgentSpec, engine: Any, threads: int, timeout: float) -> I
 
     engines: dict[str, Any] = {}
     with Server(engine, MODEL, engines=engines, timeout=timeout, default_max_tokens=agent.max_tokens) as server:
-        own = OwnAgent(agent.function.build(), server.url, engines, threads=threads)
-        try:
-            yield own
-        finally:
-            own.close()
+        yield OwnAgent(agent.function.build(), server.url, engines)
 
 
 def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -214,3 +214,43 @@ def test_an_adapter_checkpoint_stays_what_it_was(base_dir, tmp_path):
         "adapter_model.safetensors",
     }
     assert learned.folder_of(folder) == folder / "adapter"
+
+
+def test_a_supervised_training_in_bfloat16_goes_on_with_its_float32_state(base_dir, trained, tmp_path):
+    """accelerate loads an optimizer's own state into it, and torch would round that."""
+    model = WHOLE.model_copy(update={"dtype": "bfloat16"})
+    spec = SFTSpec(learning_rate=1e-4)
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    first = run(base_dir, tmp_path / "first", demonstrations(), spec, model)
+    second = run(base_dir, tmp_path / "second", demonstrations(), spec, model, start=first)
+    for folder in (first, second):
+        state = load_file(folder / "optimizer.safetensors")
+        assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+        assert any(name.endswith(MASTER) for name in state)
+    assert policy_digest(second) != policy_digest(first)
+
+
+def test_tied_weights_that_are_stored_twice_are_sampled_from(base_dir, tmp_path):
+    """As some models on the hub store them."""
+    import shutil
+
+    from safetensors.torch import save_file
+
+    from components.inference.transformers_engine import TransformersEngine
+
+    shutil.copytree(base_dir, tmp_path / "twice")
+    tensors = load_file(base_dir / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, tmp_path / "twice" / "model.safetensors", metadata={"format": "pt"})
+    spec = WHOLE.model_copy(update={"name": str(tmp_path / "twice"), "source": "hub"})
+    policy = Policy(tmp_path / "twice", spec, seed=0)
+    with torch.no_grad():
+        for parameter in policy.parameters.values():
+            parameter.mul_(1.01)
+    policy.save(policy.folder(tmp_path))
+    assert {"lm_head.weight", "model.embed_tokens.weight"} <= set(policy._learned.tensors())
+    engine = TransformersEngine(tmp_path / "twice", device="cpu", max_length=256)
+    engine.load_policy("a", str(tmp_path / "weights"))
+    named = dict(engine.model.named_parameters())
+    assert all(torch.equal(parameter, named[name]) for name, parameter in policy.parameters.items())

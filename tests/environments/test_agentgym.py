@@ -285,7 +285,8 @@ def test_a_full_server_gives_an_instance_away_twice_and_two_episodes_do_not_shar
         assert len(server.instances) == 2
 
 
-def test_who_waits_too_long_for_an_instance_is_told():
+def test_who_waits_too_long_for_an_instance_is_told(monkeypatch):
+    monkeypatch.setattr(agentgym_server, "QUEUE", 0.2)
     with FakeAgentGym("maze") as server:
         one = AgentGym("maze", server.url, instances=1, **FEW)
         other = AgentGym("maze", server.url, instances=1, timeout=0.2, patience=0.0, **FEW)

@@ -116,7 +116,8 @@ def test_a_demonstration_reads_as_what_it_shows(name):
     expected = {"native": "", "react": "Action: open the door", "chat": "open the door"}[name]
     assert answers[-1].content == expected
     assert len(shown.tools) == (name == "native")
-    seen = [one.content for one in history.messages if one.role in ("tool", "user")][-1]
+    assert history.messages[-1].role == ("tool" if name == "native" else "user")
+    seen = history.messages[-1].content
     assert seen == ("Observation: It opens." if name == "react" else "It opens.")
 
 

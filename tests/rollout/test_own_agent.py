@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,11 +28,7 @@ from tests.rollout.worlds import Echo, Parrot, collect, scenarios
 def endpoint(engine, function):
     engines = {}
     with Server(engine, MODEL, engines=engines, timeout=20) as server:
-        own = OwnAgent(function, server.url, engines, threads=8)
-        try:
-            yield own, server.url, engines
-        finally:
-            own.close()
+        yield OwnAgent(function, server.url, engines), server.url, engines
 
 
 def played(function, *, count=1, engine=None, **options):
@@ -47,8 +44,12 @@ def ask(url: str, key: str, messages: list, **more) -> dict:
     body = json.dumps({"model": MODEL, "messages": messages, **more}).encode()
     headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(urllib.request.Request(f"{url}/chat/completions", body, headers), timeout=20) as answer:
-        return json.load(answer)["choices"][0]["message"]
+    try:
+        with opener.open(urllib.request.Request(f"{url}/chat/completions", body, headers), timeout=20) as answer:
+            return json.load(answer)["choices"][0]["message"]
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise
 
 
 def user(text: str) -> dict:
@@ -280,6 +281,79 @@ def test_without_a_key_nobody_answers():
     assert engine.requests == []
 
 
+def test_an_engine_that_fails_is_no_zero_of_the_agents():
+    def fail(_):
+        raise EngineError("the machine is gone")
+
+    def careless(base_url, api_key):
+        try:
+            ask(base_url, api_key, [user("x")])
+        except urllib.error.HTTPError as error:
+            error.close()
+        return 0.0
+
+    (one, *_) = played(careless, engine=Parrot(fail=fail))
+    assert one.failure is not None
+    assert (one.failure.boundary, one.failure.message) == ("engine", "the machine is gone")
+
+
+def test_a_task_that_it_cancels_is_its_own_affair():
+    async def agent(scenario):
+        task = asyncio.ensure_future(asyncio.sleep(10))
+        task.cancel()
+        await task
+
+    (one, *_) = played(agent)
+    assert one.failure is not None
+    assert "CancelledError" in one.failure.message
+
+
+def test_a_thread_that_hangs_has_its_environment_to_itself():
+    used: list[int] = []
+
+    def agent(scenario, environment):
+        used.append(id(environment))
+        held.append(environment)  # so that no other gets its address
+        if len(used) == 1:
+            time.sleep(1.0)
+        return 1.0
+
+    held: list = []
+    found = played(agent, count=2, concurrency=1, timeout=0.4)
+    assert [one.failure is None for one in found] == [False, True, True, True]
+    assert used[1] != used[0]
+    assert len(set(used[1:])) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"outcome": {"success": "no"}},
+        {"outcome": {"x": object()}},
+        {"step_rewards": [float("nan")]},
+        {"metrics": {"m": "x"}},
+    ],
+    ids=str,
+)
+def test_a_trajectory_of_its_own_is_checked(changes):
+    def agent(scenario):
+        return Trajectory("mine", scenario, 0, [], **changes)
+
+    (one, *_) = played(agent)
+    assert one.failure is not None
+    assert one.failure.kind == "AgentError"
+
+
+def test_an_object_may_be_an_agent():
+    class Mine:
+        async def __call__(self, scenario, client):
+            return await with_openai(scenario, client)
+
+    (one, *_) = played(Mine())
+    assert one.failure is None
+    assert one.metrics["turns"] == 2
+
+
 def test_it_may_play_in_an_environment_of_its_own():
     def agent(scenario, environment, base_url, api_key):
         talk = environment.reset(scenario)
@@ -297,7 +371,7 @@ def test_it_may_play_in_an_environment_of_its_own():
 
 def test_an_argument_that_nobody_has_is_named():
     with pytest.raises(SpecError, match=r"agent\.function.*browser.*expected some of scenario, client"):
-        OwnAgent(lambda scenario, browser: None, "http://there", {}, threads=1)
+        OwnAgent(lambda scenario, browser: None, "http://there", {})
 
 
 def test_after_its_end_an_episode_records_nothing():
