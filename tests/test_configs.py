@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,14 @@ NEEDED = {
 """What an option cannot know."""
 
 
+PACKAGES = {"babyai": "minigrid", "gym": "gymnasium", "reasoning": "reasoning_gym", "textworld": "textworld"}
+"""What an option's environment needs, and an installation may lack."""
+
+
 def overrides(file: Path) -> list[str]:
     group, option = file.parts
+    if option in PACKAGES and find_spec(PACKAGES[option]) is None:
+        pytest.skip(f"{PACKAGES[option]} is not installed")
     lines = [f"{'+' if group == 'experiment' else ''}{group}={option}"]
     return [*lines, *NEEDED.get(option, [])]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+from importlib.util import find_spec
 
 import pytest
 import yaml
@@ -16,7 +17,7 @@ from components.specs import names_below
 from flows.config import CONF, Composer, check
 from flows.spec import ExperimentSpec
 from tests.docs.pages import PAGES, ROOT, anchors, blocks, commands, prose, words
-from tests.test_configs import NEEDED
+from tests.test_configs import NEEDED, PACKAGES
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 COMMANDS = [(page, line) for page in PAGES for line in commands(page)]
@@ -81,7 +82,8 @@ def test_every_key_exists(page):
         known = {name for one in composed for name in names_below(ExperimentSpec, one, parents)}
         assert last in known or last in ("yaml", "json") or parents[-1] == "stages", key
     for option in set(re.findall(rf"`(\+?(?:experiment|{'|'.join(groups)})=\w+)`", prose(page))):
-        if option not in ("environment=stock",):
+        package = PACKAGES.get(option.partition("=")[2])
+        if option != "environment=stock" and (package is None or find_spec(package) is not None):
             check([option, *NEEDED.get(option.partition("=")[2], [])])
 
 

@@ -97,7 +97,7 @@ def test_what_holds_is_told_once_and_again_where_it_changes(tmp_path):
     assert facts[1] == {}
     assert set(facts[2]) == {"run", "reward"}
     assert "turn_cost=0.0" in facts[2]["reward"]
-    assert set(facts[3]) == {"algorithm", "filter", "actor"}
+    assert set(facts[3]) == {"algorithm", "filter", "actor", "agent"}
     assert facts[3]["filter"].startswith("components.filters.successful.Successful ")
 
 
