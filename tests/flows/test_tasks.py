@@ -52,7 +52,7 @@ def wait_for(prefect_server, count):
     limit = time.monotonic() + 20  # task runs are recorded from events, a moment later
     while time.monotonic() < limit:
         flow_run, tasks = runs(prefect_server)
-        if len(tasks) == count and all(task.state.is_final() for task in tasks.values()):
+        if len(tasks) == count and all(task.state and task.state.is_final() for task in tasks.values()):
             break
         time.sleep(0.2)
     return flow_run, tasks
