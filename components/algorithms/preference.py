@@ -10,8 +10,6 @@ sum of log-probabilities, which is computed pack by pack, so that a batch of any
 
 from __future__ import annotations
 
-import math
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +28,7 @@ from components.algorithms.pairs import pairs
 from components.algorithms.policy import Policy
 from components.algorithms.sft import examples
 from components.algorithms.spec import DPOSpec, KTOSpec, ORPOSpec, PairSpec, PreferenceSpec
-from components.algorithms.steps import examples_by_step, finish
+from components.algorithms.steps import examples_by_step, finite_step
 from components.models.distribution import Cut
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
@@ -164,12 +162,11 @@ def _gradient_step(
     step: int,
     guards: Guards,
 ) -> dict[str, float]:
-    started = time.monotonic()
-    measured, counts = _backward(spec, policy, batch)
-    skipped = False
-    if not all(math.isfinite(measured[name]) for name in ("loss", "grad_norm")):
-        skipped = _struck(spec, policy, batch, measured, step, guards)
-    return finish(optimizer, measured, counts, skipped=skipped, started=started)
+    return finite_step(
+        optimizer,
+        lambda: _backward(spec, policy, batch),
+        lambda measured: _struck(spec, policy, batch, measured, step, guards),
+    )
 
 
 def _backward(

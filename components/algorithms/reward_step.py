@@ -11,8 +11,6 @@ Legend: E episodes of a batch, R readings, S those of a pack, H heads, P pairs.
 
 from __future__ import annotations
 
-import math
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -26,7 +24,7 @@ from components.algorithms.reward_data import Episode, packs
 from components.algorithms.reward_examples import Example, Labelled, Pair
 from components.algorithms.reward_model import RewardModel
 from components.algorithms.spec import RewardTrainingSpec
-from components.algorithms.steps import finish
+from components.algorithms.steps import finite_step
 from components.trajectories.schema import Trajectory
 
 
@@ -40,12 +38,11 @@ def gradient_step(
 ) -> dict[str, float]:
     """Takes the step, unless a guard leaves it out; returns what is told of it. Raises TrainingDiverged where one
     stops."""
-    started = time.monotonic()
-    measured, counts = backward(spec, policy, batch)
-    skipped = False
-    if not all(math.isfinite(measured[name]) for name in ("loss", "grad_norm")):
-        skipped = _struck(spec, policy, batch, measured, step, guards)
-    return finish(optimizer, measured, counts, skipped=skipped, started=started)
+    return finite_step(
+        optimizer,
+        lambda: backward(spec, policy, batch),
+        lambda measured: _struck(spec, policy, batch, measured, step, guards),
+    )
 
 
 def backward(

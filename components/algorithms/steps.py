@@ -96,6 +96,19 @@ def _gradient_step(
     return finish(optimizer, measured, counts, skipped=skipped, started=started)
 
 
+def finite_step(
+    optimizer: torch.optim.Optimizer,
+    backward: Callable[[], tuple[dict[str, float], dict[str, float]]],
+    struck: Callable[[dict[str, float]], bool],
+) -> dict[str, float]:
+    """Takes one step, where no guard but that of finite numbers is asked; returns what is told of it. backward: as
+    `Backward`. struck: asked where loss or gradient is no number, says whether the step is left out."""
+    started = time.monotonic()
+    measured, counts = backward()
+    finite = all(math.isfinite(measured[name]) for name in ("loss", "grad_norm"))
+    return finish(optimizer, measured, counts, skipped=not finite and struck(measured), started=started)
+
+
 def finish(
     optimizer: torch.optim.Optimizer,
     measured: Mapping[str, float],

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from components.sandbox import Sandbox
 
+# Runs in the sandbox and nowhere else: here it is only text.
 _DRIVER = r"""
 import ast, json, linecache, os, random, sys, traceback
 given = json.load(sys.stdin)
