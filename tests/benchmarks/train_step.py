@@ -21,8 +21,8 @@ trajectories, padding and repetition not counted.
 
 `bound` is the ratio of counted operations, forward and backward (base weights have no gradient of their own): linear
 layers, attention and head of the padded batch, over those of the distinct tokens with the head at the tokens that are
-learned. `grad_rel_error` compares the gradients of ours and padded, both in float32. `--exact` says how far each is from
-the padded one in float64: what rounding alone makes of it.
+learned. `grad_rel_error` compares the gradients of ours and padded, both in float32. `--exact` says how far each is
+from the padded one in float64: what rounding alone makes of it.
 """
 
 from __future__ import annotations
