@@ -329,7 +329,7 @@ def test_a_thread_that_hangs_has_its_environment_to_itself():
     "changes",
     [
         {"outcome": {"success": "no"}},
-        {"outcome": {"x": object()}},
+        {"outcome": {"x": {1}}},
         {"step_rewards": [float("nan")]},
         {"metrics": {"m": "x"}},
     ],
