@@ -23,6 +23,7 @@ from components.algorithms.spec import (
     PolicyGradientSpec,
     PPOSpec,
     ProcessRewardModelSpec,
+    ReplaySpec,
 )
 from components.environments.protocol import Environment
 from components.errors import ArtifactError, Problem
@@ -158,6 +159,31 @@ def _signal(filter: Target, algorithm: Any, collect: CollectSpec, rounds: int) -
             "collect.refills",
             f"{collect.refills} replace scenarios that the filter leaves out, and filter=everything leaves out none; "
             "expected 0, or filter=signal",
+        )
+
+
+def _overlap(
+    collect: CollectSpec, algorithm: Any, replay: ReplaySpec | None, reward_model: RewardModelPartSpec | None
+) -> Iterator[Problem]:
+    """What must not learn from a policy one version behind, or has not been told how."""
+    if not collect.overlap:
+        return
+    if isinstance(algorithm, PolicyGradientSpec) and algorithm.correction == "none":
+        yield Problem(
+            "algorithm.correction",
+            "none: with collect.overlap=1 a round is played by a policy one version behind the one in training, and "
+            "where they differ the clip cuts what is learned; expected truncate or mask, or collect.overlap=0",
+        )
+    if replay is not None and replay.max_staleness == 0:
+        yield Problem(
+            "replay.max_staleness",
+            "0: drops every round that collect.overlap=1 has played, which is one version old; expected at least 1",
+        )
+    if reward_model is not None and reward_model.every:
+        yield Problem(
+            "reward_model.every",
+            f"{reward_model.every}: a round that collect.overlap=1 has judged during a training cannot be judged by "
+            "the reward models that are trained after it; expected 0, or collect.overlap=0",
         )
 
 
@@ -394,6 +420,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     _reward,
     _reward_model,
     _refresh,
+    _overlap,
     _filters,
     _environment,
     _teachers,

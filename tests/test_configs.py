@@ -29,7 +29,7 @@ GROUPS = {
     "deploy": 3,
     "environment": 23,
     "evaluate": 1,
-    "experiment": 20,
+    "experiment": 21,
     "filter": 3,
     "inference": 2,
     "model": 4,

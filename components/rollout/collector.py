@@ -98,13 +98,14 @@ def run_episodes(
     own_agent: OwnAgent | None = None,
     finished: Mapping[str, Trajectory] | None = None,
     on_episode: Callable[[Trajectory, float], None] | None = None,
+    on_begin: Callable[[str, Engine], Engine] | None = None,
 ) -> list[Trajectory]:
     """Plays all episodes; returns them in order of scenario and sample.
 
     timeout: seconds that one episode may take. max_failures: below 1 a share of the episodes, from 1 on a count.
-    own_agent: plays in place of the agent loop. on_episode is called with each new episode and the seconds it took.
-    Raises TooManyFailures, and SpecError where
-    two scenarios have the same id.
+    own_agent: plays in place of the agent loop. on_begin is told the name of each new episode, and gives the engine
+    that it is played with; on_episode is called with the episode and the seconds it took. Raises TooManyFailures, and
+    SpecError where two scenarios have the same id.
     """
     if len({scenario.id for scenario in scenarios}) < len(scenarios):
         raise SpecError([Problem("environment", "gives the same id to several scenarios; ids must be unique")])
@@ -143,11 +144,12 @@ def run_episodes(
                     "seed": episode_number(seed, name),
                     "timeout": timeout,
                 }
+                heard = on_begin(name, engine) if on_begin else engine
                 if own_agent is not None:
-                    trajectory = await own_agent.play(engine, environment, scenario, **how)
+                    trajectory = await own_agent.play(heard, environment, scenario, **how)
                 else:
                     shown: dict[str, Any] = {"format": format, "max_observation": max_observation}
-                    trajectory = await play(engine, environment, scenario, **how, **shown)
+                    trajectory = await play(heard, environment, scenario, **how, **shown)
                 if on_episode:
                     on_episode(trajectory, time.monotonic() - started)
                 take(trajectory)

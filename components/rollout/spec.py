@@ -52,6 +52,10 @@ class CollectSpec(Spec):
     refills: int = Field(0, ge=0)
     """Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): where the filter left fewer scenarios than the round has, as
     many others are played, judged and filtered, at most so many times a round."""
+    overlap: int = Field(0, ge=0, le=1)
+    """1: while a round is trained, the next one is collected, judged and filtered, by the policy before that training,
+    which is one version behind; 0: after it, by the newest policy. The first two rounds are then played by the same
+    one."""
     temperature: float = Field(1.0, ge=0)
     """Logits are divided by it; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)

@@ -52,7 +52,7 @@ class CollectStage(StageSpec):
         return part | {
             **who,
             "agent": self.agent.key_part(),
-            "collect": self.collect.model_dump(mode="json", exclude={"concurrency", "timeout", "refills"}),
+            "collect": self.collect.model_dump(mode="json", exclude={"concurrency", "timeout", "refills", "overlap"}),
             **self.inference.key_part(),
         }
 
@@ -101,12 +101,21 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             max_failures=most,
             seed=context.seed * 1_000_003 + spec.round,
             context=context,
+            what={"stage": "collect", "what": _what(spec)},
         )
         if spec.actor == "teacher":
             _sign(trajectories, prepare(model, context.cache) if spec.teacher else None)
     write_trajectories(draft.path / "trajectories.parquet", trajectories)
     write_times(draft.path / "times.json", times)
     return figures(trajectories) | speed
+
+
+def _what(spec: CollectStage) -> str:
+    """For whoever watches."""
+    if spec.actor == "teacher":
+        return "collect, a teacher's episodes"
+    further = " (further scenarios)" if spec.further is not None else ""
+    return f"collect, round {spec.round + 1}{further}"
 
 
 def _sign(trajectories: Sequence[Trajectory], base_dir: Path | None) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,28 +103,28 @@ def play(
     seed: int,
     context: Context,
     adapter: Path | None = None,
+    what: Mapping[str, Any],
 ) -> tuple[list[Trajectory], dict[str, float], dict[str, float]]:
     """Plays every scenario `group_size` times with the policy, or the base model where it is None. adapter: PEFT folder
-    of a policy that is no artifact.
+    of a policy that is no artifact. what: is played, for whoever watches (`flows.watch`).
 
     Returns the trajectories in order, the seconds of each, and how fast it went. Raises TooManyFailures.
     """
     from components.rollout.collector import run_episodes
+    from components.rollout.live import FILE, Live
 
     assert context.scratch is not None
     episodes = Episodes(context.scratch)
     wanted = {f"{scenario.id}/{sample}" for scenario in scenarios for sample in range(group_size)}
     finished = {name: trajectory for name, trajectory in episodes.finished.items() if name in wanted}
-    done, total = len(finished), len(wanted)
-    context.progress(done, total)
+    context.progress(len(finished), len(wanted))
     engine = warm_engine(model, policy, context, inference, adapter)
     start = time.monotonic()
+    live = Live(what, len(wanted), context.progress, context.scratch / FILE, finished.values(), context.watch)
 
     def on_episode(trajectory: Trajectory, seconds: float) -> None:
-        nonlocal done
-        done += 1
         episodes.add(trajectory, seconds)
-        context.progress(done, total)
+        live.ended(trajectory)
 
     try:
         with _own_agent(agent, engine, timeout) as own_agent:
@@ -142,11 +142,13 @@ def play(
                 format=agent.format,
                 max_observation=agent.max_observation,
                 finished=finished,
+                on_begin=live.begins,
                 on_episode=on_episode,
                 own_agent=own_agent,
             )
     finally:
         episodes.flush()
+        live.close()
         engine.release()  # the trainer needs the memory, and the next policy could not use what is cached
     elapsed = time.monotonic() - start
     sampled = sum(t.metrics.get("sampled_tokens", 0) for t in trajectories if t.id not in finished)

@@ -61,6 +61,7 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
         max_failures=spec.evaluate.max_failures,
         seed=context.seed,
         context=context,
+        what={"stage": "evaluate", "what": f"evaluate, split {spec.evaluate.split}"},
     )
     finished = [one for one in trajectories if one.failure is None]
     if finished and not any("success" in one.outcome for one in finished):
