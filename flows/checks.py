@@ -35,6 +35,7 @@ from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
 from components.trajectories.schema import Scenario
+from components.trajectories.step_labels import CONTINUED
 from flows.guards import GuardsSpec
 from flows.stopping import EarlyStoppingSpec
 
@@ -100,15 +101,63 @@ def _compares(algorithm: Any) -> bool:
     return grouped or isinstance(algorithm, PairSpec)
 
 
-def _agent(agent: AgentSpec, environment: Target) -> Iterator[Problem]:
+def _agent(agent: AgentSpec, environment: Target, algorithm: Any, rounds: int) -> Iterator[Problem]:
     if agent.format != "native" and environment.arguments.get("format") == agent.format == "react":
         yield Problem(
             "agent.format",
             "react: the environment reads Thought and Action itself (environment.format=react); expected native, or "
             "environment.format=tool",
         )
+    if agent.roles is not None:
+        if agent.function is not None:
+            yield Problem("agent.roles", "given, and agent.function plays as it likes; expected null")
+        if agent.format == "chat":
+            yield Problem("agent.format", "chat: a worker acts by tools, and says the rest; expected native or react")
+        if rounds and getattr(algorithm, "credit", "episode") == "turns":
+            yield Problem(
+                "algorithm.credit",
+                "turns: those of planner and workers (agent.roles) do not stand in the order of time; expected episode",
+            )
     if agent.function is not None and agent.format != "native":
         yield Problem("agent.format", f"{agent.format}: is for the loop, and agent.function writes as it likes")
+
+
+def _ways(
+    collect: CollectSpec, agent: AgentSpec, environment: Target, algorithm: Any, rounds: int
+) -> Iterator[Problem]:
+    """Other ways of playing than each episode once."""
+    played = collect.opponent != "environment"
+    given = [*(name for name in ("reflection", "continuations") if getattr(collect, name)), *["opponent"] * played]
+    if played and "opponent" not in inspect.signature(environment.factory()).parameters:
+        yield Problem(
+            "collect.opponent",
+            f"{collect.opponent}: {environment.target} takes no `opponent`; expected environment, or a game whose "
+            "both sides can be played, such as environment=tictactoe",
+        )
+    if environment.arguments.get("opponent") == "agent":
+        yield Problem(
+            "environment.opponent",
+            "agent leaves a side to be played, in evaluations too; expected another, and collect.opponent=policy or "
+            "base for the rounds",
+        )
+    if agent.function is not None:
+        for name in given:
+            yield Problem(
+                f"collect.{name}", "is a way of the agent loop, and agent.function plays as it likes; expected it unset"
+            )
+    if agent.roles is not None:
+        for name in set(given) - {"reflection"}:
+            yield Problem(
+                f"collect.{name}", "is played by one agent, and agent.roles are several; expected roles: null"
+            )
+    if len(given) > 1:
+        yield Problem(f"collect.{given[1]}", f"does not go together with collect.{given[0]}; expected one of them")
+    if collect.reflection and collect.reflection.demonstrate and rounds and isinstance(algorithm, PolicyGradientSpec):
+        yield Problem(
+            "collect.reflection.demonstrate",
+            f"true: demonstrations are text, and {algorithm.name} learns from sampled tokens alone; expected false, or "
+            "algorithm=sft, distill or a preference algorithm",
+        )
 
 
 def _weights(model: ModelSpec, inference: InferenceSpec, algorithm: Any, rounds: int) -> Iterator[Problem]:
@@ -256,11 +305,39 @@ def _refresh(reward_model: RewardModelPartSpec | None, rounds: int, guards: Guar
 
 
 def _reward_model(
-    reward_model: RewardModelPartSpec | None, collect: CollectSpec, inference: InferenceSpec, algorithm: Any
+    reward_model: RewardModelPartSpec | None,
+    collect: CollectSpec,
+    inference: InferenceSpec,
+    algorithm: Any,
+    agent: AgentSpec,
 ) -> Iterator[Problem]:
     if reward_model is None:
         return
     trained = reward_model.algorithm
+    if reward_model.continuations and not (CONTINUED in trained.heads and isinstance(trained, ProcessRewardModelSpec)):
+        yield Problem(
+            "reward_model.continuations",
+            f"{reward_model.continuations} label steps, and no head learns them; expected 0, or reward_model=process "
+            f"with reward_model.algorithm.heads={{{CONTINUED}: 1.0}}",
+        )
+    if CONTINUED in trained.heads and not reward_model.continuations:
+        yield Problem(
+            "reward_model.algorithm.heads",
+            f"{CONTINUED} learns the labels of continuations, and reward_model.continuations=0 makes none; expected 1 "
+            "or more",
+        )
+    if reward_model.continuations and (agent.function is not None or agent.roles is not None):
+        yield Problem(
+            "reward_model.continuations",
+            f"{reward_model.continuations}: go on from a step of the agent loop, and agent.function or agent.roles "
+            "play in its place; expected 0",
+        )
+    if reward_model.continuations and collect.opponent != "environment":
+        yield Problem(
+            "reward_model.continuations",
+            f"{reward_model.continuations}: go on against the environment's opponent; expected 0, or "
+            "collect.opponent=environment",
+        )
     by_turn = isinstance(trained, ProcessRewardModelSpec) and trained.loss == "mse"
     if isinstance(algorithm, DistillSpec):
         yield Problem("reward_model", "algorithm=distill learns from no reward; expected reward_model=none")
@@ -414,6 +491,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     _held_out,
     _inference,
     _agent,
+    _ways,
     _weights,
     _lengths,
     _local_model,

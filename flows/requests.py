@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from components.artifacts import Artifact
+from components.rollout.spec import WAYS, CollectSpec
 from flows.spec import ExperimentSpec
 from flows.stages.base import Request
 from flows.stages.judge import reward_models as name_models
@@ -45,7 +46,8 @@ class Requests:
             collect |= {"group_size": teacher.samples, "temperature": teacher.temperature, "top_p": teacher.top_p}
             played = self._data["warmup"]["teacher"]
             part = {"model": self.spec.model.base(), **self._parts("environment", "agent")}
-            part |= {"collect": {**collect, "top_k": 0, "min_p": 0.0}, "inference": played["inference"]}
+            once = CollectSpec().model_dump(mode="json", include=set(WAYS))
+            part |= {"collect": {**collect, **once, "top_k": 0, "min_p": 0.0}, "inference": played["inference"]}
             part |= {"actor": "teacher", "teacher": played["model"], "round": 0}
             return self._request("collect", part, {}, seed=self.spec.seed)
         part = {"model": self.spec.model.base(), **self._parts("environment", "agent"), "collect": collect}
@@ -53,8 +55,8 @@ class Requests:
 
     def collect(self, policy: Artifact | None, number: int, further: tuple[int, int] | None = None) -> Request:
         """further: of a further collection, how many other scenarios were played since, and how many now."""
-        part = {"model": self.spec.model.base(), **self._parts("environment", "agent", "collect", "inference")}
-        part |= {"actor": "policy", "round": number - 1}
+        part = {"model": self.spec.model.base(), **self._parts("agent", "collect", "inference")}
+        part |= {"environment": self._collected(), "actor": "policy", "round": number - 1}
         if further is not None:
             since, now = further
             part["further"] = (part["collect"]["scenarios"], since)
@@ -65,9 +67,10 @@ class Requests:
         """Episodes that reward models learn from; others than those of the rounds, by their seed. number: of the
         refresh, from 1; 0 before the rounds. Each goes on in the scenarios where the one before it ended."""
         assert self.spec.reward_model is not None
-        sizes = {"scenarios": self.spec.reward_model.scenarios, "group_size": self.spec.reward_model.group_size}
-        part = {"model": self.spec.model.base(), **self._parts("environment", "agent", "inference")}
-        part |= {"collect": {**self._data["collect"], **sizes}, "actor": "policy", "round": number}
+        own = {name: self._data["reward_model"][name] for name in ("scenarios", "group_size", "continuations")}
+        part = {"model": self.spec.model.base(), **self._parts("agent", "inference")}
+        part |= {"environment": self._collected(), "actor": "policy", "round": number}
+        part |= {"collect": {**self._data["collect"], "reflection": None, **own}}
         return self._request("collect", part, {"policy": policy}, seed=self.spec.seed + REWARD_SEED)
 
     def train_reward(
@@ -141,6 +144,11 @@ class Requests:
         }
         inputs = {"policy": policy, **{f"evaluation_{name}": found for name, found in evaluations.items()}}
         return self._request("deploy", part, inputs)
+
+    def _collected(self) -> dict[str, Any]:
+        """The environment of the rounds: with both sides to be played, where `collect.opponent` plays the other."""
+        outside = {"opponent": "agent"} if self.spec.collect.opponent != "environment" else {}
+        return self._data["environment"] | outside
 
     def _training(self, algorithm: dict[str, Any]) -> dict[str, Any]:
         return {**self._parts("model"), "algorithm": algorithm, "save_every": self.spec.compute.save_every}

@@ -77,7 +77,10 @@ class RewardModelPartSpec(LearnedSpec):
     scenarios: int = Field(32, ge=1)
     """Train scenarios whose episodes it learns from."""
     group_size: int = Field(4, ge=1)
-    """Episodes of each scenario, sampled from the policy as `collect` says."""
+    """Episodes of each scenario, sampled from the policy as `collect` says, each tried once."""
+    continuations: int = Field(0, ge=0)
+    """From each step of them the policy plays on so many times, and the share of successes is the step's label, which
+    the head `continued` of a process reward model learns. 0: none."""
     models: int = Field(1, ge=1)
     """How many are trained, each from another seed, and judge together (`combine`)."""
     algorithm: RewardAlgorithmSpec

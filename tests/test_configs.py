@@ -22,9 +22,9 @@ OPTIONS = [file for file in FILES if len(file.parts) == 2]
 EXPERIMENTS = [file.name for file in OPTIONS if file.parts[0] == "experiment"]
 
 GROUPS = {
-    "agent": 1,
+    "agent": 2,
     "algorithm": 14,
-    "collect": 1,
+    "collect": 2,
     "compute": 2,
     "deploy": 3,
     "environment": 23,
@@ -33,7 +33,7 @@ GROUPS = {
     "filter": 3,
     "inference": 2,
     "model": 4,
-    "reward": 3,
+    "reward": 4,
     "reward_model": 3,
     "tracking": 1,
     "warmup": 4,

@@ -5,7 +5,7 @@ histories, a model of whole episodes reads the last history of the agent that be
 their order.
 
 Labels have names. `overall` is the judged reward, for turns the step rewards; any other name is a component of the
-score, for turn i the component `NAME/i`.
+score, for turn i the component `NAME/i` or else the episode's metric `NAME/i`, where continuations leave theirs.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def turn_values(trajectory: Trajectory, score: Score, head: str, turns: int) -> 
     if head == OVERALL:
         labels = list(trajectory.step_rewards)
     else:
-        numbered = {name: label for name, label in score.components.items() if name.rpartition("/")[0] == head}
+        given = trajectory.metrics | score.components
+        numbered = {name: label for name, label in given.items() if name.rpartition("/")[0] == head}
         if not set(numbered) <= {f"{head}/{turn}" for turn in range(turns)}:
             return None
         labels = [numbered.get(f"{head}/{turn}", math.nan) for turn in range(turns)]

@@ -22,6 +22,7 @@ from components.algorithms.reward_data import OVERALL, Episode, episode, turn_va
 from components.algorithms.spec import ProcessRewardModelSpec, RewardTrainingSpec
 from components.errors import ArtifactError
 from components.trajectories.chat import ChatFormat
+from components.trajectories.groups import scenario_of
 from components.trajectories.schema import Score, Trajectory
 
 log = logging.getLogger(__name__)
@@ -187,7 +188,7 @@ def _by_turn(spec: RewardTrainingSpec) -> bool:
 
 
 def _scenario(example: Example) -> str:
-    return example.episodes[0].trajectory.group
+    return scenario_of(example.episodes[0].trajectory.group)
 
 
 def _values(

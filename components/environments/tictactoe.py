@@ -1,9 +1,12 @@
-"""Tic-tac-toe against an opponent that errs more or less.
+"""Tic-tac-toe against an opponent that errs more or less, or with both sides played from outside.
 
 The opponent plays the best move, or, as often as its errors say, a random one. What it does depends on the scenario
 and on the moves so far, nothing else, so an episode can be repeated. Against an opponent that errs the agent must win;
 against one that never does nobody can, and a draw is a success. The outcome says which it was: `result` is win, draw,
 loss or open; `progress` is 1, 0.5, 0 and 0.
+
+With `opponent: agent` both sides are played from outside (`protocol.Players`), on an empty board, and a draw is a
+success of neither.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ import functools
 import random
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from components.environments.generated import ALL, Count, Difficulties, generate
-from components.environments.tools import Invalid, TextEnvironment, acts
+from components.environments.tools import Invalid, acts
+from components.environments.turns import TurnEnvironment
 from components.trajectories.schema import Scenario
 
 LEVELS = {1: 1.0, 2: 0.7, 3: 0.5, 4: 0.3, 5: 0.0}
@@ -25,15 +29,24 @@ EMPTY = "123456789"
 """A board is nine characters: a cell holds X, O or its own number."""
 
 
-class TicTacToe(TextEnvironment):
+class TicTacToe(TurnEnvironment):
     """seed: of the generator. train, heldout: scenarios of the two splits. difficulties: those that occur, in turn.
+    opponent: the scripted one, or `agent`: whoever plays the episode plays both sides.
 
     Scenario types: first, second (the agent is X and begins, or O). Difficulty: see LEVELS.
     """
 
     system = "You play tic-tac-toe. Three in a line win. Give the number of the cell to play, alone."
 
-    def __init__(self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Difficulties = ALL):
+    def __init__(
+        self,
+        seed: int = 0,
+        train: Count = 512,
+        heldout: Count = 128,
+        difficulties: Difficulties = ALL,
+        opponent: Literal["scripted", "agent"] = "scripted",
+    ):
+        self.both = opponent == "agent"
         self._scenarios = generate(
             "tictactoe", _task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
         )
@@ -41,10 +54,22 @@ class TicTacToe(TextEnvironment):
     def scenarios(self, split: str) -> Sequence[Scenario]:
         return [scenario for scenario in self._scenarios if scenario.split == split]
 
+    @property
+    def players(self) -> Sequence[str]:
+        mark = self.scenario.input["mark"]
+        return [mark, "XO".replace(mark, "")] if self.both else [mark]
+
+    @property
+    def turn(self) -> int:
+        return self.players.index(_turn(self.board)) if self.both else 0
+
     def begin(self, scenario: Scenario) -> str:
-        self.board = _opening(scenario.input)
-        aim = "Win." if scenario.input["errors"] else "Do not lose."
-        return f"You are {scenario.input['mark']}. {aim}\n{_shown(self.board)}"
+        self.board = EMPTY if self.both else _opening(scenario.input)
+        return self.introduce()
+
+    def introduce(self) -> str:
+        aim = "Win." if self.both or self.scenario.input["errors"] else "Do not lose."
+        return f"You are {self.players[self.turn]}. {aim}\n{_shown(self.board)}"
 
     def act(self, action: str) -> str:
         match = re.fullmatch(r"(?:play )?([1-9])", action.lower())
@@ -52,15 +77,23 @@ class TicTacToe(TextEnvironment):
             raise Invalid("a move is the number of a cell, 1 to 9")
         if match[1] not in self.board:
             raise Invalid(f"cell {match[1]} is taken")
-        self.board, reply = _after(self.board, match[1], self.scenario.input)
-        told = f"I play {reply}.\n" if reply else ""
+        mover, reply = _turn(self.board), ""
+        if self.both:
+            self.board = self.board.replace(match[1], mover)
+        else:
+            self.board, reply = _after(self.board, match[1], self.scenario.input)
         self.done = _over(self.board)
+        told = f"I play {reply}.\n" if reply else "" if self.done or not self.both else f"{mover} plays {match[1]}.\n"
         result = {"win": "\nYou win.", "draw": "\nA draw.", "loss": "\nYou lose.", "open": ""}
-        return f"{told}{_shown(self.board)}{result[self._result()]}"
+        return f"{told}{_shown(self.board)}{result[self._result(mover)]}"
 
     def outcome(self, answer: str) -> dict[str, Any]:
-        result = self._result()
-        success = _reached(self.board, self.scenario.input)
+        own, *other = (self._outcome(mark) for mark in self.players)
+        return {**own, "players": dict(zip(self.players, [own, *other], strict=True))} if self.both else own
+
+    def _outcome(self, mark: str) -> dict[str, Any]:
+        result = self._result(mark)
+        success = result == "win" if self.both else _reached(self.board, self.scenario.input)
         return {"success": success, "progress": {"win": 1.0, "draw": 0.5}.get(result, 0.0), "result": result}
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
@@ -70,17 +103,19 @@ class TicTacToe(TextEnvironment):
         return acts(found)
 
     def save(self) -> list[Any]:
-        return [self.board, self.done, self.invalid_actions]
+        return [self.board, self.done, self.invalid_actions, *self.save_turns()]
 
     def restore(self, scenario: Scenario, state: list[Any]) -> None:
         self.reset(scenario)
-        self.board, self.done, self.invalid_actions = state
+        self.board, self.done, self.invalid_actions, *turns = state
+        self.restore_turns(turns)
 
-    def _result(self) -> str:
+    def _result(self, mark: str) -> str:
+        """How it stands for a player."""
         if not _over(self.board):
             return "open"
         won = _winner(self.board)
-        return "draw" if won is None else "win" if won == self.scenario.input["mark"] else "loss"
+        return "draw" if won is None else "win" if won == mark else "loss"
 
 
 def _task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import inspect
 import json
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from typing import Any, get_args
 
-from components.environments.protocol import Environment, Messages, Step
-from components.errors import BoundaryError, EngineError, EnvironmentFailed, ResourceError, SpecError
+from components.environments.protocol import Environment, Messages, Players, Step
+from components.errors import BoundaryError, EngineError, EnvironmentFailed, Problem, ResourceError, SpecError
 from components.inference.protocol import ChatRequest, Engine, Sampling
 from components.rollout import formats
 from components.rollout.observations import cleaned
@@ -53,74 +54,173 @@ async def play(
     trajectory, with what was said until then; cancellation passes through. format: how actions are written.
     max_observation: most characters of one message of the environment; the rest is cut, and the message says so.
     """
-    policy = engine.policy
-    recorder = Recorder()
-    messages: Messages = []
-    rewards: list[float] = []
-    outcome: dict[str, Any] = {}
-    failure = None
-    tools: list[dict[str, Any]] = []
-    turns = sampled = truncated = unread = cut = 0
-    shown = formats.make(format)
-    awaited: type[BoundaryError] = EnvironmentFailed
-    try:
-        async with asyncio.timeout(timeout):
-            tools = as_json(await ask(environment.tools), "tools")
-            first, cut = cleaned(as_messages(await ask(environment.reset, scenario), "reset"), max_observation)
-            opening, tools = shown.opening(first, tools)
-            messages += opening
-            for turn in range(max_turns):
-                request = ChatRequest(list(messages), tools, policy, sampling, seed=seed * 1009 + turn)
-                awaited = EngineError
-                completion = await ask(engine.chat, request, error=EngineError)
-                awaited = EnvironmentFailed
-                recorder.record(messages, completion)
-                messages.append(completion.message)
-                turns, sampled = turns + 1, sampled + len(completion.token_ids)
-                truncated += completion.finish_reason == "length"
-                try:
-                    action = shown.read(completion.message)
-                except formats.Unreadable as error:
-                    unread += 1
-                    rewards.append(0.0)
-                    messages.append({"role": "user", "content": f"Observation: error: {error}"})
-                    continue
-                step = as_step(await ask(environment.step, action))
-                rewards.append(step.reward)
-                outcome = step.info
-                observation, more = cleaned(step.observation, max_observation)
-                cut += more
-                messages += shown.show(observation)
-                if step.done:
-                    break
-    except BoundaryError as error:
-        failure = Failure(error.boundary, type(error).__name__, str(error))
-    except TimeoutError:
-        text = (
-            f"the episode took longer than {timeout:g} s (timeout of this stage), last it waited for the "
-            f"{awaited.boundary}"
+    episode = Episode(engine, environment, sampling, seed, format=format, max_observation=max_observation)
+    async with episode.within(timeout):
+        await episode.begin(scenario)
+        while not episode.done and episode.talk.turns < max_turns:
+            await episode.turn()
+    return episode.trajectory(scenario, sample)
+
+
+class Talk:
+    """A conversation with the policy that the engine holds when it begins; what is sampled is recorded. seed: of its
+    answers."""
+
+    def __init__(self, engine: Engine, sampling: Sampling, seed: int, agent: str = "main"):
+        self.engine = engine
+        self.policy = engine.policy
+        self.sampling = sampling
+        self.seed = seed
+        self.messages: Messages = []
+        self.tools: list[dict[str, Any]] = []
+        self.recorder = Recorder(agent)
+        self.turns = self.sampled = self.truncated = 0
+
+    async def answer(self) -> dict[str, Any]:
+        """What the policy says next. Raises EngineError and its kin."""
+        seed = self.seed * 1009 + self.turns
+        request = ChatRequest(list(self.messages), self.tools, self.policy, self.sampling, seed=seed)
+        completion = await ask(self.engine.chat, request, error=EngineError)
+        self.recorder.record(self.messages, completion)
+        self.messages.append(completion.message)
+        self.turns, self.sampled = self.turns + 1, self.sampled + len(completion.token_ids)
+        self.truncated += completion.finish_reason == "length"
+        return completion.message
+
+    def branch(self, seed: int) -> Talk:
+        """The same conversation, to go on differently; what was said until here was not sampled in it."""
+        other = Talk(self.engine, self.sampling, seed, self.recorder.agent)
+        other.policy, other.tools, other.turns = self.policy, self.tools, self.turns
+        other.messages = list(self.messages)
+        return other
+
+
+class Episode:
+    """An episode under way: the conversation, the environment, and what has come of them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        environment: Environment,
+        sampling: Sampling,
+        seed: int,
+        *,
+        format: formats.Name = "native",
+        max_observation: int = MAX_OBSERVATION,
+        agent: str = "main",
+    ):
+        self.talk = Talk(engine, sampling, seed, agent)
+        self.environment = environment
+        self.first: Messages = []
+        """What the environment said first."""
+        self.steps: list[tuple[dict[str, Any], Step]] = []
+        """Actions, and what the environment said to each."""
+        self.rewards: list[float] = []
+        """One for each answer."""
+        self.outcome: dict[str, Any] = {}
+        self.done = False
+        self.failure: Failure | None = None
+        self._format = format
+        self._shown = formats.make(format)
+        self._most = max_observation
+        self._unread = self._cut = 0
+        self.awaited: type[BoundaryError] = EnvironmentFailed
+        """The boundary that is waited for."""
+
+    @contextlib.asynccontextmanager
+    async def within(self, timeout: float | None) -> AsyncIterator[None]:
+        """What fails inside, and running out of the seconds `timeout`, ends the episode as a failure."""
+        try:
+            async with asyncio.timeout(timeout):
+                yield
+        except BoundaryError as error:
+            self.failure = Failure(error.boundary, type(error).__name__, str(error))
+        except TimeoutError:
+            text = (
+                f"the episode took longer than {timeout:g} s (timeout of this stage), last it waited for the "
+                f"{self.awaited.boundary}"
+            )
+            self.failure = Failure(self.awaited.boundary, "WaitTimeout", text)
+
+    async def begin(self, scenario: Scenario) -> None:
+        """Resets the environment."""
+        tools = self.talk.tools = as_json(await ask(self.environment.tools), "tools")
+        self.open(as_messages(await ask(self.environment.reset, scenario), "reset"), tools)
+        if isinstance(self.environment, Players) and len(self.environment.players) > 1:
+            names = " and ".join(self.environment.players)
+            raise SpecError([Problem("environment", f"wants {names} played; expected collect.opponent=policy or base")])
+
+    def open(self, first: Messages, tools: formats.Tools) -> None:
+        """What is shown first."""
+        self.first = first
+        shown, self._cut = cleaned(first, self._most)
+        opening, self.talk.tools = self._shown.opening(shown, tools)
+        self.talk.messages += opening
+
+    async def turn(self) -> None:
+        """One answer, and what the environment makes of it."""
+        action = await self.decide()
+        if action is not None:
+            step = as_step(await ask(self.environment.step, action))
+            self.steps.append((action, step))
+            self.see(step)
+
+    async def decide(self) -> dict[str, Any] | None:
+        """The action that the policy's next answer stands for; None where it cannot be read, which it is told."""
+        self.awaited = EngineError
+        answer = await self.talk.answer()
+        self.awaited = EnvironmentFailed
+        try:
+            return self._shown.read(answer)
+        except formats.Unreadable as error:
+            self._unread += 1
+            self.rewards.append(0.0)
+            self.talk.messages.append({"role": "user", "content": f"Observation: error: {error}"})
+            return None
+
+    def see(self, step: Step) -> None:
+        """What came of the last action."""
+        self.rewards.append(step.reward)
+        self.outcome = step.info
+        self.done = step.done
+        self.hear(step.observation)
+
+    def hear(self, observation: Messages) -> None:
+        """What the environment says, after its first words."""
+        shown, cut = cleaned(observation, self._most)
+        self._cut += cut
+        self.talk.messages += self._shown.show(shown)
+
+    def branch(self, seed: int) -> Episode:
+        """The same episode, to go on differently in an environment that is put where this one is."""
+        other = copy.copy(self)
+        other.talk, other._shown = self.talk.branch(seed), copy.copy(self._shown)
+        other.steps, other.rewards = list(self.steps), list(self.rewards)
+        return other
+
+    def trajectory(self, scenario: Scenario, sample: int) -> Trajectory:
+        """The episode as it stands."""
+        talk = self.talk
+        talk.recorder.close(talk.messages)
+        return Trajectory(
+            id=f"{scenario.id}/{sample}",
+            scenario=scenario,
+            sample=sample,
+            histories=talk.recorder.histories,
+            tools=talk.tools,
+            step_rewards=self.rewards,
+            outcome=self.outcome,
+            metrics={
+                "turns": float(talk.turns),
+                "sampled_tokens": float(talk.sampled),
+                "truncated": float(talk.truncated),
+                **({"parse_errors": float(self._unread)} if self._format != "native" else {}),
+                **({"cut_observations": float(self._cut)} if self._cut else {}),
+            },
+            failure=self.failure,
+            policy=talk.policy,
+            sampling={**asdict(talk.sampling), "seed": talk.seed},
         )
-        failure = Failure(awaited.boundary, "WaitTimeout", text)
-    recorder.close(messages)
-    return Trajectory(
-        id=f"{scenario.id}/{sample}",
-        scenario=scenario,
-        sample=sample,
-        histories=recorder.histories,
-        tools=tools,
-        step_rewards=rewards,
-        outcome=outcome,
-        metrics={
-            "turns": float(turns),
-            "sampled_tokens": float(sampled),
-            "truncated": float(truncated),
-            **({"parse_errors": float(unread)} if format != "native" else {}),
-            **({"cut_observations": float(cut)} if cut else {}),
-        },
-        failure=failure,
-        policy=policy,
-        sampling={**asdict(sampling), "seed": seed},
-    )
 
 
 async def ask(method: Callable[..., Any], *arguments: Any, error: type[BoundaryError] = EnvironmentFailed) -> Any:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import hashlib
 import logging
 import queue
 import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from components.environments.protocol import Environment, Solver
@@ -28,7 +29,9 @@ from components.rollout import formats
 from components.rollout.agent import MAX_OBSERVATION, as_json, as_messages, as_step, ask, play
 from components.rollout.observations import cleaned
 from components.rollout.own_agent import OwnAgent
+from components.rollout.player import Once, Player, episode_number
 from components.trajectories.convert import to_message
+from components.trajectories.groups import by_scenario
 from components.trajectories.schema import History, Scenario, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -96,25 +99,36 @@ def run_episodes(
     format: formats.Name = "native",
     max_observation: int = MAX_OBSERVATION,
     own_agent: OwnAgent | None = None,
+    player: Player | None = None,
+    temperature_step: float = 0.0,
     finished: Mapping[str, Trajectory] | None = None,
     on_episode: Callable[[Trajectory, float], None] | None = None,
     on_begin: Callable[[str, Engine], Engine] | None = None,
 ) -> list[Trajectory]:
-    """Plays all episodes; returns them in order of scenario and sample.
+    """Plays all episodes; returns them in order of scenario and sample, those that follow from others (`player`) after
+    the group of these.
 
     timeout: seconds that one episode may take. max_failures: below 1 a share of the episodes, from 1 on a count.
-    own_agent: plays in place of the agent loop. on_begin is told the name of each new episode, and gives the engine
-    that it is played with; on_episode is called with the episode and the seconds it took. Raises TooManyFailures, and
-    SpecError where two scenarios have the same id.
+    own_agent, player: play in place of the agent loop. temperature_step: sample k of a scenario is drawn at k times
+    this above the temperature. on_begin is told the name of each episode that begins, and gives the engine that it and
+    what follows from it are played with; on_episode is called with each new episode and the seconds it took. Raises
+    TooManyFailures, and SpecError where two scenarios have the same id.
     """
     if len({scenario.id for scenario in scenarios}) < len(scenarios):
         raise SpecError([Problem("environment", "gives the same id to several scenarios; ids must be unique")])
     jobs = [(scenario, sample) for scenario in scenarios for sample in range(group_size)]
     allowed = int(max_failures * len(jobs) if max_failures < 1 else max_failures)
     done: dict[str, Trajectory] = {}
+    following: dict[str, list[str]] = {}
     rest = iter(jobs)
+    if player is None:
+        shown: dict[str, Any] = {"format": format, "max_observation": max_observation}
+        player = Once(own_agent.play if own_agent is not None else partial(play, **shown))
 
     def take(trajectory: Trajectory) -> None:
+        if trajectory.id in done:
+            text = f"has a scenario whose id is that of episodes which follow from others: {trajectory.group}"
+            raise SpecError([Problem("environment", f"{text}; expected another")])
         done[trajectory.id] = trajectory
         failed = [one for one in done.values() if one.failure] if trajectory.failure else []
         if len(failed) > allowed:
@@ -132,30 +146,34 @@ def run_episodes(
             for scenario, sample in rest:
                 name = f"{scenario.id}/{sample}"
                 if finished and name in finished:
-                    take(finished[name])
-                    continue
+                    names = [name, *player.following(finished[name])]
+                    if all(one in finished for one in names):
+                        following[name] = names
+                        for one in names:
+                            take(finished[one])
+                        continue
                 started = time.monotonic()
                 if environment is None:
                     environment = make_environment()
                 how: dict[str, Any] = {
                     "sample": sample,
-                    "sampling": sampling,
+                    "sampling": replace(sampling, temperature=sampling.temperature + sample * temperature_step),
                     "max_turns": max_turns,
                     "seed": episode_number(seed, name),
                     "timeout": timeout,
                 }
                 heard = on_begin(name, engine) if on_begin else engine
-                if own_agent is not None:
-                    trajectory = await own_agent.play(heard, environment, scenario, **how)
-                else:
-                    shown: dict[str, Any] = {"format": format, "max_observation": max_observation}
-                    trajectory = await play(heard, environment, scenario, **how, **shown)
-                if on_episode:
-                    on_episode(trajectory, time.monotonic() - started)
-                take(trajectory)
-                if trajectory.failure and own_agent is not None:
+                played = await player.play(heard, environment, scenario, **how)
+                following[name] = [one.id for one in played]
+                seconds = time.monotonic() - started
+                for trajectory in played:
+                    if on_episode:
+                        on_episode(trajectory, seconds)
+                    take(trajectory)
+                failed = [one.failure for one in played if one.failure is not None]
+                if failed and own_agent is not None:
                     environment = None  # a thread that ran out of time may still be in it: it is left to that
-                elif trajectory.failure and trajectory.failure.boundary == EnvironmentFailed.boundary:
+                elif any(failure.boundary == EnvironmentFailed.boundary for failure in failed):
                     broken, environment = environment, None
                     await _close(broken)
         finally:
@@ -171,12 +189,8 @@ def run_episodes(
             raise errors.exceptions[0] from None
 
     _run(work_all())
-    return [done[f"{scenario.id}/{sample}"] for scenario, sample in jobs]
-
-
-def episode_number(seed: int, name: str) -> int:
-    """The seed of one episode: a function of the stage's seed and the episode's name, not of when it is played."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:6], "big")
+    ordered = [done[one] for scenario, sample in jobs for one in following[f"{scenario.id}/{sample}"]]
+    return [one for group in by_scenario(ordered).values() for one in group]
 
 
 def demonstrate(

@@ -58,7 +58,8 @@ class Live:
         self._listen = listen
         self._lock = threading.RLock()
         self._start = self._told = time.monotonic()
-        self._done = self._failed = self._tokens = 0
+        self._done: set[str] = set()
+        self._failed = self._tokens = 0
         self._size = 0
         self._rewards = 0.0
         self._running: set[str] = set()
@@ -119,7 +120,9 @@ class Live:
                 file.unlink(missing_ok=True)
 
     def _count(self, trajectory: Trajectory) -> None:
-        self._done += 1
+        if trajectory.id in self._done:
+            return  # of an earlier try, and played again for what follows from it
+        self._done.add(trajectory.id)
         if trajectory.failure is not None:
             self._failed += 1
         else:
@@ -128,11 +131,11 @@ class Live:
     def _say_counts(self) -> None:
         self._told = time.monotonic()
         values = {"running": float(len(self._running)), "failed": float(self._failed)}
-        if self._done > self._failed:
-            values["reward"] = self._rewards / (self._done - self._failed)
+        if (well := len(self._done) - self._failed) > 0:
+            values["reward"] = self._rewards / well
         if self._tokens:
             values["tokens_per_s"] = self._tokens / (self._told - self._start)
-        self._tell(self._done, self._total, values)
+        self._tell(len(self._done), self._total, values)
 
     def _show(self, messages: list[dict[str, Any]]) -> None:
         """Those that come after what was shown; all of them, where the conversation is another one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -15,6 +15,26 @@ GIVEN = ("scenario", "client", "base_url", "api_key", "model", "environment")
 
 class OwnAgentTarget(Target):
     called_with = GIVEN
+
+
+class RolesSpec(Spec):
+    """A planner says sub-goals and the answer, a worker acts: two roles of the policy, both trained."""
+
+    planner: str = Field(
+        "You plan, and a worker acts for you. Say the next thing for the worker to do, in a sentence: it knows nothing "
+        "but what you say. You are then told what came of it. When the task is done, say Answer: and what the user is "
+        "to be told.",
+        min_length=1,
+    )
+    """What the planner is told first; the worker's tools and the environment's own instructions follow."""
+    worker: str = Field(
+        "Do what you are told with your tools. When it is done, or cannot be done, say what came of it, without "
+        "calling a tool.",
+        min_length=1,
+    )
+    """What each worker is told first; the environment's own instructions follow."""
+    worker_turns: int = Field(4, ge=1)
+    """Most messages of a worker on one sub-goal."""
 
 
 class AgentSpec(Spec):
@@ -30,6 +50,9 @@ class AgentSpec(Spec):
     function: OwnAgentTarget | None = None
     """An agent of your own in place of the loop: a function, as `my_package.agents.mine` or with arguments; `max_turns`
     is then how many calls it may make. Its package must be in `allow`."""
+    roles: RolesSpec | None = None
+    """`{worker_turns: 4, ...}`: the episode is played by a planner and workers; `max_turns` is of all their messages
+    together. null: by one agent."""
     max_observation: int = Field(100_000, ge=100)
     """Most characters of one message of the environment; what is cut is marked and counted (`cut_observations`)."""
 
@@ -40,8 +63,26 @@ class AgentSpec(Spec):
 
     def key_part(self) -> dict[str, Any]:
         """What determines results, for stage keys."""
-        data = self.model_dump(mode="json", exclude={"function"})
+        data = self.model_dump(mode="json", exclude={"function"} | ({"roles"} if self.roles is None else set()))
         return data | ({"function": self.function.resolved()} if self.function else {})
+
+
+class ReflectionSpec(Spec):
+    """A failed episode is thought about and tried once more, with the reflection in the prompt."""
+
+    max_tokens: int = Field(128, ge=1)
+    """Most sampled tokens of a reflection."""
+    prompt: str = Field(
+        "You tried the task below and did not succeed. Say in a few sentences what went wrong, and what to do "
+        "differently the next time.",
+        min_length=1,
+    )
+    """What the policy is asked; the transcript of the episode follows."""
+    max_transcript: int = Field(8_000, ge=100)
+    """Most characters of the transcript; the middle of a longer one is cut."""
+    demonstrate: bool = False
+    """A second attempt that succeeded is also written as a demonstration without the reflection, in the group of the
+    first attempts: for sft, distill and preference algorithms."""
 
 
 class CollectSpec(Spec):
@@ -64,9 +105,30 @@ class CollectSpec(Spec):
     """0 means no limit."""
     min_p: float = Field(0.0, ge=0, le=1)
     """Tokens with less than this share of the likeliest one's probability are not drawn."""
+    temperature_step: float = Field(0.0, ge=0)
+    """Sample k of a scenario, from 0, is drawn at temperature + k · temperature_step; each is trained on under the
+    distribution that it was drawn from."""
+    reflection: ReflectionSpec | None = None
+    """`{max_tokens: 128, ...}`: episodes without success are thought about and tried once more; null tries once."""
+    continuations: int = Field(0, ge=0)
+    """From each step of an episode the policy plays on so many times, and the share of successes is the step's label
+    (metrics `continued/0`, `continued/1`, …), which `reward=continued` makes a step reward of. 0: none."""
+    opponent: Literal["environment", "policy", "base"] = "environment"
+    """Who plays the other side of a game for two: the environment, as in evaluations; `policy`: the policy itself, both
+    sides are episodes that are trained on; `base`: the model before any training, whose side is not."""
     concurrency: int = Field(64, ge=1)
     """Episodes in flight at once; the engine batches their requests."""
     max_failures: float = Field(0.1, ge=0)
     """Below 1: share of the episodes that may fail; from 1: how many. More end the stage with an error."""
     timeout: float = Field(600.0, gt=0)
     """Seconds that one episode may take; then it is a failed episode."""
+
+    def key_part(self) -> dict[str, Any]:
+        """What determines results, for stage keys; ways of playing that are not asked for are not in it."""
+        data = self.model_dump(mode="json", exclude={"concurrency", "timeout", "refills", "overlap"})
+        plain = CollectSpec().model_dump(mode="json")
+        return {name: value for name, value in data.items() if name not in WAYS or value != plain[name]}
+
+
+WAYS = ("temperature_step", "reflection", "continuations", "opponent")
+"""Keys of CollectSpec for other ways of playing than each episode once, by the policy alone."""

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import groupby
 
 from components.errors import ArtifactError
-from components.trajectories.schema import Trajectory
+from components.trajectories.schema import Scenario, Trajectory
 
+ASIDE = "~"
+"""Between the id of a scenario and the name of a group of its own, for episodes that began differently."""
 RELATIVE_TOLERANCE = 1e-9
 """Two rewards that differ by less than this share of the larger one are equal: rounding, not judgement."""
+
+
+def aside(scenario: Scenario, name: str) -> Scenario:
+    """The scenario under another id, for episodes that are not to be compared with its others: second attempts, those
+    of another player."""
+    return replace(scenario, id=f"{scenario.id}{ASIDE}{name}")
+
+
+def scenario_of(group: str) -> str:
+    """Id of the scenario to which a group belongs: its own, or the one that it stands aside of."""
+    return group.partition(ASIDE)[0]
 
 
 def by_scenario(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:

@@ -52,7 +52,7 @@ class CollectStage(StageSpec):
         return part | {
             **who,
             "agent": self.agent.key_part(),
-            "collect": self.collect.model_dump(mode="json", exclude={"concurrency", "timeout", "refills", "overlap"}),
+            "collect": self.collect.key_part(),
             **self.inference.key_part(),
         }
 
@@ -61,6 +61,8 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     """Writes `trajectories.parquet` and `times.json`. Input: `policy`, a checkpoint; without it the base model acts."""
     from components.models.weights import prepare
     from components.rollout.collector import choose_further, choose_scenarios, demonstrate
+    from components.rollout.reflection import demonstrations
+    from components.trajectories.groups import by_scenario
     from components.trajectories.store import write_trajectories
 
     available = scenarios_of(spec.environment, SPLIT, context)
@@ -102,12 +104,18 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             seed=context.seed * 1_000_003 + spec.round,
             context=context,
             what={"stage": "collect", "what": _what(spec)},
+            ways=spec.collect,
         )
         if spec.actor == "teacher":
             _sign(trajectories, prepare(model, context.cache) if spec.teacher else None)
+    found = figures(trajectories) | speed
+    if spec.collect.reflection is not None and spec.collect.reflection.demonstrate and spec.actor == "policy":
+        shown = list(demonstrations(trajectories, spec.collect.group_size))
+        found["demonstrations"] = float(len(shown))
+        trajectories = [one for group in by_scenario([*trajectories, *shown]).values() for one in group]
     write_trajectories(draft.path / "trajectories.parquet", trajectories)
     write_times(draft.path / "times.json", times)
-    return figures(trajectories) | speed
+    return found
 
 
 def _what(spec: CollectStage) -> str:

@@ -6,18 +6,21 @@ import asyncio
 import inspect
 import json
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
 from components.errors import Problem, SpecError
-from components.inference.protocol import BASE_POLICY, Sampling
+from components.inference.protocol import BASE_POLICY, Engine, Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
-from components.rollout.spec import AgentSpec
+from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
+from components.trajectories.groups import ASIDE, scenario_of
 from components.trajectories.schema import Scenario, Trajectory
 from flows.stages.base import Context
 from flows.stages.shards import Shards
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from components.inference.remote import RemoteEngine
     from components.inference.transformers_engine import TransformersEngine
     from components.rollout.own_agent import OwnAgent
+    from components.rollout.player import Player
 
 
 class Episodes:
@@ -104,9 +108,11 @@ def play(
     context: Context,
     adapter: Path | None = None,
     what: Mapping[str, Any],
+    ways: CollectSpec | None = None,
 ) -> tuple[list[Trajectory], dict[str, float], dict[str, float]]:
     """Plays every scenario `group_size` times with the policy, or the base model where it is None. adapter: PEFT folder
-    of a policy that is no artifact. what: is played, for whoever watches (`flows.watch`).
+    of a policy that is no artifact. what: is played, for whoever watches (`flows.watch`). ways: other ways of playing
+    than each episode once.
 
     Returns the trajectories in order, the seconds of each, and how fast it went. Raises TooManyFailures.
     """
@@ -116,15 +122,20 @@ def play(
     assert context.scratch is not None
     episodes = Episodes(context.scratch)
     wanted = {f"{scenario.id}/{sample}" for scenario in scenarios for sample in range(group_size)}
-    finished = {name: trajectory for name, trajectory in episodes.finished.items() if name in wanted}
-    context.progress(len(finished), len(wanted))
+    finished = dict(episodes.finished)
+    counted = [one for name, one in finished.items() if name in wanted]
+    context.progress(len(counted), len(wanted))
     engine = warm_engine(model, policy, context, inference, adapter)
+    opponent = None
+    if ways is not None and ways.opponent == "base":
+        opponent = warm_engine(model, None, context, inference, kind="opponent")
     start = time.monotonic()
-    live = Live(what, len(wanted), context.progress, context.scratch / FILE, finished.values(), context.watch)
+    live = Live(what, len(wanted), context.progress, context.scratch / FILE, counted, context.watch)
 
     def on_episode(trajectory: Trajectory, seconds: float) -> None:
         episodes.add(trajectory, seconds)
-        live.ended(trajectory)
+        if trajectory.id in wanted:
+            live.ended(trajectory)
 
     try:
         with _own_agent(agent, engine, timeout) as own_agent:
@@ -145,15 +156,41 @@ def play(
                 on_begin=live.begins,
                 on_episode=on_episode,
                 own_agent=own_agent,
+                player=_player(agent, ways, opponent),
+                temperature_step=ways.temperature_step if ways else 0.0,
             )
     finally:
         episodes.flush()
         live.close()
-        engine.release()  # the trainer needs the memory, and the next policy could not use what is cached
+        for one in (engine, opponent):
+            if one is not None:
+                one.release()  # the trainer needs the memory, and the next policy could not use what is cached
     elapsed = time.monotonic() - start
     sampled = sum(t.metrics.get("sampled_tokens", 0) for t in trajectories if t.id not in finished)
     speed = {"seconds": elapsed, "tokens_per_s": sampled / elapsed, "resumed": float(len(finished))}
     return trajectories, {name: round(value, 4) for name, value in episodes.seconds.items()}, speed
+
+
+def _player(agent: AgentSpec, ways: CollectSpec | None, opponent: Engine | None) -> Player | None:
+    """Who plays; None: an agent of one's own. opponent: engine of the other side of a game; None: the policy's own."""
+    from components.rollout import agent as loop
+    from components.rollout import roles
+    from components.rollout.continuation import Continuing
+    from components.rollout.player import Once
+    from components.rollout.reflection import Reflecting
+    from components.rollout.selfplay import SelfPlay
+
+    if agent.function is not None:
+        return None
+    how: dict[str, Any] = {"format": agent.format, "max_observation": agent.max_observation}
+    attempt = partial(roles.play, **how, roles=agent.roles) if agent.roles else partial(loop.play, **how)
+    if ways is not None and ways.reflection is not None:
+        return Reflecting(attempt, ways.reflection)
+    if ways is not None and ways.continuations:
+        return Continuing(ways.continuations, **how)
+    if ways is not None and ways.opponent != "environment":
+        return SelfPlay(opponent, **how)
+    return Once(attempt)
 
 
 @contextmanager
@@ -171,16 +208,29 @@ def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAge
 
 
 def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """What can be said of episodes before they are judged: counts, success, mean turns and tokens."""
+    """What can be said of episodes before they are judged: counts, success, mean turns and tokens. Groups that stand
+    aside of their scenario have counts of their own under their name: `second/success`."""
+    beside: dict[str, list[Trajectory]] = defaultdict(list)
+    for one in trajectories:
+        beside[one.group.removeprefix(scenario_of(one.group)).removeprefix(ASIDE)].append(one)
+    trajectories = beside.pop("", [])
     finished = [t for t in trajectories if t.failure is None]
     values = {
         "episodes": float(len(trajectories)),
         "failed": float(len(trajectories) - len(finished)),
         "sampled_tokens": sum(t.metrics.get("sampled_tokens", 0.0) for t in trajectories),
     }
+    for name, others in sorted(beside.items()):
+        ended = [t for t in others if t.failure is None]
+        values[f"{name}/episodes"] = float(len(others))
+        values[f"{name}/failed"] = float(len(others) - len(ended))
+        values[f"{name}/sampled_tokens"] = sum(t.metrics.get("sampled_tokens", 0.0) for t in others)
+        if ended:
+            values[f"{name}/success"] = sum(t.success for t in ended) / len(ended)
     if finished:
         values["success"] = sum(t.success for t in finished) / len(finished)
-        for name in sorted({name for t in finished for name in t.metrics} - {"sampled_tokens"}):
+        counted = {name for t in finished for name in t.metrics if "/" not in name}  # the others are labels of turns
+        for name in sorted(counted - {"sampled_tokens"}):
             values[name] = sum(t.metrics.get(name, 0.0) for t in finished) / len(finished)
         values["tokens_per_episode"] = sum(t.metrics.get("sampled_tokens", 0.0) for t in finished) / len(finished)
     return values
@@ -197,14 +247,16 @@ def warm_engine(
     context: Context,
     inference: InferenceSpec | None = None,
     adapter: Path | None = None,
+    kind: str = "engine",
 ) -> TransformersEngine | RemoteEngine:
-    """The engine, holding the policy (None: the base model, or `adapter` on it). inference: None means embedded."""
+    """The engine, holding the policy (None: the base model, or `adapter` on it). inference: None means embedded. kind:
+    under which it stays warm; each holds one policy."""
     from components.algorithms.train import policy_digest
     from components.models import learned
 
     inference = inference or EmbeddedSpec()
     recipe = (model.base(), inference.model_dump())
-    engine = context.warm.get("engine", recipe, lambda: _engine(model, inference, context))
+    engine = context.warm.get(kind, recipe, lambda: _engine(model, inference, context))
     if adapter is not None:
         engine.load_policy(learned.digest(adapter), str(adapter))
     elif policy is None:

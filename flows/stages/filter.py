@@ -10,6 +10,7 @@ from pydantic import Field
 
 from components.artifacts import Draft
 from components.specs import Target
+from components.trajectories.groups import scenario_of
 from components.trajectories.schema import SCHEMA_VERSION, Selection, Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec, followed
 
@@ -34,10 +35,10 @@ def filter_(spec: FilterStage, inputs: Inputs, draft: Draft, context: Context) -
             reasons[selection.reason] += not selection.kept
             group = waiting.pop(selection.trajectory_id)
             if selection.kept:
-                groups.add(group)
+                scenarios.add(scenario_of(group))
             yield selection
 
-    groups: set[str] = set()
+    scenarios: set[str] = set()
     waiting: dict[str, str] = {}  # group by trajectory: of those whose selection is still to come
 
     def seen(trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
@@ -53,7 +54,7 @@ def filter_(spec: FilterStage, inputs: Inputs, draft: Draft, context: Context) -
     kept = total - reasons.total()
     return {
         "kept": float(kept),
-        "scenarios": float(len(groups)),
+        "scenarios": float(len(scenarios)),
         "dropped": float(total - kept),
         "kept_share": kept / total if total else 0.0,
         **{f"dropped/{reason}": float(count) for reason, count in sorted(reasons.items()) if count},

@@ -1,0 +1,109 @@
+"""Monte Carlo continuation: how good a step was, by what the policy makes of it (Math-Shepherd, arXiv:2312.08935).
+
+After an episode has come to its end, each of its steps but the last is returned to, and the policy plays on from there
+so many times. The share of successes is the label of the step; that of the last step is the episode's own success. The
+labels are metrics of the episode, `continued/0`, `continued/1` and so on, one for each turn: heads of a process reward
+model learn them by the name `continued`, and the reward `continued` makes step rewards of them.
+
+An environment that can save is restored (`protocol.Restorable`). Any other is reset and given the actions again: by the
+protocol it then says the same again, and one that does not is refused by name.
+
+What is played on is measured and not trained on. The conversation goes on from its own tokens, in the same engine; so
+an episode whose labels are not there yet is played again as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from components.environments.protocol import Environment, Restorable
+from components.errors import Problem, SpecError
+from components.inference.protocol import Engine, Sampling
+from components.rollout import formats
+from components.rollout.agent import MAX_OBSERVATION, Episode, as_messages, as_step, ask
+from components.rollout.player import episode_number
+from components.trajectories import step_labels
+from components.trajectories.groups import aside
+from components.trajectories.schema import Scenario, Trajectory
+from components.trajectories.step_labels import CONTINUED
+
+
+class Continuing:
+    """Plays an episode by the agent loop, and on from each of its steps `count` times. format, max_observation: as
+    those of `agent.play`."""
+
+    def __init__(self, count: int, *, format: formats.Name = "native", max_observation: int = MAX_OBSERVATION):
+        self._count = count
+        self._how: dict[str, Any] = {"format": format, "max_observation": max_observation}
+
+    async def play(
+        self,
+        engine: Engine,
+        environment: Environment,
+        scenario: Scenario,
+        *,
+        sample: int,
+        sampling: Sampling,
+        max_turns: int,
+        seed: int,
+        timeout: float | None,
+    ) -> list[Trajectory]:
+        """timeout: seconds for the episode, and for each continuation. One that fails is returned after the episode,
+        which then has no labels."""
+        episode = Episode(engine, environment, sampling, seed, **self._how)
+        steps: list[tuple[Episode, str | None]] = []
+        async with episode.within(timeout):
+            await episode.begin(scenario)
+            while not episode.done and episode.talk.turns < max_turns:
+                await episode.turn()
+                steps.append((episode.branch(seed), await _saved(environment)))
+        first = episode.trajectory(scenario, sample)
+        if first.failure is not None:
+            return [first]
+        labels = []
+        for turn, (step, state) in enumerate(steps[:-1]):
+            wins = 0
+            for number in range(self._count):
+                going_on = step.branch(episode_number(seed, f"{turn}/{number}"))
+                async with going_on.within(timeout):
+                    await _return_to(going_on, scenario, state)
+                    while not going_on.done and going_on.talk.turns < max_turns:
+                        await going_on.turn()
+                end = going_on.trajectory(aside(scenario, CONTINUED), sample)
+                if end.failure is not None:
+                    return [first, end]
+                wins += end.success
+            labels.append(wins / self._count)
+        labels.append(float(first.success))
+        return [replace(first, metrics=first.metrics | step_labels.written(CONTINUED, labels))]
+
+    def following(self, first: Trajectory) -> list[str]:
+        """A continuation that failed, of an episode without labels."""
+        labelled = step_labels.read(CONTINUED, first)
+        return [] if labelled else [f"{aside(first.scenario, CONTINUED).id}/{first.sample}"]
+
+
+async def _saved(environment: Environment) -> str | None:
+    """The state of the episode, as it is now; None of an environment that cannot save."""
+    return json.dumps(await ask(environment.save)) if isinstance(environment, Restorable) else None
+
+
+async def _return_to(step: Episode, scenario: Scenario, state: str | None) -> None:
+    """Puts the environment where it was after a step. Raises SpecError where its actions do not lead there again."""
+    environment = step.environment
+    if state is not None:
+        await ask(environment.restore, scenario, json.loads(state))  # type: ignore[attr-defined]
+        return
+    same = as_messages(await ask(environment.reset, scenario), "reset") == step.first
+    for action, before in step.steps:
+        same = same and as_step(await ask(environment.step, action)) == before
+    if not same:
+        raise SpecError([Problem("environment", _NOT_AGAIN.format(type(environment).__name__, scenario.id))])
+
+
+_NOT_AGAIN = (
+    "{} said something else when scenario {} was played again with the same actions, so that no step of it can be "
+    "returned to: expected the same, or methods `save` and `restore` (components.environments.protocol.Restorable)"
+)

@@ -1,0 +1,130 @@
+"""Monte Carlo continuation: labels that are shares of successes, by any environment that can be returned to."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from components.environments.protocol import Restorable, Step
+from components.environments.tictactoe import TicTacToe
+from components.errors import EngineError, SpecError
+from components.inference.protocol import ChatCompletion
+from components.rollout.continuation import CONTINUED, Continuing
+from components.trajectories.step_labels import read
+from tests.rollout.worlds import Echo, Parrot, collect, scenarios
+
+
+class Coins(Echo):
+    """Three coins; all must be heads."""
+
+    def step(self, action):
+        self.said.append(action["content"])
+        done = len(self.said) == 3
+        return Step(
+            [] if done else [{"role": "user", "content": f"Coin {len(self.said)}."}],
+            0.0,
+            done,
+            {"success": done and set(self.said) == {"heads"}},
+        )
+
+
+class SavedCoins(Coins):
+    def save(self):
+        return self.said
+
+    def restore(self, scenario, state):
+        self.reset(scenario)
+        self.said = state
+
+
+class Forgetful(Coins):
+    """Says something else each time."""
+
+    def step(self, action):
+        step = super().step(action)
+        return Step([{"role": "user", "content": str(random.random())}], 0.0, step.done, step.info)
+
+
+class Tosser(Parrot):
+    async def chat(self, request):
+        answer = await super().chat(request)
+        said = "heads" if random.Random(request.seed).random() < 0.6 else "tails"
+        answer.message["content"] = said
+        ids = [ord(letter) for letter in said]
+        return ChatCompletion(answer.message, "stop", answer.prompt_token_ids, ids, [-0.5] * len(ids), answer.policy)
+
+
+def continued(engine, environment, count=40, **options):
+    return collect(engine, environment, scenarios(3), player=Continuing(count), max_turns=3, **options)
+
+
+@pytest.mark.parametrize("environment", [Coins, SavedCoins])
+def test_a_label_is_how_often_the_policy_succeeds_from_there(environment):
+    assert isinstance(environment(), Restorable) == (environment is SavedCoins)
+    engine = Tosser()
+    found = continued(engine, environment)
+    assert [one.id for one in found] == [f"s{n}/{k}" for n in range(3) for k in range(2)]
+    seen = set()
+    for one in found:
+        said = [message.content for message in one.histories[0].messages if message.role == "assistant"]
+        labels = read(CONTINUED, one)
+        assert len(labels) == len(said) == one.metrics["turns"]
+        for turn, label in enumerate(labels):
+            lost = "tails" in said[: turn + 1]
+            expected = 0.0 if lost else 0.6 ** (2 - turn)
+            assert label == pytest.approx(expected, abs=0.0 if lost or turn == 2 else 0.25)
+            seen.add((turn, lost))
+    assert len(seen) > 3
+    assert len({request.seed for request in engine.requests}) == len(engine.requests)
+
+
+def test_replaying_gives_what_restoring_gives():
+    assert repr(continued(Tosser(), Coins, 3)) == repr(continued(Tosser(), SavedCoins, 3, concurrency=1))
+
+
+def test_the_episode_is_the_one_that_is_played_without():
+    plain = collect(Tosser(), Coins, scenarios(3), max_turns=3)
+    for one, other in zip(plain, continued(Tosser(), Coins, 2), strict=True):
+        other.metrics = {name: value for name, value in other.metrics.items() if "/" not in name}
+        assert repr(one) == repr(other)
+
+
+def test_an_environment_that_does_not_repeat_itself_is_refused_by_name():
+    with pytest.raises(SpecError, match=r"environment: Forgetful said something else .* methods `save` and `restore`"):
+        continued(Tosser(), Forgetful, 1)
+
+
+def test_a_continuation_that_fails_is_kept_and_played_again():
+    whole = continued(Tosser(), Coins, 2)
+    plain = Tosser()
+    collect(plain, Coins, scenarios(3), max_turns=3)
+    once = {request.seed for request in plain.requests}
+
+    def fail(request):
+        if request.seed not in once:
+            raise EngineError("out of memory")
+
+    broken = continued(Tosser(fail=fail), Coins, 2)
+    assert [one.id for one in broken[:3]] == ["s0/0", "s0/1", "s0~continued/0"]
+    assert {one.failure.message for one in broken if "~" in one.id} == {"out of memory"}
+    assert not any(read(CONTINUED, one) for one in broken)
+    finished = {one.id: one for one in broken if one.failure is None}
+    assert repr(continued(Tosser(), Coins, 2, finished=finished)) == repr(whole)
+
+
+def test_a_real_game_is_returned_to():
+    """The first free cell each time: what comes of a position is known."""
+
+    class First(Parrot):
+        async def chat(self, request):
+            answer = await super().chat(request)
+            free = "".join(request.messages[-1]["content"].splitlines()[-3:])
+            answer.message["content"] = next(cell for cell in "123456789" if cell in free)
+            return answer
+
+    game = TicTacToe(train=4, heldout=1)
+    found = collect(First(), lambda: TicTacToe(train=4, heldout=1), game.scenarios("train"), player=Continuing(2))
+    for one in found:
+        assert one.failure is None
+        assert read(CONTINUED, one) == [float(one.success)] * int(one.metrics["turns"])

@@ -1,0 +1,124 @@
+"""Reflection: what is played again, what it is told, and what of it can be trained on."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from components.environments.protocol import Step
+from components.errors import EngineError, SpecError
+from components.inference.protocol import ChatCompletion
+from components.rollout.agent import play
+from components.rollout.reflection import NOTE, Reflecting, demonstrations, transcript
+from components.rollout.spec import ReflectionSpec
+from components.trajectories.schema import Scenario
+from tests.rollout.worlds import Echo, Parrot, collect, scenarios
+
+SPEC = ReflectionSpec(max_tokens=5)
+
+
+class Door(Echo):
+    """Opens at a word; that of scenario 0 is said at once."""
+
+    def reset(self, scenario):
+        self.first = scenario.input["number"] == 0
+        return [{"role": "system", "content": "A door."}, {"role": "user", "content": "Open it."}]
+
+    def step(self, action):
+        return Step([], 1.0, True, {"success": self.first or action["content"] == "sesame"})
+
+
+class Learner(Parrot):
+    """Says the word when it has noted it."""
+
+    async def chat(self, request):
+        answer = await super().chat(request)
+        last = request.messages[-1]["content"]
+        said = "sesame" if NOTE in last else "Say sesame." if last.startswith(SPEC.prompt) else "open"
+        answer.message["content"] = said
+        ids = [ord(letter) for letter in said]
+        return ChatCompletion(answer.message, "stop", answer.prompt_token_ids, ids, [-0.5] * len(ids), answer.policy)
+
+
+def reflecting(engine, environment=Door, count=2, **options):
+    attempt = partial(play, format="native")
+    return collect(engine, environment, scenarios(count), player=Reflecting(attempt, SPEC), **options)
+
+
+def test_a_failed_episode_is_thought_about_and_tried_again():
+    engine = Learner()
+    found = reflecting(engine)
+    assert [one.id for one in found] == ["s0/0", "s0/1", "s1/0", "s1/1", "s1~second/0", "s1~second/1"]
+    assert [one.success for one in found] == [True, True, False, False, True, True]
+    for first, second in zip(found[2:4], found[4:], strict=True):
+        assert len(first.histories) == 1
+        reflection, attempt = second.histories
+        assert reflection.messages[0].content == (f"{SPEC.prompt}\n\nsystem: A door.\nuser: Open it.\nassistant: open")
+        assert attempt.messages[1].content == f"Open it.\n\n{NOTE}Say sesame."
+        spoken = [history.token_ids[slice(*history.messages[-1].span)] for history in second.histories]
+        assert ["".join(map(chr, ids)) for ids in spoken] == ["Say sesame.", "sesame"]
+        assert second.step_rewards == [0.0, 1.0]
+        assert second.metrics["sampled_tokens"] == len("Say sesame.sesame")
+        assert second.metrics["turns"] == 1
+        assert second.scenario.input == first.scenario.input
+    asked = [one for one in engine.requests if one.messages[-1]["content"].startswith(SPEC.prompt)]
+    assert {one.sampling.max_tokens for one in asked} == {SPEC.max_tokens}
+    assert len({one.seed for one in engine.requests}) == len(engine.requests)
+
+
+def test_it_does_not_depend_on_what_was_finished_before():
+    whole = reflecting(Learner())
+    for missing in ("s1~second/0", "s1/1", "s0/0"):
+        told = []
+        finished = {one.id: one for one in whole if one.id != missing}
+        again = reflecting(Learner(), finished=finished, on_episode=lambda one, seconds, told=told: told.append(one.id))
+        assert repr(again) == repr(whole)
+        assert told == {
+            "s0/0": ["s0/0"], "s1/1": ["s1/1", "s1~second/1"], "s1~second/0": ["s1/0", "s1~second/0"]
+        }[missing]  # fmt: skip
+
+
+def test_a_reflection_that_fails_is_a_failed_second_attempt():
+    def fail(request):
+        if request.messages[-1]["content"].startswith(SPEC.prompt):
+            raise EngineError("out of memory")
+
+    found = reflecting(Learner(fail=fail))
+    assert [one.failure.message for one in found if one.failure] == ["out of memory"] * 2
+    assert [one.id for one in found if one.failure] == ["s1~second/0", "s1~second/1"]
+
+
+def test_an_episode_that_fails_is_not_thought_about():
+    def fail(request):
+        raise EngineError("out of memory")
+
+    assert [one.id for one in reflecting(Learner(fail=fail))] == ["s0/0", "s0/1", "s1/0", "s1/1"]
+
+
+def test_a_scenario_cannot_have_the_name_of_a_second_attempt():
+    jobs = [*scenarios(2), Scenario("s1~second", {"number": 0}, "train")]
+    with pytest.raises(SpecError, match="follow from others: s1~second"):
+        collect(Learner(), Door, jobs, player=Reflecting(partial(play, format="native"), SPEC))
+
+
+def test_second_attempts_as_demonstrations():
+    found = reflecting(Learner())
+    shown = list(demonstrations(found, group_size=2))
+    assert [(one.id, one.group, one.success) for one in shown] == [("s1/2", "s1", True), ("s1/3", "s1", True)]
+    for one in shown:
+        (history,) = one.histories
+        assert [message.content for message in history.messages] == ["A door.", "Open it.", "sesame"]
+        assert history.token_ids == []
+        assert one.step_rewards == [1.0]
+    found[-1].histories[1].messages[-1].finish_reason = "length"
+    assert [one.id for one in demonstrations(found, group_size=2)] == ["s1/2"]
+
+
+def test_a_long_transcript_is_cut_in_the_middle():
+    (one, *_) = collect(Parrot(), lambda: Echo(reset=lambda: [{"role": "user", "content": "a" * 500}]), scenarios(1))
+    text = transcript(one, 100)
+    assert text.startswith("user: aaa")
+    assert text.endswith(one.histories[0].messages[-1].content)
+    assert "\n[cut: " in text
+    assert len(text) < 130

@@ -1,0 +1,117 @@
+"""Planner and worker: who is shown what, whose tokens are recorded, and how an episode ends."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+
+from components.environments.tools import ToolEnvironment, tool
+from components.inference.protocol import ChatCompletion
+from components.rollout.player import Once
+from components.rollout.roles import play
+from components.rollout.spec import RolesSpec
+from components.trajectories.schema import Scenario
+from tests.rollout.worlds import Parrot, collect
+
+ROLES = RolesSpec(planner="PLAN", worker="WORK", worker_turns=2)
+JOBS = [Scenario("s0", {}, "train")]
+
+
+class Safe(ToolEnvironment):
+    """Turn twice, then say open."""
+
+    system = "A safe."
+
+    def scenarios(self, split):
+        return JOBS
+
+    def begin(self, scenario):
+        self.turned = 0
+        return "Open it."
+
+    @tool
+    def turn(self) -> str:
+        """turns the wheel"""
+        self.turned += 1
+        self.reward = 0.25
+        return f"turned {self.turned}"
+
+    def outcome(self, answer):
+        return {"success": self.turned == 2 and answer == "open"}
+
+
+class Actor(Parrot):
+    """Says what a script has for the role that is asked, in order; a list is a call of a tool."""
+
+    def __init__(self, planner, worker):
+        super().__init__()
+        self.script = {"PLAN": list(planner), "WORK": list(worker)}
+
+    async def chat(self, request):
+        answer = await super().chat(request)
+        said = self.script[request.messages[0]["content"][:4]].pop(0)
+        message = answer.message
+        message["content"] = "" if isinstance(said, list) else said
+        if isinstance(said, list):
+            function = {"name": said[0], "arguments": json.dumps({})}
+            message["tool_calls"] = [{"id": f"c{len(self.requests)}", "type": "function", "function": function}]
+        ids = [ord(letter) for letter in message["content"]] or [7]
+        prompt = [ord(letter) for one in request.messages for letter in one["content"] or "\7"]
+        return ChatCompletion(message, "stop", prompt, ids, [-0.5] * len(ids), answer.policy)
+
+
+def played(engine, **options):
+    player = Once(partial(play, roles=ROLES))
+    (one,) = collect(engine, Safe, JOBS, player=player, group_size=1, **{"max_turns": 9, **options})
+    return one
+
+
+def test_both_roles_are_recorded_and_share_the_end():
+    engine = Actor(["Turn it twice.", "Answer: open"], [["turn"], ["turn"]])
+    one = played(engine)
+    assert one.success
+    assert [history.agent for history in one.histories] == ["planner", "worker"]
+    planner, worker = ([(m.role, m.content) for m in history.messages] for history in one.histories)
+    assert planner == [
+        ("system", "PLAN\n\nThe worker has these tools:\n- turn: turns the wheel\n\nA safe."),
+        ("user", "Open it."),
+        ("assistant", "Turn it twice."),
+        ("user", "The worker has not said what came of it. Last it saw: turned 2"),
+        ("assistant", "Answer: open"),
+    ]
+    assert worker[:2] == [("system", "WORK\n\nA safe."), ("user", "Turn it twice.")]
+    assert worker[-1] == ("tool", "turned 2")
+    asked = {request.messages[0]["content"][:4]: request.tools for request in engine.requests}
+    assert asked == {"PLAN": [], "WORK": one.tools}
+    assert sum(sum(history.sampled_mask()) for history in one.histories) == one.metrics["sampled_tokens"]
+    assert one.step_rewards == [0.0, 0.0, 0.25, 0.25]
+    assert (one.metrics["turns"], one.metrics["subgoals"]) == (4, 1)
+    assert len({request.seed for request in engine.requests}) == len(engine.requests)
+
+
+def test_each_worker_begins_anew_and_says_what_came_of_it():
+    engine = Actor(["Turn it.", "Again.", "Answer: open"], [["turn"], "Done.", ["turn"], "Done too."])
+    one = played(engine)
+    assert one.success
+    assert [history.agent for history in one.histories] == ["planner", "worker", "worker"]
+    told = [m.content for m in one.histories[0].messages if m.role == "user"]
+    assert told == ["Open it.", "The worker says: Done.", "The worker says: Done too."]
+    assert one.histories[2].messages[1].content == "Again."
+    assert len(one.step_rewards) == one.metrics["turns"] == 7
+
+
+@pytest.mark.parametrize(("turns", "histories"), [(1, 1), (2, 2), (3, 2), (4, 2)])
+def test_turns_are_of_both_together(turns, histories):
+    one = played(Actor(["Turn it.", "Answer: open"], [["turn"], "Done."]), max_turns=turns)
+    assert one.metrics["turns"] == turns
+    assert len(one.histories) == histories
+    assert one.failure is None
+    assert not one.success
+
+
+def test_a_planner_that_says_nothing_is_told():
+    one = played(Actor(["", "Answer: open"], []))
+    assert one.metrics["parse_errors"] == 1
+    assert one.histories[0].messages[3].content == "error: say a sub-goal, or Answer: and your answer"

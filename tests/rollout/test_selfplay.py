@@ -1,0 +1,133 @@
+"""Self-play: two conversations of one game, each with its own tokens and its own end."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.environments.tictactoe import TicTacToe, _opening
+from components.errors import EngineError, SpecError
+from components.inference.protocol import ChatCompletion
+from components.rollout.selfplay import SelfPlay
+from tests.rollout.worlds import Echo, Parrot, collect, scenarios
+
+GAME = TicTacToe(train=6, heldout=1)
+
+
+def both() -> TicTacToe:
+    return TicTacToe(train=6, heldout=1, opponent="agent")
+
+
+class First(Parrot):
+    """Plays the first free cell: X wins by 1, 3, 5, 7."""
+
+    async def chat(self, request):
+        answer = await super().chat(request)
+        free = "".join(request.messages[-1]["content"].splitlines()[-3:])
+        said = next(cell for cell in "123456789" if cell in free)
+        answer.message["content"] = said
+        return ChatCompletion(answer.message, "stop", answer.prompt_token_ids, [ord(said)], [-0.5], answer.policy)
+
+
+def test_a_game_is_an_episode_of_each_side():
+    engine = First()
+    jobs = GAME.scenarios("train")[:4]
+    found = collect(engine, both, jobs, player=SelfPlay(), max_turns=5)
+    by_id = {one.id: one for one in found}
+    assert list(by_id) == [f"{job.id}{name}/{k}" for job in jobs for name in ("", "~other") for k in range(2)]
+    for job in jobs:
+        own, other = by_id[f"{job.id}/0"], by_id[f"{job.id}~other/0"]
+        x, o = (own, other) if job.input["mark"] == "X" else (other, own)
+        assert (x.histories[0].agent, o.histories[0].agent) == ("X", "O")
+        said = [[m.content for m in one.histories[0].messages if m.role == "assistant"] for one in (x, o)]
+        assert said == [["1", "3", "5", "7"], ["2", "4", "6"]]
+        assert (x.success, o.success) == (True, False)
+        assert (x.outcome["result"], o.outcome["result"]) == ("win", "loss")
+        assert x.histories[0].messages[-1].content.endswith("You win.")
+        seen = o.histories[0].messages
+        assert seen[0].role == "system"
+        assert seen[1].content == "You are O. Win.\nX 2 3\n4 5 6\n7 8 9"
+        assert seen[3].content == "X plays 3.\nX O X\n4 5 6\n7 8 9"
+        for one in (x, o):
+            assert one.histories[0].sampled_mask().count(True) == one.metrics["turns"]
+            assert len(one.step_rewards) == one.metrics["turns"]
+    assert len({request.seed for request in engine.requests}) == len(engine.requests)
+
+
+def test_the_other_side_can_be_another_models():
+    """Only the policy's side is an episode, and all of a group are the same side."""
+    other = First()
+    other.load_policy("old", None)
+    engine = First()
+    found = collect(engine, both, GAME.scenarios("train"), player=SelfPlay(other), max_turns=5)
+    assert [one.id for one in found] == [f"{job.id}/{k}" for job in GAME.scenarios("train") for k in range(2)]
+    sides = {one.group: one.histories[0].agent for one in found}
+    assert all(one.histories[0].agent == sides[one.group] for one in found)
+    assert set(sides.values()) == {"X", "O"}
+    assert {request.policy for request in other.requests} == {"old"}
+    assert {request.policy for request in engine.requests} == {"base"}
+    assert all(one.success == (one.histories[0].agent == "X") for one in found)
+
+
+def test_a_failure_is_one_of_both_sides_and_both_are_played_again():
+    jobs = GAME.scenarios("train")[:1]
+    calls = []
+
+    def fail(request):
+        calls.append(request)
+        if len(calls) == 4:
+            raise EngineError("out of memory")
+
+    broken = collect(First(fail=fail), both, jobs, player=SelfPlay(), group_size=1)
+    assert [one.failure.message for one in broken] == ["out of memory"] * 2
+    whole = collect(First(), both, jobs, player=SelfPlay())
+    for missing in whole:
+        finished = {one.id: one for one in whole if one is not missing}
+        assert repr(collect(First(), both, jobs, player=SelfPlay(), finished=finished)) == repr(whole)
+
+
+def test_a_game_ends_where_turns_are_used_up():
+    x, o = collect(First(), both, GAME.scenarios("train")[:1], player=SelfPlay(), group_size=1, max_turns=2)
+    assert (x.metrics["turns"], o.metrics["turns"]) == (2, 2)
+    assert x.outcome["result"] == o.outcome["result"] == "open"
+
+
+@pytest.mark.parametrize("make", [Echo, lambda: GAME])
+def test_what_is_no_game_for_two_is_refused(make):
+    jobs = scenarios(1) if make is Echo else GAME.scenarios("train")[:1]
+    with pytest.raises(SpecError, match=r"collect\.opponent: the environment .*expected two"):
+        collect(Parrot(), make, jobs, player=SelfPlay())
+
+
+def test_a_game_that_wants_both_sides_is_not_played_by_one():
+    with pytest.raises(SpecError, match=r"wants [XO] and [XO] played; expected collect\.opponent"):
+        collect(First(), both, GAME.scenarios("train")[:1])
+
+
+def test_invalid_moves_are_counted_for_who_made_them():
+    game = both()
+    scenario = next(one for one in GAME.scenarios("train") if one.input["mark"] == "X")
+    game.reset(scenario)
+    call = {"type": "function", "function": {"name": "act", "arguments": '{"action": "1"}'}}
+    twice = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", **call}, {"id": "b", **call}]}
+    told = game.step(twice)
+    assert [message["role"] for message in told.observation] == ["system", "user"]
+    wrong = game.step({"role": "assistant", "content": "1"})
+    assert wrong.observation == [{"role": "user", "content": "error: cell 1 is taken"}]
+    assert {name: one["invalid_actions"] for name, one in wrong.info["players"].items()} == {"X": 1, "O": 1}
+    state = game.save()
+    told = game.step({"role": "assistant", "content": "2"}).observation
+    assert [(one["tool_call_id"], one["content"].splitlines()[0]) for one in told] == [
+        ("a", "O plays 2."),
+        ("b", "error: one move a turn"),
+    ]
+    other = both()
+    other.restore(scenario, state)
+    assert other.step({"role": "assistant", "content": "2"}).observation == told
+
+
+def test_alone_it_is_the_game_it_was():
+    for scenario in GAME.scenarios("train"):
+        first = GAME.reset(scenario)
+        assert first[-1]["content"].startswith(f"You are {scenario.input['mark']}.")
+        assert GAME.board == _opening(scenario.input)
+        assert GAME.turn == 0
