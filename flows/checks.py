@@ -106,8 +106,18 @@ def _agent(agent: AgentSpec, environment: Target) -> Iterator[Problem]:
             "react: the environment reads Thought and Action itself (environment.format=react); expected native, or "
             "environment.format=tool",
         )
-    if agent.function is not None and agent.format != "native":
+    if agent.code is not None and agent.format != "code":
+        yield Problem("agent.code", f"limits code that agent.format={agent.format} does not write; expected null")
+    if agent.function is None:
+        return
+    if agent.format != "native":
         yield Problem("agent.format", f"{agent.format}: is for the loop, and agent.function writes as it likes")
+    if agent.max_observation != AgentSpec().max_observation:
+        yield Problem(
+            "agent.max_observation",
+            f"{agent.max_observation}: cuts what the loop shows, and agent.function reads its environment itself; "
+            f"expected {AgentSpec().max_observation}",
+        )
 
 
 def _weights(model: ModelSpec, inference: InferenceSpec, algorithm: Any, rounds: int) -> Iterator[Problem]:

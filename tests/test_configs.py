@@ -22,7 +22,7 @@ OPTIONS = [file for file in FILES if len(file.parts) == 2]
 EXPERIMENTS = [file.name for file in OPTIONS if file.parts[0] == "experiment"]
 
 GROUPS = {
-    "agent": 1,
+    "agent": 2,
     "algorithm": 14,
     "collect": 1,
     "compute": 2,

@@ -27,6 +27,7 @@ from components.inference.protocol import ChatRequest, Engine, Sampling
 from components.rollout import formats
 from components.rollout.observations import cleaned
 from components.rollout.recorder import Recorder
+from components.sandbox import Limits
 from components.trajectories.convert import to_message
 from components.trajectories.schema import Failure, Role, Scenario, Trajectory
 
@@ -45,12 +46,14 @@ async def play(
     seed: int,
     timeout: float | None = None,
     format: formats.Name = "native",
+    limits: Limits | None = None,
     max_observation: int = MAX_OBSERVATION,
 ) -> Trajectory:
     """Plays one episode with the policy that the engine holds.
 
     timeout: seconds that it may take. A failure of engine or environment, and running out of time, is recorded in the
-    trajectory, with what was said until then; cancellation passes through. format: how actions are written.
+    trajectory, with what was said until then; cancellation passes through. format: how actions are written. limits: of
+    code that the agent writes (format `code`).
     max_observation: most characters of one message of the environment; the rest is cut, and the message says so.
     """
     policy = engine.policy
@@ -61,8 +64,17 @@ async def play(
     failure = None
     tools: list[dict[str, Any]] = []
     turns = sampled = truncated = unread = cut = 0
-    shown = formats.make(format)
+    shown = formats.make(format, limits)
     awaited: type[BoundaryError] = EnvironmentFailed
+
+    async def take(action: dict[str, Any]) -> Step:
+        nonlocal cut, outcome
+        step = as_step(await ask(environment.step, action))
+        outcome = step.info
+        step.observation, more = cleaned(step.observation, max_observation)
+        cut += more
+        return step
+
     try:
         async with asyncio.timeout(timeout):
             tools = as_json(await ask(environment.tools), "tools")
@@ -79,18 +91,14 @@ async def play(
                 turns, sampled = turns + 1, sampled + len(completion.token_ids)
                 truncated += completion.finish_reason == "length"
                 try:
-                    action = shown.read(completion.message)
+                    step = await shown.act(completion.message, take)
                 except formats.Unreadable as error:
                     unread += 1
                     rewards.append(0.0)
-                    messages.append({"role": "user", "content": f"Observation: error: {error}"})
+                    messages.append({"role": "user", "content": f"{shown.mark}error: {error}"})
                     continue
-                step = as_step(await ask(environment.step, action))
                 rewards.append(step.reward)
-                outcome = step.info
-                observation, more = cleaned(step.observation, max_observation)
-                cut += more
-                messages += shown.show(observation)
+                messages += step.observation
                 if step.done:
                     break
     except BoundaryError as error:
@@ -114,7 +122,8 @@ async def play(
             "turns": float(turns),
             "sampled_tokens": float(sampled),
             "truncated": float(truncated),
-            **({"parse_errors": float(unread)} if format != "native" else {}),
+            "parse_errors": float(unread),
+            **{name: float(count) for name, count in shown.counts.items()},
             **({"cut_observations": float(cut)} if cut else {}),
         },
         failure=failure,

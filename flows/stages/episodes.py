@@ -140,6 +140,7 @@ def play(
                 max_failures=max_failures,
                 seed=seed,
                 format=agent.format,
+                limits=agent.limits(),
                 max_observation=agent.max_observation,
                 finished=finished,
                 on_episode=on_episode,
