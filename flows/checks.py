@@ -108,18 +108,28 @@ def _agent(agent: AgentSpec, environment: Target, algorithm: Any, rounds: int) -
             "react: the environment reads Thought and Action itself (environment.format=react); expected native, or "
             "environment.format=tool",
         )
+    if agent.code is not None and agent.format != "code":
+        yield Problem("agent.code", f"limits code that agent.format={agent.format} does not write; expected null")
     if agent.roles is not None:
         if agent.function is not None:
             yield Problem("agent.roles", "given, and agent.function plays as it likes; expected null")
-        if agent.format == "chat":
-            yield Problem("agent.format", "chat: a worker acts by tools, and says the rest; expected native or react")
+        if agent.format in ("chat", "code"):
+            yield Problem("agent.format", f"{agent.format}: a worker acts by calls of tools; expected native or react")
         if rounds and getattr(algorithm, "credit", "episode") == "turns":
             yield Problem(
                 "algorithm.credit",
                 "turns: those of planner and workers (agent.roles) do not stand in the order of time; expected episode",
             )
-    if agent.function is not None and agent.format != "native":
+    if agent.function is None:
+        return
+    if agent.format != "native":
         yield Problem("agent.format", f"{agent.format}: is for the loop, and agent.function writes as it likes")
+    if agent.max_observation != AgentSpec().max_observation:
+        yield Problem(
+            "agent.max_observation",
+            f"{agent.max_observation}: cuts what the loop shows, and agent.function reads its environment itself; "
+            f"expected {AgentSpec().max_observation}",
+        )
 
 
 def _ways(
@@ -144,6 +154,12 @@ def _ways(
         for name in given:
             yield Problem(
                 f"collect.{name}", "is a way of the agent loop, and agent.function plays as it likes; expected it unset"
+            )
+    for name in set(given) - {"reflection"}:
+        if agent.format == "code":
+            yield Problem(
+                f"collect.{name}",
+                "goes on from single actions, and a block of agent.format=code may be many; expected native, react or chat",
             )
     if agent.roles is not None:
         for name in set(given) - {"reflection"}:

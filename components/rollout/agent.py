@@ -19,7 +19,7 @@ import json
 import math
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, get_args
 
 from components.environments.protocol import Environment, Messages, Players, Step
@@ -28,6 +28,7 @@ from components.inference.protocol import ChatRequest, Engine, Sampling
 from components.rollout import formats
 from components.rollout.observations import cleaned
 from components.rollout.recorder import Recorder
+from components.sandbox import Limits
 from components.trajectories.convert import to_message
 from components.trajectories.schema import Failure, Role, Scenario, Trajectory
 
@@ -46,15 +47,18 @@ async def play(
     seed: int,
     timeout: float | None = None,
     format: formats.Name = "native",
+    limits: Limits | None = None,
     max_observation: int = MAX_OBSERVATION,
 ) -> Trajectory:
     """Plays one episode with the policy that the engine holds.
 
     timeout: seconds that it may take. A failure of engine or environment, and running out of time, is recorded in the
-    trajectory, with what was said until then; cancellation passes through. format: how actions are written.
+    trajectory, with what was said until then; cancellation passes through. format: how actions are written. limits: of
+    code that the agent writes (format `code`).
     max_observation: most characters of one message of the environment; the rest is cut, and the message says so.
     """
-    episode = Episode(engine, environment, sampling, seed, format=format, max_observation=max_observation)
+    shown: dict[str, Any] = {"format": format, "limits": limits, "max_observation": max_observation}
+    episode = Episode(engine, environment, sampling, seed, **shown)
     async with episode.within(timeout):
         await episode.begin(scenario)
         while not episode.done and episode.talk.turns < max_turns:
@@ -106,6 +110,7 @@ class Episode:
         seed: int,
         *,
         format: formats.Name = "native",
+        limits: Limits | None = None,
         max_observation: int = MAX_OBSERVATION,
         agent: str = "main",
     ):
@@ -120,8 +125,7 @@ class Episode:
         self.outcome: dict[str, Any] = {}
         self.done = False
         self.failure: Failure | None = None
-        self._format = format
-        self._shown = formats.make(format)
+        self._shown = formats.make(format, limits)
         self._most = max_observation
         self._unread = self._cut = 0
         self.awaited: type[BoundaryError] = EnvironmentFailed
@@ -159,34 +163,56 @@ class Episode:
 
     async def turn(self) -> None:
         """One answer, and what the environment makes of it."""
-        action = await self.decide()
-        if action is not None:
-            step = as_step(await ask(self.environment.step, action))
-            self.steps.append((action, step))
-            self.see(step)
+        answer = await self._answer()
+        try:
+            step = await self._shown.act(answer, self._take)
+        except formats.Unreadable as error:
+            self._misread(error)
+            return
+        self.rewards.append(step.reward)
+        self.done = step.done
+        self.talk.messages += step.observation
 
     async def decide(self) -> dict[str, Any] | None:
-        """The action that the policy's next answer stands for; None where it cannot be read, which it is told."""
-        self.awaited = EngineError
-        answer = await self.talk.answer()
-        self.awaited = EnvironmentFailed
+        """The action that the policy's next answer stands for, where a message is one; None where it cannot be read,
+        which it is told."""
+        assert isinstance(self._shown, formats.OneAction)
+        answer = await self._answer()
         try:
             return self._shown.read(answer)
         except formats.Unreadable as error:
-            self._unread += 1
-            self.rewards.append(0.0)
-            self.talk.messages.append({"role": "user", "content": f"Observation: error: {error}"})
+            self._misread(error)
             return None
 
+    async def _answer(self) -> dict[str, Any]:
+        self.awaited = EngineError
+        answer = await self.talk.answer()
+        self.awaited = EnvironmentFailed
+        return answer
+
+    async def _take(self, action: dict[str, Any]) -> Step:
+        step = as_step(await ask(self.environment.step, action))
+        self.steps.append((action, step))
+        self.outcome = step.info
+        shown, cut = cleaned(step.observation, self._most)
+        self._cut += cut
+        return replace(step, observation=shown)
+
+    def _misread(self, error: formats.Unreadable) -> None:
+        self._unread += 1
+        self.rewards.append(0.0)
+        self.talk.messages.append({"role": "user", "content": f"{self._shown.mark}error: {error}"})
+
     def see(self, step: Step) -> None:
-        """What came of the last action."""
+        """What came of an action that `decide` gave."""
         self.rewards.append(step.reward)
         self.outcome = step.info
         self.done = step.done
         self.hear(step.observation)
 
     def hear(self, observation: Messages) -> None:
-        """What the environment says, after its first words."""
+        """What the environment says, after its first words, where a message is one action."""
+        assert isinstance(self._shown, formats.OneAction)
         shown, cut = cleaned(observation, self._most)
         self._cut += cut
         self.talk.messages += self._shown.show(shown)
@@ -214,7 +240,8 @@ class Episode:
                 "turns": float(talk.turns),
                 "sampled_tokens": float(talk.sampled),
                 "truncated": float(talk.truncated),
-                **({"parse_errors": float(self._unread)} if self._format != "native" else {}),
+                "parse_errors": float(self._unread),
+                **{name: float(count) for name, count in self._shown.counts.items()},
                 **({"cut_observations": float(self._cut)} if self._cut else {}),
             },
             failure=self.failure,

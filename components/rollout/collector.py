@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from components.environments.protocol import Environment, Solver
+from components.environments.protocol import Environment, Solver, Step
 from components.errors import EnvironmentFailed, Problem, SpecError, TooManyFailures
 from components.inference.protocol import Engine, Sampling
 from components.rollout import formats
@@ -30,6 +30,7 @@ from components.rollout.agent import MAX_OBSERVATION, as_json, as_messages, as_s
 from components.rollout.observations import cleaned
 from components.rollout.own_agent import OwnAgent
 from components.rollout.player import Once, Player, episode_number
+from components.sandbox import Limits
 from components.trajectories.convert import to_message
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import History, Scenario, Trajectory
@@ -97,6 +98,7 @@ def run_episodes(
     max_failures: float,
     seed: int,
     format: formats.Name = "native",
+    limits: Limits | None = None,
     max_observation: int = MAX_OBSERVATION,
     own_agent: OwnAgent | None = None,
     player: Player | None = None,
@@ -122,7 +124,7 @@ def run_episodes(
     following: dict[str, list[str]] = {}
     rest = iter(jobs)
     if player is None:
-        shown: dict[str, Any] = {"format": format, "max_observation": max_observation}
+        shown: dict[str, Any] = {"format": format, "limits": limits, "max_observation": max_observation}
         player = Once(own_agent.play if own_agent is not None else partial(play, **shown))
 
     def take(trajectory: Trajectory) -> None:
@@ -198,8 +200,9 @@ def demonstrate(
     scenarios: Sequence[Scenario],
     format: formats.Name = "native",
     max_observation: int = MAX_OBSERVATION,
+    limits: Limits | None = None,
 ) -> list[Trajectory]:
-    """Plays the environment's own solution of each scenario, written in a format.
+    """Plays the environment's own solution of each scenario, written in a format. limits: of code.
 
     Raises SpecError where it has none, EnvironmentFailed where the environment breaks.
     """
@@ -212,7 +215,7 @@ def demonstrate(
     async def show_all() -> list[Trajectory]:
         try:
             return [
-                await _demonstration(environment, environment, scenario, formats.make(format), max_observation)
+                await _demonstration(environment, environment, scenario, formats.make(format, limits), max_observation)
                 for scenario in scenarios
             ]
         finally:
@@ -229,12 +232,23 @@ async def _demonstration(
     messages, tools = shown.opening(list(first), tools)
     rewards: list[float] = []
     outcome: dict[str, Any] = {}
+
+    async def take(action: dict[str, Any]) -> Step:
+        nonlocal outcome
+        step = as_step(await ask(environment.step, action))
+        outcome = step.info
+        step.observation, _ = cleaned(step.observation, most)
+        return step
+
     for answer in as_messages(await ask(solver.solve, scenario), "solve"):
         messages.append(shown.write(answer))
-        step = as_step(await ask(environment.step, answer))
+        try:
+            step = await shown.act(messages[-1], take)
+        except formats.Unreadable as error:
+            text = f"the solution of {scenario.id} cannot be written in this format: {error}; expected another"
+            raise SpecError([Problem("agent.format", text)]) from None
         rewards.append(step.reward)
-        outcome = step.info
-        messages += shown.show(cleaned(step.observation, most)[0])
+        messages += step.observation
         if step.done:
             break
     return Trajectory(

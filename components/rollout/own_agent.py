@@ -97,7 +97,7 @@ class OwnAgent:
         outcome = told.outcome if told else dict(returned) if isinstance(returned, Mapping) else {}
         if isinstance(returned, float):
             outcome = {"reward": returned}
-        histories = capture.recorder.histories or (told.histories if told else []) or [History([])]
+        histories = capture.histories or (told.histories if told else []) or [History([])]
         return Trajectory(
             id=f"{scenario.id}/{sample}",
             scenario=scenario,

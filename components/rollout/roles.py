@@ -87,7 +87,7 @@ async def play(
         metrics={
             **metrics,
             "subgoals": float(len(workers)),
-            "parse_errors": metrics.get("parse_errors", 0.0) + unsaid,
+            "parse_errors": metrics["parse_errors"] + unsaid,
         },
     )
 

@@ -42,8 +42,7 @@ class CollectStage(StageSpec):
         if self.further is not None:
             part["further"] = list(self.further)
         if self.actor == "solver":
-            shown = self.agent.model_dump(mode="json", include={"format", "max_observation"})
-            return part | {"scenarios": self.collect.scenarios, "agent": shown}
+            return part | {"scenarios": self.collect.scenarios, "agent": self.agent.shown_part()}
         if self.actor == "teacher":
             length = {"max_length": self.model.max_length}
             who = {"teacher": self.teacher.key_part() | length if self.teacher else None}
@@ -74,7 +73,8 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     speed: dict[str, float] = {}
     times: dict[str, float] = {}
     if spec.actor == "solver":
-        trajectories = demonstrate(spec.environment.build, scenarios, spec.agent.format, spec.agent.max_observation)
+        shown = spec.agent.format, spec.agent.max_observation, spec.agent.limits()
+        trajectories = demonstrate(spec.environment.build, scenarios, *shown)
         context.progress(len(trajectories), len(trajectories))
     else:
         sampling = Sampling(
@@ -137,4 +137,4 @@ def _sign(trajectories: Sequence[Trajectory], base_dir: Path | None) -> None:
         one.sampling = {**one.sampling, TOKENIZER: tokenizer}
 
 
-STAGE = Stage("collect", 4, CollectStage, "trajectories", SCHEMA_VERSION, collect, volatile=("times.json",))
+STAGE = Stage("collect", 5, CollectStage, "trajectories", SCHEMA_VERSION, collect, volatile=("times.json",))

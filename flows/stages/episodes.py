@@ -151,6 +151,7 @@ def play(
                 max_failures=max_failures,
                 seed=seed,
                 format=agent.format,
+                limits=agent.limits(),
                 max_observation=agent.max_observation,
                 finished=finished,
                 on_begin=live.begins,
@@ -183,7 +184,9 @@ def _player(agent: AgentSpec, ways: CollectSpec | None, opponent: Engine | None)
     if agent.function is not None:
         return None
     how: dict[str, Any] = {"format": agent.format, "max_observation": agent.max_observation}
-    attempt = partial(roles.play, **how, roles=agent.roles) if agent.roles else partial(loop.play, **how)
+    attempt = partial(loop.play, **how, limits=agent.limits())
+    if agent.roles is not None:
+        attempt = partial(roles.play, **how, roles=agent.roles)
     if ways is not None and ways.reflection is not None:
         return Reflecting(attempt, ways.reflection)
     if ways is not None and ways.continuations:
