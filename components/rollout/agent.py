@@ -22,11 +22,20 @@ from dataclasses import asdict
 from typing import Any, get_args
 
 from components.environments.protocol import Environment, Messages, Step
-from components.errors import BoundaryError, EngineError, EnvironmentFailed, ResourceError, SpecError
+from components.errors import (
+    BoundaryError,
+    EngineError,
+    EnvironmentAway,
+    EnvironmentFailed,
+    ResourceError,
+    SpecError,
+    WaitTimeout,
+)
 from components.inference.protocol import ChatRequest, Engine, Sampling
 from components.rollout import formats
 from components.rollout.observations import cleaned
 from components.rollout.recorder import Recorder
+from components.rollout.transient import passes
 from components.trajectories.convert import to_message
 from components.trajectories.schema import Failure, Role, Scenario, Trajectory
 
@@ -44,14 +53,18 @@ async def play(
     max_turns: int,
     seed: int,
     timeout: float | None = None,
+    step_timeout: float | None = None,
     format: formats.Name = "native",
     max_observation: int = MAX_OBSERVATION,
+    again: bool = False,
 ) -> Trajectory:
     """Plays one episode with the policy that the engine holds.
 
-    timeout: seconds that it may take. A failure of engine or environment, and running out of time, is recorded in the
-    trajectory, with what was said until then; cancellation passes through. format: how actions are written.
+    timeout: seconds that it may take. step_timeout: seconds that the environment may take each time it is asked. A
+    failure of engine or environment, and running out of time, is recorded in the trajectory, with what was said until
+    then; cancellation passes through. format: how actions are written.
     max_observation: most characters of one message of the environment; the rest is cut, and the message says so.
+    again: raise EnvironmentAway, for the episode to be played again, in place of recording it.
     """
     policy = engine.policy
     recorder = Recorder()
@@ -63,10 +76,19 @@ async def play(
     turns = sampled = truncated = unread = cut = 0
     shown = formats.make(format)
     awaited: type[BoundaryError] = EnvironmentFailed
+
+    async def world(what: str, method: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            async with asyncio.timeout(step_timeout):
+                return await ask(method, *arguments)
+        except TimeoutError:
+            raise WaitTimeout(f"{what} took longer than {step_timeout:g} s (step_timeout of this stage)") from None
+
     try:
         async with asyncio.timeout(timeout):
-            tools = as_json(await ask(environment.tools), "tools")
-            first, cut = cleaned(as_messages(await ask(environment.reset, scenario), "reset"), max_observation)
+            tools = as_json(await world("tools", environment.tools), "tools")
+            found = await world("reset", environment.reset, scenario)
+            first, cut = cleaned(as_messages(found, "reset"), max_observation)
             opening, tools = shown.opening(first, tools)
             messages += opening
             for turn in range(max_turns):
@@ -85,7 +107,7 @@ async def play(
                     rewards.append(0.0)
                     messages.append({"role": "user", "content": f"Observation: error: {error}"})
                     continue
-                step = as_step(await ask(environment.step, action))
+                step = as_step(await world(f"step {turns}", environment.step, action))
                 rewards.append(step.reward)
                 outcome = step.info
                 observation, more = cleaned(step.observation, max_observation)
@@ -94,7 +116,11 @@ async def play(
                 if step.done:
                     break
     except BoundaryError as error:
+        if again and isinstance(error, EnvironmentAway):
+            raise
         failure = Failure(error.boundary, type(error).__name__, str(error))
+    except WaitTimeout as error:
+        failure = Failure(EnvironmentFailed.boundary, type(error).__name__, str(error))
     except TimeoutError:
         text = (
             f"the episode took longer than {timeout:g} s (timeout of this stage), last it waited for the "
@@ -124,8 +150,8 @@ async def play(
 
 
 async def ask(method: Callable[..., Any], *arguments: Any, error: type[BoundaryError] = EnvironmentFailed) -> Any:
-    """Calls a method, plain or async; what it raises becomes `error`. Plain methods of an environment that says that
-    they take long (`blocking`) run in a thread."""
+    """Calls a method, plain or async; what it raises becomes `error`, and EnvironmentAway where that may pass. Plain
+    methods of an environment that says that they take long (`blocking`) run in a thread."""
     name = getattr(method, "__name__", str(method))
     try:
         if getattr(getattr(method, "__self__", None), "blocking", False) and not inspect.iscoroutinefunction(method):
@@ -141,7 +167,8 @@ async def ask(method: Callable[..., Any], *arguments: Any, error: type[BoundaryE
             raise
         raise error(f"{name}: cancelled itself") from cause  # nobody asked for it: the other side broke
     except (Exception, SystemExit) as cause:  # an environment that exits must not take the run along
-        raise error(f"{name}: {type(cause).__name__}: {cause}") from cause
+        kind = EnvironmentAway if error is EnvironmentFailed and passes(cause) else error
+        raise kind(f"{name}: {type(cause).__name__}: {cause}") from cause
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:

@@ -12,7 +12,7 @@ from components.artifacts import Draft
 from components.inference.protocol import Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec, TeacherSpec
-from components.rollout.spec import AgentSpec, CollectSpec
+from components.rollout.spec import PATIENCE, AgentSpec, CollectSpec
 from components.specs import Target
 from components.trajectories.schema import SCHEMA_VERSION, Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model
@@ -52,7 +52,7 @@ class CollectStage(StageSpec):
         return part | {
             **who,
             "agent": self.agent.key_part(),
-            "collect": self.collect.model_dump(mode="json", exclude={"concurrency", "timeout", "refills"}),
+            "collect": self.collect.model_dump(mode="json", exclude=PATIENCE | {"refills"}),
             **self.inference.key_part(),
         }
 
@@ -60,7 +60,7 @@ class CollectStage(StageSpec):
 def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Writes `trajectories.parquet` and `times.json`. Input: `policy`, a checkpoint; without it the base model acts."""
     from components.models.weights import prepare
-    from components.rollout.collector import choose_further, choose_scenarios, demonstrate
+    from components.rollout.collector import choose_further, choose_scenarios, demonstrate, failures_allowed
     from components.trajectories.store import write_trajectories
 
     available = scenarios_of(spec.environment, SPLIT, context)
@@ -85,7 +85,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
         model = spec.teacher.model(spec.model.max_length) if spec.teacher else spec.model
         most = spec.collect.max_failures
         if spec.further is not None and most < 1:  # the share of a round, not of the few that replace others
-            most = max(most, float(int(most * spec.further[0] * spec.collect.group_size)))
+            most = max(most, float(failures_allowed(most, spec.further[0] * spec.collect.group_size)))
         trajectories, times, speed = play(
             model=model,
             adapter=spec.teacher.adapter_dir() if spec.teacher else None,
@@ -98,6 +98,9 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             sampling=sampling,
             concurrency=spec.collect.concurrency,
             timeout=spec.collect.timeout,
+            environments=spec.collect.environments,
+            step_timeout=spec.collect.step_timeout,
+            retries=spec.collect.retries,
             max_failures=most,
             seed=context.seed * 1_000_003 + spec.round,
             context=context,

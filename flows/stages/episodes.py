@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
-from components.errors import Problem, SpecError
+from components.errors import EnvironmentAway, Problem, SpecError
 from components.inference.protocol import BASE_POLICY, Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
@@ -71,11 +71,9 @@ def scenarios_of(environment: Target, split: str, context: Context) -> list[Scen
 
     def build() -> list[Scenario]:
         instance = environment.build()
-        found = instance.scenarios(split)
-        if inspect.isawaitable(found):
-            found = asyncio.run(_result(found))
-        instance.close()
-        return list(found)
+        found = list(_result(instance.scenarios(split)))
+        _result(instance.close())
+        return found
 
     found = context.warm.get(f"scenarios/{split}", environment.model_dump(), build)
     if not found:
@@ -83,8 +81,13 @@ def scenarios_of(environment: Target, split: str, context: Context) -> list[Scen
     return found
 
 
-async def _result(awaitable: Any) -> Any:
-    return await awaitable
+def _result(found: Any) -> Any:
+    """What a method returned, plain or async."""
+
+    async def awaited() -> Any:
+        return await found
+
+    return asyncio.run(awaited()) if inspect.isawaitable(found) else found
 
 
 def play(
@@ -102,14 +105,19 @@ def play(
     max_failures: float,
     seed: int,
     context: Context,
+    environments: int | None = None,
+    step_timeout: float | None = None,
+    retries: int = 0,
     adapter: Path | None = None,
 ) -> tuple[list[Trajectory], dict[str, float], dict[str, float]]:
     """Plays every scenario `group_size` times with the policy, or the base model where it is None. adapter: PEFT folder
-    of a policy that is no artifact.
+    of a policy that is no artifact. environments: most instances at once. The other limits are those of
+    `run_episodes`.
 
     Returns the trajectories in order, the seconds of each, and how fast it went. Raises TooManyFailures.
     """
     from components.rollout.collector import run_episodes
+    from components.rollout.pool import Pool
 
     assert context.scratch is not None
     episodes = Episodes(context.scratch)
@@ -118,6 +126,11 @@ def play(
     done, total = len(finished), len(wanted)
     context.progress(done, total)
     engine = warm_engine(model, policy, context, inference, adapter)
+    pool = context.warm.get("environments", environment.model_dump(), lambda: Pool(environment.build))
+    if pool.in_use:  # by a stage that runs beside
+        pool = Pool(environment.build)
+    pool.most = environments
+    retried = 0
     start = time.monotonic()
 
     def on_episode(trajectory: Trajectory, seconds: float) -> None:
@@ -126,11 +139,15 @@ def play(
         episodes.add(trajectory, seconds)
         context.progress(done, total)
 
+    def on_retry(_: EnvironmentAway) -> None:
+        nonlocal retried
+        retried += 1
+
     try:
         with _own_agent(agent, engine, timeout) as own_agent:
             trajectories = run_episodes(
                 engine,
-                environment.build,
+                pool,
                 scenarios,
                 group_size=group_size,
                 sampling=sampling,
@@ -141,8 +158,11 @@ def play(
                 seed=seed,
                 format=agent.format,
                 max_observation=agent.max_observation,
+                step_timeout=step_timeout,
+                retries=retries,
                 finished=finished,
                 on_episode=on_episode,
+                on_retry=on_retry,
                 own_agent=own_agent,
             )
     finally:
@@ -151,6 +171,7 @@ def play(
     elapsed = time.monotonic() - start
     sampled = sum(t.metrics.get("sampled_tokens", 0) for t in trajectories if t.id not in finished)
     speed = {"seconds": elapsed, "tokens_per_s": sampled / elapsed, "resumed": float(len(finished))}
+    speed["retried"] = float(retried)
     return trajectories, {name: round(value, 4) for name, value in episodes.seconds.items()}, speed
 
 
