@@ -159,7 +159,7 @@ def _ways(
         if agent.format == "code":
             yield Problem(
                 f"collect.{name}",
-                "goes on from single actions, and a block of agent.format=code may be many; expected native, react or chat",
+                "goes on from single actions, and a block of agent.format=code may be many; expected another format",
             )
     if agent.roles is not None:
         for name in set(given) - {"reflection"}:

@@ -23,11 +23,21 @@ from dataclasses import asdict, replace
 from typing import Any, get_args
 
 from components.environments.protocol import Environment, Messages, Players, Step
-from components.errors import BoundaryError, EngineError, EnvironmentFailed, Problem, ResourceError, SpecError
+from components.errors import (
+    BoundaryError,
+    EngineError,
+    EnvironmentAway,
+    EnvironmentFailed,
+    Problem,
+    ResourceError,
+    SpecError,
+    WaitTimeout,
+)
 from components.inference.protocol import ChatRequest, Engine, Sampling
 from components.rollout import formats
 from components.rollout.observations import cleaned
 from components.rollout.recorder import Recorder
+from components.rollout.transient import passes
 from components.sandbox import Limits
 from components.trajectories.convert import to_message
 from components.trajectories.schema import Failure, Role, Scenario, Trajectory
@@ -46,20 +56,24 @@ async def play(
     max_turns: int,
     seed: int,
     timeout: float | None = None,
+    step_timeout: float | None = None,
     format: formats.Name = "native",
     limits: Limits | None = None,
     max_observation: int = MAX_OBSERVATION,
+    again: bool = False,
 ) -> Trajectory:
     """Plays one episode with the policy that the engine holds.
 
-    timeout: seconds that it may take. A failure of engine or environment, and running out of time, is recorded in the
-    trajectory, with what was said until then; cancellation passes through. format: how actions are written. limits: of
-    code that the agent writes (format `code`).
+    timeout: seconds that it may take. step_timeout: seconds that the environment may take each time it is asked. A
+    failure of engine or environment, and running out of time, is recorded in the trajectory, with what was said until
+    then; cancellation passes through. format: how actions are written. limits: of code that the agent writes (format
+    `code`).
     max_observation: most characters of one message of the environment; the rest is cut, and the message says so.
+    again: raise EnvironmentAway, for the episode to be played again, in place of recording it.
     """
     shown: dict[str, Any] = {"format": format, "limits": limits, "max_observation": max_observation}
     episode = Episode(engine, environment, sampling, seed, **shown)
-    async with episode.within(timeout):
+    async with episode.within(timeout, step_timeout, again):
         await episode.begin(scenario)
         while not episode.done and episode.talk.turns < max_turns:
             await episode.turn()
@@ -130,15 +144,24 @@ class Episode:
         self._unread = self._cut = 0
         self.awaited: type[BoundaryError] = EnvironmentFailed
         """The boundary that is waited for."""
+        self._step_timeout: float | None = None
 
     @contextlib.asynccontextmanager
-    async def within(self, timeout: float | None) -> AsyncIterator[None]:
-        """What fails inside, and running out of the seconds `timeout`, ends the episode as a failure."""
+    async def within(
+        self, timeout: float | None, step_timeout: float | None = None, again: bool = False
+    ) -> AsyncIterator[None]:
+        """What fails inside, and running out of the seconds `timeout`, ends the episode as a failure. step_timeout:
+        seconds for what `world` asks. again: EnvironmentAway passes through."""
+        self._step_timeout = step_timeout
         try:
             async with asyncio.timeout(timeout):
                 yield
         except BoundaryError as error:
+            if again and isinstance(error, EnvironmentAway):
+                raise
             self.failure = Failure(error.boundary, type(error).__name__, str(error))
+        except WaitTimeout as error:
+            self.failure = Failure(EnvironmentFailed.boundary, type(error).__name__, str(error))
         except TimeoutError:
             text = (
                 f"the episode took longer than {timeout:g} s (timeout of this stage), last it waited for the "
@@ -146,10 +169,29 @@ class Episode:
             )
             self.failure = Failure(self.awaited.boundary, "WaitTimeout", text)
 
+    async def world(self, what: str, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Asks the environment for something. Raises WaitTimeout where it takes longer than a step may."""
+        try:
+            async with asyncio.timeout(self._step_timeout):
+                return await ask(method, *arguments)
+        except TimeoutError:
+            limit = self._step_timeout
+            raise WaitTimeout(f"{what} took longer than {limit:g} s (step_timeout of this stage)") from None
+
+    async def start(self, scenario: Scenario) -> tuple[Messages, formats.Tools]:
+        """Resets the environment; what it says first, and its tools."""
+        tools = as_json(await self.world("tools", self.environment.tools), "tools")
+        return as_messages(await self.world("reset", self.environment.reset, scenario), "reset"), tools
+
+    async def step(self, action: dict[str, Any]) -> Step:
+        """A step of the environment."""
+        step = as_step(await self.world(f"step {len(self.steps) + 1}", self.environment.step, action))
+        self.steps.append((action, step))
+        return step
+
     async def begin(self, scenario: Scenario) -> None:
-        """Resets the environment."""
-        tools = self.talk.tools = as_json(await ask(self.environment.tools), "tools")
-        self.open(as_messages(await ask(self.environment.reset, scenario), "reset"), tools)
+        """Resets the environment, and shows what it says first."""
+        self.open(*await self.start(scenario))
         if isinstance(self.environment, Players) and len(self.environment.players) > 1:
             names = " and ".join(self.environment.players)
             raise SpecError([Problem("environment", f"wants {names} played; expected collect.opponent=policy or base")])
@@ -191,8 +233,7 @@ class Episode:
         return answer
 
     async def _take(self, action: dict[str, Any]) -> Step:
-        step = as_step(await ask(self.environment.step, action))
-        self.steps.append((action, step))
+        step = await self.step(action)
         self.outcome = step.info
         shown, cut = cleaned(step.observation, self._most)
         self._cut += cut
@@ -251,8 +292,8 @@ class Episode:
 
 
 async def ask(method: Callable[..., Any], *arguments: Any, error: type[BoundaryError] = EnvironmentFailed) -> Any:
-    """Calls a method, plain or async; what it raises becomes `error`. Plain methods of an environment that says that
-    they take long (`blocking`) run in a thread."""
+    """Calls a method, plain or async; what it raises becomes `error`, and EnvironmentAway where that may pass. Plain
+    methods of an environment that says that they take long (`blocking`) run in a thread."""
     name = getattr(method, "__name__", str(method))
     try:
         if getattr(getattr(method, "__self__", None), "blocking", False) and not inspect.iscoroutinefunction(method):
@@ -268,7 +309,8 @@ async def ask(method: Callable[..., Any], *arguments: Any, error: type[BoundaryE
             raise
         raise error(f"{name}: cancelled itself") from cause  # nobody asked for it: the other side broke
     except (Exception, SystemExit) as cause:  # an environment that exits must not take the run along
-        raise error(f"{name}: {type(cause).__name__}: {cause}") from cause
+        kind = EnvironmentAway if error is EnvironmentFailed and passes(cause) else error
+        raise kind(f"{name}: {type(cause).__name__}: {cause}") from cause
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:

@@ -14,6 +14,10 @@ GIVEN = ("scenario", "client", "base_url", "api_key", "model", "environment")
 """What an agent of one's own may ask for (`own_agent`)."""
 
 
+PATIENCE = {"concurrency", "environments", "timeout", "step_timeout", "retries"}
+"""Keys of collect and evaluate that say how much at once and how patiently, and are in no stage's key."""
+
+
 class OwnAgentTarget(Target):
     called_with = GIVEN
 
@@ -159,14 +163,24 @@ class CollectSpec(Spec):
     sides are episodes that are trained on; `base`: the model before any training, whose side is not."""
     concurrency: int = Field(64, ge=1)
     """Episodes in flight at once; the engine batches their requests."""
+    environments: int | None = Field(None, ge=1)
+    """Most instances of the environment at once; further episodes wait for one. None: one for each episode, or as many
+    as the environment says (`instances`)."""
     max_failures: float = Field(0.1, ge=0)
-    """Below 1: share of the episodes that may fail; from 1: how many. More end the stage with an error."""
+    """Below 1: share of the episodes that may fail; from 1: how many. More end the stage with an error. Cancelled ones
+    count for nothing."""
     timeout: float = Field(600.0, gt=0)
     """Seconds that one episode may take; then it is a failed episode."""
+    step_timeout: float | None = Field(None, gt=0)
+    """Seconds that the environment may take for one step, or to reset; then it is a failed episode. An agent of your
+    own asks its environment itself: `timeout` holds for it. None: no limit but `timeout`."""
+    retries: int = Field(2, ge=0)
+    """How often an episode is played again, with the same seed, whose environment was away: nobody listened, the line
+    broke, HTTP 429, 502, 503 or 504. What else fails is never played again."""
 
     def key_part(self) -> dict[str, Any]:
         """What determines results, for stage keys; ways of playing that are not asked for are not in it."""
-        data = self.model_dump(mode="json", exclude={"concurrency", "timeout", "refills", "overlap"})
+        data = self.model_dump(mode="json", exclude=PATIENCE | {"refills", "overlap"})
         plain = CollectSpec().model_dump(mode="json")
         return {name: value for name, value in data.items() if name not in WAYS or value != plain[name]}
 

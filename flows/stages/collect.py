@@ -59,7 +59,7 @@ class CollectStage(StageSpec):
 def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Writes `trajectories.parquet` and `times.json`. Input: `policy`, a checkpoint; without it the base model acts."""
     from components.models.weights import prepare
-    from components.rollout.collector import choose_further, choose_scenarios, demonstrate
+    from components.rollout.collector import choose_further, choose_scenarios, demonstrate, failures_allowed
     from components.rollout.reflection import demonstrations
     from components.trajectories.groups import by_scenario
     from components.trajectories.store import write_trajectories
@@ -87,7 +87,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
         model = spec.teacher.model(spec.model.max_length) if spec.teacher else spec.model
         most = spec.collect.max_failures
         if spec.further is not None and most < 1:  # the share of a round, not of the few that replace others
-            most = max(most, float(int(most * spec.further[0] * spec.collect.group_size)))
+            most = max(most, float(failures_allowed(most, spec.further[0] * spec.collect.group_size)))
         trajectories, times, speed = play(
             model=model,
             adapter=spec.teacher.adapter_dir() if spec.teacher else None,
@@ -100,6 +100,9 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             sampling=sampling,
             concurrency=spec.collect.concurrency,
             timeout=spec.collect.timeout,
+            environments=spec.collect.environments,
+            step_timeout=spec.collect.step_timeout,
+            retries=spec.collect.retries,
             max_failures=most,
             seed=context.seed * 1_000_003 + spec.round,
             context=context,
@@ -110,9 +113,9 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             _sign(trajectories, prepare(model, context.cache) if spec.teacher else None)
     found = figures(trajectories) | speed
     if spec.collect.reflection is not None and spec.collect.reflection.demonstrate and spec.actor == "policy":
-        shown = list(demonstrations(trajectories, spec.collect.group_size))
-        found["demonstrations"] = float(len(shown))
-        trajectories = [one for group in by_scenario([*trajectories, *shown]).values() for one in group]
+        without = list(demonstrations(trajectories, spec.collect.group_size))
+        found["demonstrations"] = float(len(without))
+        trajectories = [one for group in by_scenario([*trajectories, *without]).values() for one in group]
     write_trajectories(draft.path / "trajectories.parquet", trajectories)
     write_times(draft.path / "times.json", times)
     return found
