@@ -22,7 +22,7 @@ OPTIONS = [file for file in FILES if len(file.parts) == 2]
 EXPERIMENTS = [file.name for file in OPTIONS if file.parts[0] == "experiment"]
 
 GROUPS = {
-    "agent": 2,
+    "agent": 3,
     "algorithm": 14,
     "collect": 2,
     "compute": 2,

@@ -205,7 +205,7 @@ class Episode:
 
     async def turn(self) -> None:
         """One answer, and what the environment makes of it."""
-        answer = await self._answer()
+        answer = await self.answer()
         try:
             step = await self._shown.act(answer, self._take)
         except formats.Unreadable as error:
@@ -219,14 +219,15 @@ class Episode:
         """The action that the policy's next answer stands for, where a message is one; None where it cannot be read,
         which it is told."""
         assert isinstance(self._shown, formats.OneAction)
-        answer = await self._answer()
+        answer = await self.answer()
         try:
             return self._shown.read(answer)
         except formats.Unreadable as error:
             self._misread(error)
             return None
 
-    async def _answer(self) -> dict[str, Any]:
+    async def answer(self) -> dict[str, Any]:
+        """The policy's next answer, as it is."""
         self.awaited = EngineError
         answer = await self.talk.answer()
         self.awaited = EnvironmentFailed

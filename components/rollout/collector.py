@@ -137,13 +137,13 @@ def run_episodes(
         shown: dict[str, Any] = {"format": format, "limits": limits, "max_observation": max_observation}
         player = Once(own_agent.play if own_agent is not None else partial(play, **shown))
 
-    def take(trajectory: Trajectory) -> None:
-        if trajectory.id in done:
-            text = f"has a scenario whose id is that of episodes which follow from others: {trajectory.group}"
-            raise SpecError([Problem("environment", f"{text}; expected another")])
-        done[trajectory.id] = trajectory
-        if trajectory.failure:
-            failed.append(trajectory)
+    def take(found: Sequence[Trajectory]) -> None:
+        for one in found:
+            if one.id in done:
+                text = f"has a scenario whose id is that of episodes which follow from others: {one.group}"
+                raise SpecError([Problem("environment", f"{text}; expected another")])
+            done[one.id] = one
+        failed.extend([one for one in found if one.failure][:1])  # what follows from an episode fails with it
         if len(failed) > allowed:
             shown = "; ".join(
                 f"{one.id}: {one.failure.kind}: {one.failure.message}" for one in failed[:3] if one.failure
@@ -203,15 +203,14 @@ def run_episodes(
                 names = [name, *player.following(finished[name])]
                 if all(one in finished for one in names):
                     following[name] = names
-                    for one in names:
-                        take(finished[one])
+                    take([finished[one] for one in names])
                     continue
             found, seconds = await episode(scenario, sample)
             following[name] = [one.id for one in found]
-            for trajectory in found:
-                if on_episode:
-                    on_episode(trajectory, seconds)
-                take(trajectory)
+            if on_episode:
+                for one in found:
+                    on_episode(one, seconds)
+            take(found)
 
     async def work_all() -> None:
         try:

@@ -67,7 +67,7 @@ class Reflecting:
         async with thinking.within(**patience):
             asked = f"{self._spec.prompt}\n\n{transcript(first, self._spec.max_transcript)}"
             thinking.talk.messages.append({"role": "user", "content": asked})
-            await thinking.decide()
+            await thinking.answer()
         reflection = thinking.trajectory(again, sample)
         if reflection.failure is not None:
             return [first, reflection]

@@ -55,9 +55,7 @@ async def play(
         task = [one for one in first if one["role"] != "system"]
         planner.open([_system(roles.planner, *_able(tools), *rules), *task], [])
         while not planner.done and (left := max_turns - _turns(planner, *workers)) > 0:
-            planner.awaited = EngineError
-            said = (await planner.talk.answer())["content"].strip()
-            planner.awaited = EnvironmentFailed
+            said = (await planner.answer())["content"].strip()
             if answer := _ANSWER.fullmatch(said):
                 planner.see(await planner.step({"role": "assistant", "content": answer[1].strip()}))
                 acted = planner
