@@ -13,7 +13,6 @@ fails, the stage is let end first, for it is worth something; then the run ends 
 from __future__ import annotations
 
 import contextvars
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,8 +25,6 @@ from flows.stages.base import Request
 
 if TYPE_CHECKING:
     from flows.execution import Done, Execution
-
-logger = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
 

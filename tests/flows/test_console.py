@@ -1,6 +1,8 @@
 """One console, one log file."""
 
+import io
 import logging
+import re
 
 import pytest
 
@@ -63,6 +65,28 @@ def test_a_stage_takes_about_as_long_as_the_last_of_its_kind(screen, monkeypatch
         "  collect[2]: 1/48 episodes, 20 s, about 30 s left",
         "  collect[2]: 24/48 episodes, 60 s, about 60 s left",
     ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_stages_at_the_same_time_have_a_bar_each_in_one_display(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    stream = Terminal()
+    shown = console.Console(stream)
+    for _ in range(2):  # and again, after the display was put away
+        with shown.stage("train[1]", "steps") as one, shown.stage("collect[2]", "episodes") as other:
+            one(1, 4, {"loss": 0.25})
+            other(3, 9, {"running": 2.0, "failed": 1.0, "reward": 0.5, "tokens_per_s": 81.0})
+            shown.bars._progress.refresh()
+            shown.line("beside the bars")
+    text = re.sub(r"\x1b\[[\d;?]*\w", "", stream.getvalue())
+    for words in ("train[1]", "1/4 steps", "loss 0.25", "collect[2]", "3/9 episodes"):
+        assert words in text
+    assert "running 2, failed 1, reward 0.5, tokens/s 81" in text
+    assert text.count("beside the bars") == 2
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,14 @@ def test_refills_are_played_by_the_same_policy_and_an_early_end_has_collected_on
     assert [number for number, _ in run.rounds] == [1]
 
 
+def test_a_fork_begins_as_a_run_does(tmp_path):
+    run = pretend(tmp_path, **OVERLAP)
+    fork = pretend(tmp_path, **OVERLAP, fork=f"{run.short}@2")
+    played = {number: fork.stage(f"collect[{number}]").request["inputs"]["policy"] for number in (3, 4)}
+    assert set(played.values()) == {run.stage("train[2]").key}
+    assert fork.stage("train[4]").request["inputs"]["start"] == fork.stage("train[3]").key != run.stage("train[3]").key
+
+
 REWARD = {"algorithm": {"name": "reward_model"}, "every": 1, "scenarios": 4}
 
 
