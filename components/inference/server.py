@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +40,7 @@ from starlette.exceptions import HTTPException
 
 from components.errors import (
     ArtifactError,
+    CallsUsedUp,
     ContextOverflow,
     EngineError,
     EspalierError,
@@ -50,7 +51,7 @@ from components.errors import (
     WaitTimeout,
 )
 from components.inference import responses, wire
-from components.inference.protocol import BASE_POLICY, MAIN, ChatCompletion, ChatRequest, Engine
+from components.inference.protocol import BASE_POLICY, MAIN, ChatCompletion, ChatRequest, Engine, all_answers
 from components.specs import Spec, validate
 
 logger = logging.getLogger(__name__)
@@ -123,10 +124,10 @@ def create_app(
             raise HTTPException(401, "this key belongs to no episode that is under way")
         return found
 
-    async def answers(asked: Sequence[ChatRequest], by: Engine) -> list[ChatCompletion]:
+    async def answers(request: Request, asked: Sequence[ChatRequest], by: Engine) -> list[ChatCompletion]:
         try:
             async with asyncio.timeout(timeout):
-                return await _answer_all(by, asked)
+                return await _while_there(request, _answer_all(by, asked))
         except TimeoutError:
             raise WaitTimeout(f"the engine did not answer within {timeout:g} s") from None
 
@@ -135,7 +136,7 @@ def create_app(
         by = answering(request)
         body, agent = agent_asked(body)
         asked = wire.read_request(body, version_asked, default_max_tokens, strict_tools=engines is not None)
-        found = await answers([replace(one, agent=agent) for one in asked.requests], by)
+        found = await answers(request, [replace(one, agent=agent) for one in asked.requests], by)
         head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -165,7 +166,7 @@ def create_app(
             earlier if engines is not None else None,
             strict_tools=engines is not None,
         )
-        (answer,) = await answers([replace(asked.request, agent=agent)], by)
+        (answer,) = await answers(request, [replace(asked.request, agent=agent)], by)
         named = f"resp_{uuid.uuid4().hex}"
         head = {
             "id": named,
@@ -220,13 +221,29 @@ def create_app(
 
 
 async def _answer_all(engine: Engine, asked: Sequence[ChatRequest]) -> list[ChatCompletion]:
-    """All answers; where one fails, the others are given up."""
-    tasks = [asyncio.create_task(engine.chat(request)) for request in asked]
+    """All answers, or none. An engine that has to know which belong together has `chat_all`."""
+    if hasattr(engine, "chat_all"):
+        return await engine.chat_all(asked)
+    return await all_answers(engine.chat, asked)
+
+
+async def _while_there(request: Request, answers: Coroutine[Any, Any, list[ChatCompletion]]) -> list[ChatCompletion]:
+    """The answers; they are given up where the client hangs up, as nobody would hear them."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answering, leaving = asyncio.create_task(answers), asyncio.create_task(gone())
     try:
-        return await asyncio.gather(*tasks)
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise HTTPException(499, "the client hung up")
+        return answering.result()
     finally:
-        for task in tasks:
-            task.cancel()
+        leaving.cancel()
+        if answering.cancel():
+            await asyncio.gather(answering, return_exceptions=True)
 
 
 async def _events(chunks: Iterator[dict[str, Any]]) -> AsyncIterator[str]:
@@ -258,6 +275,8 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
             status, kind, code = 409, "invalid_request_error", "stale_policy"
         case WaitTimeout():
             status, code = 504, "timeout"
+        case CallsUsedUp():
+            status, kind, code = 403, "invalid_request_error", "calls_used_up"
         case HTTPException():
             status, kind, message = error.status_code, "invalid_request_error", str(error.detail)
             code = "model_not_found" if status == 404 and message.startswith("the model ") else None

@@ -12,9 +12,8 @@ def test_the_key_holds_what_can_change_an_episode():
     code = AgentSpec(format="code")
     assert code.key_part() == AgentSpec(format="code", code=CodeSpec()).key_part()
     assert code.key_part() != AgentSpec(format="code", code=CodeSpec(seconds=3)).key_part()
-    mine = {"_target_": "components.rollout.player.episode_number", "seed": 1, "name": "any function"}
-    given = {"function": mine, "max_turns": 3}
-    assert set(validate(AgentSpec, given).key_part()) == {"max_turns", "max_tokens", "function"}
+    own = validate(AgentSpec, {"function": "tests.flows.test_own_agent.agent"}, allow=["tests"])
+    assert set(own.key_part()) == {"max_turns", "max_tokens", "function"}
 
 
 def test_code_has_the_limits_that_are_given():
