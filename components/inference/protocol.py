@@ -7,6 +7,8 @@ the engine does not hold fails with `StalePolicy`, never with an answer from ano
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -73,3 +75,15 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+async def all_answers(
+    chat: Callable[[ChatRequest], Awaitable[ChatCompletion]], requests: Sequence[ChatRequest]
+) -> list[ChatCompletion]:
+    """The answers to several requests at once; where one fails, the others are given up."""
+    tasks = [asyncio.ensure_future(chat(request)) for request in requests]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

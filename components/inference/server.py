@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from starlette.exceptions import HTTPException
 
 from components.errors import (
     ArtifactError,
+    CallsUsedUp,
     ContextOverflow,
     EngineError,
     EspalierError,
@@ -47,7 +48,7 @@ from components.errors import (
     WaitTimeout,
 )
 from components.inference import wire
-from components.inference.protocol import BASE_POLICY, ChatCompletion, Engine
+from components.inference.protocol import BASE_POLICY, ChatCompletion, Engine, all_answers
 from components.specs import Spec, validate
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def create_app(
         asked = wire.read_request(body, version_asked, default_max_tokens)
         try:
             async with asyncio.timeout(timeout):
-                answers = await _answer_all(answering, asked)
+                answers = await _while_there(request, _answer_all(answering, asked))
         except TimeoutError:
             raise WaitTimeout(f"the engine did not answer within {timeout:g} s") from None
         head = {
@@ -163,13 +164,29 @@ def create_app(
 
 
 async def _answer_all(engine: Engine, asked: wire.Asked) -> list[ChatCompletion]:
-    """All answers; where one fails, the others are given up."""
-    tasks = [asyncio.create_task(engine.chat(request)) for request in asked.requests]
+    """All answers, or none. An engine that has to know which belong together has `chat_all`."""
+    if hasattr(engine, "chat_all"):
+        return await engine.chat_all(asked.requests)
+    return await all_answers(engine.chat, asked.requests)
+
+
+async def _while_there(request: Request, answers: Coroutine[Any, Any, list[ChatCompletion]]) -> list[ChatCompletion]:
+    """The answers; they are given up where the client hangs up, as nobody would hear them."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answering, leaving = asyncio.create_task(answers), asyncio.create_task(gone())
     try:
-        return await asyncio.gather(*tasks)
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise HTTPException(499, "the client hung up")
+        return answering.result()
     finally:
-        for task in tasks:
-            task.cancel()
+        leaving.cancel()
+        if answering.cancel():
+            await asyncio.gather(answering, return_exceptions=True)
 
 
 async def _events(chunks: Iterator[dict[str, Any]]) -> AsyncIterator[str]:
@@ -196,6 +213,8 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
             status, kind, code = 409, "invalid_request_error", "stale_policy"
         case WaitTimeout():
             status, code = 504, "timeout"
+        case CallsUsedUp():
+            status, kind, code = 403, "invalid_request_error", "calls_used_up"
         case HTTPException():
             status, kind, message = error.status_code, "invalid_request_error", str(error.detail)
             code = "model_not_found" if status == 404 and message.startswith("the model ") else None

@@ -33,9 +33,9 @@ from components.errors import (
 )
 from components.inference.protocol import ChatRequest, Engine, Sampling
 from components.rollout import formats
+from components.rollout.causes import passes
 from components.rollout.observations import cleaned
 from components.rollout.recorder import Recorder
-from components.rollout.transient import passes
 from components.trajectories.convert import to_message
 from components.trajectories.schema import Failure, Role, Scenario, Trajectory
 

@@ -15,12 +15,13 @@ import asyncio
 import hashlib
 import json
 import threading
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from components.errors import ContextOverflow, EngineError, ResourceError, SpecError
-from components.inference.protocol import ChatCompletion, ChatRequest, Engine, Sampling
+from components.errors import CallsUsedUp, ContextOverflow, EngineError, ResourceError, SpecError
+from components.inference.protocol import ChatCompletion, ChatRequest, Engine, Sampling, all_answers
 from components.rollout.recorder import Recorder
 
 
@@ -29,7 +30,7 @@ class Capture:
 
     def __init__(self, engine: Engine, sampling: Sampling, seed: int, most_calls: int):
         self.recorder = Recorder()
-        self.calls = self.sampled = self.truncated = 0
+        self.calls = self.answers = self.sampled = self.truncated = 0
         self.exhausted = False
         self.failed: Exception | None = None
         """What the engine raised at the last call; None where it answered. A conversation that is too long is the
@@ -40,7 +41,7 @@ class Capture:
         self._sampling = sampling
         self._seed = seed
         self._most = most_calls
-        self._asked: Counter[str] = Counter()
+        self._asked: defaultdict[str, set[int]] = defaultdict(set)
         self._running: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
         self._closed = False
         self._lock = threading.Lock()
@@ -53,47 +54,75 @@ class Capture:
         raise EngineError("an agent does not choose the policy")
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
-        """Raises EngineError after the end of the episode and after the last call that it may make."""
+        """As `chat_all`, for one."""
+        return (await self.chat_all([request]))[0]
+
+    async def chat_all(self, requests: Sequence[ChatRequest]) -> list[ChatCompletion]:
+        """Answers all or none: what nobody hears is not recorded, whether one of them failed or the call was given up.
+        Raises CallsUsedUp after the end of the episode, and where it has not so many calls left."""
         with self._lock:
             if self._closed:
-                raise EngineError("the episode is over")
-            if self.calls >= self._most:
+                raise CallsUsedUp("the episode is over")
+            if self.calls + len(requests) > self._most:
                 self.exhausted = True
-                raise EngineError(f"the episode has made its {self._most} calls (agent.max_turns)")
-            self.calls += 1
-            asked = hashlib.sha256(json.dumps([request.messages, request.tools], sort_keys=True).encode()).hexdigest()
-            number = self._asked[asked]
-            self._asked[asked] += 1
-        digest = hashlib.sha256(f"{self._seed}/{asked}/{number}".encode()).digest()
-        limit = min(request.sampling.max_tokens, self._sampling.max_tokens)
+                left = self._most - self.calls
+                some = f"; this request is for {len(requests)} answers, and {left} are left" if left else ""
+                raise CallsUsedUp(f"the episode has made its {self._most} calls (agent.max_turns){some}")
+            self.calls += len(requests)
+            numbers = [self._number(request) for request in requests]
         task = asyncio.current_task()
         assert task is not None
         self._running[task] = asyncio.get_running_loop()
+        heard = False
         try:
-            completion = await self._engine.chat(
-                replace(
-                    request,
-                    policy=self._engine.policy,
-                    sampling=replace(self._sampling, max_tokens=limit),
-                    seed=int.from_bytes(digest[:6], "big"),
-                )
-            )
-        except ContextOverflow:
+            drawn = [self._drawn(request, *number) for request, number in zip(requests, numbers, strict=True)]
+            found = await all_answers(self._engine.chat, drawn)
+            with self._lock:
+                if self._closed:
+                    raise CallsUsedUp("the episode is over")
+                heard = True
+                for request, completion in zip(requests, found, strict=True):
+                    self._record(request, completion)
+        except (ContextOverflow, CallsUsedUp):
             raise
         except (EngineError, ResourceError, SpecError) as error:
             self.failed = error
             raise
         finally:
             self._running.pop(task, None)
+            if not heard:
+                with self._lock:
+                    for asked, number in numbers:
+                        self._asked[asked].remove(number)
         self.failed = None
-        with self._lock:
-            if self._closed:
-                raise EngineError("the episode is over")
-            self.tools = self.tools or list(request.tools)
-            self.recorder.record(request.messages, completion)
-            self.sampled += len(completion.token_ids)
-            self.truncated += completion.finish_reason == "length"
-        return completion
+        return found
+
+    def _number(self, request: ChatRequest) -> tuple[str, int]:
+        """What is asked, and the lowest number of a draw that nobody has heard or waits for: who asks again for what
+        was given up is told the same."""
+        asked = hashlib.sha256(json.dumps([request.messages, request.tools], sort_keys=True).encode()).hexdigest()
+        taken = self._asked[asked]
+        number = next(number for number in range(len(taken) + 1) if number not in taken)
+        taken.add(number)
+        return asked, number
+
+    def _drawn(self, request: ChatRequest, asked: str, number: int) -> ChatRequest:
+        """The request as the collector makes it."""
+        digest = hashlib.sha256(f"{self._seed}/{asked}/{number}".encode()).digest()
+        limit = min(request.sampling.max_tokens, self._sampling.max_tokens)
+        return replace(
+            request,
+            policy=self._engine.policy,
+            sampling=replace(self._sampling, max_tokens=limit),
+            seed=int.from_bytes(digest[:6], "big"),
+        )
+
+    def _record(self, request: ChatRequest, completion: ChatCompletion) -> None:
+        self.tools = self.tools or list(request.tools)
+        self.recorder.record(request.messages, completion)
+        self.answers += 1
+        self.sampled += len(completion.token_ids)
+        self.truncated += completion.finish_reason == "length"
 
     def close(self) -> None:
         """Nothing is recorded any more, and calls under way are given up."""

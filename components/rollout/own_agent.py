@@ -14,8 +14,9 @@ process or language, and `environment`, one of its own that it may reset and ste
 
 What it says through the endpoint is the trajectory (`capture`). Each episode has a key of its own, by which its calls
 are told apart; nothing is patched. Plain functions run in a thread each;
-one that runs out of time is left behind, and its calls are refused. An agent that raises has failed; one that has used
-up its calls is at its end.
+one that runs out of time is left behind, and its calls are refused. An agent that raises has failed; one that raises
+because it has used up its calls is at its end. An answer counts that the agent was sent: where its client gave up
+waiting, nothing is recorded, and asking again gives the same.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import asyncio
 import inspect
 import math
 import secrets
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -42,9 +44,12 @@ from components.errors import (
 from components.inference.protocol import Engine, Sampling
 from components.rollout.agent import as_json, as_step, in_thread
 from components.rollout.capture import Capture
+from components.rollout.causes import causes, status_of
 from components.rollout.spec import GIVEN
 from components.trajectories.schema import Failure, History, Scenario, Trajectory
 
+REFUSED = 403
+"""Status of HTTP of a call that an episode has no more (`components.errors.CallsUsedUp`)."""
 MODEL = "policy"
 """Name under which the policy is asked for."""
 
@@ -94,7 +99,7 @@ class OwnAgent:
                     returned = _checked(await self._run(scenario, environment, key))
             except _Raised as error:
                 cause = error.__cause__
-                if not capture.exhausted:
+                if not (capture.exhausted and _was_refused(cause)):
                     failure = Failure("agent", "AgentError", f"{type(cause).__name__}: {cause}")
             except BoundaryError as error:
                 if again and isinstance(error, EnvironmentAway):
@@ -121,7 +126,7 @@ class OwnAgent:
             outcome=outcome,
             metrics={
                 **(told.metrics if told else {}),
-                "turns": float(capture.calls),
+                "turns": float(capture.answers),
                 "sampled_tokens": float(capture.sampled),
                 "truncated": float(capture.truncated),
                 "histories": float(len(histories)),
@@ -170,6 +175,15 @@ class OwnAgent:
 
 class _Raised(Exception):
     """The agent raised; what, is the cause."""
+
+
+def _was_refused(error: BaseException | None) -> bool:
+    """Whether an agent raised because a further call was refused: with its status or its words. Of a process of its own
+    that ended nothing else is known."""
+    return any(
+        status_of(one) == REFUSED or "agent.max_turns" in str(one) or isinstance(one, subprocess.CalledProcessError)
+        for one in causes(error)
+    )
 
 
 def _plain(function: Any) -> Any:

@@ -14,9 +14,9 @@ from components.errors import EnvironmentAway, EnvironmentFailed, TooManyFailure
 from components.inference.protocol import Sampling
 from components.rollout import collector
 from components.rollout.agent import play
+from components.rollout.causes import passes
 from components.rollout.collector import failures_allowed
 from components.rollout.pool import Pool
-from components.rollout.transient import passes
 from tests.rollout.test_own_agent import ask, endpoint, user
 from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, scenarios
 
@@ -62,8 +62,8 @@ def test_episodes_wait_for_an_instance(made, said_by):
 
 
 def test_waiting_for_an_instance_is_not_the_episodes_time():
-    found = collect(Parrot(seconds=0.2), Pool(AsyncEcho, 1), scenarios(4), concurrency=8, timeout=2.5)
-    assert [one.failure for one in found] == [None] * 8  # each takes 0.4 s, all together 3.2
+    found = collect(Parrot(seconds=0.1), Pool(AsyncEcho, 1), scenarios(4), concurrency=8, timeout=1.3)
+    assert [one.failure for one in found] == [None] * 8  # each takes 0.2 s, all together 1.6
 
 
 def test_an_instance_is_good_for_so_many_episodes(made):
@@ -156,7 +156,7 @@ def test_a_step_that_takes_too_long_fails_its_episode(made, place, what, blockin
 
 
 def test_the_limit_of_a_step_is_not_that_of_the_engine():
-    (one,) = collect(Parrot(seconds=1.5), AsyncEcho, scenarios(1), group_size=1, step_timeout=1.0)
+    (one,) = collect(Parrot(seconds=0.9), AsyncEcho, scenarios(1), group_size=1, step_timeout=0.6)
     assert one.failure is None
 
 

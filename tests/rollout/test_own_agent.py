@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import openai
 import pytest
 
 from components.errors import EngineError, SpecError
@@ -122,7 +124,7 @@ AGENTS = [plain, with_openai, with_openai_streaming, with_openai_in_a_thread, wi
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda one: one.__name__)
 def test_what_it_says_is_the_trajectory(agent):
     expected = played(plain)
-    found = played(agent)
+    found = played(agent, timeout=60)
     for one, other in zip(found, expected, strict=True):
         assert one.failure is None
         assert one.outcome == {"reward": 0.5}
@@ -247,6 +249,104 @@ def test_an_agent_that_never_stops_comes_to_its_end():
     assert one.failure is None
     assert one.metrics["turns"] == 3
     assert one.outcome == {}
+
+
+def test_only_the_refusal_of_a_further_call_is_forgiven():
+    """Each has used its calls up before it raises."""
+
+    def goes_on(base_url, api_key):
+        while True:
+            ask(base_url, api_key, [user("more")])
+
+    def wraps(base_url, api_key):
+        try:
+            goes_on(base_url, api_key)
+        except urllib.error.HTTPError as error:
+            raise RuntimeError("my model failed") from error
+
+    def in_a_process(base_url, api_key):
+        subprocess.run([sys.executable, "-c", "raise SystemExit(1)"], check=True)
+
+    def used_up(base_url, api_key):
+        with contextlib.suppress(urllib.error.HTTPError):
+            goes_on(base_url, api_key)
+
+    def then(trouble):
+        def agent(base_url, api_key):
+            used_up(base_url, api_key)
+            trouble(base_url, api_key)
+
+        return agent
+
+    def bug(base_url, api_key):
+        raise KeyError("no such page")
+
+    def stopped_in_time(base_url, api_key):
+        for _ in range(3):
+            ask(base_url, api_key, [user("more")])
+        raise KeyError("no such page")
+
+    for agent in (goes_on, wraps, then(in_a_process)):
+        (one, *_) = played(agent, max_turns=3)
+        assert one.failure is None, agent
+        assert one.metrics["turns"] == 3
+    for agent in (then(bug), stopped_in_time):
+        (one, *_) = played(agent, max_turns=3)
+        assert one.failure is not None
+        assert one.failure.message == "KeyError: 'no such page'"
+
+
+def test_an_answer_that_the_agent_gave_up_is_not_trained_on():
+    """And asked again, it is the same: no episode depends on who was patient."""
+    slow = [0.8, 0.0, 0.0]
+
+    class Slow(Parrot):
+        async def chat(self, request):
+            await asyncio.sleep(slow.pop(0) if slow else 0.0)
+            return await super().chat(request)
+
+    async def impatient(base_url, api_key):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+        async with client:
+            with contextlib.suppress(openai.APITimeoutError):
+                await client.with_options(timeout=0.3).chat.completions.create(model=MODEL, messages=[user("x")])
+            await asyncio.sleep(1.0)  # until it would have been there
+            await client.chat.completions.create(model=MODEL, messages=[user("x")])
+
+    (one,) = played(impatient, engine=Slow(), group_size=1)
+    (other,) = played(lambda base_url, api_key: ask(base_url, api_key, [user("x")]) and None, group_size=1)
+    assert one.failure is None
+    assert repr(one.histories) == repr(other.histories)
+    assert one.metrics["turns"] == 1
+
+
+def test_several_answers_are_all_recorded_or_none():
+    def agent(base_url, api_key):
+        ask(base_url, api_key, [user("x")], n=2)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            ask(base_url, api_key, [user("x")], n=2)
+        assert caught.value.code == 403
+        caught.value.close()
+        ask(base_url, api_key, [user("y")])
+
+    (one, *_) = played(agent, max_turns=3)
+    assert one.failure is None
+    assert [history.messages[0].content for history in one.histories] == ["x", "x", "y"]
+
+    def fail(request):
+        if failing and len(engine.requests) % 2 == 0:
+            raise EngineError("out of memory")
+
+    def careless(base_url, api_key):
+        with contextlib.suppress(urllib.error.HTTPError):
+            ask(base_url, api_key, [user("x")], n=2)
+        failing.clear()
+        ask(base_url, api_key, [user("x")])
+
+    engine, failing = Parrot(fail=fail), [True]
+    (one,) = played(careless, engine=engine, group_size=1)
+    assert one.failure is None
+    assert [len(history.messages) for history in one.histories] == [2]
 
 
 def test_an_agent_that_hangs_runs_out_of_time_and_its_late_calls_are_refused():

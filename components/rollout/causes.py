@@ -1,7 +1,6 @@
-"""What of an environment's errors may be gone the next time: the line broke, nobody listens, the server is overloaded.
+"""What lies behind an error of somebody else's code: whether it may pass, and which status of HTTP it stands for.
 
-Libraries say it in their own ways, so the whole chain of causes is looked at: a ConnectionError anywhere (httpx,
-aiohttp, urllib, gRPC's Python wrappers and requests have one at the bottom), or a status of HTTP that passes.
+Libraries wrap errors in their own ways, so the whole chain of causes is looked at.
 """
 
 from __future__ import annotations
@@ -15,24 +14,27 @@ DEPTH = 16
 
 
 def passes(error: BaseException | None) -> bool:
-    """Whether doing the same again may go well."""
+    """Whether doing the same again may go well: the line broke, nobody listens, or the server is overloaded."""
+    return any(isinstance(one, ConnectionError) or status_of(one) in PASSING for one in causes(error))
+
+
+def causes(error: BaseException | None) -> list[Exception]:
+    """The error and what lies behind it, nearest first."""
     waiting: list[Any] = [error]
-    seen: list[Any] = []
+    seen: list[Exception] = []
     while waiting and len(seen) < DEPTH:
         one = waiting.pop(0)
         if not isinstance(one, Exception) or any(one is other for other in seen):
             continue
         seen.append(one)
-        if isinstance(one, ConnectionError) or _status(one) in PASSING:
-            return True
         waiting += [one.__cause__, one.__context__, getattr(one, "reason", None), getattr(one, "os_error", None)]
         waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
         waiting += [part for part in one.args if isinstance(part, BaseException)]
-    return False
+    return seen
 
 
-def _status(error: BaseException) -> Any:
-    """Of the answer that an error of an HTTP client stands for (requests, httpx, aiohttp, urllib)."""
+def status_of(error: Exception) -> int | None:
+    """That of the answer that an error of an HTTP client stands for (requests, httpx, aiohttp, urllib)."""
     response = getattr(error, "response", None)
     for holder, name in ((response, "status_code"), (error, "status_code"), (error, "status"), (error, "code")):
         if isinstance(found := getattr(holder, name, None), int):
