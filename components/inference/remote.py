@@ -341,7 +341,7 @@ def _tokens(body: dict[str, Any], choice: dict[str, Any], spec: RemoteSpec) -> t
             "knows `return_token_ids`, or only evaluate, with inference.tokens=false"
         )
     logprobs = [float(one["logprob"]) for one in choice["logprobs"]["content"]]
-    if not len(logprobs) == len(sampled) or not all(math.isfinite(one) for one in logprobs):
+    if len(logprobs) != len(sampled) or not math.isfinite(sum(logprobs)):
         raise ValueError(f"{len(sampled)} tokens and {len(logprobs)} log-probabilities, not all of them finite")
     return list(map(_ids.__getitem__, prompt)), list(map(_ids.__getitem__, sampled)), logprobs
 

@@ -33,7 +33,8 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_all_pages_are_looked_at():
     assert {page.stem for page in PAGES} == {
         "README",
-        *("agents", "algorithms", "architecture", "configuration", "environments", "reliability", "trajectories"),
+        *("agents", "algorithms", "architecture", "configuration", "environments", "reliability", "rollouts"),
+        "trajectories",
     }
     assert len(RUNS) > 15
 
@@ -187,6 +188,11 @@ def test_the_table_of_kills_is_what_was_recorded():
 def test_the_table_of_speed_is_what_was_measured():
     speed = script("speed")
     assert speed.page() == speed.PAGE.read_text(encoding="utf-8"), "run `python -m docs.speed`"
+
+
+def test_the_table_of_rollouts_is_what_was_measured():
+    rollouts = script("rollouts")
+    assert rollouts.page() == rollouts.PAGE.read_text(encoding="utf-8"), "run `python -m docs.rollouts`"
 
 
 def test_the_table_of_results_is_what_was_recorded():
