@@ -80,4 +80,4 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     return figures(trajectories) | tally.figures() | found | speed
 
 
-STAGE = Stage("evaluate", 4, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))
+STAGE = Stage("evaluate", 5, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))
