@@ -24,6 +24,7 @@ import httpx
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
 from components.inference.spec import RemoteSpec
+from components.inference.wire import is_object
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +237,7 @@ def _body(request: ChatRequest, model: str, tokens: bool) -> dict[str, Any]:
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": model,
-        "messages": request.messages,
+        "messages": [_sendable(message) for message in request.messages],
         "temperature": sampling.temperature,
         "max_tokens": sampling.max_tokens,
         "seed": request.seed % 2**63,
@@ -252,6 +253,19 @@ def _body(request: ChatRequest, model: str, tokens: bool) -> dict[str, Any]:
     if tokens:
         body |= {"logprobs": True, "return_token_ids": True}
     return body
+
+
+def _sendable(message: dict[str, Any]) -> dict[str, Any]:
+    """A server refuses a conversation in which a call has arguments that are no JSON object, though a model wrote them:
+    they are sent as text in one."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        text = call["function"]["arguments"]
+        function = {**call["function"], "arguments": text if is_object(text) else json.dumps({"unreadable": text})}
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
 
 
 def _completion(body: dict[str, Any], policy: str, spec: RemoteSpec) -> ChatCompletion:

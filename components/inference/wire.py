@@ -224,7 +224,7 @@ def _message(message: ChatMessage, path: str, problems: list[Problem]) -> dict[s
     if message.tool_calls and message.role != "assistant":
         problems.append(Problem(f"{path}.tool_calls", f"a message of role '{message.role}' cannot call tools"))
     for place, call in enumerate(message.tool_calls or []):
-        if not _is_object(call.function.arguments):
+        if not is_object(call.function.arguments):
             at = f"{path}.tool_calls.{place}.function.arguments"
             problems.append(Problem(at, f"expected the text of a JSON object, got {call.function.arguments!r:.200}"))
     if (message.role == "tool") != (message.tool_call_id is not None):
@@ -242,7 +242,8 @@ def _message(message: ChatMessage, path: str, problems: list[Problem]) -> dict[s
     return said
 
 
-def _is_object(text: str) -> bool:
+def is_object(text: str) -> bool:
+    """Whether it is the text of a JSON object."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):

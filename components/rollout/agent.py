@@ -26,6 +26,7 @@ from components.errors import BoundaryError, EngineError, EnvironmentFailed, Res
 from components.inference.protocol import ChatRequest, Engine, Sampling
 from components.rollout import formats
 from components.rollout.observations import cleaned
+from components.rollout.offered import as_tools
 from components.rollout.recorder import Recorder
 from components.trajectories.convert import to_message
 from components.trajectories.schema import Failure, Role, Scenario, Trajectory
@@ -65,7 +66,7 @@ async def play(
     awaited: type[BoundaryError] = EnvironmentFailed
     try:
         async with asyncio.timeout(timeout):
-            tools = as_json(await ask(environment.tools), "tools")
+            tools = as_tools(await ask(environment.tools))
             first, cut = cleaned(as_messages(await ask(environment.reset, scenario), "reset"), max_observation)
             opening, tools = shown.opening(first, tools)
             messages += opening
