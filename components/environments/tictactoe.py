@@ -11,11 +11,11 @@ from __future__ import annotations
 import functools
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from components.environments.generated import ALL, Count, Difficulties, generate
-from components.environments.tools import Invalid, TextEnvironment, acts
+from components.environments.generated import GeneratedGame
+from components.environments.tools import Invalid, acts
 from components.trajectories.schema import Scenario
 
 LEVELS = {1: 1.0, 2: 0.7, 3: 0.5, 4: 0.3, 5: 0.0}
@@ -25,21 +25,22 @@ EMPTY = "123456789"
 """A board is nine characters: a cell holds X, O or its own number."""
 
 
-class TicTacToe(TextEnvironment):
+class TicTacToe(GeneratedGame):
     """seed: of the generator. train, heldout: scenarios of the two splits. difficulties: those that occur, in turn.
 
     Scenario types: first, second (the agent is X and begins, or O). Difficulty: see LEVELS.
     """
 
+    name = "tictactoe"
     system = "You play tic-tac-toe. Three in a line win. Give the number of the cell to play, alone."
 
-    def __init__(self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Difficulties = ALL):
-        self._scenarios = generate(
-            "tictactoe", _task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
-        )
-
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
+    @staticmethod
+    def task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
+        while True:
+            mark = rng.choice("XO")
+            task = {"mark": mark, "errors": LEVELS[difficulty], "opponent": rng.randrange(10**9)}
+            if next(_ways(_opening(task), task), None) is not None:
+                return "first" if mark == "X" else "second", task
 
     def begin(self, scenario: Scenario) -> str:
         self.board = _opening(scenario.input)
@@ -66,7 +67,7 @@ class TicTacToe(TextEnvironment):
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
         """The best moves; where they do not reach the goal against this opponent, the best ones that do."""
         found = next(_ways(_opening(scenario.input), scenario.input), None)
-        assert found is not None, "_task has tried it"
+        assert found is not None, "task has tried it"
         return acts(found)
 
     def save(self) -> list[Any]:
@@ -81,14 +82,6 @@ class TicTacToe(TextEnvironment):
             return "open"
         won = _winner(self.board)
         return "draw" if won is None else "win" if won == self.scenario.input["mark"] else "loss"
-
-
-def _task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
-    while True:
-        mark = rng.choice("XO")
-        task = {"mark": mark, "errors": LEVELS[difficulty], "opponent": rng.randrange(10**9)}
-        if next(_ways(_opening(task), task), None) is not None:
-            return "first" if mark == "X" else "second", task
 
 
 def _opening(task: dict[str, Any]) -> str:
