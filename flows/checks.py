@@ -25,12 +25,13 @@ from components.algorithms.spec import (
     ProcessRewardModelSpec,
 )
 from components.environments.protocol import Environment
-from components.errors import ArtifactError, Problem
+from components.errors import ArtifactError, Problem, SpecError
 from components.evaluation.spec import EvaluateSpec
 from components.filters.everything import Everything
 from components.filters.signal import Signal
 from components.inference.spec import EmbeddedSpec, InferenceSpec, RemoteSpec
 from components.models.spec import ModelSpec
+from components.rollout.collector import choose_scenarios
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
 from components.trajectories.schema import Scenario
@@ -271,6 +272,7 @@ def _environment(
     rounds: int,
     warmup: WarmupSpec | None,
     reward_model: RewardModelPartSpec | None,
+    seed: int,
 ) -> Iterator[Problem]:
     thing = environment.factory()
     methods = [name for name in vars(Environment) if not name.startswith("_") and callable(getattr(Environment, name))]
@@ -289,8 +291,14 @@ def _environment(
         built = environment.build()
         try:
             train, heldout = (list(_result(built.scenarios(split))) for split in (TRAIN, evaluate.split))
+            if warmup is not None and warmup.teacher is None and warmup.demonstrations <= len(train):
+                shown = choose_scenarios(train, warmup.demonstrations, 0, seed)
+                getattr(built, "check_solutions", lambda _: None)(shown)
         finally:
             _result(built.close())
+    except SpecError as error:
+        yield from error.problems
+        return
     except Exception as error:  # noqa: BLE001  code of the user: whatever it raises is the answer
         yield Problem(
             "environment", f"{environment.target} cannot state its scenarios: {type(error).__name__}: {error}"

@@ -34,6 +34,7 @@ def test_all_pages_are_looked_at():
     assert {page.stem for page in PAGES} == {
         "README",
         *("algorithms", "architecture", "configuration", "environments", "reliability", "trajectories"),
+        *("agentgym", "code", "games", "packages", "search", "service"),
     }
     assert len(RUNS) > 15
 
@@ -53,8 +54,11 @@ def test_every_link_leads_somewhere(page):
 
 @each_page
 def test_every_page_is_linked_from_the_readme(page):
+    """Or, where it lies in a folder, from the page that is named like the folder."""
     readme = PAGES[0]
-    assert page == readme or f"]({page.relative_to(ROOT)})" in readme.read_text()
+    folder = page.parent.with_suffix(".md")
+    above = folder if folder in PAGES else readme
+    assert page == readme or f"]({page.relative_to(above.parent)})" in above.read_text()
 
 
 @each_page
@@ -187,6 +191,16 @@ def test_the_table_of_kills_is_what_was_recorded():
 def test_the_table_of_speed_is_what_was_measured():
     speed = script("speed")
     assert speed.page() == speed.PAGE.read_text(encoding="utf-8"), "run `python -m docs.speed`"
+
+
+def test_the_table_of_environments_is_what_was_measured():
+    played = script("played")
+    assert played.page() == played.PAGE.read_text(encoding="utf-8"), "run `python -m docs.played`"
+
+
+def test_the_table_of_chat_templates_is_what_they_do():
+    templates = script("templates")
+    assert templates.page() == templates.PAGE.read_text(encoding="utf-8"), "run `python -m docs.templates`"
 
 
 def test_the_table_of_results_is_what_was_recorded():
