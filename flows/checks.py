@@ -272,7 +272,6 @@ def _environment(
     rounds: int,
     warmup: WarmupSpec | None,
     reward_model: RewardModelPartSpec | None,
-    seed: int,
 ) -> Iterator[Problem]:
     thing = environment.factory()
     methods = [name for name in vars(Environment) if not name.startswith("_") and callable(getattr(Environment, name))]
@@ -291,14 +290,8 @@ def _environment(
         built = environment.build()
         try:
             train, heldout = (list(_result(built.scenarios(split))) for split in (TRAIN, evaluate.split))
-            if warmup is not None and warmup.teacher is None and warmup.demonstrations <= len(train):
-                shown = choose_scenarios(train, warmup.demonstrations, 0, seed)
-                getattr(built, "check_solutions", lambda _: None)(shown)
         finally:
             _result(built.close())
-    except SpecError as error:
-        yield from error.problems
-        return
     except Exception as error:  # noqa: BLE001  code of the user: whatever it raises is the answer
         yield Problem(
             "environment", f"{environment.target} cannot state its scenarios: {type(error).__name__}: {error}"
@@ -343,6 +336,24 @@ def _environment(
         yield Problem("environment", f"{len(shared)} of its scenarios are in {both}, such as {min(shared)!r}")
     if len(set(ids)) < len(ids) or len({s.id for s in heldout}) < len(heldout):
         yield Problem("environment", f"{environment.target} gives the same id to several scenarios")
+
+
+def _demonstrations(environment: Target, warmup: WarmupSpec | None, seed: int) -> Iterator[Problem]:
+    """Whether the scenarios that the warmup draws have a solution, where an environment can say so."""
+    if warmup is None or warmup.teacher is not None or "check_solutions" not in dir(environment.factory()):
+        return
+    try:
+        built = environment.build()
+        train = list(_result(built.scenarios(TRAIN)))
+    except Exception:  # noqa: BLE001  `_environment` says so
+        return
+    try:
+        if warmup.demonstrations <= len(train):
+            built.check_solutions(choose_scenarios(train, warmup.demonstrations, 0, seed))
+    except SpecError as error:
+        yield from error.problems
+    finally:
+        _result(built.close())
 
 
 def _result(value: Any) -> Any:
@@ -404,6 +415,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     _refresh,
     _filters,
     _environment,
+    _demonstrations,
     _teachers,
     _costs,
     _ewc,
