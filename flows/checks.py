@@ -26,12 +26,13 @@ from components.algorithms.spec import (
     ReplaySpec,
 )
 from components.environments.protocol import Environment
-from components.errors import ArtifactError, Problem
+from components.errors import ArtifactError, Problem, SpecError
 from components.evaluation.spec import EvaluateSpec
 from components.filters.everything import Everything
 from components.filters.signal import Signal
 from components.inference.spec import EmbeddedSpec, InferenceSpec, RemoteSpec
 from components.models.spec import ModelSpec
+from components.rollout.collector import choose_scenarios
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
 from components.trajectories.schema import Scenario
@@ -456,6 +457,24 @@ def _environment(
         yield Problem("environment", f"{environment.target} gives the same id to several scenarios")
 
 
+def _demonstrations(environment: Target, warmup: WarmupSpec | None, seed: int) -> Iterator[Problem]:
+    """Whether the scenarios that the warmup draws have a solution, where an environment can say so."""
+    if warmup is None or warmup.teacher is not None or "check_solutions" not in dir(environment.factory()):
+        return
+    try:
+        built = environment.build()
+        train = list(_result(built.scenarios(TRAIN)))
+    except Exception:  # noqa: BLE001  `_environment` says so
+        return
+    try:
+        if warmup.demonstrations <= len(train):
+            built.check_solutions(choose_scenarios(train, warmup.demonstrations, 0, seed))
+    except SpecError as error:
+        yield from error.problems
+    finally:
+        _result(built.close())
+
+
 def _result(value: Any) -> Any:
     """What a method of an environment gave; it may be plain or async."""
     return asyncio.run(value) if inspect.iscoroutine(value) else value
@@ -517,6 +536,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     _overlap,
     _filters,
     _environment,
+    _demonstrations,
     _teachers,
     _costs,
     _ewc,

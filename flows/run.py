@@ -77,6 +77,8 @@ def _start(argv: list[str]) -> None:
         parser.error("only one of --run, --multirun, --cfg, --info and --shell-completion can be given")
     if args.resolve and args.cfg is None:
         parser.error("--resolve goes with --cfg")
+    if args.package and args.cfg is None:
+        parser.error("--package goes with --cfg")
     if not (args.hydra_help or args.shell_completion or args.info):
         specs = check(args.overrides, multirun=args.multirun, config_dir=args.config_dir, values=args.cfg is None)
         if not any(override.startswith("hydra.sweep.dir=") for override in args.overrides):
@@ -87,6 +89,10 @@ def _start(argv: list[str]) -> None:
         _run_hydra(args, parser, job, str(CONF), PRIMARY)
     except HydraException as error:
         _fail(str(error), 2)
+    except SystemExit as end:
+        if args.package and end.code == 1:  # there is no such part; Hydra has said so
+            raise SystemExit(2) from None
+        raise
 
 
 def _sweep_folder(specs: list[ExperimentSpec]) -> str:

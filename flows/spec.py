@@ -6,6 +6,7 @@ Single fields are checked by their types; what only makes sense together, `flows
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,7 +100,7 @@ class ExperimentSpec(Spec):
     """Name of the experiment in MLflow and of the exported model."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Everything random follows from it."""
-    root: str = Field("", validate_default=True)
+    root: str = Field(None, validate_default=True)
     """Folder for everything that a run writes: artifacts, MLflow and Prefect data, logs. Absolute once validated; a
     relative one lies below the working directory, none (null) means `runs` beside the code."""
     store: str | None = None
@@ -147,11 +148,25 @@ class ExperimentSpec(Spec):
     @field_validator("root", mode="before")
     @classmethod
     def _absolute(cls, value: Any) -> Any:
-        if value is None or value == "":
+        if value is None:
             return str(CODE / "runs")
+        if value == "":
+            raise ValueError("a folder; an empty text is none, as an unset variable of the shell gives it")
         if isinstance(value, str) and "://" in value:
             raise ValueError("a local folder; artifacts are shared between machines with store=URI")
         return str(Path(value).expanduser().absolute()) if isinstance(value, str) else value
+
+    @field_validator("allow")
+    @classmethod
+    def _there(cls, value: list[str]) -> list[str]:
+        for package in value:
+            if not all(part.isidentifier() for part in package.split(".")):
+                raise ValueError(f"names of packages; {package!r} is none")
+            if find_spec(package.partition(".")[0]) is None:
+                raise ValueError(
+                    f"packages that can be imported; {package!r} is not found: is its folder in PYTHONPATH?"
+                )
+        return value
 
     @field_validator("store")
     @classmethod

@@ -17,7 +17,7 @@ Action = Literal["warn", "skip", "stop"]
 class OptimizerSpec(Spec):
     """AdamW."""
 
-    learning_rate: float = Field(1e-4, gt=0)
+    learning_rate: float = Field(1e-4, gt=0, le=1)
     """Step size of AdamW, after the warm-up."""
     warmup_steps: int = Field(0, ge=0)
     """Gradient steps over which the learning rate rises linearly."""
@@ -259,7 +259,7 @@ class PPOSpec(PolicyGradientSpec):
     """Weight of the value loss."""
     value_clip: float | None = Field(0.2, gt=0)
     """A value learns no further than this from the one before the first step; null is no limit."""
-    value_learning_rate: float | None = Field(None, gt=0)
+    value_learning_rate: float | None = Field(None, gt=0, le=1)
     """Of the head, and of the value model's adapter; null takes learning_rate."""
 
 
@@ -267,7 +267,7 @@ class PreferenceSpec(DecaySpec):
     """What the preference algorithms share."""
 
     name: str
-    learning_rate: float = Field(1e-5, gt=0)
+    learning_rate: float = Field(1e-5, gt=0, le=1)
     epochs: int = Field(1, ge=1)
     """Passes over the pairs of a round; for KTO over its episodes."""
     batch_size: int = Field(8, ge=1)

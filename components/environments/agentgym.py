@@ -193,6 +193,11 @@ class AgentGym:
             )
         return [self._shown(text, number) for number, text in enumerate(record.said)]
 
+    def check_solutions(self, scenarios: Sequence[Scenario]) -> None:
+        """Raises SpecError where one of them is not demonstrated."""
+        for scenario in scenarios:
+            self.solve(scenario)
+
     def _scenario(self, item: int, split: str, said: Record | None) -> Scenario:
         type, difficulty = self.kind.sort(item)
         if said is not None:

@@ -20,8 +20,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from components.environments.generated import ALL, Count, Difficulties, generate
-from components.environments.tools import Invalid, TextEnvironment, acts
+from components.environments.generated import GeneratedGame
+from components.environments.tools import Invalid, acts
 from components.trajectories.schema import Scenario
 
 NAMES = (
@@ -56,24 +56,32 @@ class Clue(NamedTuple):
     of: tuple[Entity, ...]
 
 
-class Deduction(TextEnvironment):
+class Deduction(GeneratedGame):
     """seed: of the generator. train, heldout: scenarios of the two splits. difficulties: those that occur, in turn.
 
     Scenario types: given (all clues at the start), interviews (each guest tells some, when asked). Difficulty: see
     LEVELS.
     """
 
+    name = "deduction"
     system = (
         "Work out the case from the clues, all of which are true. Then answer all questions at once, in their order."
     )
 
-    def __init__(self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Difficulties = ALL):
-        self._scenarios = generate(
-            "deduction", _task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
-        )
-
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
+    @staticmethod
+    def task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
+        size, asked, kinds = LEVELS[difficulty]
+        first = rng.randrange(len(NAMES[WHEN]) - size + 1)
+        names = [rng.sample(category, size) for category in NAMES]
+        names[WHEN] = list(NAMES[WHEN][first : first + size])
+        task = {
+            "names": names,
+            "truth": [list(range(size)), *(rng.sample(range(size), size) for _ in range(3))],
+            "kinds": list(kinds),
+            "questions": asked,
+            "clues": rng.randrange(10**9),
+        }
+        return rng.choice(("given", "interviews")), task
 
     def begin(self, scenario: Scenario) -> str:
         names = _names(scenario.input)
@@ -313,21 +321,6 @@ def _found(said: str, names: Sequence[str]) -> int:
         if one.lower() == name:
             return number
     raise Invalid(f"{said.strip()[:40]!r} is none of {', '.join(names)}")
-
-
-def _task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
-    size, asked, kinds = LEVELS[difficulty]
-    first = rng.randrange(len(NAMES[WHEN]) - size + 1)
-    names = [rng.sample(category, size) for category in NAMES]
-    names[WHEN] = list(NAMES[WHEN][first : first + size])
-    task = {
-        "names": names,
-        "truth": [list(range(size)), *(rng.sample(range(size), size) for _ in range(3))],
-        "kinds": list(kinds),
-        "questions": asked,
-        "clues": rng.randrange(10**9),
-    }
-    return rng.choice(("given", "interviews")), task
 
 
 def _names(task: dict[str, Any]) -> Names:

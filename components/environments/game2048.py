@@ -14,11 +14,10 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Sequence
 from typing import Any
 
-from components.environments.generated import ALL, Count, Difficulties, generate
-from components.environments.tools import Invalid, TextEnvironment, acts
+from components.environments.generated import GeneratedGame
+from components.environments.tools import Invalid, acts
 from components.trajectories.schema import Scenario
 
 LEVELS = {1: (3, 16, 12), 2: (3, 32, 22), 3: (3, 64, 42), 4: (4, 128, 80), 5: (4, 256, 160)}
@@ -32,24 +31,22 @@ Board = tuple[Row, ...]
 """Rows of tiles; 0 is an empty cell."""
 
 
-class Game2048(TextEnvironment):
+class Game2048(GeneratedGame):
     """seed: of the generator. train, heldout: scenarios of the two splits. difficulties: those that occur, in turn.
 
     Scenario types: 3x3, 4x4. Difficulty: see LEVELS.
     """
 
+    name = "game2048"
     system = (
         "You play 2048. A move slides all tiles to one side; equal ones that meet merge into their sum. Give one move, "
         "alone: left, down, right or up."
     )
 
-    def __init__(self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Difficulties = ALL):
-        self._scenarios = generate(
-            "game2048", _task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
-        )
-
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
+    @staticmethod
+    def task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
+        size, goal, moves = LEVELS[difficulty]
+        return f"{size}x{size}", {"size": size, "goal": goal, "moves": moves, "spawns": rng.randrange(10**9)}
 
     def begin(self, scenario: Scenario) -> str:
         self.board, self.moves = _opening(scenario.input), 0
@@ -180,11 +177,6 @@ def _sought(task: dict[str, Any]) -> list[str]:
         if reached := [way for board, way in ahead.items() if _largest(board) >= task["goal"]]:
             return reached[0]
     return moves
-
-
-def _task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
-    size, goal, moves = LEVELS[difficulty]
-    return f"{size}x{size}", {"size": size, "goal": goal, "moves": moves, "spawns": rng.randrange(10**9)}
 
 
 def _opening(task: dict[str, Any]) -> Board:

@@ -1,4 +1,4 @@
-"""Scenarios from a seed, for environments that make their own tasks.
+"""Scenarios from a seed, for environments that make their own tasks; and the games that are made so.
 
 The held-out tasks are drawn first, so that they stay the same whatever `train` is. A task that was drawn before, in
 either split, is drawn again: no task occurs twice.
@@ -6,6 +6,7 @@ either split, is drawn again: no task occurs twice.
 
 from __future__ import annotations
 
+import abc
 import functools
 import json
 import random
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from components.environments.tools import TextEnvironment
 from components.trajectories.schema import Scenario
 
 Count = Annotated[int, Field(ge=1)]
@@ -50,3 +52,23 @@ def generate(
             seen.add(key)
             found.append(Scenario(f"{name}-{split}-{seed}-{index}", task, split, kind, difficulty))
     return tuple(found)
+
+
+class GeneratedGame(TextEnvironment):
+    """A game of generated scenarios. To be subclassed: with `name`, `task`, and what a `TextEnvironment` needs."""
+
+    name: str
+    """With which the ids of its scenarios begin."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
+        """Draws a task of a difficulty: its type and its input."""
+
+    def __init__(self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Difficulties = ALL):
+        self._scenarios = generate(
+            self.name, self.task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
+        )
+
+    def scenarios(self, split: str) -> Sequence[Scenario]:
+        return [scenario for scenario in self._scenarios if scenario.split == split]

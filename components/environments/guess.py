@@ -9,32 +9,31 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Sequence
 from typing import Any
 
-from components.environments.generated import ALL, Count, Difficulties, generate
-from components.environments.tools import Invalid, TextEnvironment, acts
+from components.environments.generated import GeneratedGame
+from components.environments.tools import Invalid, acts
 from components.trajectories.schema import Scenario
 
 LEVELS = {1: (10, 5), 2: (50, 7), 3: (100, 7), 4: (500, 9), 5: (1000, 10)}
 """Numbers to choose from, and guesses, by difficulty. Halving needs 4, 6, 7, 9 and 10."""
 
 
-class Guess(TextEnvironment):
+class Guess(GeneratedGame):
     """seed: of the generator. train, heldout: scenarios of the two splits. difficulties: those that occur, in turn.
 
     Scenario types: spare (a guess more than halving needs), tight (none more). Difficulty: see LEVELS.
     """
 
+    name = "guess"
     system = "Find the number. Each guess is answered with higher or lower. Give the number alone."
 
-    def __init__(self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Difficulties = ALL):
-        self._scenarios = generate(
-            "guess", _task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
-        )
-
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
+    @staticmethod
+    def task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
+        numbers, guesses = LEVELS[difficulty]
+        low = rng.randrange(1, 1001)
+        task = {"low": low, "high": low + numbers - 1, "number": low + rng.randrange(numbers), "guesses": guesses}
+        return "spare" if 2 ** (guesses - 1) > numbers else "tight", task
 
     def begin(self, scenario: Scenario) -> str:
         self.low, self.high = scenario.input["low"], scenario.input["high"]
@@ -81,10 +80,3 @@ class Guess(TextEnvironment):
     def restore(self, scenario: Scenario, state: list[Any]) -> None:
         self.reset(scenario)
         self.low, self.high, self.used, self.found, self.done, self.invalid_actions = state
-
-
-def _task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
-    numbers, guesses = LEVELS[difficulty]
-    low = rng.randrange(1, 1001)
-    task = {"low": low, "high": low + numbers - 1, "number": low + rng.randrange(numbers), "guesses": guesses}
-    return "spare" if 2 ** (guesses - 1) > numbers else "tight", task

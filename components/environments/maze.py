@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from components.environments.generated import ALL, Count, Difficulties, generate
-from components.environments.tools import Invalid, TextEnvironment, acts
+from components.environments.generated import GeneratedGame
+from components.environments.tools import Invalid, acts
 from components.trajectories.schema import Scenario
 
 LEVELS = {1: (3, "map"), 2: (5, "map"), 3: (4, "position"), 4: (6, "position"), 5: (6, "walls")}
@@ -34,21 +34,25 @@ Cell = tuple[int, int]
 """Row and column, from 0."""
 
 
-class Maze(TextEnvironment):
+class Maze(GeneratedGame):
     """seed: of the generator. train, heldout: scenarios of the two splits. difficulties: those that occur, in turn.
 
     Scenario types: map, position, walls. Difficulty: see LEVELS.
     """
 
+    name = "maze"
     system = "Find the way to the goal. Give one move, alone: up, down, left or right."
 
-    def __init__(self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Difficulties = ALL):
-        self._scenarios = generate(
-            "maze", _task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
-        )
-
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
+    @staticmethod
+    def task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
+        size, kind = LEVELS[difficulty]
+        rows = _carved(rng, size)
+        cells = [(row, column) for row in range(size) for column in range(size)]
+        start = rng.choice(cells)
+        far = distances(rows, start)
+        goal = max(rng.sample(cells, len(cells)), key=lambda cell: far[cell])
+        moves = 2 * far[goal] if kind == "map" else 2 * len(cells)
+        return kind, {"rows": rows, "start": list(start), "goal": list(goal), "moves": moves}
 
     def begin(self, scenario: Scenario) -> str:
         self.rows, self.goal = scenario.input["rows"], _cell(scenario.input["goal"])
@@ -141,17 +145,6 @@ def searched(rows: Sequence[str], start: Cell, goal: Cell, *, sees_goal: bool) -
         seen.add(at)
         moves.append(move)
     return moves
-
-
-def _task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
-    size, kind = LEVELS[difficulty]
-    rows = _carved(rng, size)
-    cells = [(row, column) for row in range(size) for column in range(size)]
-    start = rng.choice(cells)
-    far = distances(rows, start)
-    goal = max(rng.sample(cells, len(cells)), key=lambda cell: far[cell])
-    moves = 2 * far[goal] if kind == "map" else 2 * len(cells)
-    return kind, {"rows": rows, "start": list(start), "goal": list(goal), "moves": moves}
 
 
 def _carved(rng: random.Random, size: int) -> list[str]:

@@ -57,6 +57,9 @@ class Solver(Protocol):
         """The assistant messages of a right solution, one for each step."""
         ...
 
+    # Where not every scenario has one, `check_solutions(scenarios)` raises SpecError for some that have none: it is
+    # asked before anything is played.
+
 
 @runtime_checkable
 class Restorable(Protocol):

@@ -14,12 +14,12 @@ import functools
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from components.environments.generated import ALL, Count, Difficulties, generate
-from components.environments.tools import Invalid, TextEnvironment, acts
+from components.environments.generated import ALL, GeneratedGame
+from components.environments.tools import Invalid, acts
 from components.trajectories.schema import Scenario
 
 LEVELS = {1: 2, 2: 4, 3: 6, 4: 8, 5: 10}
@@ -116,24 +116,26 @@ class Recipe:
         return f"craft {self.makes} {self.item} using {_listed(self.needs)}"
 
 
-class TextCraft(TextEnvironment):
+class TextCraft(GeneratedGame):
     """seed: of the generator. train, heldout: scenarios of the two splits. difficulties: those that occur, in turn.
 
     Scenario types: wood, metal, stone, colour, after the goal. Difficulty: the depth of its recipe tree.
     """
 
+    name = "textcraft"
     system = (
         "Craft the item. Give one command, alone: get NUMBER ITEM (of what no recipe makes), craft NUMBER ITEM using "
         "NUMBER ITEM, NUMBER ITEM (as a recipe says, or a multiple), inventory."
     )
 
-    def __init__(self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Difficulties = ALL):
-        self._scenarios = generate(
-            "textcraft", _task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
-        )
-
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
+    @staticmethod
+    def task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
+        item, kind = rng.choice(_goals(split)[difficulty])
+        needed = [one for one in _below(item) if one in recipes()]
+        others = sorted(set(recipes()) - set(needed))
+        listed = sorted([*needed, *rng.sample(others, LEVELS[difficulty])])
+        rng.shuffle(listed)
+        return kind, {"item": item, "count": rng.randrange(1, 5), "listed": listed}
 
     def begin(self, scenario: Scenario) -> str:
         self.items: Items = {}
@@ -272,15 +274,6 @@ def _goals(split: str) -> dict[int, list[tuple[str, str]]]:
         level: [goal for number, goal in enumerate(goals) if (number % HELDOUT == 0) == (split == "heldout")]
         for level, goals in found.items()
     }
-
-
-def _task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
-    item, kind = rng.choice(_goals(split)[difficulty])
-    needed = [one for one in _below(item) if one in recipes()]
-    others = sorted(set(recipes()) - set(needed))
-    listed = sorted([*needed, *rng.sample(others, LEVELS[difficulty])])
-    rng.shuffle(listed)
-    return kind, {"item": item, "count": rng.randrange(1, 5), "listed": listed}
 
 
 def _kind(pattern: str) -> str:

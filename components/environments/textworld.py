@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,6 +61,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 """How games are made, by difficulty."""
+
+
+_ONE_AT_A_TIME = threading.Lock()
+"""The package reads games and rules with one parser, which threads must not share."""
 
 
 class TextWorld(TextEnvironment):
@@ -120,9 +125,10 @@ class TextWorld(TextEnvironment):
         )
         # Generated games say more of themselves than the interpreter can read, of which it warns each time.
         warnings.filterwarnings("ignore", category=needed("jericho.jericho", "textworld").UnsupportedGameWarning)
-        self.game = self.textworld.start(str(path), infos)
-        self.game.seed(scenario.input["seed"])
-        self.state = self.game.reset()
+        with _ONE_AT_A_TIME:
+            self.game = self.textworld.start(str(path), infos)
+            self.game.seed(scenario.input["seed"])
+            self.state = self.game.reset()
         self.said_commands: list[str] = []
         self.over = False
         text = str(self.state.feedback)
@@ -139,7 +145,8 @@ class TextWorld(TextEnvironment):
             raise Invalid(f"say one command that begins with one of: {', '.join(verbs)}")
         self.invalid_actions += command not in self.state.admissible_commands and command not in ALWAYS
         before = self.state.score or 0
-        self.state, score, done = self.game.step(command)
+        with _ONE_AT_A_TIME:
+            self.state, score, done = self.game.step(command)
         self.said_commands.append(command)
         self.reward += ((score or 0) - before) / max(1, self.state.max_score or 1)
         self.over = self.done = bool(done) or len(self.said_commands) >= self.max_steps

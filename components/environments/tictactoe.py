@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from components.environments.generated import ALL, Count, Difficulties, generate
+from components.environments.generated import ALL, Count, Difficulties, GeneratedGame
 from components.environments.tools import Invalid, acts
 from components.environments.turns import TurnEnvironment
 from components.trajectories.schema import Scenario
@@ -29,13 +29,14 @@ EMPTY = "123456789"
 """A board is nine characters: a cell holds X, O or its own number."""
 
 
-class TicTacToe(TurnEnvironment):
+class TicTacToe(TurnEnvironment, GeneratedGame):
     """seed: of the generator. train, heldout: scenarios of the two splits. difficulties: those that occur, in turn.
     opponent: the scripted one, or `agent`: whoever plays the episode plays both sides.
 
     Scenario types: first, second (the agent is X and begins, or O). Difficulty: see LEVELS.
     """
 
+    name = "tictactoe"
     system = "You play tic-tac-toe. Three in a line win. Give the number of the cell to play, alone."
 
     def __init__(
@@ -46,13 +47,16 @@ class TicTacToe(TurnEnvironment):
         difficulties: Difficulties = ALL,
         opponent: Literal["scripted", "agent"] = "scripted",
     ):
+        super().__init__(seed, train, heldout, difficulties)
         self.both = opponent == "agent"
-        self._scenarios = generate(
-            "tictactoe", _task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
-        )
 
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
+    @staticmethod
+    def task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
+        while True:
+            mark = rng.choice("XO")
+            task = {"mark": mark, "errors": LEVELS[difficulty], "opponent": rng.randrange(10**9)}
+            if next(_ways(_opening(task), task), None) is not None:
+                return "first" if mark == "X" else "second", task
 
     @property
     def players(self) -> Sequence[str]:
@@ -99,7 +103,7 @@ class TicTacToe(TurnEnvironment):
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
         """The best moves; where they do not reach the goal against this opponent, the best ones that do."""
         found = next(_ways(_opening(scenario.input), scenario.input), None)
-        assert found is not None, "_task has tried it"
+        assert found is not None, "task has tried it"
         return acts(found)
 
     def save(self) -> list[Any]:
@@ -116,14 +120,6 @@ class TicTacToe(TurnEnvironment):
             return "open"
         won = _winner(self.board)
         return "draw" if won is None else "win" if won == mark else "loss"
-
-
-def _task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
-    while True:
-        mark = rng.choice("XO")
-        task = {"mark": mark, "errors": LEVELS[difficulty], "opponent": rng.randrange(10**9)}
-        if next(_ways(_opening(task), task), None) is not None:
-            return "first" if mark == "X" else "second", task
 
 
 def _opening(task: dict[str, Any]) -> str:

@@ -11,11 +11,10 @@ import functools
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
-from components.environments.generated import ALL, Count, Difficulties, generate
-from components.environments.tools import Invalid, TextEnvironment, acts
+from components.environments.generated import ALL, Count, Difficulties, GeneratedGame
+from components.environments.tools import Invalid, acts
 from components.trajectories.schema import Scenario
 
 LEVELS = {1: (8, 3), 2: (7, 2), 3: (6, 1), 4: (6, 0), 5: (5, 0)}
@@ -63,13 +62,14 @@ yield young youth zebra
 """
 
 
-class Wordle(TextEnvironment):
+class Wordle(GeneratedGame):
     """seed: of the generator. train, heldout: scenarios of the two splits. difficulties: those that occur, in turn.
     listed: whether only words of the list are taken for guesses; else any five letters.
 
     Scenario types: distinct, repeated (some letter occurs twice). Difficulty: see LEVELS.
     """
 
+    name = "wordle"
     system = (
         "Find the word of five letters. After a guess each letter is marked: + in its place, ? elsewhere in the word, "
         "- not in it. Give the word alone."
@@ -83,13 +83,16 @@ class Wordle(TextEnvironment):
         difficulties: Difficulties = ALL,
         listed: bool = False,
     ):
-        self._scenarios = generate(
-            "wordle", _task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
-        )
+        super().__init__(seed, train, heldout, difficulties)
         self.listed = listed
 
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
+    @staticmethod
+    def task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
+        guesses, given = LEVELS[difficulty]
+        word = rng.choice(_words_of(split))
+        places = rng.sample(range(5), given)
+        shown = "".join(letter if place in places else "_" for place, letter in enumerate(word))
+        return "distinct" if len(set(word)) == 5 else "repeated", {"word": word, "shown": shown, "guesses": guesses}
 
     def begin(self, scenario: Scenario) -> str:
         self.guesses: list[str] = []
@@ -171,11 +174,3 @@ def _words_of(split: str) -> list[str]:
     """The words of a split, the same for every seed: what is held out stays so."""
     shuffled = random.Random("wordle words").sample(words(), len(words()))
     return shuffled[::HELDOUT] if split == "heldout" else [w for n, w in enumerate(shuffled) if n % HELDOUT]
-
-
-def _task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
-    guesses, given = LEVELS[difficulty]
-    word = rng.choice(_words_of(split))
-    places = rng.sample(range(5), given)
-    shown = "".join(letter if place in places else "_" for place, letter in enumerate(word))
-    return "distinct" if len(set(word)) == 5 else "repeated", {"word": word, "shown": shown, "guesses": guesses}

@@ -31,6 +31,7 @@ import orjson
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
 from components.inference.spec import RemoteSpec
+from components.inference.wire import is_object
 
 logger = logging.getLogger(__name__)
 
@@ -284,7 +285,7 @@ def _body(request: ChatRequest, model: str, tokens: bool) -> dict[str, Any]:
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": model,
-        "messages": request.messages,
+        "messages": [_sendable(message) for message in request.messages],
         "temperature": sampling.temperature,
         "max_tokens": sampling.max_tokens,
         "seed": request.seed % 2**63,
@@ -308,6 +309,19 @@ def _packed(body: dict[str, Any]) -> bytes:
         return orjson.dumps(body)
     except TypeError:  # what orjson does not write: halves of surrogate pairs, numbers of more than 64 bits
         return json.dumps(body).encode()
+
+
+def _sendable(message: dict[str, Any]) -> dict[str, Any]:
+    """A server refuses a conversation in which a call has arguments that are no JSON object, though a model wrote them:
+    they are sent as text in one."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        text = call["function"]["arguments"]
+        function = {**call["function"], "arguments": text if is_object(text) else json.dumps({"unreadable": text})}
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
 
 
 def _completion(body: dict[str, Any], policy: str, spec: RemoteSpec) -> ChatCompletion:

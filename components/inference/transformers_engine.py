@@ -5,8 +5,8 @@ active sequence (decode). What was computed is computed once: a prompt starts fr
 of the cache still holds, so the turns of an episode extend their own keys and values, the episodes of a group share
 their prompt, and all share the system message.
 
-Tokens are exact: the engine remembers the tokens of each answer that it gave, and a conversation that continues one
-is continued on those tokens, never on a new tokenisation of their text.
+Tokens are exact: a conversation that continues an answer of this engine is continued on the tokens of that answer,
+never on a new tokenisation of their text (`conversations`).
 
 The loop runs one pass at a time in a worker thread and hands control back in between, so that with environments
 that answer at once the order of requests, and with it every sample, is the same in every run.
@@ -19,11 +19,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import random
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from typing import Any
 import torch
 
 from components.errors import ArtifactError, ContextOverflow, EngineError, StalePolicy
+from components.inference.conversations import Conversations
 from components.inference.kv_slots import KVSlots, heads_and_dim
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Sampling
 from components.inference.sampling import draw
@@ -40,26 +39,12 @@ from components.trajectories.chat import ChatFormat
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED_ANSWERS = 8192
-"""Answers whose exact tokens are kept for conversations that continue them."""
 PREFILL_TOKENS = 4096
 """Most tokens, padding included, of one prefill pass."""
 PADDING_TOKENS = 2048
 """Most padding of one prefill pass: about what is computed in the time that one more pass would take."""
 PADDING_TOKENS_CPU = 32
 """The same on a CPU, where a pass costs little more than its tokens."""
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """An answer that was given, with the tokens of the conversation up to its end."""
-
-    message: dict[str, Any]
-    conversation: str
-    """Its key, this answer included."""
-    tokens: list[int]
-    closed: bool
-    """The tokens end with the end-of-turn token."""
 
 
 class _Stopped(Exception):
@@ -122,8 +107,7 @@ class TransformersEngine:
         self._parameters = dict(self.model.named_parameters(remove_duplicate=False))  # tied ones under each name
         self._changed: list[str] = []
         self._policy = BASE_POLICY
-        self._answers: OrderedDict[str | int, _Answer] = OrderedDict()
-        """By conversation the latest, and by identity of the message each one."""
+        self._conversations = Conversations(self.format)
         self._arrived: list[_Row] = []
         """Requests that the loop has not taken yet: the only list that callers write to while a pass runs."""
         self._waiting: list[_Row] = []
@@ -172,7 +156,7 @@ class TransformersEngine:
         """Answers one conversation. Raises StalePolicy, ContextOverflow, EngineError."""
         if request.policy != self._policy:
             raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
-        prompt = self._prompt(request)
+        prompt = self._conversations.prompt(request)
         room = self.max_length - len(prompt)
         if room < 1:
             if self.max_length < self.config.max_position_embeddings:
@@ -194,41 +178,12 @@ class TransformersEngine:
         await row.future
         return self._completion(row)
 
-    # Prompts and answers
-
-    def _prompt(self, request: ChatRequest) -> list[int]:
-        """Tokens of the conversation: those of the last answer that this engine gave in it, continued.
-
-        Of answers that read the same, the one whose message is handed back, that very object, is continued; else the
-        latest.
-        """
-        messages = request.messages
-        for turn in range(len(messages) - 1, -1, -1):
-            if messages[turn]["role"] == "assistant":
-                key = _conversation_key(messages[: turn + 1], request.tools)
-                answer = self._answers.get(id(messages[turn]))
-                if answer is None or answer.conversation != key:
-                    answer = self._answers.get(key)
-                if answer is None:
-                    break
-                between = self.format.continuation(messages, request.tools, turn, closed=answer.closed)
-                if between is None:
-                    break
-                return answer.tokens + self.format.encode(between)
-        return self.format.prompt_ids(messages, request.tools)
-
     def _completion(self, row: _Row) -> ChatCompletion:
         request = row.request
         stopped = row.sampled[-1] in self.stop_ids
         turn = sum(message["role"] == "assistant" for message in request.messages)
         message = self.format.parse(row.sampled[:-1] if stopped else row.sampled, turn)
-        key = _conversation_key([*request.messages, message], request.tools)
-        answer = _Answer(message, key, row.tokens, row.sampled[-1] == self.format.end_id)
-        for name in (key, id(message)):
-            self._answers.pop(name, None)
-            self._answers[name] = answer
-        while len(self._answers) > 2 * REMEMBERED_ANSWERS:
-            self._answers.popitem(last=False)
+        self._conversations.answered(request, message, row.tokens)
         reason = "length" if not stopped else "tool_calls" if message.get("tool_calls") else "stop"
         return ChatCompletion(message, reason, row.prompt, row.sampled, row.logprobs, request.policy)
 
@@ -422,12 +377,6 @@ def _shared(a: list[int], b: list[int]) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _conversation_key(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-    """The same for a message whether its sender fills optional fields with nothing or leaves them out."""
-    said = [{name: value for name, value in message.items() if value not in (None, "", [])} for message in messages]
-    return json.dumps([said, tools], sort_keys=True)
 
 
 def _stop_ids(model: Any, chat: ChatFormat) -> frozenset[int]:

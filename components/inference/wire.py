@@ -250,6 +250,7 @@ def _message(message: ChatMessage, path: str, problems: list[Problem]) -> dict[s
 
 
 def is_object(text: str) -> bool:
+    """Whether it is the text of a JSON object."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):

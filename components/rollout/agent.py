@@ -37,6 +37,7 @@ from components.inference.protocol import ChatRequest, Engine, Sampling
 from components.rollout import formats
 from components.rollout.causes import passes
 from components.rollout.observations import cleaned
+from components.rollout.offered import as_tools
 from components.rollout.recorder import Recorder
 from components.sandbox import Limits
 from components.trajectories.convert import to_message
@@ -180,7 +181,7 @@ class Episode:
 
     async def start(self, scenario: Scenario) -> tuple[Messages, formats.Tools]:
         """Resets the environment; what it says first, and its tools."""
-        tools = as_json(await self.world("tools", self.environment.tools), "tools")
+        tools = as_tools(await self.world("tools", self.environment.tools))
         return as_messages(await self.world("reset", self.environment.reset, scenario), "reset"), tools
 
     async def step(self, action: dict[str, Any]) -> Step:

@@ -27,8 +27,9 @@ from components.environments.protocol import Environment, Solver, Step
 from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError, TooManyFailures
 from components.inference.protocol import Engine, Sampling
 from components.rollout import formats
-from components.rollout.agent import MAX_OBSERVATION, as_json, as_messages, as_step, ask, play
+from components.rollout.agent import MAX_OBSERVATION, as_messages, as_step, ask, play
 from components.rollout.observations import cleaned
+from components.rollout.offered import as_tools
 from components.rollout.own_agent import OwnAgent
 from components.rollout.player import Once, Player, episode_number
 from components.rollout.pool import Pool, close
@@ -267,7 +268,7 @@ def demonstrate(
 async def _demonstration(
     environment: Environment, solver: Solver, scenario: Scenario, shown: formats.Format, most: int
 ) -> Trajectory:
-    tools = as_json(await ask(environment.tools), "tools")
+    tools = as_tools(await ask(environment.tools))
     first, _ = cleaned(as_messages(await ask(environment.reset, scenario), "reset"), most)
     messages, tools = shown.opening(list(first), tools)
     rewards: list[float] = []

@@ -1,5 +1,9 @@
-"""What an environment says, as it may be shown to a model: text that can be encoded, without control codes, and not
-longer than it may be."""
+"""What an environment says, as it may be shown to a model: text that can be encoded, without control codes, without
+the marks by which chat templates tell who speaks, and not longer than it may be.
+
+A tokenizer's own special tokens are taken care of where it is known (`components.trajectories.chat`); a server's is
+not, and episodes that go to another model read as they were played.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,22 @@ import re
 
 from components.environments.protocol import Messages
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_ANSI = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b(?:\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 """Escape sequences of terminals: colours, movements of the cursor, titles (ECMA-48)."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters (category Cc) but for tabs and ends of lines."""
 _UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """They, and halves of surrogate pairs."""
+_MARKS = re.compile(
+    r"<[|｜][\w▁]{1,40}[|｜]>|<(?:start|end)_of_turn>|\[/?(?:INST|SYSTEM_PROMPT|TOOL_CALLS|TOOL_RESULTS)\]|</?s>"
+)
+"""Special tokens in the form of the usual families of models."""
 
 
 def clean(text: str, most: int) -> tuple[str, bool]:
-    """The text without escape sequences and control characters, what is no character replaced; and whether it was cut
-    to `most` characters, which it then says at the place."""
+    """The text without escape sequences and control characters, what is no character replaced, `<|im_end|>` and its
+    kind as the plain text `< |im_end|>`; and whether it was cut to `most` characters, which it then says at the
+    place."""
     cut = len(text) > most
     length = len(text)
     if cut:
@@ -25,6 +34,7 @@ def clean(text: str, most: int) -> tuple[str, bool]:
     if _UNFIT.search(text):
         text = _CONTROL.sub("", _ANSI.sub("", text.replace("\r\n", "\n")))
         text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates: bytes that were no UTF-8
+    text = _MARKS.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
     return (f"{text}\n[cut: {length:,} characters, {most:,} are shown]" if cut else text), cut
 
 

@@ -34,9 +34,12 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema, to_jsonable_python
 
 from components.errors import SpecError
-from components.specs.base import Spec, nearest
+from components.specs.base import Spec, nearest, no_switch_for_a_number
 from components.specs.source import source_digest
 
+_NUMBERS: dict[str, Any] = {
+    "numbers": model_validator(mode="before")(classmethod(no_switch_for_a_number))  # type: ignore[arg-type]
+}
 OWN_PACKAGE = "components"
 """The package from which a `_target_` may always come."""
 
@@ -229,7 +232,7 @@ def _check_arguments(
         fields[f"p{i}"] = (annotation, Field(default, alias=name))
     config = ConfigDict(extra="allow" if free else "forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
     try:
-        model = create_model("Arguments", __config__=config, **fields)
+        model = create_model("Arguments", __config__=config, __validators__=_NUMBERS, **fields)
     except PydanticUserError as error:
         reason = f"the annotations of {path} cannot be checked: {error.message}"
         raise PydanticCustomError("target", "{message}", {"message": reason}) from error

@@ -3,11 +3,16 @@
 The rule is that sampled tokens are never tokenised again. A prompt is rendered whole only for the first turn of a
 history; each later prompt is the tokens so far plus the text that the template puts after the last answer
 (`continuation`). Where the template is not prefix-stable (it rewrites earlier turns, as templates that drop old
-reasoning do), `continuation` says so by returning None, and a new history begins.
+reasoning do), `continuation` says so by returning None, and a new history begins. docs/trajectories.md shows which
+families of models do so.
 
 A template that shows tools and writes calls as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as most do,
 is left to it. With any other, tools are shown in the system message as signatures, and calls are written in the
 pythonic form, `[find_order(order="K482")]` (`components.trajectories.calls`).
+
+What a template refuses is written as it takes it: a system message goes before the user's first words where there is no
+such role, and what users and tools say in a row becomes one message where user and assistant have to take turns. A
+template that asks for today's date is always told the same one: equal episodes are equal tokens, whatever the day.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from components.errors import EngineError, ResourceError
@@ -24,6 +30,8 @@ _TOOLS = """{system}
 Tools:
 {signatures}
 Call a tool like this: [{example}]"""
+TODAY = datetime(2025, 1, 1)
+"""What templates are told that ask for the date."""
 _PROBE = {
     "type": "function",
     "function": {
@@ -63,7 +71,10 @@ class ChatFormat:
         )
         self.end, self.end_id = self._end_of_turn()
         self.native_tools = self._knows_tools()
-        self.tool_role = "tool" if self.native_tools or self._knows_tool_role() else "user"
+        self.tool_role = "tool" if self.native_tools or self._shows(("user", "assistant", "tool")) else "user"
+        self.system_role = self._shows(("system", "user"), which=0)
+        self._alternates = not self._shows(("user", "user"))
+        self._channel = self._answer_channel()
 
     def _end_of_turn(self) -> tuple[str, int]:
         """The special token that the template puts after an assistant message. It may differ from the tokenizer's
@@ -95,22 +106,27 @@ class ChatFormat:
         except (EngineError, ValueError):
             return False
 
-    def _knows_tool_role(self) -> bool:
-        talk = [
-            {"role": "user", "content": "a"},
-            {"role": "assistant", "content": "b"},
-            {"role": "tool", "content": "c?"},
-        ]
+    def _shows(self, roles: tuple[str, ...], which: int = -1) -> bool:
+        """Whether a conversation of these roles is rendered, and one of its messages, the last by default, with it."""
+        talk = [{"role": role, "content": f"probe{number}"} for number, role in enumerate(roles)]
         try:
-            return "c?" in self._apply(talk)
+            return talk[which]["content"] in self._apply(talk)
         except EngineError:
             return False
+
+    def _answer_channel(self) -> str:
+        """What the template puts before an answer to mark it as one, and the model writes itself, as
+        `<|channel|>final<|message|>`; empty for most."""
+        talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "stem"}]
+        head, whole = self.render(talk[:1], [], generate=True), self.render(talk, [], generate=False)
+        between = whole.removeprefix(head).partition("stem")[0] if whole.startswith(head) else ""
+        return between if self._special.search(between) else ""
 
     # Rendering
 
     def _apply(self, messages: list[dict[str, Any]], **options: Any) -> str:
         try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, strftime_now=TODAY.strftime, **options)
         except Exception as error:
             raise EngineError(
                 f"the chat template of {self.tokenizer.name_or_path} refuses the conversation "
@@ -126,7 +142,12 @@ class ChatFormat:
         if self.native_tools:
             shown = [_as_template_takes_it(message) for message in messages]
             return self._apply(shown, tools=tools or None, add_generation_prompt=generate)
-        return self._apply(_without_tools(messages, tools, self.tool_role), add_generation_prompt=generate)
+        shown = _without_tools(messages, tools, self.tool_role)
+        if not self.system_role:
+            shown = _without_system(shown)
+        if self._alternates:
+            shown = _in_turn(shown)
+        return self._apply(shown, add_generation_prompt=generate)
 
     def _harmless(self, data: Any) -> Any:
         match data:
@@ -154,16 +175,16 @@ class ChatFormat:
         """Text between the sampled tokens of assistant message `messages[turn]` and the next assistant message.
 
         `closed`: the sampled tokens end with the end-of-turn token. None where the template rewrites what came
-        before, so that the tokens so far cannot be extended.
+        before, the answer among it, so that the tokens so far cannot be extended.
         """
-        through = self.render(messages[: turn + 1], tools, generate=False)
+        head = self.render(messages[:turn], tools, generate=True)
         whole = self.render(messages, tools, generate=True)
-        if not whole.startswith(through) or not through.startswith(self.render(messages[:turn], tools, generate=True)):
+        cut = whole.find(self.end, len(head))
+        if not whole.startswith(head) or cut < 0:
             return None
-        cut = through.rfind(self.end)
-        if cut < 0:
+        if not _says(whole[len(head) : cut], messages[turn]):
             return None
-        after = through[cut + len(self.end) :] + whole[len(through) :]
+        after = whole[cut + len(self.end) :]
         return after if closed else self.end + after
 
     def streams(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[Stream]:
@@ -196,16 +217,18 @@ class ChatFormat:
         return done
 
     def _answer_text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], turn: int) -> str:
-        head = self.render(messages[:turn], tools, generate=True)
-        whole = self.render(messages[: turn + 1], tools, generate=False)
-        if not whole.startswith(head):
-            raise ResourceError(
-                f"the chat template of {self.tokenizer.name_or_path} renders an assistant message differently from the "
-                "head that it gives for generation, so its tokens cannot be learned exactly; choose another model"
-            )
-        body = whole[len(head) :]
-        cut = body.rfind(self.end)
-        return (body[:cut] if cut >= 0 else body) + self.end
+        alone = [{"role": "user", "content": "a"}]  # for templates that move the system message as the talk goes on
+        for before, offered in ((messages[:turn], tools), (alone, [])):
+            head = self.render(before, offered, generate=True)
+            whole = self.render([*before, messages[turn]], offered, generate=False)
+            if whole.startswith(head):
+                body = whole[len(head) :]
+                cut = body.rfind(self.end)
+                return (body[:cut] if cut >= 0 else body) + self.end
+        raise ResourceError(
+            f"the chat template of {self.tokenizer.name_or_path} renders an assistant message differently from the "
+            "head that it gives for generation, so its tokens cannot be learned exactly; choose another model"
+        )
 
     # Parsing
 
@@ -214,6 +237,8 @@ class ChatFormat:
         where the environment can see and answer it. `turn` numbers the calls."""
         kept = token_ids[:-1] if token_ids and token_ids[-1] == self.end_id else token_ids
         text = self.tokenizer.decode(kept, skip_special_tokens=False)
+        if self._channel:
+            text = text.rpartition(self._channel)[2]
         try:
             content, calls = read_tagged(text) if self.native_tools else read_pythonic(text)
         except (ValueError, RecursionError):
@@ -225,6 +250,19 @@ class ChatFormat:
                 for i, (name, arguments) in enumerate(calls)
             ]
         return message
+
+
+def _says(text: str, message: dict[str, Any]) -> bool:
+    """Whether a template's text of an assistant message holds its words and the names that it calls; space aside, which
+    templates trim."""
+    text, at = "".join(text.split()), 0
+    for part in [message.get("content") or "", *(one["function"]["name"] for one in message.get("tool_calls") or [])]:
+        part = "".join(part.split())
+        at = text.find(part, at)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
 
 
 def _named_arguments(call: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -262,7 +300,7 @@ def _without_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]], 
             content = f"{content}\n{written}" if content else written
         if role == "tool" and tool_role == "user":
             role, content = "user", f"<tool_response>{content}</tool_response>"
-            if answering:  # templates without the role often want user and assistant in turn
+            if answering:
                 shown[-1]["content"] += f"\n{content}"
                 continue
         answering = message["role"] == "tool"
@@ -273,6 +311,22 @@ def _without_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]], 
         signatures = "\n".join(_signature(tool) for tool in tools)
         text = _TOOLS.format(system=shown[0]["content"], signatures=signatures, example=_example(tools[0]))
         shown[0] = {"role": "system", "content": text}
+    return shown
+
+
+def _without_system(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """For a template without the role: what the system says is said by the user, before all else."""
+    return [{**message, "role": "user"} if message["role"] == "system" else message for message in messages]
+
+
+def _in_turn(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """For a template in which user and assistant take turns: what users say in a row is one message."""
+    shown: list[dict[str, str]] = []
+    for message in messages:
+        if shown and message["role"] == shown[-1]["role"] == "user":
+            shown[-1] = {"role": "user", "content": f"{shown[-1]['content']}\n{message['content']}"}
+        else:
+            shown.append(message)
     return shown
 
 

@@ -88,5 +88,5 @@ def _judged(inputs: Inputs, ago: int = 0) -> Judged:
 
 
 STAGE = Stage(
-    "reward_model", 2, RewardModelStage, "reward_model", REWARD_MODEL_VERSION, train_reward, volatile=("log.jsonl",)
+    "reward_model", 3, RewardModelStage, "reward_model", REWARD_MODEL_VERSION, train_reward, volatile=("log.jsonl",)
 )

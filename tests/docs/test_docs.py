@@ -35,6 +35,7 @@ def test_all_pages_are_looked_at():
         "README",
         *("agents", "algorithms", "architecture", "configuration", "environments", "reliability", "rollouts"),
         "trajectories",
+        *("agentgym", "code", "games", "packages", "search", "service"),
     }
     assert len(RUNS) > 15
 
@@ -54,8 +55,11 @@ def test_every_link_leads_somewhere(page):
 
 @each_page
 def test_every_page_is_linked_from_the_readme(page):
+    """Or, where it lies in a folder, from the page that is named like the folder."""
     readme = PAGES[0]
-    assert page == readme or f"]({page.relative_to(ROOT)})" in readme.read_text()
+    folder = page.parent.with_suffix(".md")
+    above = folder if folder in PAGES else readme
+    assert page == readme or f"]({page.relative_to(above.parent)})" in above.read_text()
 
 
 @each_page
@@ -93,6 +97,10 @@ def test_every_run_command_is_valid(arguments):
     """Options exist, and Hydra composes what the rest describes."""
     if "--config-dir" in arguments:
         return  # test_readme runs it
+    for word in arguments:
+        package = PACKAGES.get(word.removeprefix("environment="))
+        if package is not None and find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     assert {word for word in arguments if word.startswith("-")} <= OPTIONS
     check([word for word in arguments if "=" in word], multirun="-m" in arguments)
 
@@ -193,6 +201,16 @@ def test_the_table_of_speed_is_what_was_measured():
 def test_the_table_of_rollouts_is_what_was_measured():
     rollouts = script("rollouts")
     assert rollouts.page() == rollouts.PAGE.read_text(encoding="utf-8"), "run `python -m docs.rollouts`"
+
+
+def test_the_table_of_environments_is_what_was_measured():
+    played = script("played")
+    assert played.page() == played.PAGE.read_text(encoding="utf-8"), "run `python -m docs.played`"
+
+
+def test_the_table_of_chat_templates_is_what_they_do():
+    templates = script("templates")
+    assert templates.page() == templates.PAGE.read_text(encoding="utf-8"), "run `python -m docs.templates`"
 
 
 def test_the_table_of_results_is_what_was_recorded():

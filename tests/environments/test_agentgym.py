@@ -689,6 +689,18 @@ def test_demonstrations_as_each_format_says_them(demonstrations):
         AgentGym("alfworld", url).solve(first(only))
 
 
+def test_items_without_a_demonstration_are_named_before_any_is_played(demonstrations):
+    from flows.config import compose
+
+    path = demonstrations("alfworld", [0])
+    lines = ["environment=agentgym", "environment.kind=alfworld", "environment.url=http://127.0.0.1:1"]
+    with pytest.raises(SpecError, match=r"environment\.demonstrations: .* has none for alfworld_\d"):
+        compose([*lines, f"environment.demonstrations={path}"])
+    with pytest.raises(SpecError, match=r"environment\.demonstrations: null, and a solution is asked for"):
+        compose(lines)
+    assert compose([*lines, "warmup=none"]).warmup is None
+
+
 def test_where_nothing_is_marked_all_but_the_agreement_is_learned(tmp_path):
     path = tmp_path / "traj.json"
     data = trajectories("maze", [0])

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from components.environments.service.airline import Airline, _distance
+from components.environments.service.airline import Airline, distance
 from components.environments.service.customer import (
     STOP,
     ScriptedCustomer,
@@ -338,7 +338,7 @@ def test_bags_have_their_price(level, cabin, had, more, dollars, rules):
 
 
 def test_distance_counts_letters():
-    found = [_distance(*pair) for pair in (("anna", "anna"), ("ana", "anna"), ("mira", "mara"), ("", "abc"))]
+    found = [distance(*pair) for pair in (("anna", "anna"), ("ana", "anna"), ("mira", "mara"), ("", "abc"))]
     assert found == [0, 1, 1, 3]
 
 

@@ -195,6 +195,27 @@ def test_what_a_query_uses_is_bounded(shop, sql):
     assert time.process_time() - began < 30
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT date('now')", "SELECT datetime('NOW', '+1 day')", "SELECT strftime('%Y', 'now')", "SELECT date()",
+        "SELECT julianday('no' || 'w')", "SELECT strftime('%s')", "SELECT time(x'6e6f77')", "SELECT unixepoch()",
+        "SELECT date('now' || char(0))", "SELECT datetime('2024-01-02', 'localtime')", "SELECT CURRENT_DATE",
+        "SELECT datetime('2024-01-02', 'utc')", "SELECT COUNT(*) FROM orders WHERE date(day) < date('now')",
+    ],
+)  # fmt: skip
+def test_a_query_has_no_clock(shop, sql):
+    """It would answer otherwise tomorrow, or in another country."""
+    with pytest.raises(Invalid, match=r"take written dates, not now|without functions of time"):
+        shop.query(sql, 10)
+
+
+def test_dates_that_are_written_are_sqlites_own(shop):
+    sql = "SELECT date('2024-01-31', '+1 month'), strftime('%Y-%m', '2024-05-06'), julianday('2000-01-01 12:00')"
+    assert shop.query(sql, 1)[1] == [("2024-03-02", "2024-05", 2451545.0)]
+    assert shop.query("SELECT date(NULL), date('no date')", 1)[1] == [(None, None)]
+
+
 def test_results_are_bounded_text(questions):
     scenario = next(one for one in questions.scenarios("train") if one.input["schema"] == "shop")
 

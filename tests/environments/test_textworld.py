@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -51,6 +52,19 @@ def test_chance_does_not_win(cache):
         return acts([rng.choice(possible)])[0]
 
     assert checks.success_of(environment, environment.scenarios("train"), policy, turns=6) == 0
+
+
+def test_several_begin_at_once(cache):
+    """In threads, as the collector plays them."""
+    environments = [small(cache) for _ in range(4)]
+    scenarios = environments[0].scenarios("train")
+    for scenario in scenarios:
+        environments[0].reset(scenario)  # makes the game
+    with ThreadPoolExecutor(4) as pool:
+        told = list(pool.map(lambda one: [one.reset(scenario) for scenario in scenarios], environments))
+    assert all(one == told[0] for one in told)
+    for environment in environments:
+        environment.close()
 
 
 def test_a_game_is_made_once(cache, monkeypatch):

@@ -107,6 +107,13 @@ def test_every_mistake_is_named_at_once_without_a_stack_trace():
         ("early_stopping.patience=2", "Did you mean 'early_stopping={patience: 2}'?"),
         ("warmup=null", "Did you mean 'warmup=none'?"),
         ("hydra.sweep.dri=x", "hydra.sweep.dri"),
+        ("seed=true", "seed: 'true': expected a whole number"),
+        ("environment.train=true", "environment.train: 'true': expected a whole number"),
+        ("collect.temperature=false", "collect.temperature: 'false': expected a number"),
+        ("algorithm.learning_rate=1e30", "1e+30: expected at most 1"),
+        ("allow=[nopkg]", "'nopkg' is not found: is its folder in PYTHONPATH?"),
+        ("allow=[no-pkg]", "'no-pkg' is none"),
+        ("root=", "root: '': expected a folder"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_write(line, words):
@@ -119,7 +126,8 @@ def test_a_mistake_is_answered_with_what_to_write(line, words):
 
 
 def test_wrong_options_of_the_command_exit_with_2(tmp_path):
-    for arguments in (["-m", "--cfg", "job"], ["--resolve"], ["--nonsense"], ["--config-dir", str(tmp_path / "none")]):
+    wrong = (["-m", "--cfg", "job"], ["--resolve"], ["--nonsense"], ["--config-dir", str(tmp_path / "none")])
+    for arguments in (*wrong, ["--package", "algorithm"], ["--cfg", "job", "--package", "nothing"]):
         done = command("+experiment=smoke", *arguments)
         assert done.returncode == 2, arguments
         assert "Traceback" not in done.stderr

@@ -240,8 +240,15 @@ def test_a_template_that_refuses_everything_is_refused(make_format):
 
 def test_a_conversation_that_the_template_refuses(make_format):
     chat = make_format(STRICT)
-    with pytest.raises(EngineError, match=r"refuses the conversation \(TemplateError: System role not supported"):
-        chat.render(TALK, [], generate=True)
+    with pytest.raises(EngineError, match=r"refuses the conversation \(TemplateError: Roles must alternate"):
+        chat.render([user("a"), assistant("b"), assistant("c")], [], generate=True)
+
+
+def test_a_template_without_a_system_role_has_it_said_by_the_user(make_format):
+    assert make_format(STRICT).render(TALK[:2], [FIND], generate=True) == (
+        "<|im_start|>user\nYou serve a shop.\nTools:\nfind-order(order, from): Finds an order.\n"
+        "Call a tool like this: [find-order(order=..., from=...)]\nWhere is K482?<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_answers_of_several_tools_are_one_message_for_a_strict_template(make_format):

@@ -1,13 +1,14 @@
 """Databases that can only be read, by queries that a model wrote.
 
 Each is a real SQLite file, opened with `mode=ro`. An authorizer allows reading and nothing else: no writing, no PRAGMA,
-no ATTACH, no extensions, and no functions that would answer differently on another day. A query may take so many
-instructions of SQLite's machine, which are counted, so that it ends alike on every computer; a clock stops what the
-count does not. Texts and rows are bounded.
+no ATTACH, no extensions, and no functions that would answer differently on another day; those of dates are SQLite's
+own, but refuse `now` and the machine's time zone. A query may take so many instructions of SQLite's machine, which are
+counted, so that it ends alike on every computer; a clock stops what the count does not. Texts and rows are bounded.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 import sqlite3
 import time
@@ -39,7 +40,12 @@ _NO_FUNCTIONS = {
     "edit",
     "sqlite_version",
     "sqlite_source_id",
+    "sqlite_compileoption_get",
+    "sqlite_compileoption_used",
 }
+_OF_DATES = {"date": 0, "time": 0, "datetime": 0, "julianday": 0, "unixepoch": 0, "strftime": 1, "timediff": 1}
+"""Functions of dates, and how many arguments they take before they say that they mean now."""
+_NOT_TODAY = {"now", "localtime", "utc"}
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: LONGEST,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: LONGEST,
@@ -71,6 +77,12 @@ class Database:
         self._connection.execute("PRAGMA temp_store = MEMORY")
         self._connection.execute("PRAGMA trusted_schema = OFF")
         self._connection.text_factory = lambda data: data.decode(errors="replace")
+        self._dates = sqlite3.connect(":memory:", check_same_thread=False)
+        known = {name for (name,) in self._dates.execute("SELECT name FROM pragma_function_list")}
+        for name, least in _OF_DATES.items():
+            if name not in known:  # of a later SQLite
+                continue
+            self._connection.create_function(name, -1, functools.partial(self._dated, name, least), deterministic=True)
         for limit, value in _LIMITS.items():
             self._connection.setlimit(limit, value)
         self._connection.set_authorizer(_authorized)
@@ -78,6 +90,7 @@ class Database:
 
     def close(self) -> None:
         self._connection.close()
+        self._dates.close()
 
     def query(self, sql: str, most: int) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Names of the columns, and up to so many rows. Raises Invalid."""
@@ -95,9 +108,19 @@ class Database:
                 raise Invalid("the query took too long and was ended") from None
             if "not authorized" in text or "prohibited" in text or "authorization" in text:
                 raise Invalid(f"{text}: only SELECT is allowed, without functions of time or chance") from None
+            if "user-defined function" in text:
+                raise Invalid("functions of dates take written dates, not now, and know no time zone") from None
             if isinstance(error, UnicodeError):
                 raise Invalid("the query is no valid text") from None
             raise Invalid(text) from None
+
+    def _dated(self, name: str, least: int, *given: Any) -> Any:
+        """SQLite's own function, where it does not ask for the clock or the zone; else ValueError."""
+        texts = [one.decode(errors="replace") if isinstance(one, bytes) else one for one in given]
+        words = {one.partition("\0")[0].strip().lower() for one in texts if isinstance(one, str)}
+        if len(given) <= least or words & _NOT_TODAY:
+            raise ValueError
+        return self._dates.execute(f"SELECT {name}({', '.join('?' * len(given))})", given).fetchone()[0]
 
     def _looked(self) -> bool:
         """Ends the query where it is true."""

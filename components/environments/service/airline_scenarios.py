@@ -1,0 +1,473 @@
+"""The scenarios of the airline's desk: a database, what the customer wants, and how it is done right."""
+
+from __future__ import annotations
+
+import functools
+import random
+from datetime import date, timedelta
+from typing import Any
+
+from components.environments.service.airline import (
+    BAGS_EACH,
+    DELAY,
+    FEE,
+    FOR_CANCELLED,
+    FOR_DELAY,
+    FREE,
+    TODAY,
+    Airline,
+    distance,
+)
+from components.environments.service.plan import Intent, Plan, write
+from components.trajectories.schema import Scenario
+
+CITIES = ("Aldmoor", "Brisewick", "Corvane", "Dunhaven", "Eastray", "Farrow", "Glenport", "Holmsey")
+FIRST = ("Alma", "Boris", "Cleo", "Diego", "Elsa", "Franz", "Gina", "Henrik", "Ida", "Jakob", "Kaja", "Leon", "Mira")
+LAST = ("Anders", "Bergmann", "Castell", "Duval", "Eriksen", "Fontana", "Grimaldi", "Holt", "Iversen", "Jovanova")
+KINDS = (
+    *("cancel", "move", "cabin", "bags", "name", "compensation", "book") * 2,
+    *("question", "child", "stranger", "other"),
+)
+"""Types of scenarios, by turns."""
+SECOND = ("cancel", "cabin", "bags", "name", "compensation")
+"""Kinds that may also be a second wish."""
+
+
+@functools.lru_cache(maxsize=4)  # a collector makes many desks of the same scenarios
+def generate(seed: int, train: int, heldout: int) -> tuple[Scenario, ...]:
+    if not train + heldout:
+        return ()
+    desk = Airline(train=0, heldout=0)
+    return write(desk, _Writer, KINDS, "B", seed=seed, train=train, heldout=heldout)
+
+
+class _Writer:
+    """Writes one scenario: its database, then what the customer wants."""
+
+    def __init__(self, desk: Airline, rng: random.Random, numbers: list[str]):
+        self.desk, self.rng, self.mine = desk, rng, numbers[:2]
+        self.cities = rng.sample(CITIES, 5)
+        self.flight_numbers = iter(rng.sample(range(100, 1000), 40))
+        self.database: dict[str, Any] = {
+            "customers": {},
+            "flights": {},
+            "bookings": {},
+            "next": 100_000 + int(numbers[0][1:]),
+        }
+        names = [f"{first} {last}" for first, last in zip(rng.sample(FIRST, 3), rng.sample(LAST, 3), strict=True)]
+        for number, name in enumerate(names):
+            self._customer(f"C{number + 1}", name, numbers[2 * number :][:2], number)
+        self.me = self.database["customers"]["C1"]
+
+    def _customer(self, key: str, name: str, bookings: list[str], number: int) -> None:
+        rng = self.rng
+        card, credit = (f"P{number}" for number in rng.sample(range(10, 100), 2))
+        self.database["customers"][key] = {
+            "name": name,
+            "born": str(date(1950, 1, 1) + timedelta(rng.randrange(19_000))),
+            "level": rng.choice(sorted(FREE)),
+            "payments": {
+                card: {"kind": "card", "ending": str(rng.randrange(1000, 9999))},
+                credit: {"kind": "travel credit", "balance": rng.randrange(50, 900)},
+            },
+        }
+        for booking, destination in zip(bookings, rng.sample(self.cities[1:], 2), strict=True):
+            flight = self._flight(self.cities[0], destination, TODAY + timedelta(rng.randrange(3, 40)))
+            others = [one for one in (f"{rng.choice(FIRST)} {name.split()[1]}" for _ in range(6)) if one != name]
+            passengers = [name, *sorted(set(others))[: rng.randrange(0, 3)]]
+            self.database["bookings"][booking] = {
+                "customer": key,
+                "flight": flight,
+                "cabin": "economy",
+                "fare": rng.choice(("light", "flex")),
+                "passengers": passengers,
+                "bags": rng.randrange(0, len(passengers) + 1),
+                "booked": str(TODAY - timedelta(rng.randrange(5, 60))),
+                "payment": card,
+                "paid": self.database["flights"][flight]["cabins"]["economy"]["price"] * len(passengers),
+                "compensation": 0,
+                "state": "booked",
+            }
+
+    def _flight(self, origin: str, destination: str, day: date) -> str:
+        rng = self.rng
+        price, departs = rng.randrange(60, 300), rng.randrange(6, 20)
+        key = f"NG{next(self.flight_numbers)}"
+        self.database["flights"][key] = {
+            "origin": origin,
+            "destination": destination,
+            "date": str(day),
+            "departs": f"{departs:02}:{rng.randrange(0, 60, 5):02}",
+            "arrives": f"{departs + rng.randrange(1, 4):02}:{rng.randrange(0, 60, 5):02}",
+            "delay": 0,
+            "cancelled": False,
+            "cabins": {
+                "economy": {"price": price, "seats": rng.randrange(6, 60)},
+                "business": {"price": price + rng.randrange(50, 300), "seats": rng.randrange(3, 12)},
+            },
+        }
+        return key
+
+    def scenario(self, name: str, split: str, kind: str) -> Scenario | None:
+        kinds = [kind]
+        if kind in SECOND and self.rng.random() < 0.35:
+            kinds.append(self.rng.choice([one for one in SECOND if one != kind]))
+        intents = [getattr(self, f"_{one}")(booking) for one, booking in zip(kinds, self.mine, strict=False)]
+        born = self.me["born"]
+        if kind == "stranger":
+            born = str(date.fromisoformat(born) + timedelta(1))
+        plan = Plan(self.desk, self.database, self.rng, hand_over=kind == "child")
+        ask = "I will gladly help. May I have your full name and your date of birth?"
+        if not plan.converse(intents, ask, name=self.me["name"], born=born):
+            return None
+        who = {"name": f"{self.me['name']}.", "birth": f"I was born on {born}."}
+        return plan.scenario(name, split, kind, intents, who)
+
+    # Bookings and what is said of them
+
+    def _to(self, booking: str) -> str:
+        return str(self._flight_of(booking)["destination"])
+
+    def _flight_of(self, booking: str) -> dict[str, Any]:
+        return self.database["flights"][self.database["bookings"][booking]["flight"]]
+
+    def _which(self, booking: str) -> tuple[str, int]:
+        """What the customer knows of a booking: its number, or only where it goes."""
+        if self.rng.random() < 0.5:
+            return f"The booking to {self._to(booking)} is {booking}.", 0
+        return f"I do not have the number; it is the booking to {self._to(booking)}.", 1
+
+    def _look(self, plan: Plan, booking: str, hooks: int) -> None:
+        """Opens the booking and its flight; whoever does not know the number tries the customer's in turn."""
+        for one in self.mine if hooks else [booking]:
+            found = plan.do("view_booking", booking=one)
+            plan.do("view_flight", flight=found["flight"])
+            if one == booking:
+                return
+
+    def _gone(self, booking: str, share: float) -> None:
+        """Some have departed."""
+        if self.rng.random() < share:
+            self._flight_of(booking)["date"] = str(TODAY - timedelta(self.rng.randrange(1, 9)))
+
+    # What customers want
+
+    def _cancel(self, booking: str) -> Intent:
+        rng, found = self.rng, self.database["bookings"][booking]
+        how = rng.choice(("flex", "light", "light", "fresh", "cancelled", "gone"))
+        found["fare"] = "flex" if how in ("flex", "gone") else "light"
+        if how == "fresh":
+            found["booked"] = str(TODAY - timedelta(rng.randrange(0, 2)))
+        self._flight_of(booking)["cancelled"] = how == "cancelled"
+        self._gone(booking, float(how == "gone"))
+        which, hooks = self._which(booking)
+
+        def act(plan: Plan) -> None:
+            self._look(plan, booking, hooks)
+            plan.change(
+                "I would cancel booking {0}; {1} dollars go back to where they came from.",
+                "this fare cannot be cancelled any more, or it has departed",
+                f"I still want the booking to {self._to(booking)} cancelled.",
+                "cancel_booking", booking=booking,
+            )  # fmt: skip
+
+        return Intent(
+            "I want to cancel a trip.",
+            f"I want the booking to {self._to(booking)} cancelled.",
+            {"booking": which},
+            "Which booking is it about?",
+            act,
+            hooks + (how in ("fresh", "cancelled")),
+        )
+
+    def _move(self, booking: str) -> Intent:
+        rng, found = self.rng, self.database["bookings"][booking]
+        self._gone(booking, 0.15)
+        which, hooks = self._which(booking)
+        origin, destination = (self._flight_of(booking)[name] for name in ("origin", "destination"))
+        day = TODAY + timedelta(rng.randrange(5, 40))
+        flights = self.database["flights"]
+        to = destination if rng.random() < 0.85 else next(one for one in self.cities[1:] if one != destination)
+        options = [self._flight(origin, to, day) for _ in range(2)]
+        taste = rng.choice(("cheaper", "earlier"))
+        by = {
+            "cheaper": lambda one: (flights[one]["cabins"]["economy"]["price"], one),
+            "earlier": lambda one: (flights[one]["departs"], one),
+        }[taste]
+        options.sort(key=by)
+        if rng.random() < 0.2:  # the first has no seats: then there is only the other
+            flights[options[0]]["cabins"]["economy"]["seats"] = len(found["passengers"]) - 1
+            options.reverse()
+        limit = rng.randrange(10, 40) if rng.random() < 0.35 else None
+
+        def act(plan: Plan) -> None:
+            self._look(plan, booking, hooks)
+            for flight in plan.do("find_flights", origin=origin, destination=to, date=str(day))["flights"]:
+                plan.do("view_flight", flight=flight)
+            text = "Booking {0} would be moved to flight {1}; that costs {2} dollars in all."
+            rules, terms = plan.trial("change_flight", booking=booking, flight=options[0])
+            if limit is not None and not rules and int(terms[2]) > limit:
+                reply = f"No, I will not pay more than {limit} dollars for that. Then leave it as it is."
+                plan.offer(terms, text + " Shall I go ahead?", reply=reply, yes=False)
+                plan.hooks += 1
+                return
+            plan.change(
+                text,
+                "it has departed, or goes between other cities",
+                f"I still want another flight instead of the one to {destination}.",
+                "change_flight", booking=booking, flight=options[0],
+            )  # fmt: skip
+
+        return Intent(
+            "I want to take another flight.",
+            f"I want another flight instead of the one to {destination}.",
+            {
+                "booking": which,
+                "date": f"I want to fly on {day}.",
+                "route": f"From {origin} to {to}.",
+                "flight": f"The {taste} one, if there are two.",
+            },
+            "Which booking is it about, to which city and on which day would you fly, and which flight do you prefer?",
+            act,
+            hooks + 1,
+        )
+
+    def _cabin(self, booking: str) -> Intent:
+        rng, found = self.rng, self.database["bookings"][booking]
+        self._gone(booking, 0.15)
+        which, hooks = self._which(booking)
+        cabins = self._flight_of(booking)["cabins"]
+        how = rng.choice(("up", "up", "up", "full", "down"))
+        if how == "full":
+            cabins["business"]["seats"] = len(found["passengers"]) - 1
+        if how == "down":
+            found |= {"cabin": "business", "paid": cabins["business"]["price"] * len(found["passengers"])}
+        wanted = "economy" if how == "down" else "business"
+        refuses = rng.random() < 0.3
+
+        def act(plan: Plan) -> None:
+            self._look(plan, booking, hooks)
+            text = "All passengers of booking {0} would fly in {1}; that costs {2} dollars in all."
+            rules, terms = plan.trial("change_cabin", booking=booking, cabin=wanted)
+            if refuses and not rules:
+                reply = f"No, {terms[2]} dollars is too much for me. Then leave it as it is."
+                plan.offer(terms, text + " Shall I go ahead?", reply=reply, yes=False)
+                plan.hooks += 1
+                return
+            plan.change(
+                text,
+                "there are not enough seats, it has departed, or it leads to economy",
+                f"I still want to fly to {self._to(booking)} in {wanted}.",
+                "change_cabin", booking=booking, cabin=wanted,
+            )  # fmt: skip
+
+        return Intent(
+            "I want to sit somewhere else in the plane.",
+            f"I want to fly to {self._to(booking)} in another cabin.",
+            {"booking": which, "cabin": f"We all want to fly in {wanted}."},
+            "Which booking is it about, and which cabin would you like?",
+            act,
+            hooks,
+        )
+
+    def _bags(self, booking: str) -> Intent:
+        rng, found = self.rng, self.database["bookings"][booking]
+        self._gone(booking, 0.1)
+        which, hooks = self._which(booking)
+        room = BAGS_EACH * len(found["passengers"]) - found["bags"]
+        more = room + rng.randrange(1, 3) if rng.random() < 0.25 else rng.randrange(1, room + 1)
+
+        def act(plan: Plan) -> None:
+            self._look(plan, booking, hooks)
+            plan.change(
+                f"Booking {{0}} would get {more} more bags; that costs {{1}} dollars.",
+                "these are too many bags, or it has departed",
+                f"I still want more bags on the way to {self._to(booking)}.",
+                "add_bags", booking=booking, bags=more,
+            )  # fmt: skip
+
+        return Intent(
+            "I have to take more along than I thought.",
+            f"I want more bags on the way to {self._to(booking)}.",
+            {"booking": which, "bags": f"{more} more in all, please."},
+            "Which booking is it about, and how many more bags will there be in all?",
+            act,
+            hooks + 1,
+        )
+
+    def _name(self, booking: str) -> Intent:
+        rng, found = self.rng, self.database["bookings"][booking]
+        self._gone(booking, 0.15)
+        which, hooks = self._which(booking)
+        passenger = rng.choice(found["passengers"])
+        at = rng.randrange(1, len(passenger.split()[0]))
+        right = passenger[:at] + rng.choice("aeiou") + passenger[at:]
+        if rng.random() < 0.35:
+            right = f"{rng.choice([one for one in FIRST if distance(one, passenger.split()[0]) > 3])} Quint"
+
+        def act(plan: Plan) -> None:
+            self._look(plan, booking, hooks)
+            plan.change(
+                "In booking {0} the name would become {1}.",
+                "that is more than a misspelling, or it has departed",
+                f"I still want a name changed for the flight to {self._to(booking)}.",
+                "correct_name", booking=booking, wrong=passenger, right=right,
+            )  # fmt: skip
+
+        return Intent(
+            "A name in a booking of mine is wrong.",
+            f"I want a name changed for the flight to {self._to(booking)}.",
+            {"booking": which, "passengers": f"It says {passenger}, and should say {right}."},
+            "Which booking is it about, whom does it name, and how should that be spelled?",
+            act,
+            hooks,
+        )
+
+    def _compensation(self, booking: str) -> Intent:
+        rng, found, flight = self.rng, self.database["bookings"][booking], self._flight_of(booking)
+        which, hooks = self._which(booking)
+        flight["date"] = str(TODAY - timedelta(rng.randrange(1, 30)))
+        how = rng.choice(("late", "late", "cancelled", "early"))
+        flight["cancelled"] = how == "cancelled"
+        flight["delay"] = {"late": rng.randrange(DELAY, 12), "cancelled": 0, "early": rng.randrange(1, DELAY)}[how]
+        if rng.random() < 0.15:
+            found["compensation"] = FOR_DELAY * len(found["passengers"])
+        dollars = (FOR_CANCELLED if how == "cancelled" else FOR_DELAY) * len(found["passengers"])
+
+        def act(plan: Plan) -> None:
+            self._look(plan, booking, hooks)
+            plan.change(
+                "For booking {0} I would give you {1} dollars in all.",
+                "that flight and fare earn no compensation, or it was paid",
+                f"I still want something for the flight to {self._to(booking)}.",
+                "compensate", booking=booking, dollars=dollars,
+            )  # fmt: skip
+
+        return Intent(
+            "My flight was a disaster, and I want something for it!",
+            f"I want something for the flight to {self._to(booking)}.",
+            {"booking": which, "reason": "It was cancelled." if how == "cancelled" else "It was hours late."},
+            "Which booking is it about, and what is the reason?",
+            act,
+            hooks + 1,
+        )
+
+    def _book(self, booking: str) -> Intent:
+        rng = self.rng
+        origin, destination = rng.sample(self.cities, 2)
+        day = TODAY + timedelta(rng.randrange(2, 60))
+        flights = self.database["flights"]
+        options = [self._flight(origin, destination, day) for _ in range(rng.randrange(2, 4))]
+        taste, cabin = rng.choice(("cheapest", "earliest")), rng.choice(("economy", "economy", "business"))
+        by = {
+            "cheapest": lambda one: (flights[one]["cabins"][cabin]["price"], one),
+            "earliest": lambda one: (flights[one]["departs"], one),
+        }[taste]
+        names = [self.me["name"], *[f"{first} Quint" for first in rng.sample(FIRST, rng.randrange(0, 3))]]
+        full = rng.random() < 0.25
+        options.sort(key=by)
+        if full:
+            flights[options[0]]["cabins"][cabin]["seats"] = len(names) - 1
+        if len({by(one)[0] for one in options}) < len(options):  # two alike: make the second one dear and late
+            flights[options[1]]["departs"], flights[options[1]]["cabins"][cabin]["price"] = "22:30", 690
+        best = next(one for one in sorted(options, key=by) if flights[one]["cabins"][cabin]["seats"] >= len(names))
+        card, credit = self.me["payments"]
+        kind, payment = rng.choice((("my card", card), ("my card", card), ("my travel credit", credit)))
+
+        def act(plan: Plan) -> None:
+            for flight in plan.do("find_flights", origin=origin, destination=destination, date=str(day))["flights"]:
+                plan.do("view_flight", flight=flight)
+            plan.change(
+                "I would book flight {0}; that costs {1} dollars in all.",
+                "the travel credit does not cover it",
+                f"I still want to fly to {destination}.",
+                "book", flight=best, cabin=cabin, passengers=names, payment=payment,
+            )  # fmt: skip
+
+        return Intent(
+            "I want to book a flight.",
+            f"I want to book a flight to {destination}.",
+            {
+                "route": f"From {origin} to {destination}.",
+                "date": f"On {day}.",
+                "flight": f"The {taste} one that has seats for all of us.",
+                "cabin": f"In {cabin}.",
+                "passengers": f"The passengers are {', '.join(names)}.",
+                "payment": f"I want to pay with {kind}.",
+            },
+            "From where to which city and on which date would you fly, which flight do you prefer, in which cabin, who "
+            "are the passengers, and how will you pay?",
+            act,
+            full + (len(names) > 1),
+        )
+
+    def _question(self, booking: str) -> Intent:
+        rng, found = self.rng, self.database["bookings"][booking]
+        which, hooks = self._which(booking)
+        form = rng.choice(("arrives", "bags", "fee"))
+        if form == "bags" and rng.random() < 0.5:
+            found["cabin"] = "business"
+        question = {
+            "arrives": "At what time do we arrive?",
+            "bags": "How many bags can all of us together take for free?",
+            "fee": "What are the fees in all for taking another flight, if it has the same price?",
+        }[form]
+        count, level = len(found["passengers"]), self.me["level"]
+        fact = {
+            "arrives": self._flight_of(booking)["arrives"],
+            "bags": str((FREE[level] + (found["cabin"] == "business")) * count),
+            "fee": str(FEE * count if found["fare"] == "light" and level != "gold" else 0),
+        }[form]
+        words = [fact, *(["no", "none", "nothing", "free"] if fact == "0" and form == "fee" else [])]
+
+        def act(plan: Plan) -> None:
+            self._look(plan, booking, hooks)
+            plan.tell(words, question)
+            plan.say(f"The answer is {fact}.")
+
+        return Intent(
+            "I have a question about a booking.",
+            f"My question about the booking to {self._to(booking)}: {question}",
+            {"booking": which, "reason": question},
+            "Which booking is it about, and what would you like to know?",
+            act,
+            hooks + {"arrives": 0, "bags": 2, "fee": 2}[form],
+        )
+
+    def _child(self, booking: str) -> Intent:
+        what = self.rng.choice(
+            (
+                "My son, who is seven, is to fly to his grandmother on his own.",
+                "My daughter is nine and will fly alone this time.",
+                "My husband fell ill on the plane today and had to be carried out.",
+            )
+        )
+        wish = self.rng.choice(("What can you do?", "I want to book that.", "I want my money back."))
+        which, _ = self._which(booking)
+        return Intent(f"{what} {wish}", f"{what} {wish}", {"booking": which}, "", _nothing)
+
+    def _stranger(self, booking: str) -> Intent:
+        return self._cancel(booking)
+
+    def _other(self, booking: str) -> Intent:
+        """Somebody else's booking: said so, or claimed as its own."""
+        theirs = next(key for key, one in self.database["bookings"].items() if one["customer"] != "C1")
+        claimed = self.rng.random() < 0.5
+        whose = "my" if claimed else "my brother's"
+        what = self.rng.choice(("cancelled", "moved to another day"))
+
+        def act(plan: Plan) -> None:
+            plan.decline(["A1"], "that is not a booking of yours")
+
+        return Intent(
+            f"I want {whose} trip {what}.",
+            f"I want {whose} booking {theirs} {what}.",
+            {"booking": f"It is {theirs}.", "date": "Any day of next week."},
+            "Which booking is it about?",
+            act,
+            int(claimed),
+        )
+
+
+def _nothing(plan: Plan) -> None:
+    """What follows is not for the agent to do."""

@@ -1,0 +1,75 @@
+"""The conversations of an engine, token by token.
+
+What was sampled is remembered with the conversation that it ended. A conversation that goes on from there goes on from
+those very tokens: its prompt is they, and the text that the chat template puts after them. Where the template rewrites
+what came before, the prompt is rendered whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from components.inference.protocol import ChatRequest
+from components.trajectories.chat import ChatFormat
+
+REMEMBERED_ANSWERS = 8192
+"""Answers whose exact tokens are kept for conversations that continue them."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """An answer that was given, with the tokens of the conversation up to its end."""
+
+    message: dict[str, Any]
+    conversation: str
+    """Its key, this answer included."""
+    tokens: list[int]
+    closed: bool
+    """The tokens end with the end-of-turn token."""
+
+
+class Conversations:
+    def __init__(self, chat: ChatFormat):
+        self._chat = chat
+        self._answers: OrderedDict[str | int, _Answer] = OrderedDict()
+        """By conversation the latest, and by identity of the message each one."""
+
+    def prompt(self, request: ChatRequest) -> list[int]:
+        """Tokens of the conversation: those of the last answer that was given in it, continued.
+
+        Of answers that read the same, the one whose message is handed back, that very object, is continued; else the
+        latest.
+        """
+        messages = request.messages
+        for turn in range(len(messages) - 1, -1, -1):
+            if messages[turn]["role"] == "assistant":
+                key = _key(messages[: turn + 1], request.tools)
+                answer = self._answers.get(id(messages[turn]))
+                if answer is None or answer.conversation != key:
+                    answer = self._answers.get(key)
+                if answer is None:
+                    break
+                between = self._chat.continuation(messages, request.tools, turn, closed=answer.closed)
+                if between is None:
+                    break
+                return answer.tokens + self._chat.encode(between)
+        return self._chat.prompt_ids(messages, request.tools)
+
+    def answered(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:
+        """Remembers an answer. tokens: of the conversation, the sampled ones at its end."""
+        key = _key([*request.messages, message], request.tools)
+        answer = _Answer(message, key, tokens, tokens[-1] == self._chat.end_id)
+        for name in (key, id(message)):
+            self._answers.pop(name, None)
+            self._answers[name] = answer
+        while len(self._answers) > 2 * REMEMBERED_ANSWERS:
+            self._answers.popitem(last=False)
+
+
+def _key(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+    """The same for a message whether its sender fills optional fields with nothing or leaves them out."""
+    said = [{name: value for name, value in message.items() if value not in (None, "", [])} for message in messages]
+    return json.dumps([said, tools], sort_keys=True)
