@@ -69,3 +69,21 @@ class Restorable(Protocol):
     def restore(self, scenario: Scenario, state: Any) -> None:
         """Puts this instance where another one was when it saved, in an episode of the same scenario."""
         ...
+
+
+@runtime_checkable
+class Players(Protocol):
+    """An environment whose episode is played by several in turns, each in a conversation of its own: what self-play
+    needs. `reset` and `step` return what the player sees whose turn it is then, before its first turn also the rules
+    (system and user). With `done`, they are of who moved last, and `info["players"]` holds the outcome of each player
+    by its name. It takes an argument `opponent`, which `agent` sets to this."""
+
+    @property
+    def players(self) -> Sequence[str]:
+        """Names of those who have to be played in the episode that was reset; one where there is an opponent."""
+        ...
+
+    @property
+    def turn(self) -> int:
+        """Whose turn it is, as a place in `players`."""
+        ...

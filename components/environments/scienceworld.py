@@ -190,9 +190,15 @@ class Simulator:
         self.gateway = java.JavaGateway(gateway_parameters=parameters, java_process=self.process)
         self.server = self.gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
         self.broken = False
+        self.loaded: tuple[Any, ...] | None = None
 
     def load(self, given: dict[str, Any], gold: bool) -> None:
-        self.ask("load", given["task"], given["variation"], given["simplifications"], gold)
+        """Puts it at the beginning of a task. gold: so that it knows the task's gold path, which takes longer."""
+        wanted = (given["task"], given["variation"], given["simplifications"], gold)
+        if self.loaded != wanted:
+            self.loaded = None
+            self.ask("load", *wanted)
+            self.loaded = wanted
         self.ask("reset")
 
     def ask(self, method: str, *arguments: Any) -> Any:

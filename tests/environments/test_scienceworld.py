@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import threading
@@ -70,14 +71,24 @@ def test_chance_does_not_succeed():
     assert checks.success_of(environment, environment.scenarios("train"), policy, turns=10) == 0
 
 
-def test_a_wrong_focus_ends_it_and_what_is_no_action_is_counted():
+def test_what_is_no_action_is_counted():
     environment = small()
+    steps = checks.play(environment, environment.scenarios("train")[0], acts(["dance", "x" * 10_000, "\x00", "wait"]))
+    assert [step.info["invalid_actions"] for step in steps] == [1, 2, 3, 3]
+    assert not steps[-1].done
+
+
+def test_a_wrong_focus_ends_it_with_nothing():
+    environment = small(["lifespan-longest-lived"])
     scenario = environment.scenarios("train")[0]
-    steps = checks.play(environment, scenario, acts(["dance", "x" * 10_000, "\x00", "focus on agent", "wait"]))
-    assert [step.info["invalid_actions"] for step in steps[:3]] == [1, 2, 3]
+    gold = [json.loads(one["tool_calls"][0]["function"]["arguments"])["action"] for one in environment.solve(scenario)]
+    right = next(action for action in gold if action.startswith("focus on"))
+    animals = ("bee", "butterfly", "dove", "hedgehog", "rabbit", "mouse", "toad", "ant", "moth", "frog", "wolf")
+    wrong = [f"focus on {one}" for one in animals if one not in right]
+    steps = checks.play(environment, scenario, acts([*gold[: gold.index(right)], *wrong]))
     assert steps[-1].done
-    assert len(steps) == 4
     assert steps[-1].info["progress"] == 0.0
+    assert not steps[-1].info["success"]
 
 
 def test_progress_is_the_score_and_the_steps_rewards_sum_to_it():
@@ -129,7 +140,7 @@ def test_instances_play_in_threads():
 def test_mistakes_are_named(monkeypatch):
     with pytest.raises(SpecError, match=r"no task 'boiling'.*Did you mean 'boil'"):
         small(["boiling"])
-    with pytest.raises(SpecError, match=r"environment.train: is 99; the tasks have 5 variations"):
+    with pytest.raises(SpecError, match=r"environment.train: is 99; the tasks have 4 variations"):
         small(["identify-life-stages-2"], train=99)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(ResourceError, match="install a Java runtime"):
