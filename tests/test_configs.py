@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,7 +28,7 @@ GROUPS = {
     "collect": 2,
     "compute": 2,
     "deploy": 3,
-    "environment": 23,
+    "environment": 27,
     "evaluate": 1,
     "experiment": 21,
     "filter": 3,
@@ -41,6 +42,7 @@ GROUPS = {
 """How many files each group has: a folder that is forgotten here, or a file that no test found, fails."""
 
 
+TASKS = Path(__file__).parent / "environments" / "tasks.json"
 NEEDED = {
     "hf": ["model.name=organisation/name"],
     "remote": ["inference.url=http://there/v1", "inference.model=name"],
@@ -48,11 +50,27 @@ NEEDED = {
     "distill": ["algorithm.teacher.name=organisation/name", "filter=everything"],
     "learned": ["reward.path=folder"],
     "agentgym": ["environment.kind=textcraft", "environment.url=http://127.0.0.1:36001", "warmup=none"],
+    "mcp": [
+        f"environment.scenarios={TASKS}",
+        "environment.command=[server]",
+        "collect.scenarios=5",
+        "warmup.demonstrations=5",
+    ],
+    "openenv": ["environment.name=guess", "environment.url=http://127.0.0.1:8000", "warmup=none"],
+    "textarena": ["warmup=none"],
 }
 """What an option cannot know."""
 
 
-PACKAGES = {"babyai": "minigrid", "gym": "gymnasium", "reasoning": "reasoning_gym", "textworld": "textworld"}
+PACKAGES = {
+    "babyai": "minigrid",
+    "gym": "gymnasium",
+    "mcp": "mcp",
+    "reasoning": "reasoning_gym",
+    "scienceworld": "scienceworld",
+    "textarena": "textarena",
+    "textworld": "textworld",
+}
 """What an option's environment needs, and an installation may lack."""
 
 
@@ -60,6 +78,8 @@ def overrides(file: Path) -> list[str]:
     group, option = file.parts
     if option in PACKAGES and find_spec(PACKAGES[option]) is None:
         pytest.skip(f"{PACKAGES[option]} is not installed")
+    if option == "scienceworld" and shutil.which("java") is None:
+        pytest.skip("there is no Java")
     lines = [f"{'+' if group == 'experiment' else ''}{group}={option}"]
     return [*lines, *NEEDED.get(option, [])]
 

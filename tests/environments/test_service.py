@@ -499,7 +499,7 @@ def server(answers):
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr("components.environments.service.customer.PAUSE", 0.0)
+    monkeypatch.setattr("components.environments.served.PAUSE", 0.0)
 
 
 def test_a_model_plays_the_customer(monkeypatch):

@@ -9,20 +9,11 @@ conversation with a message that holds `[END]`.
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import os
 import re
-import ssl
 from typing import Any
-from urllib.parse import urlsplit
-
-import httpx
-from pydantic import Field, field_validator
 
 from components.environments.protocol import Messages
-from components.errors import EnvironmentFailed, ResourceError
-from components.specs import Spec
+from components.environments.served import ServedModel
 
 STOP = "[END]"
 """In the customer's last message."""
@@ -42,9 +33,6 @@ MANNERS = {
     "brisk": "You are short and want to be done quickly.",
     "cross": "You are annoyed, and say so.",
 }
-TRIES, PAUSE = 4, 0.5
-"""Requests to a served customer before the episode has failed; seconds before the second, then twice as many."""
-
 _ASKING = re.compile(
     r"\?|\b(please|tell|give|need|provide|share|let me know|may i|could you|can you|what|which)\b", re.IGNORECASE
 )
@@ -182,37 +170,15 @@ class ScriptedCustomer:
         ]
 
 
-class ServedCustomer(Spec):
+class ServedCustomer(ServedModel):
     """A customer played by a model behind a URL that speaks OpenAI's chat completions."""
 
-    url: str
-    """What OpenAI's clients take as `base_url`: `http://127.0.0.1:8000/v1`."""
-    model: str = Field(min_length=1)
-    """Name under which the server has the model."""
-    key_variable: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Environment variable that holds the server's key; null sends none."""
-    timeout: float = Field(60.0, gt=0, le=600)
-    """Seconds that one answer may take."""
+    role = "customer"
+    key_path = "environment.user"
 
-    @field_validator("url")
     @classmethod
-    def _address(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("an address such as http://127.0.0.1:8000/v1")
-        if parts.username or parts.password:
-            raise ValueError("an address without user and password; name the variable of a key: key_variable")
-        return value.rstrip("/")
-
-    def key(self) -> str:
-        """The server's key; empty where none is sent. Raises ResourceError where the variable is not set."""
-        found = os.environ.get(self.key_variable, "") if self.key_variable else ""
-        if self.key_variable and not found:
-            raise ResourceError(
-                f"environment.user.key_variable: the environment variable {self.key_variable} is not set; set it to "
-                f"the key of {self.url}, or write environment.user=scripted"
-            )
-        return found
+    def or_else(cls) -> str:
+        return ", or write environment.user=scripted"
 
     async def answer(self, script: dict[str, Any], talk: list[list[str]], text: str, seed: int) -> str:
         """What the customer says to a text, after `talk`: pairs of what the agent said and it answered. Raises
@@ -224,35 +190,7 @@ class ServedCustomer(Spec):
         for said, answered in [*talk, [text[:HEARD], ""]]:
             messages.append({"role": "user", "content": said or "(silence)"})
             messages.append({"role": "assistant", "content": answered})
-        body = {"model": self.model, "messages": messages[:-1], "temperature": 0, "seed": seed, "max_tokens": 200}
-        key = self.key()
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        problem = ""
-        async with httpx.AsyncClient(headers=headers, timeout=self.timeout, verify=_tls()) as client:
-            for number in range(TRIES):
-                if number:
-                    await asyncio.sleep(PAUSE * 2 ** (number - 1))
-                try:
-                    response = await client.post(f"{self.url}/chat/completions", json=body)
-                except httpx.HTTPError as error:
-                    problem = f"{type(error).__name__}: {error}"
-                    continue
-                problem = f"HTTP {response.status_code}: {response.text[:300]}"
-                if response.status_code in (401, 403, 404):
-                    shown = problem.replace(key, "***") if key else problem
-                    raise ResourceError(
-                        f"environment.user: {self.url} refuses model {self.model!r} or its key ({shown}); mend "
-                        "environment.user.model, url or key_variable"
-                    )
-                if response.status_code == 200:
-                    reply = _content_of(response)
-                    if reply:
-                        return reply[:HEARD]
-                    problem = f"no message in {response.text[:200]!r}"
-                elif response.status_code not in (408, 409, 425, 429) and response.status_code < 500:
-                    break
-        shown = problem.replace(key, "***") if key else problem
-        raise EnvironmentFailed(f"the customer at {self.url} gave no answer: {shown}")
+        return (await self.ask(messages[:-1], seed=seed, max_tokens=200))[:HEARD]
 
 
 def prompt(script: dict[str, Any]) -> str:
@@ -284,18 +222,3 @@ def prompt(script: dict[str, Any]) -> str:
             f"{STOP} at the end of that message.",
         ]
     )
-
-
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    """Made once: it reads all certificates, and there is a client for each answer."""
-    return httpx.create_ssl_context()
-
-
-def _content_of(response: httpx.Response) -> str:
-    """The text of a `chat.completion`; empty where there is none."""
-    try:
-        said = response.json()["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
-        return ""
-    return said.strip() if isinstance(said, str) else ""

@@ -1,0 +1,120 @@
+"""A language model that an environment asks: a customer, a judge, an author of tasks.
+
+It is any server of OpenAI's chat completions. Every request states its seed, and what fails for a while is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import ssl
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import Field, field_validator
+
+from components.environments.protocol import Messages
+from components.errors import EnvironmentFailed, ResourceError
+from components.specs import Spec
+
+TRIES, PAUSE = 4, 0.5
+"""Requests before the episode has failed; seconds before the second, then twice as many."""
+
+
+class ServedModel(Spec):
+    """A model behind a URL that speaks OpenAI's chat completions."""
+
+    role: ClassVar[str] = "model"
+    """What it is to the environment, for messages."""
+    key_path: ClassVar[str] = "environment.model"
+    """Where it stands in a configuration."""
+
+    url: str
+    """What OpenAI's clients take as `base_url`: `http://127.0.0.1:8000/v1`."""
+    model: str = Field(min_length=1)
+    """Name under which the server has the model."""
+    key_variable: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Environment variable that holds the server's key; null sends none."""
+    timeout: float = Field(60.0, gt=0, le=600)
+    """Seconds that one answer may take."""
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("an address such as http://127.0.0.1:8000/v1")
+        if parts.username or parts.password:
+            raise ValueError("an address without user and password; name the variable of a key: key_variable")
+        return value.rstrip("/")
+
+    def key(self) -> str:
+        """The server's key; empty where none is sent. Raises ResourceError where the variable is not set."""
+        found = os.environ.get(self.key_variable, "") if self.key_variable else ""
+        if self.key_variable and not found:
+            raise ResourceError(
+                f"{self.key_path}.key_variable: the environment variable {self.key_variable} is not set; set it to "
+                f"the key of {self.url}{self.or_else()}"
+            )
+        return found
+
+    @classmethod
+    def or_else(cls) -> str:
+        """What else one can do without the model; empty or a clause."""
+        return ""
+
+    async def ask(self, messages: Messages, *, seed: int, max_tokens: int, temperature: float = 0.0) -> str:
+        """What the model says to a conversation. Raises EnvironmentFailed where the server gives no answer,
+        ResourceError where it would give none to anybody."""
+        body = {
+            "model": self.model,
+            "messages": messages,
+            "temperature": temperature,
+            "seed": seed,
+            "max_tokens": max_tokens,
+        }
+        key = self.key()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        problem = ""
+        async with httpx.AsyncClient(headers=headers, timeout=self.timeout, verify=_tls()) as client:
+            for number in range(TRIES):
+                if number:
+                    await asyncio.sleep(PAUSE * 2 ** (number - 1))
+                try:
+                    response = await client.post(f"{self.url}/chat/completions", json=body)
+                except httpx.HTTPError as error:
+                    problem = f"{type(error).__name__}: {error}"
+                    continue
+                problem = f"HTTP {response.status_code}: {response.text[:300]}"
+                if response.status_code in (401, 403, 404):
+                    shown = problem.replace(key, "***") if key else problem
+                    raise ResourceError(
+                        f"{self.key_path}: {self.url} refuses model {self.model!r} or its key ({shown}); mend "
+                        f"{self.key_path}.model, url or key_variable"
+                    )
+                if response.status_code == 200:
+                    reply = _content_of(response)
+                    if reply:
+                        return reply
+                    problem = f"no message in {response.text[:200]!r}"
+                elif response.status_code not in (408, 409, 425, 429) and response.status_code < 500:
+                    break
+        shown = problem.replace(key, "***") if key else problem
+        raise EnvironmentFailed(f"the {self.role} at {self.url} gave no answer: {shown}")
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Made once: it reads all certificates, and there is a client for each answer."""
+    return httpx.create_ssl_context()
+
+
+def _content_of(response: httpx.Response) -> str:
+    """The text of a `chat.completion`; empty where there is none."""
+    try:
+        said = response.json()["choices"][0]["message"]["content"]
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+        return ""
+    return said.strip() if isinstance(said, str) else ""

@@ -1,0 +1,381 @@
+"""MCP servers as environments: a real one over stdio and HTTP; sessions, failures, and who says what success is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from components.environments import mcp as module
+from components.environments import tasks
+from components.environments.mcp import Judge, Mcp
+from components.environments.tools import call
+from components.errors import EnvironmentFailed, JudgeError, ResourceError, SpecError
+from tests.environments import checks
+
+pytest.importorskip("mcp")
+pytestmark = pytest.mark.timeout(600)  # seconds; servers start slowly on a busy machine
+SERVER = str(Path(__file__).with_name("mcp_server.py"))
+STDIO = [sys.executable, SERVER, "stdio"]
+TASKS = json.loads(Path(__file__).with_name("tasks.json").read_text())
+
+
+async def right(episode) -> bool:
+    """Looks what is in the basket now."""
+    assert episode.call is not None
+    inside = [line for line in (await episode.call("look", {})).splitlines() if line]
+    return sorted(inside) == episode.scenario.input["data"]["basket"] and "dollars" in episode.answer
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps(TASKS))
+    return str(path)
+
+
+@contextmanager
+def over_http():
+    """The server at a port of its own; its URL."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, SERVER, "http", str(port)], stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(1200):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def play(environment, *actions, number=0):
+    """The steps of one episode; the environment stays open as long as the loop, as in a collector."""
+
+    async def episode():
+        try:
+            tools = await environment.tools()
+            scenario = environment.scenarios("train")[number]
+            await environment.reset(scenario)
+            given = [one(scenario) if callable(one) else one for one in actions] or environment.solve(scenario)
+            return tools, [await environment.step(one) for one in given]
+        finally:
+            await environment.close()
+
+    return asyncio.run(episode())
+
+
+def told(step) -> str:
+    return step.observation[0]["content"]
+
+
+def say(text):
+    return {"role": "assistant", "content": text}
+
+
+# --- sessions -------------------------------------------------------------------------------------------------------
+
+
+def test_tools_are_the_servers_and_a_solution_succeeds(file):
+    tools, steps = play(Mcp(file, command=STDIO, success=right))
+    names = {one["function"]["name"]: one["function"] for one in tools}
+    assert names["price"]["description"] == "price of an item in dollars"
+    assert names["add"]["parameters"]["properties"]["number"]["type"] == "integer"
+    assert "shelf_stock_all" in names  # a name that OpenAI's form does not know
+    assert steps[-1].done
+    assert steps[-1].info == {"success": True, "invalid_actions": 0, "tool_errors": 0, "calls": 2}
+
+
+def test_each_episode_has_a_session_of_its_own_over_stdio_and_http(file):
+    async def episodes(environment):
+        first = environment.scenarios("train")[0]
+        found = []
+        try:
+            await environment.tools()
+            for _ in range(2):
+                await environment.reset(first)
+                await environment.step(call("add", {"item": "lamp", "number": 2}))
+                found.append(told(await environment.step(call("add", {"item": "chair", "number": 1}))))
+        finally:
+            await environment.close()
+        return found
+
+    fresh = ["3 in the basket"] * 2
+    assert asyncio.run(episodes(Mcp(file, command=STDIO))) == fresh
+    assert asyncio.run(episodes(Mcp(file, command=STDIO, sessions="shared"))) == [fresh[0], "6 in the basket"]
+    with over_http() as url:
+        assert asyncio.run(episodes(Mcp(file, url=url))) == fresh
+        _, steps = play(Mcp(file, url=url, success=right))
+        assert steps[-1].info["success"] is True
+
+
+def test_several_at_once_do_not_see_each_other(file):
+    async def all_at_once():
+        environments = [Mcp(file, command=STDIO, success=right) for _ in range(3)]
+        scenario = environments[0].scenarios("train")[0]
+
+        async def one(environment):
+            try:
+                await environment.reset(scenario)
+                return [await environment.step(action) for action in environment.solve(scenario)][-1].info
+            finally:
+                await environment.close()
+
+        return await asyncio.gather(*map(one, environments))
+
+    assert [info["success"] for info in asyncio.run(all_at_once())] == [True] * 3
+
+
+# --- what a model says ----------------------------------------------------------------------------------------------
+
+
+def test_what_a_model_gets_wrong_is_told_and_counted(file):
+    junk = [action for action in checks.JUNK if action.get("tool_calls")]
+    wrong = [
+        call("price", {}),
+        call("price", {"item": 3}),
+        call("add", {"item": "lamp", "number": "two"}),
+        call("no_such", {}),
+    ]
+    _, steps = play(Mcp(file, command=STDIO, success=right), *wrong, *junk, call("price", {"item": "moon"}), say("35"))
+    assert "'item' is a required property" in told(steps[0])
+    assert told(steps[1]).startswith("error: price: item: 3 is not of type 'string'")
+    assert told(steps[3]).startswith("error: no tool no_such; there are price, add")
+    assert "no item moon" in told(steps[-2])  # what the tool itself says, marked as its error
+    assert told(steps[-2]).startswith("error: ")
+    info = steps[-1].info
+    assert info["invalid_actions"] == len(wrong) + len(junk)
+    assert (info["tool_errors"], info["calls"], info["success"]) == (1, 1, False)
+
+
+def test_only_tools_that_are_named_are_offered(file):
+    tools, steps = play(Mcp(file, command=STDIO, tools=["price", "shelf.stock/all"]), call("shelf_stock_all", {}))
+    assert [one["function"]["name"] for one in tools] == ["price", "shelf_stock_all"]
+    assert told(steps[0]) == "lamp, kettle, chair"
+    with pytest.raises(SpecError, match=r"no tool 'prise'.*Did you mean 'price'"):
+        play(Mcp(file, command=STDIO, tools=["prise"]))
+
+
+# --- servers that fail ----------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_dies_fails_the_episode_with_its_last_words_and_without_secrets(file, monkeypatch):
+    monkeypatch.setenv("SHELF_KEY", "s3cret-value")
+    with pytest.raises(EnvironmentFailed) as caught:
+        play(Mcp(file, command=STDIO, variables=["SHELF_KEY"]), call("die", {}))
+    assert "out of paper" in str(caught.value)
+    assert "s3cret-value" not in str(caught.value)
+
+
+def test_a_call_that_takes_too_long_fails_the_episode(file):
+    with pytest.raises(EnvironmentFailed, match=r"took longer than 2 s for slow \(environment.timeout\)"):
+        play(Mcp(file, command=STDIO, timeout=2.0), call("slow", {"seconds": 60}))
+
+
+def test_a_server_that_never_answers_is_given_up(file):
+    silent = [sys.executable, "-c", "import time; print('hm', flush=True); time.sleep(60)"]
+    with pytest.raises(EnvironmentFailed, match=r"did not answer within 1 s \(environment.start_timeout\)"):
+        play(Mcp(file, command=silent, start_timeout=1.0))
+
+
+def test_a_command_that_is_none_is_the_users_mistake(file):
+    with pytest.raises(ResourceError, match=r"environment.command: no-such-program"):
+        play(Mcp(file, command=["no-such-program"]))
+    with pytest.raises(EnvironmentFailed, match=r"the MCP server http://127.0.0.1:1/mcp"):
+        play(Mcp(file, url="http://127.0.0.1:1/mcp"))
+
+
+def test_a_tool_with_an_invalid_schema_is_named_and_can_be_left_out(file):
+    with pytest.raises(SpecError, match=r"environment.tools: the tool 'price' of the server has an input schema"):
+        play(Mcp(file, command=[*STDIO, "broken"]))
+    tools, _ = play(Mcp(file, command=[*STDIO, "broken"], tools=["add"]))
+    assert len(tools) == 1
+
+
+def test_a_huge_result_arrives_and_is_cut_by_the_agent_loop(file):
+    from components.rollout.observations import cleaned
+
+    _, steps = play(Mcp(file, command=STDIO), call("huge", {"characters": 3_000_000}))
+    shown, cut = cleaned(steps[0].observation, 1000)
+    assert cut == 1
+    assert "[cut: 3,000,000 characters, 1,000 are shown]" in shown[0]["content"]
+
+
+def test_variables_are_given_by_name_only(file, monkeypatch):
+    monkeypatch.setenv("SHELF_KEY", "s3cret-value")
+    ask = call("variable", {"name": "SHELF_KEY"})
+    assert told(play(Mcp(file, command=STDIO), ask)[1][0]) == "not set"
+    assert told(play(Mcp(file, command=STDIO, variables=["SHELF_KEY"]), ask)[1][0]) == "s3cret-value"
+    monkeypatch.delenv("SHELF_KEY")
+    with pytest.raises(ResourceError, match="the environment variable SHELF_KEY is not set"):
+        play(Mcp(file, command=STDIO, variables=["SHELF_KEY"]))
+
+
+# --- success --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def model(*answers):
+    """A server of chat completions that says `answers` in turn, the last one again and again; and what it was asked."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            asked.append(body)
+            said = answers[min(len(asked), len(answers)) - 1]
+            said = said(body) if callable(said) else said
+            data = json.dumps({"choices": [{"message": {"role": "assistant", "content": said}}]}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_judge_sees_what_happened_and_says_whether_it_was_right(file):
+    with model("hm", 'So: {"why": "it says 55", "success": true}') as (url, asked):
+        environment = Mcp(file, command=STDIO, judge=Judge(url=url, model="m"))
+        _, steps = play(environment)
+    assert steps[-1].info["success"] is True
+    assert steps[-1].info["why"] == "it says 55"
+    shown = json.loads(asked[0]["messages"][1]["content"])
+    assert shown["calls"][0] == {
+        "tool": "add",
+        "arguments": {"item": "lamp", "number": 1},
+        "result": "1 in the basket",
+        "failed": False,
+    }
+    assert shown["answer"] == "55 dollars."
+    assert asked[0]["temperature"] == 0
+    with model("no idea") as (url, _), pytest.raises(JudgeError, match="the judge m said 'no idea'"):
+        play(Mcp(file, command=STDIO, judge=Judge(url=url, model="m")))
+
+
+def test_without_either_nobody_says_success(file):
+    _, steps = play(Mcp(file, command=STDIO))
+    assert "success" not in steps[-1].info
+
+
+# --- the file of tasks ----------------------------------------------------------------------------------------------
+
+
+def test_the_file_gives_scenarios_and_stands_in_the_key_by_what_it_says(file, tmp_path):
+    environment = Mcp(file, command=STDIO)
+    assert [one.difficulty for one in environment.scenarios("train")] == [2, 2, 3, 3, 4]
+    assert len(environment.scenarios("heldout")) == 1
+    other = tmp_path / "elsewhere.json"
+    other.write_text(json.dumps(TASKS, indent=4))
+    copy = tmp_path / "server.py"
+    copy.write_bytes(Path(SERVER).read_bytes())
+    given = {"command": STDIO, "scenarios": file, "timeout": 1.0}
+    key = Mcp.key_arguments(given)
+    assert key == Mcp.key_arguments({**given, "scenarios": str(other), "timeout": 2.0})
+    assert key != Mcp.key_arguments({**given, "command": [STDIO[0], str(copy), "http"]})
+    changed = Mcp.key_arguments({**given, "command": [STDIO[0], str(copy), "stdio"]})
+    copy.write_text("# another server")
+    assert changed != Mcp.key_arguments({**given, "command": [STDIO[0], str(copy), "stdio"]})
+    other.write_text(json.dumps([{**TASKS[0], "difficulty": 5}, *TASKS[1:]]))
+    assert key != Mcp.key_arguments({**given, "scenarios": str(other)})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("no json", "is no JSON"),
+        ("{}", "holds dict; expected a list of tasks"),
+        ('[{"task": ""}]', "task 0, task: String should have at least 1 character"),
+        ('[{"task": "a", "difficulty": 9}]', "task 0, difficulty: Input should be less than or equal to 5"),
+        ('[{"task": "a", "level": 1}]', "task 0, level: Extra inputs are not permitted"),
+        ('[{"task": "a"}, {"task": "a"}]', "task 1 has the id|task 1 is the same"),
+        ('[{"task": "a", "split": "train"}, {"task": "b"}]', "task 1 has no split, and others have"),
+        ('[{"task": "a", "solution": [{"do": 1}]}]', "task 0, solution: {'do': 1}"),
+    ],
+)
+def test_a_wrong_file_says_where(text, message, tmp_path):
+    path = tmp_path / "tasks.json"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=message):
+        Mcp(str(path), command=STDIO)
+
+
+def test_mistakes_in_the_configuration_are_named(file, monkeypatch):
+    with pytest.raises(SpecError, match=r"give command .* or url"):
+        Mcp(file)
+    with pytest.raises(SpecError, match="without user and password"):
+        Mcp(file, url="http://me:secret@127.0.0.1/mcp")
+    with pytest.raises(ResourceError, match=r"`python -m flows.scenarios` writes"):
+        Mcp("nowhere.json", command=STDIO)
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(ResourceError, match=r"pip install 'espalier\[mcp\]'"):
+        Mcp(file, command=STDIO)
+
+
+# --- tasks written by a model ---------------------------------------------------------------------------------------
+
+
+def author(body) -> str:
+    """Writes as many tasks as it is asked for, one of them twice, with words around."""
+    wanted = body["messages"][0]["content"]
+    level = wanted.split(" of 5:")[0].rsplit(" ", 1)[1]
+    new = [{"task": f"Task {body['seed']}-{n} at {level}", "type": "shop", "criteria": "a number"} for n in range(8)]
+    return f"Here you are: {json.dumps([new[0], new[0], 'junk', *new])} Good luck."
+
+
+def test_a_model_writes_tasks_of_all_difficulties(tmp_path):
+    from flows import scenarios
+
+    out = tmp_path / "tasks.json"
+    with model(author) as (url, asked):
+        command = ["--out", str(out), "--count", "30", "--author-url", url, "--author", "m", "--about", "a shop", "--"]
+        assert scenarios.main([*command, *STDIO]) == 0
+        first = out.read_bytes()
+        out.unlink()
+        scenarios.main([*command, *STDIO])
+        assert out.read_bytes() == first
+    environment = Mcp(str(out), command=STDIO)
+    found = {split: environment.scenarios(split) for split in checks.SPLITS}
+    assert {split: len(some) for split, some in found.items()} == {"train": 25, "heldout": 5}
+    assert {one.difficulty for one in found["heldout"]} == {1, 2, 3, 4, 5}
+    request = asked[0]["messages"][0]["content"]
+    assert "price of an item in dollars" in request
+    assert "a shop" in request
+    with model("I would rather not.") as (url, _), pytest.raises(EnvironmentFailed, match="wrote 0 of 1 tasks"):
+        asyncio.run(tasks.write_tasks(tasks.Author(url=url, model="m"), [], count=1))
+
+
+def test_nothing_is_left_running(file):
+    _, _ = play(Mcp(file, command=STDIO))
+    children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    running = [
+        Path(f"/proc/{child}/cmdline").read_bytes()
+        for one in children
+        if one.exists()
+        for child in one.read_text().split()
+    ]
+    assert not [line for line in running if SERVER.encode() in line]
+    assert module.SYSTEM

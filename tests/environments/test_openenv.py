@@ -1,0 +1,238 @@
+"""A client for OpenEnv against a server that speaks its messages, and against the package's own where it is installed.
+
+The package cannot be installed beside Espalier (it wants another huggingface_hub): OPENENV_PYTHON names the interpreter
+of an environment that has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from components.environments.openenv import OpenEnv, written_out
+from components.environments.tools import call
+from components.errors import EnvironmentFailed, ResourceError, SpecError
+from tests.environments import checks
+
+pytestmark = pytest.mark.timeout(600)
+SERVER = str(Path(__file__).with_name("openenv_server.py"))
+
+
+@contextmanager
+def serving(kind: str, real: bool = False):
+    """A server at a port of its own; its URL."""
+    python = sys.executable
+    if real:
+        python = os.environ.get("OPENENV_PYTHON", sys.executable)
+        if python == sys.executable and importlib.util.find_spec("openenv") is None:
+            pytest.skip("openenv is not installed; OPENENV_PYTHON may name an interpreter that has it")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([python, SERVER, str(port), kind, *(["real"] if real else [])])
+    try:
+        for _ in range(2400):
+            with socket.socket() as probe:
+                if process.poll() is not None or probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["ours", "real"])
+def words(request):
+    with serving("words", request.param) as url:
+        yield url
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["ours", "real"])
+def numbers(request):
+    with serving("numbers", request.param) as url:
+        yield url
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["ours", "real"])
+def tools(request):
+    with serving("tools", request.param) as url:
+        yield url
+
+
+def small(url, **arguments) -> OpenEnv:
+    return OpenEnv("guess", url, **{"train": 4, "heldout": 2, "patience": 60.0, **arguments})
+
+
+def right(scenario) -> int:
+    return random.Random(scenario.input["seed"]).randrange(1, 21)
+
+
+def fit(scenario) -> bool:
+    """Not one of those at which the server fails."""
+    return right(scenario) not in (13, 14)
+
+
+def play(environment, actions):
+    """The steps of an episode; actions: a function of the scenario."""
+
+    async def episode():
+        try:
+            offered = await environment.tools()
+            scenario = next(one for one in environment.scenarios("train") if fit(one))
+            first = await environment.reset(scenario)
+            return offered, first, [await environment.step(one) for one in actions(scenario)]
+        finally:
+            await environment.close()
+
+    return asyncio.run(episode())
+
+
+def say(text):
+    return {"role": "assistant", "content": str(text)}
+
+
+def told(step):
+    return step.observation[0]["content"]
+
+
+def test_an_action_of_one_text_is_what_the_agent_says(words):
+    environment = small(words)
+    offered, first, steps = play(environment, lambda scenario: [say(right(scenario) - 21), say(right(scenario))])
+    assert first[1]["content"] == "Guess a number from 1 to 20."
+    assert told(steps[0]) == "higher"
+    assert (steps[0].reward, steps[0].done) == (0.0, False)
+    assert (steps[1].reward, steps[1].done) == (1.0, True)
+    assert steps[1].info == {"success": True, "progress": 1.0, "return": 1.0, "steps": 2, "invalid_actions": 0}
+    assert list(offered[0]["function"]["parameters"]["properties"]) == ["message"]
+
+
+def test_other_actions_are_one_tool_with_the_servers_schema(numbers):
+    environment = small(numbers)
+    junk = [action for action in checks.JUNK if len(str(action)) < 1000]
+
+    def actions(scenario):
+        wrong = [call("act", {"number": "many"}), call("act", {}), call("act", {"number": 1, "more": 2}), say(3)]
+        return [*wrong, *junk, call("act", {"number": right(scenario), "metadata": {"reward": 9}})]
+
+    offered, _, steps = play(environment, actions)
+    function = offered[0]["function"]
+    assert (function["name"], function["parameters"]["required"]) == ("act", ["number"])
+    assert "metadata" not in function["parameters"]["properties"]
+    assert told(steps[1]).startswith("error: Invalid message; number: Field required")
+    assert told(steps[3]) == "error: act by a tool: act"
+    assert steps[-1].info["success"] is True
+    assert steps[-1].info["invalid_actions"] == len(steps) - 1
+
+
+def test_servers_whose_actions_are_calls_of_tools(tools):
+    offered, _, steps = play(
+        small(tools), lambda scenario: [call("guess", {"number": -5}), call("guess", {"number": right(scenario)})]
+    )
+    assert [one["function"]["name"] for one in offered] == ["guess"]
+    assert told(steps[0]) == "higher"
+    assert told(steps[1]) == "right"
+    assert steps[1].info["success"] is True
+
+
+def test_equal_actions_give_equal_episodes_and_instances_do_not_meet(words):
+    async def both():
+        environments = [small(words), small(words)]
+        scenarios = environments[0].scenarios("train")[:2]
+        try:
+            seen = []
+            for environment, scenario in zip(environments, scenarios, strict=True):
+                await environment.reset(scenario)
+            for number in range(1, 9):
+                pair = [(await environment.step(say(number))).observation for environment in environments]
+                seen.append([one[0]["content"] for one in pair])
+            return scenarios, seen
+        finally:
+            for environment in environments:
+                await environment.close()
+
+    scenarios, seen = asyncio.run(both())
+    for place, scenario in enumerate(scenarios):
+        hints = ["right" if n == right(scenario) else "higher" if right(scenario) > n else "lower" for n in range(1, 9)]
+        assert [pair[place] for pair in seen][: hints.index("right") if "right" in hints else 8] == hints[
+            : hints.index("right") if "right" in hints else 8
+        ]
+
+
+def test_an_episode_ends_after_max_steps(words):
+    _, _, steps = play(small(words, max_steps=2), lambda scenario: [say(right(scenario) + 1 % 20)] * 2 + [say(1)])
+    assert [step.done for step in steps] == [False, True, True]
+    assert told(steps[2]) == "error: the episode is over"
+
+
+def test_a_server_that_fails_at_an_action(words):
+    with pytest.raises(EnvironmentFailed, match=r"failed at an action: 13 is unlucky"):
+        play(small(words), lambda _: [say(13)])
+    _, _, steps = play(small(words, step_errors="tell"), lambda scenario: [say(13), say(right(scenario))])
+    assert told(steps[0]) == "error: 13 is unlucky"
+    assert steps[1].info == {"success": True, "progress": 1.0, "return": 1.0, "steps": 2, "invalid_actions": 1}
+
+
+def test_a_server_without_room_is_waited_for(words):
+    async def many():
+        first = [small(words) for _ in range(3)]
+        last = small(words, patience=0.3)
+        scenario = first[0].scenarios("train")[0]
+        try:
+            for environment in first:
+                await environment.reset(scenario)
+            with pytest.raises(EnvironmentFailed, match=r"takes no connection: .*collect.concurrency"):
+                await last.reset(scenario)
+            await last.close()
+            last.patience = 60.0
+            waiting = asyncio.create_task(last.reset(scenario))
+            await asyncio.sleep(0.2)
+            await first[0].close()
+            return await waiting
+        finally:
+            for environment in [*first, last]:
+                await environment.close()
+
+    assert asyncio.run(many())[1]["content"].startswith("Guess")
+
+
+def test_a_server_that_ends_fails_the_episode():
+    with serving("words") as url:
+        with pytest.raises(EnvironmentFailed, match="closed the connection"):
+            play(small(url), lambda _: [say(14)])
+        with pytest.raises(EnvironmentFailed, match="cannot be reached"):
+            play(small(url, patience=0.3), lambda _: [])
+
+
+def test_a_server_that_is_none_is_said_to_be(tmp_path):
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(EnvironmentFailed, match="cannot be reached: ReadTimeout"):
+            play(small(url, timeout=0.3, patience=0.0), lambda _: [])
+
+
+def test_mistakes_are_named_and_the_key_has_no_address(monkeypatch):
+    with pytest.raises(SpecError, match=r"environment.url: ftp://there: expected an address"):
+        small("ftp://there")
+    given = {"name": "guess", "url": "http://a", "timeout": 1.0, "patience": 2.0, "success": 3.0}
+    assert OpenEnv.key_arguments(given) == {"name": "guess", "success": 3.0}
+    monkeypatch.setitem(sys.modules, "websockets", None)
+    with pytest.raises(ResourceError, match=r"pip install 'espalier\[openenv\]'"):
+        small("http://there")
+
+
+def test_observations_are_written_out():
+    assert written_out({"message": "hello", "legal": None, "note": ""}) == "hello"
+    assert written_out({"board": [1, 2], "turn": "X"}) == "board: [1, 2]\nturn: X"
