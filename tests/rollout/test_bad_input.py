@@ -91,12 +91,13 @@ def test_a_schema_is_checked_without_jsonschema_too(monkeypatch):
 
 
 def test_an_action_that_is_not_json():
-    """The environment answers with an error and counts it; what is no call at all is said, and ends the episode."""
+    """The agent is told, and it is counted; the episode goes on."""
     text = '<tool_call>{"name": "find_order", "arguments": {"order": </tool_call>'
-    trajectory, _ = spoken(Shop(train=4, heldout=2), text)
+    trajectory, _ = spoken(Shop(train=4, heldout=2), text, "I cannot.")
     assert trajectory.failure is None
-    assert not trajectory.success
-    assert trajectory.histories[0].messages[-1].content == text
+    assert trajectory.metrics["parse_errors"] == 1
+    assert "this call of a tool cannot be read" in shown(trajectory)[-1]
+    assert trajectory.histories[0].messages[-1].content == "I cannot."
     trajectory, _ = spoken(Shop(train=4, heldout=2), "Action: find_order {oops", "Answer: no", format="react")
     assert shown(trajectory)[-1].startswith("Observation: error: after find_order expected arguments as JSON")
     assert trajectory.metrics["parse_errors"] == 1
