@@ -11,23 +11,22 @@ episode is played again from its start, with the same seed.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
-import queue
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from components.environments.protocol import Environment, Solver, Step
 from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError, TooManyFailures
 from components.inference.protocol import Engine, Sampling
 from components.rollout import formats
 from components.rollout.agent import MAX_OBSERVATION, as_messages, as_step, ask, play
+from components.rollout.loops import run
 from components.rollout.observations import cleaned
 from components.rollout.offered import as_tools
 from components.rollout.own_agent import OwnAgent
@@ -42,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds before an episode is played again: the first time, and at most."""
-Result = TypeVar("Result")
 
 
 def choose_scenarios(available: Sequence[Scenario], count: int, round_: int, seed: int) -> list[Scenario]:
@@ -223,7 +221,7 @@ def run_episodes(
         finally:
             await pool.rest()
 
-    _run(work_all())
+    run(work_all())
     ordered = [done[one] for scenario, sample in jobs for one in following[f"{scenario.id}/{sample}"]]
     return [one for group in by_scenario(ordered).values() for one in group]
 
@@ -262,7 +260,7 @@ def demonstrate(
         finally:
             await close(environment)
 
-    return _run(show_all())
+    return run(show_all())
 
 
 async def _demonstration(
@@ -303,27 +301,3 @@ async def _demonstration(
         metrics={"turns": float(len(rewards))},
         policy="solver",
     )
-
-
-def _run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Runs to its end, on a loop of its own; in a thread where this one has a loop already, as a notebook has."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    started: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Task]] = queue.SimpleQueue()
-
-    async def told() -> Result:
-        task = asyncio.current_task()
-        assert task is not None
-        started.put((task.get_loop(), task))
-        return await work
-
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        result = pool.submit(asyncio.run, told())
-        loop, task = started.get()
-        try:
-            return result.result()
-        except KeyboardInterrupt:
-            loop.call_soon_threadsafe(task.cancel)
-            raise

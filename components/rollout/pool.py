@@ -26,6 +26,7 @@ from contextlib import asynccontextmanager
 from components.environments.protocol import Environment
 from components.errors import EnvironmentFailed
 from components.rollout.agent import ask
+from components.rollout.loops import run
 
 logger = logging.getLogger(__name__)
 
@@ -85,10 +86,10 @@ class Pool:
         await _close_all([one.environment for one in free if not getattr(one.environment, "lasting", False)])
 
     def close(self) -> None:
-        """Closes all that is left: the end of a run. Not from a coroutine."""
+        """Closes all that is left: the end of a run."""
         free, self._free = self._free, []
         if free:
-            asyncio.run(_close_all([one.environment for one in free]))
+            run(_close_all([one.environment for one in free]))
 
     @property
     def in_use(self) -> bool:

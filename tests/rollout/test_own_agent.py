@@ -415,6 +415,18 @@ def test_an_agent_that_never_stops_comes_to_its_end():
     assert one.outcome == {}
 
 
+def test_an_agent_that_does_not_take_a_refusal_runs_out_of_time():
+    async def stubborn(client):
+        while True:
+            with contextlib.suppress(openai.APIError):
+                await client.chat.completions.create(model=MODEL, messages=[user("more")])
+
+    (one,) = played(stubborn, max_turns=2, group_size=1, timeout=4)
+    assert one.failure is not None
+    assert (one.failure.boundary, one.failure.kind) == ("agent", "WaitTimeout")
+    assert one.metrics["turns"] == 2
+
+
 def test_only_the_refusal_of_a_further_call_is_forgiven():
     """Each has used its calls up before it raises."""
 
