@@ -28,7 +28,7 @@ GROUPS = {
     "collect": 2,
     "compute": 2,
     "deploy": 3,
-    "environment": 27,
+    "environment": 28,
     "evaluate": 1,
     "experiment": 21,
     "filter": 3,
@@ -43,6 +43,7 @@ GROUPS = {
 
 
 TASKS = Path(__file__).parent / "environments" / "tasks.json"
+VERIFIERS_TASKS = TASKS.with_name("verifiers_tasks")
 NEEDED = {
     "hf": ["model.name=organisation/name"],
     "remote": ["inference.url=http://there/v1", "inference.model=name"],
@@ -58,6 +59,7 @@ NEEDED = {
     ],
     "openenv": ["environment.name=guess", "environment.url=http://127.0.0.1:8000", "warmup=none"],
     "textarena": ["warmup=none"],
+    "verifiers": ["environment.taskset=vf_sums", f"environment.folders=[{VERIFIERS_TASKS}]", "warmup=none"],
 }
 """What an option cannot know."""
 
@@ -70,6 +72,7 @@ PACKAGES = {
     "scienceworld": "scienceworld",
     "textarena": "textarena",
     "textworld": "textworld",
+    "verifiers": "verifiers",
 }
 """What an option's environment needs, and an installation may lack."""
 

@@ -120,7 +120,8 @@ class Mcp:
     success: a function `(mcp.Episode) -> bool` or a mapping with `success`, plain or async. judge: a model that says
     so: `{url, model, key_variable, timeout}`. With neither, the experiment's reward judges.
     sessions: `episode`, each episode has one of its own; `shared`, an instance keeps its own over its episodes, for
-    servers without state. timeout: seconds for one call. start_timeout: seconds in which the server has to answer.
+    servers without state. train, heldout: most scenarios of the two splits; null: all. timeout: seconds for one call.
+    start_timeout: seconds in which the server has to answer.
 
     Scenario types and difficulties: the file's.
     """
@@ -138,6 +139,8 @@ class Mcp:
         success: Callable[..., Any] | None = None,
         judge: Judge | None = None,
         sessions: Annotated[str, Field(pattern="^(episode|shared)$")] = "episode",
+        train: Annotated[int, Field(ge=1)] | None = None,
+        heldout: Annotated[int, Field(ge=1)] | None = None,
         timeout: Annotated[float, Field(gt=0)] = 60.0,
         start_timeout: Annotated[float, Field(gt=0)] = 60.0,
     ):
@@ -160,25 +163,26 @@ class Mcp:
         self.shared = sessions == "shared"
         self.timeout, self.start_timeout = timeout, start_timeout
         self._scenarios = read_tasks(scenarios)
+        self.most = {"train": train, "heldout": heldout}
         self._session: Session | None = None
         self._used = False
         self._tools: dict[str, Tool] = {}
 
     @staticmethod
     def key_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-        """What determines results: the tasks by what they say, files that the command names by their content, the
-        judge by its model; not how patient we are."""
+        """What determines results: the tasks by what they say, the program by its name, files among its arguments by
+        their content, the judge by its model; not how patient we are."""
         kept = {name: value for name, value in given.items() if name not in ("timeout", "start_timeout", "folder")}
         judge = given.get("judge")
-        folder = given.get("folder")
+        program, *arguments = given.get("command") or [""]
         return kept | {
             "scenarios": content_of(given["scenarios"]),
-            "command": [_content(one, folder) for one in given.get("command") or ()],
+            "command": [Path(program).name, *(_content(one, given.get("folder")) for one in arguments)],
             "judge": {"model": judge.model} if isinstance(judge, ServedModel) else judge,
         }
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [one for one in self._scenarios if one.split == split]
+        return [one for one in self._scenarios if one.split == split][: self.most.get(split)]
 
     async def tools(self) -> list[dict[str, Any]]:
         """Raises SpecError where a tool cannot be offered."""

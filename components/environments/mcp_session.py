@@ -29,7 +29,7 @@ MOST_TOOLS = 1000
 """Of one server."""
 SHOWN = 500
 """Characters of a server's last words in an error."""
-CLOSE = 6.0
+CLOSE = 5.0
 """Seconds that a server may take to end; then it is killed."""
 REFUSED = (-32602, -32601)
 """Codes of JSON-RPC that say that the call was wrong: its arguments, or its name."""

@@ -288,6 +288,7 @@ def test_the_file_gives_scenarios_and_stands_in_the_key_by_what_it_says(file, tm
     environment = Mcp(file, command=STDIO)
     assert [one.difficulty for one in environment.scenarios("train")] == [2, 2, 3, 3, 4]
     assert len(environment.scenarios("heldout")) == 1
+    assert len(Mcp(file, command=STDIO, train=2).scenarios("train")) == 2
     other = tmp_path / "elsewhere.json"
     other.write_text(json.dumps(TASKS, indent=4))
     copy = tmp_path / "server.py"

@@ -1,0 +1,180 @@
+"""Environments of verifiers, played by the package itself in its own process: one turn, several turns, tools.
+
+The package cannot be installed beside Espalier (it wants another uvicorn): VERIFIERS_PYTHON names the interpreter of an
+environment that has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from components.environments.tools import call
+from components.environments.verifiers import Verifiers
+from components.errors import EnvironmentFailed, ResourceError, SpecError
+
+pytestmark = pytest.mark.timeout(900)
+FOLDER = str(Path(__file__).with_name("verifiers_tasks"))
+
+
+def small(taskset, **arguments) -> Verifiers:
+    python = os.environ.get("VERIFIERS_PYTHON")
+    if python is None and importlib.util.find_spec("verifiers") is None:
+        pytest.skip("verifiers is not installed; VERIFIERS_PYTHON may name an interpreter that has it")
+    return Verifiers(taskset, folders=[FOLDER], python=python, **arguments)
+
+
+def say(text):
+    return {"role": "assistant", "content": text}
+
+
+def play(environment, actions, split="train", number=0):
+    """Tools, first messages and steps of an episode."""
+
+    async def episode():
+        try:
+            tools = await environment.tools()
+            scenario = environment.scenarios(split)[number]
+            first = await environment.reset(scenario)
+            return tools, first, [await environment.step(one) for one in actions]
+        finally:
+            await environment.close()
+
+    return asyncio.run(episode())
+
+
+def test_one_turn_is_scored_by_the_tasks_own_rewards():
+    environment = small("vf_sums")
+    tools, first, steps = play(environment, [say("it is 1")])
+    assert tools == []
+    assert first == [
+        {"role": "system", "content": "You add."},
+        {"role": "user", "content": "What is 0 + 1? Answer with the number."},
+    ]
+    assert steps[0].done
+    assert steps[0].reward == 1.0
+    assert steps[0].info == {
+        "success": True,
+        "progress": 1.0,
+        "rewards": {"right": 1.0},
+        "metrics": {"words": 3.0},
+    }
+    _, _, steps = play(environment, [say("it is 2")])
+    assert steps[0].info["success"] is False
+
+
+def test_scenarios_are_the_tasks_and_every_fifth_is_held_out():
+    environment = small({"id": "vf_sums", "count": 11})
+    train, heldout = environment.scenarios("train"), environment.scenarios("heldout")
+    assert (len(train), len(heldout)) == (9, 2)
+    assert [one.difficulty for one in train[:4]] == [1, 2, 3, 1]
+    assert len({one.id for one in [*train, *heldout]}) == 11
+    other = small("vf_sums", heldout_taskset={"count": 3}, tasks=7, train=6)
+    assert (len(other.scenarios("train")), len(other.scenarios("heldout"))) == (6, 3)
+    _, _, steps = play(other, [say("1")], split="heldout")
+    assert steps[0].info["success"] is True
+
+
+def test_several_turns_are_the_environments_own():
+    environment = small("vf_guess")
+    _, first, steps = play(environment, [say("1"), say("9"), say("3")], number=2)
+    assert first == [{"role": "user", "content": "Guess a number from 1 to 10."}]
+    assert [step.observation for step in steps[:2]] == [
+        [{"role": "user", "content": "higher"}],
+        [{"role": "user", "content": "lower"}],
+    ]
+    assert steps[2].done
+    assert steps[2].info["rewards"] == {"guessed": 0.8}
+    assert steps[2].info["success"] is False
+    assert steps[2].info["progress"] == pytest.approx(0.8)
+
+
+def test_tools_are_served_by_the_package():
+    environment = small("vf_tools")
+    name = "numbers_number"
+    tools, _, steps = play(
+        environment, [call(name, {"name": "one"}), call("nothing", {}, 1), call(name, {"name": "two"}, 2), say("3")]
+    )
+    assert [one["function"]["name"] for one in tools] == [name]
+    assert steps[0].observation[0]["content"] == "1"
+    assert steps[0].observation[0]["role"] == "tool"
+    assert "no tool nothing" in steps[1].observation[0]["content"]
+    assert steps[3].info["success"] is True
+
+
+def test_many_episodes_at_once_in_one_process_of_the_package():
+    async def all_at_once():
+        environments = [small("vf_guess") for _ in range(8)]
+        scenarios = environments[0].scenarios("train")
+
+        async def one(place):
+            environment = environments[place]
+            try:
+                await environment.reset(scenarios[place])
+                await environment.step(say("5"))
+                number = scenarios[place].input["task"] + 1
+                return number, await environment.step(say(str(number)))
+            finally:
+                await environment.close()
+
+        found = await asyncio.gather(*map(one, range(8)))
+        workers = {id(environment._worker) for environment in environments}
+        return found, workers
+
+    found, workers = asyncio.run(all_at_once())
+    assert len(workers) == 1
+    assert all(step.done for number, step in found if number != 5)
+    assert {round(step.info["rewards"]["guessed"], 1) for number, step in found if number != 5} == {0.9}
+
+
+def test_an_environment_that_breaks_fails_the_episode():
+    with pytest.raises(EnvironmentFailed, match="the environment broke"):
+        play(small("vf_guess"), [say("crash")])
+
+
+def test_an_episode_can_be_left_and_the_next_one_begun():
+    async def twice():
+        environment = small("vf_guess")
+        scenarios = environment.scenarios("train")
+        try:
+            await environment.reset(scenarios[0])
+            await environment.step(say("7"))
+            await environment.reset(scenarios[1])
+            return await environment.step(say(str(scenarios[1].input["task"] + 1)))
+        finally:
+            await environment.close()
+
+    assert asyncio.run(twice()).done
+
+
+def test_mistakes_are_named():
+    with pytest.raises(SpecError, match=r"environment.taskset: .*vf_nothing"):
+        small("vf_nothing").scenarios("train")
+    with pytest.raises(SpecError, match=r"runs what a model writes on this machine; give agent.runtime"):
+        small("vf_sums", env={"agent": {"harness": {"id": "bash"}}}).scenarios("train")
+    with pytest.raises(SpecError, match="has no id"):
+        Verifiers({})
+    with pytest.raises(ResourceError, match=r"environment.python: /no/such/python: No such file"):
+        Verifiers("x", python="/no/such/python").scenarios("train")
+
+
+def test_without_the_package_it_says_how_to_get_it(tmp_path):
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    with pytest.raises(ResourceError, match=r"has no package verifiers.*pip install 'verifiers>=0.4,<0.5'"):
+        Verifiers("x", python=str(bare)).scenarios("train")
+
+
+def test_what_stands_in_the_key(tmp_path):
+    (tmp_path / "mine.py").write_text("a = 1")
+    given = {"taskset": "mine", "folders": [str(tmp_path)], "python": "/a", "timeout": 1.0}
+    key = Verifiers.key_arguments(given)
+    assert key == Verifiers.key_arguments({**given, "python": "/b", "timeout": 2.0})
+    (tmp_path / "mine.py").write_text("a = 2")
+    assert key != Verifiers.key_arguments(given)
