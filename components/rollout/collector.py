@@ -152,6 +152,9 @@ def run_episodes(
                 f"max_failures={max_failures:g} of this stage allows. {shown}"
             )
 
+    def heard(name: str) -> Engine:
+        return on_begin(name, engine) if on_begin else engine
+
     async def played(scenario: Scenario, sample: int, again: bool) -> tuple[list[Trajectory], float]:
         name = f"{scenario.id}/{sample}"
         how: dict[str, Any] = {
@@ -164,13 +167,12 @@ def run_episodes(
         }
         if own_agent is None:
             how["step_timeout"] = step_timeout
-        heard = on_begin(name, engine) if on_begin else engine
         if own_agent is not None and not own_agent.wants_environment:
             started = time.monotonic()
-            return [await own_agent.play(heard, None, scenario, **how)], time.monotonic() - started
+            return [await own_agent.play(heard(name), None, scenario, **how)], time.monotonic() - started
         async with pool.lent() as lent:
             started = time.monotonic()
-            found = await player.play(heard, lent.environment, scenario, **how)
+            found = await player.play(heard(name), lent.environment, scenario, **how)
             failures = [one.failure for one in found if one.failure is not None]
             if own_agent is not None:
                 lent.whole = not failures

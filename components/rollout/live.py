@@ -71,10 +71,10 @@ class Live:
         self._say_counts()
 
     def begins(self, name: str, engine: Engine) -> Engine:
-        """An episode begins; the engine that it is to be played with."""
+        """An episode begins, or begins again; the engine that it is to be played with."""
         with self._lock:
             self._running.add(name)
-            if self._watched is None:
+            if self._watched in (None, name):
                 self._watched, self._shown = name, []
                 if self._file is not None and self._size > MOST_BYTES:
                     self._begin_file()

@@ -1,12 +1,13 @@
 """What `collect.overlap` brings where collecting waits for the environment and training computes for as long.
 
-    python -m tests.benchmarks.overlap [--rounds 4] [--seconds 20] [--json]
+    python -m tests.benchmarks.overlap [--rounds 5] [--seconds 20] [--json]
 
 The same experiment on a tiny model, one round after the other and overlapped, by the stages of a run without Prefect
 and MLflow. A step of the environment takes 0.2 s; there are as many episodes as make one collection take about
 `--seconds`, and as many passes over them as make the training take as long, by a round that is played before and not
-counted. Rounds per hour are those between the end of the first training and the end of the last one: what a run tends
-to, however many rounds it has. `overlap_speedup` is those with overlap over those without.
+counted. Rounds per hour are those between the end of the first round and the end of the last but one, in which each
+training has a collection beside it: what a run of many rounds tends to. `overlap_speedup` is those with overlap over
+those without.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Waiting:
     def close(self) -> None: ...
 
 
-def overlap(rounds: int = 4, seconds: float = 20.0) -> float:
+def overlap(rounds: int = 5, seconds: float = 20.0) -> float:
     """Rounds per hour with `collect.overlap=1` over those without."""
     return float(measure(rounds, seconds)["overlap_speedup"])
 
@@ -115,7 +116,7 @@ class _Run:
         finally:
             self.execution.second.close()
             self.execution.context.warm.close()
-        self.per_hour = 3600 * (len(ended) - 1) / (ended[-1] - ended[0]) if len(ended) > 1 else 0.0
+        self.per_hour = 3600 * (rounds - 2) / (ended[-2] - ended[0]) if rounds > 2 else 0.0
 
     def seconds(self, label: str) -> float:
         return self.execution.done[label].seconds
@@ -147,12 +148,12 @@ def _experiment(root: Path, episodes: int, rounds: int, epochs: int, overlapped:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measures what collecting a round while another is trained brings.")
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="that one collection, and one training, take")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line, nothing else")
     options = parser.parse_args()
     if options.rounds < 3:
-        parser.error("--rounds: at least 3, of which those after the first are measured")
+        parser.error("--rounds: at least 3, of which those between the first and the last are measured")
     found = measure(options.rounds, options.seconds)
     if not options.json:
         print(
