@@ -15,7 +15,7 @@ from contextlib import suppress
 
 FILE = "CALLS"
 """The environment variable of a program that names the socket: a number of a file."""
-LONGEST = 1_000_000
+LONGEST = 100_000
 """Bytes of one line."""
 
 Answer = Callable[[bytes], bytes]

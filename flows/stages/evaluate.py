@@ -67,7 +67,8 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
         what={"stage": "evaluate", "what": f"evaluate, split {spec.evaluate.split}"},
     )
     finished = [one for one in trajectories if one.failure is None]
-    if finished and not any("success" in one.outcome for one in finished):
+    acted = [one for one in finished if one.metrics.get("parse_errors") != one.metrics.get("turns")]  # ever
+    if acted and not any("success" in one.outcome for one in acted):
         log.warning("%s says `success` in the info of no episode: none counts as one", spec.environment.target)
     tally = judge.Tally()
     reward = judge.ready(spec.reward.build(), spec.reward.resolved(), context, spec.model)

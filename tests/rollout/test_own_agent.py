@@ -15,6 +15,7 @@ import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import openai
 import pytest
@@ -139,7 +140,6 @@ async def with_litellm_responses(scenario, base_url, api_key, model):
 
 def in_javascript(scenario, base_url, api_key):
     """Another process and another language: all that it has is the URL and the key."""
-    node = shutil.which("node") or pytest.skip("node is not installed")
     code = """
 const [url, key, first] = process.argv.slice(1);
 const ask = async messages => {
@@ -155,17 +155,15 @@ const ask = async messages => {
 })();
 """
     said = f"Say {scenario.input['number']}."
-    subprocess.run([node, "-e", code, base_url, api_key, said], check=True, timeout=120)
+    subprocess.run(["node", "-e", code, base_url, api_key, said], check=True, timeout=120)
     return 0.5
 
 
 def with_curl(scenario, base_url, api_key):
-    curl = shutil.which("curl") or pytest.skip("curl is not installed")
-
     def ask(**body):
         data = json.dumps({"model": MODEL, **body})
         headers = ["-H", "content-type: application/json", "-H", f"authorization: Bearer {api_key}"]
-        command = [curl, "--silent", "--fail", "--noproxy", "*", *headers, "-d", data, f"{base_url}/responses"]
+        command = ["curl", "--silent", "--fail", "--noproxy", "*", *headers, "-d", data, f"{base_url}/responses"]
         return json.loads(subprocess.run(command, check=True, timeout=60, capture_output=True).stdout)
 
     first = ask(input=f"Say {scenario.input['number']}.")
@@ -195,10 +193,10 @@ AGENTS = [
     with_responses_without_memory,
     with_responses_streaming,
     with_litellm,
-    with_litellm_responses,
+    pytest.param(with_litellm_responses, marks=pytest.mark.skipif(not find_spec("mcp"), reason="litellm wants mcp")),
     in_another_process,
-    in_javascript,
-    with_curl,
+    pytest.param(in_javascript, marks=pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")),
+    pytest.param(with_curl, marks=pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")),
 ]
 
 
