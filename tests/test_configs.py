@@ -24,7 +24,7 @@ EXPERIMENTS = [file.name for file in OPTIONS if file.parts[0] == "experiment"]
 GROUPS = {
     "agent": 2,
     "algorithm": 14,
-    "collect": 2,
+    "collect": 3,
     "compute": 2,
     "deploy": 3,
     "environment": 23,
@@ -44,6 +44,7 @@ GROUPS = {
 NEEDED = {
     "hf": ["model.name=organisation/name"],
     "remote": ["inference.url=http://there/v1", "inference.model=name"],
+    "taught": ["collect.teacher.model.name=organisation/name", "algorithm=sft", "filter=successful"],
     "teacher": ["warmup.teacher.model.name=organisation/name"],
     "distill": ["algorithm.teacher.name=organisation/name", "filter=everything"],
     "learned": ["reward.path=folder"],

@@ -187,7 +187,7 @@ def run_episodes(
 
     _run(work_all())
     ordered = [done[one] for scenario, sample in jobs for one in following[f"{scenario.id}/{sample}"]]
-    return [one for group in by_scenario(ordered).values() for one in group]
+    return [one for group in by_scenario(ordered).values() for one in sorted(group, key=lambda one: one.sample)]
 
 
 def demonstrate(
