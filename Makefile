@@ -45,8 +45,8 @@ quickstart: setup  ## train, evaluate and export a small agent on this machine
 smoke: setup  ## the same flow on a tiny model, in under a minute
 	$(RUN) -m flows.run +experiment=smoke
 
-test: setup  ## the test suite
-	$(RUN) -m pytest
+test: setup  ## the test suite, in two processes
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal
 
 test-slow: setup  ## the tests that take minutes each
 	$(RUN) -m pytest -m slow

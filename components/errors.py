@@ -9,8 +9,10 @@
     ├── BoundaryError (RuntimeError)        something outside our code failed; recorded with its boundary
     │   ├── EngineError                     generation failed
     │   │   ├── StalePolicy                 the engine holds another policy version than was asked for
-    │   │   └── ContextOverflow             prompt and answer do not fit the model's context
+    │   │   ├── ContextOverflow             prompt and answer do not fit the model's context
+    │   │   └── CallsUsedUp                 an agent's episode has no call left, or is over
     │   ├── EnvironmentFailed               an environment raised or broke its protocol
+    │   │   └── EnvironmentAway             it cannot be reached for now; the episode may be played again
     │   ├── AgentError                      an agent loop raised
     │   └── JudgeError                      a reward raised or returned something that is no score
     ├── TooManyFailures (RuntimeError)      more episodes failed than the collect spec allows
@@ -96,10 +98,19 @@ class ContextOverflow(EngineError):
     """Prompt and answer do not fit the model's context."""
 
 
+class CallsUsedUp(EngineError):
+    """An agent's episode has no call left, or is over."""
+
+
 class EnvironmentFailed(BoundaryError):
     """An environment raised or broke its protocol."""
 
     boundary = "environment"
+
+
+class EnvironmentAway(EnvironmentFailed):
+    """An environment cannot be reached for now, and not for what the agent did: the episode may be played again, from
+    its start. An environment may raise it itself."""
 
 
 class AgentError(BoundaryError):

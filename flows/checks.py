@@ -23,6 +23,7 @@ from components.algorithms.spec import (
     PolicyGradientSpec,
     PPOSpec,
     ProcessRewardModelSpec,
+    ReplaySpec,
 )
 from components.environments.protocol import Environment
 from components.errors import ArtifactError, Problem
@@ -107,18 +108,28 @@ def _agent(agent: AgentSpec, environment: Target, algorithm: Any, rounds: int) -
             "react: the environment reads Thought and Action itself (environment.format=react); expected native, or "
             "environment.format=tool",
         )
+    if agent.code is not None and agent.format != "code":
+        yield Problem("agent.code", f"limits code that agent.format={agent.format} does not write; expected null")
     if agent.roles is not None:
         if agent.function is not None:
             yield Problem("agent.roles", "given, and agent.function plays as it likes; expected null")
-        if agent.format == "chat":
-            yield Problem("agent.format", "chat: a worker acts by tools, and says the rest; expected native or react")
+        if agent.format in ("chat", "code"):
+            yield Problem("agent.format", f"{agent.format}: a worker acts by calls of tools; expected native or react")
         if rounds and getattr(algorithm, "credit", "episode") == "turns":
             yield Problem(
                 "algorithm.credit",
                 "turns: those of planner and workers (agent.roles) do not stand in the order of time; expected episode",
             )
-    if agent.function is not None and agent.format != "native":
+    if agent.function is None:
+        return
+    if agent.format != "native":
         yield Problem("agent.format", f"{agent.format}: is for the loop, and agent.function writes as it likes")
+    if agent.max_observation != AgentSpec().max_observation:
+        yield Problem(
+            "agent.max_observation",
+            f"{agent.max_observation}: cuts what the loop shows, and agent.function reads its environment itself; "
+            f"expected {AgentSpec().max_observation}",
+        )
 
 
 def _ways(
@@ -155,6 +166,12 @@ def _ways(
         for name in given:
             yield Problem(
                 f"collect.{name}", "is a way of the agent loop, and agent.function plays as it likes; expected it unset"
+            )
+    for name in sorted({*given} - {"reflection", "teacher"}):
+        if agent.format == "code":
+            yield Problem(
+                f"collect.{name}",
+                "goes on from single actions, and a block of agent.format=code may be many; expected another format",
             )
     if agent.roles is not None:
         for name in sorted({*given} - {"reflection", "teacher"}):
@@ -219,6 +236,31 @@ def _signal(filter: Target, algorithm: Any, collect: CollectSpec, rounds: int) -
             "collect.refills",
             f"{collect.refills} replace scenarios that the filter leaves out, and filter=everything leaves out none; "
             "expected 0, or filter=signal",
+        )
+
+
+def _overlap(
+    collect: CollectSpec, algorithm: Any, replay: ReplaySpec | None, reward_model: RewardModelPartSpec | None
+) -> Iterator[Problem]:
+    """What must not learn from a policy one version behind, or has not been told how."""
+    if not collect.overlap:
+        return
+    if isinstance(algorithm, PolicyGradientSpec) and algorithm.correction == "none":
+        yield Problem(
+            "algorithm.correction",
+            "none: with collect.overlap=1 a round is played by a policy one version behind the one in training, and "
+            "where they differ the clip cuts what is learned; expected truncate or mask, or collect.overlap=0",
+        )
+    if replay is not None and replay.max_staleness == 0:
+        yield Problem(
+            "replay.max_staleness",
+            "0: drops every round that collect.overlap=1 has played, which is one version old; expected at least 1",
+        )
+    if reward_model is not None and reward_model.every:
+        yield Problem(
+            "reward_model.every",
+            f"{reward_model.every}: a round that collect.overlap=1 has judged during a training cannot be judged by "
+            "the reward models that are trained after it; expected 0, or collect.overlap=0",
         )
 
 
@@ -484,6 +526,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     _reward,
     _reward_model,
     _refresh,
+    _overlap,
     _filters,
     _environment,
     _teachers,

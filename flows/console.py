@@ -1,6 +1,6 @@
 """The console and the log file of a run.
 
-One readable console on stderr: a progress bar with an ETA for the stage that works where stderr is a terminal, a line
+One readable console on stderr: a progress bar with an ETA for each stage that works where stderr is a terminal, a line
 now and then where it is not; a line for each round; warnings of any library. Everything, and more of it, goes to one
 log file. stdout belongs to the result.
 
@@ -15,13 +15,17 @@ import copy
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
+    from rich.console import Console as RichConsole
+    from rich.progress import Progress, TaskID
     from rich.table import Table
 
 logger = logging.getLogger(__name__)
@@ -30,8 +34,16 @@ PLAIN_EVERY = 15.0
 """Seconds between two lines about the same stage where there is no terminal."""
 FILE_ONLY = ("prefect", "py.warnings", "httpx", "httpcore", "uvicorn", "fastapi", "alembic")
 """Loggers that do not speak on the console."""
-SHOWN = ("loss", "kl", "success", "reward")
-"""Figures worth showing beside a bar."""
+SHOWN = {
+    "running": "running",
+    "failed": "failed",
+    "loss": "loss",
+    "kl": "kl",
+    "success": "success",
+    "reward": "reward",
+    "tokens_per_s": "tokens/s",
+}
+"""Figures worth showing beside a bar, and what they are called there."""
 
 QUIET = {
     "TQDM_DISABLE": "1",  # one bar is ours
@@ -66,6 +78,10 @@ class Console:
     @property
     def interactive(self) -> bool:
         return self.rich.is_terminal
+
+    @cached_property
+    def bars(self) -> _Bars:
+        return _Bars(self.rich)
 
     def line(self, text: str, style: str = "") -> None:
         """One line, as it is."""
@@ -138,41 +154,71 @@ class _Bar(StageView):
     """Progress of one stage as a bar."""
 
     def __init__(self, console: Console, label: str, unit: str):
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
-        from rich.text import Text
-
         super().__init__(console, label, unit)
-        view = self
-
-        class Left(ProgressColumn):
-            def render(self, task):
-                left = view.left(time.monotonic())
-                return Text("-" if left is None else duration(left))
-
-        self._progress = Progress(
-            TextColumn("  {task.description}"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TextColumn(unit),
-            TimeElapsedColumn(),
-            TextColumn("ETA"),
-            Left(),
-            TextColumn("{task.fields[values]}"),
-            console=console.rich,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._task = self._progress.add_task(label, total=None, values="")
-        self._progress.start()
+        self._bars = console.bars
+        self._bar = self._bars.add(self)
 
     def __call__(self, done: int, total: int, values: Mapping[str, float] | None = None) -> None:
         self._count(done, total)
-        self._progress.update(self._task, completed=done, total=total, values=_shown(values))
+        self._bars.update(self._bar, done, total, _shown(values))
 
     def close(self) -> None:
         super().close()
-        self._progress.stop()
+        self._bars.remove(self._bar)
+
+
+class _Bars:
+    """The bars of the stages that work now, below each other: a terminal has one display, not one for each."""
+
+    def __init__(self, console: RichConsole):
+        self._console = console
+        self._lock = threading.Lock()
+        self._progress: Progress | None = None
+
+    def add(self, view: StageView) -> TaskID:
+        with self._lock:
+            if self._progress is None:
+                self._progress = _progress(self._console)
+                self._progress.start()
+            return self._progress.add_task(view.label, total=None, values="", view=view)
+
+    def update(self, bar: TaskID, done: int, total: int, values: str) -> None:
+        with self._lock:
+            if self._progress is not None:
+                self._progress.update(bar, completed=done, total=total, values=values)
+
+    def remove(self, bar: TaskID) -> None:
+        with self._lock:
+            if self._progress is not None:
+                self._progress.remove_task(bar)
+                if not self._progress.tasks:
+                    self._progress.stop()
+                    self._progress = None
+
+
+def _progress(console: RichConsole) -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.text import Text
+
+    class Left(ProgressColumn):
+        def render(self, task):
+            left = task.fields["view"].left(time.monotonic())
+            return Text("-" if left is None else duration(left))
+
+    return Progress(
+        TextColumn("  {task.description}", markup=False),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[view].unit}"),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        Left(),
+        TextColumn("{task.fields[values]}"),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
 
 
 class _Brief(logging.Formatter):
@@ -246,5 +292,5 @@ def duration(seconds: float) -> str:
 
 
 def _shown(values: Mapping[str, Any] | None) -> str:
-    parts = [f"{name} {values[name]:.3g}" for name in SHOWN if values and name in values]
+    parts = [f"{title} {values[name]:.3g}" for name, title in SHOWN.items() if values and name in values]
     return "  " + ", ".join(parts) if parts else ""

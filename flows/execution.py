@@ -6,6 +6,7 @@ notebook calls it as it is.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
-from components.compute.runners import Event, LocalRunner, ProcessRunner, Result, Runner
+from components.compute.runners import Event, KeptProcessRunner, LocalRunner, ProcessRunner, Result, Runner
 from components.compute.watchdog import Watchdog, watch
 from flows.ancestry import Lineage
 from flows.console import Console, duration
@@ -60,8 +61,18 @@ class Done:
     """`ran` or `cached`."""
     seconds: float
     """Time that it took now."""
+    request: Request
+    ended: float
+    """By the monotonic clock."""
     cost: float = 0.0
     """What it cost now: its judges and its machine; nothing where it was found."""
+    unnoticed: float = 0.0
+    """Seconds of it in which another stage ran that the run would have waited for anyway."""
+
+    @property
+    def waited(self) -> float:
+        """Seconds that the run waited for it."""
+        return self.seconds - self.unnoticed
 
     def reference(self) -> dict[str, Any]:
         """What passes through Prefect."""
@@ -95,34 +106,56 @@ class Execution:
         self.lineage = Lineage(record.records.root) if record is not None else None
         self.done: dict[str, Done] = {}
         """By label, in order."""
+        command = [sys.executable, "-m", "flows.stage", *_options(spec)]
+        rest = (Path(spec.root), log.with_suffix(".stages.log"), _environment(), spec.compute.stage_timeout)
         self._runners: dict[str, Runner] = {
             "local": LocalRunner(self._run_here),
-            "process": ProcessRunner(
-                [sys.executable, "-m", "flows.stage", *_options(spec)],
-                Path(spec.root),
-                log.with_suffix(".stages.log"),
-                _environment(),
-                spec.compute.stage_timeout,
-            ),
+            "process": ProcessRunner(command, *rest),
         }
+        self.second = KeptProcessRunner(command, *rest)
+        """For what runs beside a stage: a process of its own, in which models stay loaded between rounds."""
 
     def stage(self, label: str, step: int, request: Request) -> Done:
-        """Runs the stage where `compute` places it, or finds it; logs it to MLflow."""
+        """Runs the stage where `compute` places it, or finds it, and tells of it."""
+        done = self.make(label, step, request)
+        self.tell(done)
+        return done
+
+    def make(self, label: str, step: int, request: Request, beside: ProcessRunner | None = None) -> Done:
+        """Runs the stage where `compute` places it, or finds it. beside: runs it in place of that, in a thread that is
+        not the main one; nothing but the console and the log is told yet, and only they are used by two threads."""
         start = time.monotonic()
-        artifact, status = self._artifact(label, request)
-        seconds = time.monotonic() - start
-        done = Done(label, step, artifact, status, seconds, self._cost(artifact, status, seconds))
-        self.done[label] = done
-        logger.info("%s %s in %s: %s %s", label, status, duration(done.seconds), artifact.kind, artifact.key)
+        artifact, status = self._artifact(label, request, beside)
+        ended = time.monotonic()
+        logger.info("%s %s in %s: %s %s", label, status, duration(ended - start), artifact.kind, artifact.key)
+        cost = self._cost(artifact, status, ended - start)
+        return Done(label, step, artifact, status, ended - start, request, ended, cost)
+
+    def beside(self, done: Done, other: str, until: float) -> Done:
+        """The same, of what was done while a stage of the kind `other` ran, which ended then. The machine is paid for
+        once, at the higher price."""
+        unnoticed = min(done.seconds, max(0.0, until - (done.ended - done.seconds)))
+        compute = self.spec.compute
+        prices = [compute.hourly_price(kind) for kind in (done.artifact.stage, other)]  # type: ignore[arg-type]  # a stage's name
+        spared = 0.0 if done.status == "cached" else unnoticed / 3600 * min(prices)
+        return replace(done, unnoticed=unnoticed, cost=done.cost - spared)
+
+    def tell(self, done: Done) -> None:
+        """Writes down what became of a stage, and tells MLflow and the console."""
+        self.write_down(done)
+        self._track(done)
+        if not _OF_ROUND.fullmatch(done.label):  # those are summed up in the line of the round
+            metrics = done.artifact.metrics
+            figures = [f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics]
+            self.console.line("  ".join([f"{done.label} {done.status} in {duration(done.seconds)}", *figures]))
+
+    def write_down(self, done: Done) -> None:
+        """Into the record of the run."""
+        self.done[done.label] = done
         if self.record is not None and self.lineage is not None:
-            stage = _recorded(done, request)
+            stage = _recorded(done)
             self.record.add(stage)
             self.lineage.add(self.record.run, stage)
-        self._track(done)
-        if not _OF_ROUND.fullmatch(label):  # those are summed up in the line of the round
-            figures = [f"{name} {artifact.metrics[name]:.4g}" for name in SHOWN if name in artifact.metrics]
-            self.console.line("  ".join([f"{label} {status} in {duration(done.seconds)}", *figures]))
-        return done
 
     def notice(self, notice: Notice) -> None:
         """Tells console, log, record and MLflow: a tag with the message, a metric `notice/<kind>` of 1 at the step."""
@@ -136,14 +169,15 @@ class Execution:
             tracker.outbox.put(lambda: tracker.set_tags({f"notice.{notice.kind}": notice.message}))
             tracker.outbox.put(lambda: tracker.log_metrics({f"notice/{notice.kind}": 1.0}, notice.step))
 
-    def _artifact(self, label: str, request: Request) -> tuple[Artifact, str]:
+    def _artifact(self, label: str, request: Request, beside: ProcessRunner | None) -> tuple[Artifact, str]:
         if (found := find_stage(request, self.context)) is not None:
             return found, "cached"
-        runner = self._runners[self.spec.compute.placement(request.stage)]  # type: ignore[arg-type]  # a stage's name
+        runner = beside or self._runners[self.spec.compute.placement(request.stage)]  # type: ignore[arg-type]  # a stage's name
         limit = self.spec.compute.stall_timeout
+        report = functools.partial(logger.error, "%s has stalled:\n%s", label)
         with (
             self.console.stage(label, UNITS.get(request.stage, "parts")) as view,
-            watch(label, limit, lambda text: logger.error("%s has stalled:\n%s", label, text)) as dog,
+            watch(label, limit, report, beside.stop if beside else None) as dog,
         ):
             result = runner.run(request.to_json(), _listener(view, self.console, dog))
         artifact = self.context.store.find(result.key)
@@ -184,12 +218,12 @@ class Execution:
         return Result(artifact.key, artifact.digest, status)
 
 
-def _recorded(done: Done, request: Request) -> StageRecord:
+def _recorded(done: Done) -> StageRecord:
     artifact = done.artifact
     return StageRecord(
         label=done.label,
         step=done.step,
-        request=request.to_json(),
+        request=done.request.to_json(),
         version=STAGES[artifact.stage].version,
         key=artifact.key,
         digest=artifact.digest,

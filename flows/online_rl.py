@@ -1,10 +1,12 @@
 """Online RL: evaluate, warm up by supervised training, then rounds of collect, judge, filter, train; evaluate, deploy.
+With `collect.overlap`, round r + 1 is collected while round r is trained, by the policy that has been through r - 1.
 With `reward_model`, models of the reward are trained before the rounds, and judge in them; with `reward_model.every`
 they are trained further between the rounds: `train[reward@3]`.
 Between the rounds the policy may be evaluated too: `evaluate[3]`; the final one is always `evaluate[final]`.
 
 `online_rl` is the order of the stages, written against a function that runs one (`Call`): Prefect's tasks in a run,
-plain calls in a benchmark. `run` is the command's part: server, tracking, console, signals, results.
+plain calls in a benchmark; and against one that does work beside a stage (`Beside`). `run` is the command's part:
+server, tracking, console, signals, results.
 
 Steps: round r is step r, what comes before the rounds is step 0, the untrained model before a warmup is step -1.
 """
@@ -18,8 +20,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from components.artifacts import Artifact
@@ -28,6 +31,7 @@ from components.inference.spec import RemoteSpec
 from flows import fork
 from flows.fork import Fork
 from flows.guards import Guards
+from flows.overlap import Beside, one_by_one
 from flows.records import Notice, Records, recording
 from flows.requests import Call, Requests
 from flows.reward_models import RewardModels
@@ -105,14 +109,17 @@ def online_rl(
     on_round: OnRound | None = None,
     begin: Fork | None = None,
     on_notice: OnNotice = lambda notice: None,
+    beside: Beside | None = None,
 ) -> Outcome:
-    """The stages of an experiment, in order; of a fork, those after the step where it begins.
+    """The stages of an experiment, in order; of a fork, those after the step where it begins. beside: None does all
+    one after the other.
 
     What depends on a measurement that is not known (of an artifact that a plan has not made) goes on as if nothing had
     been found: no guard strikes, the rounds do not end early, the last policy is the final one. Raises GuardStruck, and
     whatever `call` raises.
     """
     requests = Requests(spec)
+    beside = beside or one_by_one(call)
     guards = Guards(spec.guards, on_notice)
     outcome = Outcome(checkpoint=begin.checkpoint if begin else None, step=begin.step if begin else 0)
     warmup = spec.warmup if begin is None else None
@@ -145,8 +152,12 @@ def online_rl(
     outcome.reward_models = models.trained
     for step, policy in {0: reference, **(begin.followed if begin else {})}.items():
         models.follow(step, policy)  # a fork finds those of the other run
+    ahead = None
     for number in range(outcome.step + 1, spec.rounds + 1):
-        fed = _gather(spec, requests, guards, call, outcome.checkpoint, models.in_force, number)
+        gather = partial(_gather, spec, requests, models.in_force)
+        gathered = ahead.found if ahead else gather(outcome.checkpoint, number, call)
+        guards.filtered(f"filter[{number}]", number, gathered.fullest)
+        fed = gathered.fed
         request = requests.train(
             fed,
             start=outcome.checkpoint,
@@ -156,7 +167,11 @@ def online_rl(
             anchored=anchored,
         )
         earlier.insert(0, fed)
-        outcome.checkpoint = call(f"train[{number}]", number, request)
+        label = f"train[{number}]"
+        overlaps = spec.collect.overlap and number < spec.rounds
+        work = partial(gather, outcome.checkpoint, number + 1)
+        with beside(label, work) if overlaps else nullcontext() as ahead:
+            outcome.checkpoint = call(label, number, request)
         outcome.step = number
         made = zip(("collect", "judge", "filter"), (fed[name] for name in FEEDS), strict=True)
         artifacts = {**dict(made), "train": outcome.checkpoint}
@@ -182,17 +197,26 @@ def online_rl(
     return outcome
 
 
+@dataclass(frozen=True)
+class _Gathered:
+    """What a round is trained on."""
+
+    fed: dict[str, Artifact]
+    """Trajectories, scores and selection; those of further collections, where the filter left too few scenarios, as
+    `trajectories+1` and so on."""
+    fullest: Artifact
+    """The selection that kept the most."""
+
+
 def _gather(
     spec: ExperimentSpec,
     requests: Requests,
-    guards: Guards,
-    call: Call,
-    policy: Artifact | None,
     judges: Sequence[Artifact],
+    policy: Artifact | None,
     number: int,
-) -> dict[str, Artifact]:
-    """What a round is trained on: trajectories, scores and selection; those of further collections, where the filter
-    left too few scenarios, as `trajectories+1` and so on. judges: the reward models in force."""
+    call: Call,
+) -> _Gathered:
+    """Collects, judges and filters a round. judges: the reward models in force."""
 
     def gather(label: str, request: Request) -> tuple[Artifact, Artifact, Artifact]:
         played = call(f"collect[{label}]", number, request)
@@ -212,8 +236,7 @@ def _gather(
         drawn += lacking
         left += made[-1].metrics.get("scenarios", lacking)
         fullest = max(fullest, made[-1], key=lambda one: one.metrics.get("kept", 0.0))
-    guards.filtered(f"filter[{number}]", number, fullest)
-    return fed
+    return _Gathered(fed, fullest)
 
 
 def _take_best(spec: ExperimentSpec, outcome: Outcome, on_notice: OnNotice) -> None:
@@ -310,11 +333,12 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
             )
         )
         execution = Execution(spec, context, console, tracker, log, record)
+        stack.callback(execution.second.close)
         logger.info("MLflow run %s", tracker.run_id)
         say_round = results.round_teller(execution)
 
-        def body(call: Call) -> results.Results:
-            outcome = online_rl(spec, call, say_round, forked, execution.notice)
+        def body(call: Call, beside: Beside) -> results.Results:
+            outcome = online_rl(spec, call, say_round, forked, execution.notice, beside)
             return results.conclude(execution, outcome, overrides, seconds=time.monotonic() - start)
 
         found = tasks.run_flow("online-rl", execution, body, prefect, interruption, dead, records.close)

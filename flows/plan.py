@@ -11,7 +11,8 @@ early, which policy is the best) it decides here as it will in the run; where th
 the last round and says that this is the most.
 
 Times are medians over the nearest earlier stages of this kind, by episode where the numbers of episodes differ, and by
-collection where a reward model learns from more than one. A stage that was killed on its way counts with its last try
+collection where a reward model learns from more than one. What runs beside a stage (`collect.overlap`) takes only the
+time by which it is longer. A stage that was killed on its way counts with its last try
 only. Files are not verified: what is damaged is found by the run.
 """
 
@@ -21,23 +22,29 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from components.artifacts import Artifact, Store, stage_key
 from components.errors import EspalierError, GuardStruck, ResourceError, SpecError
+from components.rollout.live import FILE as LIVE
 from flows.fork import resolve
 from flows.online_rl import online_rl
+from flows.overlap import Ahead, Found, one_by_one
 from flows.peek import Peek
 from flows.records import Notice, Records, RunRecord, StageRecord
+from flows.requests import Call
 from flows.spec import ExperimentSpec
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
 from flows.stages.execute import check_schema, key_part
 from flows.stages.reward_model import collections
 
+PROCESS = "process"
+"""Where what is done beside a stage runs."""
 MOST_DIFFERENCES = 4
 """Differences that are shown of one stage."""
 
@@ -64,6 +71,10 @@ class Planned:
     """By the prices in `compute`; None where the time is not known."""
     key: str | None
     """None where an input is not made yet."""
+    beside: str | None = None
+    """Label of the stage during which it runs; None where the run waits for it."""
+    unnoticed: float = 0.0
+    """Seconds of it for which the run does not wait."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +95,8 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """Of all stages; None where one is not known."""
-        return _sum(one.seconds for one in self.stages)
+        """That the run takes; None where that of one stage is not known."""
+        return _sum(None if one.seconds is None else one.seconds - one.unnoticed for one in self.stages)
 
     @property
     def cost(self) -> float | None:
@@ -113,7 +124,7 @@ def plan(spec: ExperimentSpec) -> Plan:
     notices: list[Notice] = []
     struck = None
     try:
-        online_rl(spec, planner.call, begin=fork, on_notice=notices.append)
+        online_rl(spec, planner.call, begin=fork, on_notice=notices.append, beside=planner.beside)
     except GuardStruck as error:
         struck = error
     decided = [one.message for one in notices if one.kind in ("early_stopping", "best")]
@@ -206,6 +217,23 @@ class _Planner:
         self._asked.append((request, artifact))
         return artifact
 
+    @contextmanager
+    def beside(self, label: str, work: Callable[[Call], Found]) -> Iterator[Ahead[Found]]:
+        """What is done beside a stage is planned after it."""
+        before = len(self.planned)
+        with one_by_one(self.call)(label, work) as ahead:
+            yield ahead
+            during = self.planned[before:]
+            before += len(during)
+        left = sum(one.seconds or 0.0 for one in during)
+        for place, one in enumerate(self.planned[before:], before):
+            unnoticed = min(one.seconds or 0.0, left)
+            left -= unnoticed
+            prices = [self.spec.compute.hourly_price(kind) for kind in (one.stage, during[0].stage)]  # type: ignore[arg-type]  # a stage's name
+            spared = unnoticed / 3600 * min(prices)
+            cost = None if one.cost is None else one.cost - spared
+            self.planned[place] = replace(one, beside=label, where=PROCESS, unnoticed=unnoticed, cost=cost)
+
     def _key(self, request: Request, part: dict[str, Any]) -> str:
         stage = STAGES[request.stage]
         digests = {name: self._store.known[key].digest for name, key in request.inputs.items()}
@@ -280,7 +308,7 @@ def _kind(spec: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def _begun(store: Store, key: str) -> bool:
     scratch = store.root / ".scratch" / key
-    return scratch.is_dir() and any(scratch.iterdir())
+    return scratch.is_dir() and any(one.name != LIVE for one in scratch.iterdir())
 
 
 def _to_be_made(label: str, stage: str) -> Artifact:
@@ -335,7 +363,7 @@ def show(planned: Plan) -> str:
             one.label,
             ", ".join(one.inputs.values()),
             marks[one.status],
-            "" if one.status == "cached" else one.where,
+            "" if one.status == "cached" else one.where + (f", beside {one.beside}" if one.beside else ""),
             "" if one.status == "cached" else _or_unknown(one.seconds, duration),
             "" if one.status == "cached" else _or_unknown(one.cost, "{:.2f}".format),
             "; ".join(one.why),
@@ -343,7 +371,7 @@ def show(planned: Plan) -> str:
     out = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
     with out.capture() as text:
         out.print(table)
-    known = [one.seconds for one in planned.stages if one.seconds is not None]
+    known = [one.seconds - one.unnoticed for one in planned.stages if one.seconds is not None]
     unknown = len(planned.stages) - len(known)
     least = "at least " if unknown else ""
     costs = [one.cost for one in planned.stages if one.cost is not None]

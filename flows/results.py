@@ -140,12 +140,12 @@ def round_teller(execution: Execution) -> Callable[[int, dict[str, Artifact]], N
         if all(one.status == "cached" for one in (*done.values(), *more)):
             parts.append("cached")
         else:
-            total = sum(one.seconds for one in (*done.values(), *more))
+            total = sum(one.waited for one in (*done.values(), *more))
             each = ", ".join(f"{stage} {one.seconds:.1f}" for stage, one in done.items())
             parts.append(f"{duration(total)} ({each})")
         execution.console.line("  ".join(parts))
         if execution.tracker is not None:
-            tracker, seconds = execution.tracker, sum(one.seconds for one in (*done.values(), *more))
+            tracker, seconds = execution.tracker, sum(one.waited for one in (*done.values(), *more))
             tracker.outbox.put(lambda: tracker.log_metrics({"time/round": seconds}, number))
 
     return tell

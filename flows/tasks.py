@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 from components.artifacts import Artifact
 from flows.console import silence_prefect
-from flows.execution import Execution
+from flows.execution import Done, Execution
 from flows.interrupt import Interruption
+from flows.overlap import Beside, together
 from flows.records import RunRecord
 from flows.requests import Call
 from flows.results import Results
@@ -31,13 +32,14 @@ Found = TypeVar("Found")
 def run_flow(
     name: str,
     execution: Execution,
-    body: Callable[[Call], Results],
+    body: Callable[[Call, Beside], Results],
     api: Api,
     interruption: Interruption,
     dead: Sequence[RunRecord] = (),
     close: Callable[[RunRecord], None] = lambda run: None,
 ) -> Results:
-    """Runs `body` as a Prefect flow; what it calls become task runs. The result is summed up in a Prefect artifact.
+    """Runs `body` as a Prefect flow; what it calls become task runs, also what it calls beside another. The result is
+    summed up in a Prefect artifact.
 
     dead: runs that were killed; their flow runs are set to Crashed, and `close` is called with each that Prefect was
     told of. A server that goes away meanwhile costs a warning: the stages do not need it. Raises what `body` raises.
@@ -64,7 +66,7 @@ def run_flow(
         if execution.record is not None and context is not None and context.flow_run is not None:
             execution.record.begun(str(context.flow_run.id))
         try:
-            results = body(task_call(execution))
+            results = body(as_tasks(execution.stage), together(execution, as_tasks))
         except BaseException as error:  # Ctrl-C too: Prefect may raise another error in its place
             failed.append(error)
             raise
@@ -89,14 +91,17 @@ def run_flow(
     return found[0]
 
 
-def task_call(execution: Execution) -> Call:
-    """Runs stages as tasks of the flow that is active."""
+def as_tasks(run: Callable[[str, int, Request], Done]) -> Call:
+    """Runs stages, by the function that does, as tasks of the flow that is active."""
     from prefect import task
     from prefect.cache_policies import NO_CACHE
     from prefect.states import Completed
 
+    made: dict[str, Artifact] = {}
+
     def stage(label: str, step: int, request: dict[str, Any]) -> Any:
-        done = execution.stage(label, step, Request.from_json(request))
+        done = run(label, step, Request.from_json(request))
+        made[label] = done.artifact
         if done.status == "cached":
             return Completed(name="Cached", message=f"found by its key {done.artifact.key[:12]}", data=done.reference())
         return done.reference()
@@ -105,7 +110,7 @@ def task_call(execution: Execution) -> Call:
 
     def call(label: str, step: int, request: Request) -> Artifact:
         tasks[request.stage].with_options(task_run_name=label)(label, step, request.to_json())
-        return execution.done[label].artifact
+        return made[label]
 
     return call
 

@@ -22,14 +22,14 @@ OPTIONS = [file for file in FILES if len(file.parts) == 2]
 EXPERIMENTS = [file.name for file in OPTIONS if file.parts[0] == "experiment"]
 
 GROUPS = {
-    "agent": 2,
+    "agent": 3,
     "algorithm": 14,
     "collect": 3,
     "compute": 2,
     "deploy": 3,
     "environment": 23,
     "evaluate": 1,
-    "experiment": 20,
+    "experiment": 22,
     "filter": 3,
     "inference": 2,
     "model": 4,

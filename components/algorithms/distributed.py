@@ -88,7 +88,7 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
         return
     for parameter in parameters:
         if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
         distributed.all_reduce(parameter.grad)
 
 

@@ -60,9 +60,11 @@ class Penalty:
         """Adds coefficient · F_i (θ_i - θ*_i) to the gradient of each; returns the penalty."""
         total = 0.0
         for name, parameter in parameters.items():
-            away = parameter.detach() - self.anchor[name]
+            away = parameter.detach().float() - self.anchor[name]
             pull = self.coefficient * self.fisher[name] * away
-            parameter.grad = pull if parameter.grad is None else parameter.grad + pull
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
+            parameter.grad += pull
             total += (pull * away).sum().item() / 2
         return total
 
@@ -90,7 +92,7 @@ def fisher_information(policy: Policy, anchor: Anchor, base_dir: Path, *, pack_t
     drawn = random.Random(f"{seed} ewc").sample(list(sequences), min(len(sequences), anchor.spec.trajectories))
     if not drawn:
         log.warning("ewc holds nothing: there are no trajectories that the anchor had learned from")
-    total = {name: torch.zeros_like(parameter) for name, parameter in policy.parameters.items()}
+    total = {name: torch.zeros_like(one, dtype=torch.float32) for name, one in policy.parameters.items()}
     with policy.without_dropout():
         for name in drawn:
             _forget(policy)
@@ -98,7 +100,7 @@ def fisher_information(policy: Policy, anchor: Anchor, base_dir: Path, *, pack_t
                 policy.logprobs(part, Cut())[0].sum().backward()
             for key, parameter in policy.parameters.items():
                 if parameter.grad is not None:
-                    total[key] += parameter.grad.square() / len(drawn)
+                    total[key] += parameter.grad.float().square() / len(drawn)
     _forget(policy)
     return total
 

@@ -108,9 +108,9 @@ class PolicyGradientSpec(DecaySpec):
     entropy_coefficient: float = Field(0.0, ge=0)
     """Weight of the policy's mean entropy (nats a token), which is added to what is maximised."""
     correction: Literal["none", "truncate", "mask"] = "none"
-    """For an engine that computes other log-probabilities than the trainer: ratios are then taken to the policy before
-    the first step as the trainer computes it, and each token is weighted by trainer over sampler, cut at
-    `correction_limit` (`truncate`) or left out beyond it (`mask`)."""
+    """For an engine that computes other log-probabilities than the trainer, and for episodes of an earlier policy
+    (`collect.overlap`): ratios are then taken to the policy before the first step as the trainer computes it, and each
+    token is weighted by trainer over sampler, cut at `correction_limit` (`truncate`) or left out beyond it (`mask`)."""
     correction_level: Literal["token", "sequence"] = "token"
     """Whether that weight is of a token or of its whole history."""
     correction_limit: float = Field(2.0, gt=1)

@@ -32,6 +32,8 @@ class Whole:
         self._copy: dict[str, torch.Tensor] = {}
         self.itself = True
         """False while the weights are those of the reference, or some of them."""
+        for parameter in model.parameters():
+            parameter.grad_dtype = torch.float32  # gradients of many packs add up, in bfloat16 with an error each time
         stored = shapes(base_dir)
         self._names = [name for name, _ in model.named_parameters(remove_duplicate=False) if name in stored]
         missing = [name for name, p in model.named_parameters() if stored.get(name) != tuple(p.shape)]

@@ -12,13 +12,18 @@ import time
 from collections.abc import Callable
 
 
-def watch_parent(on_end: Callable[[], None] | None = None, grace: float = 3.0) -> None:
+def watch_parent(
+    on_end: Callable[[], None] | None = None, grace: float = 3.0, on_line: Callable[[str], None] = lambda line: None
+) -> None:
     """Starts a thread that waits for the end of standard input. Then it calls `on_end`, gives the process `grace`
-    seconds to end by itself, and ends it."""
+    seconds to end by itself, and ends it. on_line: is given each line that comes before."""
 
     def watch() -> None:
-        while os.read(sys.stdin.fileno(), 4096):
-            pass
+        rest = b""
+        while new := os.read(sys.stdin.fileno(), 65536):
+            *lines, rest = (rest + new).split(b"\n")
+            for line in lines:
+                on_line(line.decode())
         if on_end is not None:
             on_end()
             time.sleep(grace)

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from components import errors
 from components.errors import EspalierError, Problem, SpecError, WaitTimeout
@@ -54,6 +54,10 @@ class Runner(Protocol):
         ...
 
 
+class Stopped(KeyboardInterrupt):
+    """What a runner raises that was stopped from another thread."""
+
+
 class LocalRunner:
     """Runs stages in this process, where models stay warm between them."""
 
@@ -65,7 +69,7 @@ class LocalRunner:
 
 
 class ProcessRunner:
-    """Runs each stage in a process of its own.
+    """Runs each stage in a process of its own; several at once, from as many threads. `KeptProcessRunner` keeps one.
 
     command: what to start; `--request FILE --root DIR` is added. log: file for everything that the child writes to
     stderr. environment: None is ours. limit: seconds that one stage may take.
@@ -84,15 +88,39 @@ class ProcessRunner:
         self._log = log
         self._environment = None if environment is None else dict(environment)
         self._limit = limit
+        self._running: set[subprocess.Popen] = set()
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+
+    def stop(self) -> None:
+        """Ends what runs, from another thread, and lets nothing begin any more: `run` raises Stopped."""
+        with self._lock:
+            self._stopped.set()
+            running = list(self._running)
+        for child in running:
+            _quit(child)
 
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
-        """Raises the error that the stage raised (of our own tree), EspalierError where the child died otherwise, and
-        WaitTimeout after `limit` seconds. A KeyboardInterrupt ends the child too."""
+        """Raises the error that the stage raised (of our own tree), EspalierError where the child died otherwise,
+        WaitTimeout after `limit` seconds, and Stopped. A KeyboardInterrupt ends the child too."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="espalier-") as folder, open(self._log, "ab") as log:
             file = Path(folder) / "request.json"
             file.write_text(json.dumps(request), encoding="utf-8")
             command = [*self._command, "--request", str(file), "--root", str(self._root)]
+            child = self._start(command, log)
+            try:
+                result = self._follow(child, request, on_event)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(GRACE)  # it has done its work and takes its leave
+                return result
+            finally:
+                self._end(child)
+
+    def _start(self, command: Sequence[str], log: IO[bytes]) -> subprocess.Popen:
+        with self._lock:
+            if self._stopped.is_set():
+                raise Stopped
             child = subprocess.Popen(
                 command,
                 env=self._environment,
@@ -102,17 +130,27 @@ class ProcessRunner:
                 text=True,
                 start_new_session=True,  # Ctrl-C reaches us; we end the child
             )
-            try:
-                return self._follow(child, request, on_event)
-            except WaitTimeout:
-                with contextlib.suppress(ProcessLookupError):
-                    child.send_signal(signal.SIGUSR1)  # it writes to its log what it was doing
-                    time.sleep(LAST_WORDS)
-                raise
-            finally:
-                end(child)
+            self._running.add(child)
+            return child
+
+    def _end(self, child: subprocess.Popen) -> None:
+        end(child)
+        self._running.discard(child)
 
     def _follow(self, child: subprocess.Popen, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
+        try:
+            return self._heard(child, request, on_event)
+        except WaitTimeout:
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(signal.SIGUSR1)  # it writes to its log what it was doing
+                time.sleep(LAST_WORDS)
+            raise
+        except EspalierError:
+            if self._stopped.is_set():
+                raise Stopped from None
+            raise
+
+    def _heard(self, child: subprocess.Popen, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
         assert child.stdout is not None
         expired = threading.Event()
 
@@ -129,9 +167,9 @@ class ProcessRunner:
         try:
             for line in child.stdout:
                 last = json.loads(line)
-                if "status" not in last and "error" not in last:
-                    on_event(last)
-            code = child.wait(GRACE)
+                if "status" in last or "error" in last:
+                    break
+                on_event(last)
         finally:
             late.cancel()
         stage = request.get("stage", "stage")
@@ -139,17 +177,55 @@ class ProcessRunner:
             return Result(last["key"], last["digest"], last["status"])
         if "error" in last:
             raise error_from_json(last["error"])
+        code = child.wait(GRACE)
         if expired.is_set():
             raise WaitTimeout(f"{stage} was ended after {self._limit:.0f} s in its own process")
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         raise EspalierError(f"the process of {stage} ended {how} without a result; its last words are in {self._log}")
 
 
+class KeptProcessRunner(ProcessRunner):
+    """Runs stages in one process, one at a time: what is slow to build stays warm in it, as in this one. It is started
+    for the first stage, again where it has died, and ends with `close`; it reads requests as lines (`--requests`)."""
+
+    _kept: subprocess.Popen | None = None
+
+    def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
+        """As that of ProcessRunner. After a stage that failed the next one gets another process."""
+        child = self._kept
+        if child is None or child.poll() is not None:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._log, "ab") as log:
+                child = self._kept = self._start([*self._command, "--requests", "--root", str(self._root)], log)
+        assert child.stdin is not None
+        answered = False
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it has died: what it says is read below
+                child.stdin.write(json.dumps(request) + "\n")
+                child.stdin.flush()
+            result = self._follow(child, request, on_event)
+            answered = True
+            return result
+        finally:
+            if not answered:  # whatever it still says would be taken for the answer to the next request
+                self.close()
+
+    def close(self) -> None:
+        """Ends the process."""
+        child, self._kept = self._kept, None
+        if child is not None:
+            self._end(child)
+
+
 def end(child: subprocess.Popen) -> None:
     """Ends a child process and everything in its session: asks, waits `GRACE` seconds, kills."""
-    for pipe in (child.stdin, child.stdout):
+    _quit(child)
+    for pipe in (child.stdin, child.stdout):  # not before: without its parent it would end without putting things away
         if pipe is not None and not pipe.closed:
             pipe.close()
+
+
+def _quit(child: subprocess.Popen) -> None:
     if child.poll() is None:
         child.terminate()
         try:

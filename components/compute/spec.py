@@ -23,8 +23,8 @@ class ComputeSpec(Spec):
     """Seconds between two saves of a training that goes on, from which it continues if it is killed. 0: after each
     gradient step."""
     stall_timeout: float = Field(3600.0, ge=0)
-    """Seconds in which nothing of a stage moves (no episode, no gradient step, no part ends) after which it is ended
-    with an error that says what it was doing. 0: never."""
+    """Seconds in which nothing of a stage moves (no answer of the model, no episode, no gradient step, no part ends)
+    after which it is ended with an error that says what it was doing. 0: never."""
     stage_timeout: float = Field(604800.0, gt=0)
     """Seconds that one stage may take in a process of its own."""
     lock_timeout: float = Field(43200.0, gt=0)

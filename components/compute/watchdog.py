@@ -3,7 +3,8 @@
 It strikes by SIGUSR2, which interrupts whatever the main thread waits in (a lock, a socket, an event loop, a sleep).
 What is raised there is a KeyboardInterrupt: it ends the stage as Ctrl-C would, past everything that makes data of the
 errors of a user's code, and saves what Ctrl-C saves. `watch` turns it into WaitTimeout. A computation inside of a
-library is interrupted when it comes back.
+library is interrupted when it comes back. No signal reaches another thread: there it strikes by `end`, a function that
+makes the block raise.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ class Strike(KeyboardInterrupt):
 
 class Watchdog:
     """Make it with `watch`. what: for messages. limit: seconds without `touch`. report: told what every thread and
-    every asyncio task was doing, before the strike."""
+    every asyncio task was doing, before the strike. end: strikes; None is the signal."""
 
-    def __init__(self, what: str, limit: float, report: Callable[[str], None]):
+    def __init__(self, what: str, limit: float, report: Callable[[str], None], end: Callable[[], None] | None = None):
         self.what = what
         self.limit = limit
+        self.struck = False
         self._report = report
+        self._end = end or _interrupt
         self._touched = time.monotonic()
         self._resting = False
         self._over = threading.Event()
@@ -60,7 +63,8 @@ class Watchdog:
             finally:  # whatever the report came to
                 with self._striking:
                     if not self._over.is_set():
-                        signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
+                        self.struck = True
+                        self._end()
             return
 
     def _stop(self) -> None:
@@ -70,23 +74,38 @@ class Watchdog:
 
     def _strike(self, number: int, frame: FrameType | None) -> None:
         where = traceback.extract_stack(frame)[-1] if frame is not None else None
-        at = f" (in {where.name}, {where.filename}:{where.lineno})" if where is not None else ""
-        raise Strike(
+        raise Strike(self._words(f" (in {where.name}, {where.filename}:{where.lineno})" if where is not None else ""))
+
+    def _words(self, at: str = "") -> str:
+        return (
             f"{self.what}: nothing has moved for {self.limit:g} s{at}. What each thread and task was doing is in the "
             "log. If it only needs longer, raise compute.stall_timeout; the same command goes on from what is finished"
         )
 
 
 @contextmanager
-def watch(what: str, limit: float, report: Callable[[str], None]) -> Iterator[Watchdog]:
-    """Watches over the block, and raises WaitTimeout out of it; with a limit of 0, and outside of the main thread,
-    nothing is watched."""
-    dog = Watchdog(what, limit, report)
-    if limit == 0 or threading.current_thread() is not threading.main_thread():
+def watch(
+    what: str, limit: float, report: Callable[[str], None], end: Callable[[], None] | None = None
+) -> Iterator[Watchdog]:
+    """Watches over the block, and raises WaitTimeout out of it; with a limit of 0, and outside of the main thread
+    without an `end`, nothing is watched."""
+    dog = Watchdog(what, limit, report, end)
+    if limit == 0 or (end is None and threading.current_thread() is not threading.main_thread()):
         yield dog
         return
-    before = signal.signal(SIGNAL, dog._strike)
     thread = threading.Thread(target=dog._run, name=f"watchdog of {what}", daemon=True)
+    if end is not None:
+        thread.start()
+        try:
+            yield dog
+        except BaseException:
+            if dog.struck:
+                raise WaitTimeout(dog._words()) from None
+            raise
+        finally:
+            dog._stop()
+        return
+    before = signal.signal(SIGNAL, dog._strike)
     thread.start()
     try:
         try:
@@ -97,6 +116,10 @@ def watch(what: str, limit: float, report: Callable[[str], None]) -> Iterator[Wa
         raise WaitTimeout(str(strike)) from None
     finally:
         signal.signal(SIGNAL, before)
+
+
+def _interrupt() -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
 
 
 def doing() -> str:

@@ -30,7 +30,7 @@ from components.environments.agentgym_kinds import KINDS, Action
 from components.environments.agentgym_server import Instance, Refused, Server, ServerGone, pool_of
 from components.environments.protocol import Messages, Step
 from components.environments.tools import ACT, Invalid, call
-from components.errors import EnvironmentFailed, Problem, SpecError
+from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError
 from components.trajectories.schema import Scenario
 
 FORMATS = {
@@ -303,7 +303,7 @@ class AgentGym:
             raise EnvironmentFailed("step before reset")
         if not pool_of(self._server).has(instance):
             self._instance, self._done = None, True
-            raise EnvironmentFailed(f"AgentGym server: {self._server.url} was restarted during the episode")
+            raise EnvironmentAway(f"AgentGym server: {self._server.url} was restarted during the episode")
         self._pending = True  # a step that is broken off may be under way still
         try:
             answer = await self._server.post("/step", {self.kind.key: instance.id, "action": action})

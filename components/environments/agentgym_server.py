@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 from components.environments.agentgym_kinds import Kind
-from components.errors import EnvironmentFailed
+from components.errors import EnvironmentAway, EnvironmentFailed
 
 if TYPE_CHECKING:
     import ssl
@@ -58,7 +58,7 @@ CLOSE_TIMEOUT = 5.0
 """Seconds that closing an instance may take."""
 
 
-class ServerGone(EnvironmentFailed):
+class ServerGone(EnvironmentAway):
     """Nobody listens at the server's address: it is down, or not up yet; its instances are lost."""
 
 
@@ -67,6 +67,10 @@ class Refused(EnvironmentFailed):
 
     said = ""
     """The error in an answer with status 200."""
+
+
+class Overloaded(Refused, EnvironmentAway):
+    """The server, or what stands before it, answered with a status that passes."""
 
 
 class Instance:
@@ -177,7 +181,7 @@ class Server:
             try:
                 status, content = await self._send(method, address, body, timeout)
             except (httpx.ConnectError, httpx.ConnectTimeout) as cause:  # nothing was sent
-                what, again, error = f"cannot be reached: {cause!r}", refused, EnvironmentFailed
+                what, again, error = f"cannot be reached: {cause!r}", refused, EnvironmentAway
                 if _is_refusal(cause):
                     error = ServerGone
                 elif isinstance(cause, httpx.ConnectTimeout):
@@ -187,11 +191,11 @@ class Server:
             except _TooLong:
                 self.fail(method, address, body, f"was answered with more than {MAX_ANSWER} bytes", EnvironmentFailed)
             except httpx.HTTPError as cause:
-                what, again, error = f"broke off: {type(cause).__name__}: {cause}", passing, EnvironmentFailed
+                what, again, error = f"broke off: {type(cause).__name__}: {cause}", passing, EnvironmentAway
             else:
                 if status not in PASSING:
                     return status, content
-                what, again, error = f"was answered with {status}: {content[:200]!r}", passing, Refused
+                what, again, error = f"was answered with {status}: {content[:200]!r}", passing, Overloaded
             if not again:
                 self.fail(method, address, body, what, error)
             if time.monotonic() + pause > until:

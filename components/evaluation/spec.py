@@ -18,7 +18,13 @@ class EvaluateSpec(Spec):
     """0 is greedy."""
     concurrency: int = Field(64, ge=1)
     """Episodes in flight at once."""
+    environments: int | None = Field(None, ge=1)
+    """Most instances of the environment at once. None: one for each episode, or as many as the environment says."""
     max_failures: float = Field(0.1, ge=0)
-    """As in collect."""
+    """Below 1: share of the episodes that may fail; from 1: how many."""
     timeout: float = Field(600.0, gt=0)
     """Seconds that one episode may take."""
+    step_timeout: float | None = Field(None, gt=0)
+    """Seconds that the environment may take for one step, or to reset. None: no limit but `timeout`."""
+    retries: int = Field(2, ge=0)
+    """How often an episode is played again whose environment was away."""

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 BASE_POLICY = "base"
 """Version of the policy before any training: the model as it was loaded."""
+MAIN = "main"
+"""The agent that gives itself no name."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -37,6 +39,8 @@ class ChatRequest:
     sampling: Sampling = Sampling()
     seed: int = 0
     """The same request with the same seed gives the same answer."""
+    agent: str = MAIN
+    """Who asks, where several agents play one episode. The answer does not depend on it."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -2,12 +2,12 @@
 
     python -m components.inference.server MODEL_DIR [--port 8000] [--host 127.0.0.1] [--adapters DIR]
 
-Routes: `/v1/chat/completions`, `/v1/models`, `/health`. A model is asked for as `name`, or as `name@version` to be
-answered by that policy or not at all (HTTP 409). With a folder of adapters, `/v1/load_lora_adapter` and
-`/v1/unload_lora_adapter` change the policy, as vLLM has them; the adapter `name@version` becomes the policy `version`,
-and one outside that folder is refused. What the engine cannot do is refused with HTTP 400 and OpenAI's
-error object (`components.inference.wire`). Answers are computed whole; with `stream: true` they are sent as server-
-sent events once they are there, so that an error still has its status code.
+Routes: `/v1/chat/completions`, `/v1/responses`, `/v1/models`, `/health`. A model is asked for as `name`, or as
+`name@version` to be answered by that policy or not at all (HTTP 409). With a folder of adapters,
+`/v1/load_lora_adapter` and `/v1/unload_lora_adapter` change the policy, as vLLM has them; the adapter `name@version`
+becomes the policy `version`, and one outside that folder is refused. What the engine cannot do is refused with HTTP 400
+and OpenAI's error object (`components.inference.wire`, `components.inference.responses`). Answers are computed whole;
+with `stream: true` they are sent as server-sent events once they are there, so that an error still has its status code.
 
 The server listens on this machine only, unless told otherwise; it knows no users and no passwords.
 """
@@ -19,16 +19,19 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -46,8 +49,8 @@ from components.errors import (
     StalePolicy,
     WaitTimeout,
 )
-from components.inference import wire
-from components.inference.protocol import BASE_POLICY, ChatCompletion, Engine
+from components.inference import responses, wire
+from components.inference.protocol import BASE_POLICY, MAIN, ChatCompletion, ChatRequest, Engine
 from components.specs import Spec, validate
 
 logger = logging.getLogger(__name__)
@@ -79,9 +82,23 @@ def create_app(
     default_max_tokens: most tokens of an answer where the request does not say. timeout: seconds for one request.
     adapters: folder below which adapters may be loaded; None loads none. engines: by key of a request
     (`Authorization: Bearer KEY`), who answers it; a request with another key, or none, is refused. None lets `engine`
-    answer everybody.
+    answer everybody. With them, answers are remembered (`previous_response_id`) for each engine while it lives, and the
+    model may be asked for as `name:agent` by several agents of one episode.
     """
     app = FastAPI(title="Espalier", docs_url=None, redoc_url=None, openapi_url=None)
+    remembered: WeakKeyDictionary[Engine, dict[str, responses.Messages]] = WeakKeyDictionary()
+    """Conversations up to and with an answer, by its id."""
+
+    def agent_asked(body: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """The request with the model's own name, and who asks for it (`name:agent`), where there are episodes."""
+        model, mark, agent = str(body.get("model")).partition(":")
+        if engines is None or not mark:
+            return body, MAIN
+        if not re.fullmatch(r"[\w.-]{1,64}", agent):
+            raise HTTPException(
+                404, f"the model '{model}:{agent}' is not here; an agent's name is letters, digits, '.', '_' and '-'"
+            )
+        return {**body, "model": model}, agent
 
     def version_asked(model: str) -> str:
         if model == name:
@@ -98,29 +115,69 @@ def create_app(
     def listing(model: str) -> dict[str, Any]:
         return {"id": model, "object": "model", "created": 0, "owned_by": "espalier"}
 
-    @app.post("/v1/chat/completions")
-    async def chat_completions(request: Request, body: dict[str, Any]) -> Response:
-        answering = engine
-        if engines is not None:
-            found = engines.get(request.headers.get("authorization", "").removeprefix("Bearer "))
-            if found is None:
-                raise HTTPException(401, "this key belongs to no episode that is under way")
-            answering = found
-        asked = wire.read_request(body, version_asked, default_max_tokens)
+    def answering(request: Request) -> Engine:
+        if engines is None:
+            return engine
+        found = engines.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+        if found is None:
+            raise HTTPException(401, "this key belongs to no episode that is under way")
+        return found
+
+    async def answers(asked: Sequence[ChatRequest], by: Engine) -> list[ChatCompletion]:
         try:
             async with asyncio.timeout(timeout):
-                answers = await _answer_all(answering, asked)
+                return await _answer_all(by, asked)
         except TimeoutError:
             raise WaitTimeout(f"the engine did not answer within {timeout:g} s") from None
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request, body: dict[str, Any]) -> Response:
+        by = answering(request)
+        body, agent = agent_asked(body)
+        asked = wire.read_request(body, version_asked, default_max_tokens, strict_tools=engines is not None)
+        found = await answers([replace(one, agent=agent) for one in asked.requests], by)
         head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": f"{name}@{answers[0].policy}",
+            "model": f"{name}@{found[0].policy}",
         }
         if not asked.stream:
-            return JSONResponse(wire.completion_body(answers, asked, head, decode))
-        chunks = wire.completion_chunks(answers, asked, head, decode)
+            return JSONResponse(wire.completion_body(found, asked, head, decode))
+        chunks = wire.completion_chunks(found, asked, head, decode)
         return StreamingResponse(_events(chunks), media_type="text/event-stream")
+
+    @app.post("/v1/responses")
+    async def create_response(request: Request, body: dict[str, Any]) -> Response:
+        by = answering(request)
+        body, agent = agent_asked(body)
+        kept = {} if engines is None else remembered.setdefault(by, {})
+
+        def earlier(before: str) -> responses.Messages:
+            if before not in kept:
+                text = f"{before!r} is no answer of this episode that was stored"
+                raise SpecError([Problem("previous_response_id", text)])
+            return kept[before]
+
+        asked = responses.read_request(
+            body,
+            version_asked,
+            default_max_tokens,
+            earlier if engines is not None else None,
+            strict_tools=engines is not None,
+        )
+        (answer,) = await answers([replace(asked.request, agent=agent)], by)
+        named = f"resp_{uuid.uuid4().hex}"
+        head = {
+            "id": named,
+            "created_at": int(time.time()),
+            "model": f"{name}@{answer.policy}",
+        }
+        if engines is not None and asked.body.store is not False:
+            kept[named] = [*asked.said, answer.message]
+        if not asked.stream:
+            return JSONResponse(responses.response_body(answer, asked, head, decode))
+        events = responses.response_events(answer, asked, head, decode)
+        return StreamingResponse(_named_events(events), media_type="text/event-stream")
 
     @app.post("/v1/load_lora_adapter")
     async def load_lora_adapter(body: dict[str, Any]) -> Response:
@@ -162,9 +219,9 @@ def create_app(
     return app
 
 
-async def _answer_all(engine: Engine, asked: wire.Asked) -> list[ChatCompletion]:
+async def _answer_all(engine: Engine, asked: Sequence[ChatRequest]) -> list[ChatCompletion]:
     """All answers; where one fails, the others are given up."""
-    tasks = [asyncio.create_task(engine.chat(request)) for request in asked.requests]
+    tasks = [asyncio.create_task(engine.chat(request)) for request in asked]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -176,6 +233,11 @@ async def _events(chunks: Iterator[dict[str, Any]]) -> AsyncIterator[str]:
     for chunk in chunks:
         yield f"data: {json.dumps(chunk)}\n\n"
     yield "data: [DONE]\n\n"
+
+
+async def _named_events(events: Iterator[dict[str, Any]]) -> AsyncIterator[str]:
+    for event in events:
+        yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:

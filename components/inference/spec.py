@@ -40,6 +40,8 @@ class RemoteSpec(Spec):
     """Seconds that one answer may take."""
     retry_for: float = Field(120.0, ge=0)
     """Seconds for which a request that the server fails is sent again, before the episode has failed."""
+    max_requests: int | None = Field(None, ge=1)
+    """Most requests under way at once; further ones wait. None: as many as episodes are."""
 
     @field_validator("url")
     @classmethod

@@ -68,6 +68,8 @@ class ChatMessage(Spec):
     audio: None = None
     function_call: None = None
     refusal: None = None
+    provider_specific_fields: dict[str, Any] | None = None
+    """LiteLLM's, which hands its answers back with it; not looked at."""
 
 
 class StreamOptions(Spec):
@@ -115,25 +117,21 @@ class Asked:
     return_token_ids: bool
 
 
-def read_request(body: dict[str, Any], policy: Callable[[str], str], default_max_tokens: int) -> Asked:
+def read_request(
+    body: dict[str, Any], policy: Callable[[str], str], default_max_tokens: int, *, strict_tools: bool = False
+) -> Asked:
     """Understands a request body; `policy` gives the version that a model name asks for.
 
-    Raises SpecError with every parameter that is wrong or cannot be carried out.
+    strict_tools: tools may say `strict`. Raises SpecError with every parameter that is wrong or cannot be carried out.
     """
-    problems = [
-        Problem(name, f"{body[name]!r} is not supported by this server; leave it out or send {allowed[-1]!r}")
-        for name, allowed in _NEUTRAL.items()
-        if name in body and not any(_same(body[name], value) for value in allowed)
-    ]
+    problems = unsupported(body, _NEUTRAL)
     rest = {name: value for name, value in body.items() if name not in _NEUTRAL}
     try:
-        asked = validate(ChatBody, rest)
+        asked = validate(ChatBody, rest, configuration=False)
     except SpecError as error:
         raise SpecError([*problems, *error.problems]) from None
     messages = [_message(message, f"messages.{index}", problems) for index, message in enumerate(asked.messages)]
-    tools = asked.tools or []
-    for index, tool in enumerate(tools):
-        _check_tool(tool, f"tools.{index}", problems)
+    tools = [_tool(tool, f"tools.{index}", strict_tools, problems) for index, tool in enumerate(asked.tools or [])]
     if asked.max_tokens and asked.max_completion_tokens and asked.max_tokens != asked.max_completion_tokens:
         problems.append(Problem("max_tokens", "differs from max_completion_tokens, which means the same; send one"))
     if asked.stream_options and not asked.stream:
@@ -210,6 +208,15 @@ def completion_chunks(
         yield {**base, "choices": [], "usage": _usage(answers)}
 
 
+def unsupported(body: dict[str, Any], neutral: dict[str, tuple[Any, ...]]) -> list[Problem]:
+    """What a request asks for that the engine cannot carry out."""
+    return [
+        Problem(name, f"{body[name]!r} is not supported by this server; leave it out or send {allowed[-1]!r}")
+        for name, allowed in neutral.items()
+        if name in body and not any(_same(body[name], value) for value in allowed)
+    ]
+
+
 def _same(value: Any, neutral: Any) -> bool:
     """Equality as JSON knows it: `1` is not `true`, `0` is `0.0`."""
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
@@ -224,7 +231,7 @@ def _message(message: ChatMessage, path: str, problems: list[Problem]) -> dict[s
     if message.tool_calls and message.role != "assistant":
         problems.append(Problem(f"{path}.tool_calls", f"a message of role '{message.role}' cannot call tools"))
     for place, call in enumerate(message.tool_calls or []):
-        if not _is_object(call.function.arguments):
+        if not is_object(call.function.arguments):
             at = f"{path}.tool_calls.{place}.function.arguments"
             problems.append(Problem(at, f"expected the text of a JSON object, got {call.function.arguments!r:.200}"))
     if (message.role == "tool") != (message.tool_call_id is not None):
@@ -242,19 +249,22 @@ def _message(message: ChatMessage, path: str, problems: list[Problem]) -> dict[s
     return said
 
 
-def _is_object(text: str) -> bool:
+def is_object(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return False
 
 
-def _check_tool(tool: dict[str, Any], path: str, problems: list[Problem]) -> None:
+def _tool(tool: dict[str, Any], path: str, strict: bool, problems: list[Problem]) -> dict[str, Any]:
+    """The tool as the engine takes it."""
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         problems.append(Problem(path, 'expected {"type": "function", "function": {"name": ..., "parameters": ...}}'))
-    elif function.get("strict"):
+        return tool
+    if function.get("strict") and not strict:
         problems.append(Problem(f"{path}.function.strict", "arguments are not held to the schema by this server"))
+    return {**tool, "function": {name: value for name, value in function.items() if name != "strict"}}
 
 
 def _spoken(message: dict[str, Any]) -> dict[str, Any]:
@@ -264,13 +274,18 @@ def _spoken(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _logprobs(answer: ChatCompletion, decode: Decode | None) -> dict[str, Any]:
-    content = []
+    return {"content": logprobs_of(answer, decode), "refusal": None}
+
+
+def logprobs_of(answer: ChatCompletion, decode: Decode | None) -> list[dict[str, Any]]:
+    """Of each sampled token its text, log-probability and bytes."""
+    content: list[dict[str, Any]] = []
     for token_id, logprob in zip(answer.token_ids, answer.logprobs, strict=True):
         text = decode([token_id]) if decode else f"token_id:{token_id}"  # vLLM's form where there is no text
         whole = decode is not None and "\ufffd" not in text  # a token may be part of a character
         raw = list(text.encode()) if whole else None
         content.append({"token": text, "logprob": logprob, "bytes": raw, "top_logprobs": []})
-    return {"content": content, "refusal": None}
+    return content
 
 
 def _usage(answers: Sequence[ChatCompletion]) -> dict[str, int]:

@@ -19,15 +19,26 @@ import json
 import math
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, get_args
 
 from components.environments.protocol import Environment, Messages, Players, Step
-from components.errors import BoundaryError, EngineError, EnvironmentFailed, Problem, ResourceError, SpecError
+from components.errors import (
+    BoundaryError,
+    EngineError,
+    EnvironmentAway,
+    EnvironmentFailed,
+    Problem,
+    ResourceError,
+    SpecError,
+    WaitTimeout,
+)
 from components.inference.protocol import ChatRequest, Engine, Sampling
 from components.rollout import formats
 from components.rollout.observations import cleaned
 from components.rollout.recorder import Recorder
+from components.rollout.transient import passes
+from components.sandbox import Limits
 from components.trajectories.convert import to_message
 from components.trajectories.schema import Failure, Role, Scenario, Trajectory
 
@@ -45,17 +56,24 @@ async def play(
     max_turns: int,
     seed: int,
     timeout: float | None = None,
+    step_timeout: float | None = None,
     format: formats.Name = "native",
+    limits: Limits | None = None,
     max_observation: int = MAX_OBSERVATION,
+    again: bool = False,
 ) -> Trajectory:
     """Plays one episode with the policy that the engine holds.
 
-    timeout: seconds that it may take. A failure of engine or environment, and running out of time, is recorded in the
-    trajectory, with what was said until then; cancellation passes through. format: how actions are written.
+    timeout: seconds that it may take. step_timeout: seconds that the environment may take each time it is asked. A
+    failure of engine or environment, and running out of time, is recorded in the trajectory, with what was said until
+    then; cancellation passes through. format: how actions are written. limits: of code that the agent writes (format
+    `code`).
     max_observation: most characters of one message of the environment; the rest is cut, and the message says so.
+    again: raise EnvironmentAway, for the episode to be played again, in place of recording it.
     """
-    episode = Episode(engine, environment, sampling, seed, format=format, max_observation=max_observation)
-    async with episode.within(timeout):
+    shown: dict[str, Any] = {"format": format, "limits": limits, "max_observation": max_observation}
+    episode = Episode(engine, environment, sampling, seed, **shown)
+    async with episode.within(timeout, step_timeout, again):
         await episode.begin(scenario)
         while not episode.done and episode.talk.turns < max_turns:
             await episode.turn()
@@ -106,6 +124,7 @@ class Episode:
         seed: int,
         *,
         format: formats.Name = "native",
+        limits: Limits | None = None,
         max_observation: int = MAX_OBSERVATION,
         agent: str = "main",
     ):
@@ -120,21 +139,29 @@ class Episode:
         self.outcome: dict[str, Any] = {}
         self.done = False
         self.failure: Failure | None = None
-        self._format = format
-        self._shown = formats.make(format)
+        self._shown = formats.make(format, limits)
         self._most = max_observation
         self._unread = self._cut = 0
         self.awaited: type[BoundaryError] = EnvironmentFailed
         """The boundary that is waited for."""
+        self._step_timeout: float | None = None
 
     @contextlib.asynccontextmanager
-    async def within(self, timeout: float | None) -> AsyncIterator[None]:
-        """What fails inside, and running out of the seconds `timeout`, ends the episode as a failure."""
+    async def within(
+        self, timeout: float | None, step_timeout: float | None = None, again: bool = False
+    ) -> AsyncIterator[None]:
+        """What fails inside, and running out of the seconds `timeout`, ends the episode as a failure. step_timeout:
+        seconds for what `world` asks. again: EnvironmentAway passes through."""
+        self._step_timeout = step_timeout
         try:
             async with asyncio.timeout(timeout):
                 yield
         except BoundaryError as error:
+            if again and isinstance(error, EnvironmentAway):
+                raise
             self.failure = Failure(error.boundary, type(error).__name__, str(error))
+        except WaitTimeout as error:
+            self.failure = Failure(EnvironmentFailed.boundary, type(error).__name__, str(error))
         except TimeoutError:
             text = (
                 f"the episode took longer than {timeout:g} s (timeout of this stage), last it waited for the "
@@ -142,10 +169,29 @@ class Episode:
             )
             self.failure = Failure(self.awaited.boundary, "WaitTimeout", text)
 
+    async def world(self, what: str, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Asks the environment for something. Raises WaitTimeout where it takes longer than a step may."""
+        try:
+            async with asyncio.timeout(self._step_timeout):
+                return await ask(method, *arguments)
+        except TimeoutError:
+            limit = self._step_timeout
+            raise WaitTimeout(f"{what} took longer than {limit:g} s (step_timeout of this stage)") from None
+
+    async def start(self, scenario: Scenario) -> tuple[Messages, formats.Tools]:
+        """Resets the environment; what it says first, and its tools."""
+        tools = as_json(await self.world("tools", self.environment.tools), "tools")
+        return as_messages(await self.world("reset", self.environment.reset, scenario), "reset"), tools
+
+    async def step(self, action: dict[str, Any]) -> Step:
+        """A step of the environment."""
+        step = as_step(await self.world(f"step {len(self.steps) + 1}", self.environment.step, action))
+        self.steps.append((action, step))
+        return step
+
     async def begin(self, scenario: Scenario) -> None:
-        """Resets the environment."""
-        tools = self.talk.tools = as_json(await ask(self.environment.tools), "tools")
-        self.open(as_messages(await ask(self.environment.reset, scenario), "reset"), tools)
+        """Resets the environment, and shows what it says first."""
+        self.open(*await self.start(scenario))
         if isinstance(self.environment, Players) and len(self.environment.players) > 1:
             names = " and ".join(self.environment.players)
             raise SpecError([Problem("environment", f"wants {names} played; expected collect.opponent=policy or base")])
@@ -159,34 +205,55 @@ class Episode:
 
     async def turn(self) -> None:
         """One answer, and what the environment makes of it."""
-        action = await self.decide()
-        if action is not None:
-            step = as_step(await ask(self.environment.step, action))
-            self.steps.append((action, step))
-            self.see(step)
+        answer = await self._answer()
+        try:
+            step = await self._shown.act(answer, self._take)
+        except formats.Unreadable as error:
+            self._misread(error)
+            return
+        self.rewards.append(step.reward)
+        self.done = step.done
+        self.talk.messages += step.observation
 
     async def decide(self) -> dict[str, Any] | None:
-        """The action that the policy's next answer stands for; None where it cannot be read, which it is told."""
-        self.awaited = EngineError
-        answer = await self.talk.answer()
-        self.awaited = EnvironmentFailed
+        """The action that the policy's next answer stands for, where a message is one; None where it cannot be read,
+        which it is told."""
+        assert isinstance(self._shown, formats.OneAction)
+        answer = await self._answer()
         try:
             return self._shown.read(answer)
         except formats.Unreadable as error:
-            self._unread += 1
-            self.rewards.append(0.0)
-            self.talk.messages.append({"role": "user", "content": f"Observation: error: {error}"})
+            self._misread(error)
             return None
 
+    async def _answer(self) -> dict[str, Any]:
+        self.awaited = EngineError
+        answer = await self.talk.answer()
+        self.awaited = EnvironmentFailed
+        return answer
+
+    async def _take(self, action: dict[str, Any]) -> Step:
+        step = await self.step(action)
+        self.outcome = step.info
+        shown, cut = cleaned(step.observation, self._most)
+        self._cut += cut
+        return replace(step, observation=shown)
+
+    def _misread(self, error: formats.Unreadable) -> None:
+        self._unread += 1
+        self.rewards.append(0.0)
+        self.talk.messages.append({"role": "user", "content": f"{self._shown.mark}error: {error}"})
+
     def see(self, step: Step) -> None:
-        """What came of the last action."""
+        """What came of an action that `decide` gave."""
         self.rewards.append(step.reward)
         self.outcome = step.info
         self.done = step.done
         self.hear(step.observation)
 
     def hear(self, observation: Messages) -> None:
-        """What the environment says, after its first words."""
+        """What the environment says, after its first words, where a message is one action."""
+        assert isinstance(self._shown, formats.OneAction)
         shown, cut = cleaned(observation, self._most)
         self._cut += cut
         self.talk.messages += self._shown.show(shown)
@@ -214,7 +281,8 @@ class Episode:
                 "turns": float(talk.turns),
                 "sampled_tokens": float(talk.sampled),
                 "truncated": float(talk.truncated),
-                **({"parse_errors": float(self._unread)} if self._format != "native" else {}),
+                "parse_errors": float(self._unread),
+                **{name: float(count) for name, count in self._shown.counts.items()},
                 **({"cut_observations": float(self._cut)} if self._cut else {}),
             },
             failure=self.failure,
@@ -224,8 +292,8 @@ class Episode:
 
 
 async def ask(method: Callable[..., Any], *arguments: Any, error: type[BoundaryError] = EnvironmentFailed) -> Any:
-    """Calls a method, plain or async; what it raises becomes `error`. Plain methods of an environment that says that
-    they take long (`blocking`) run in a thread."""
+    """Calls a method, plain or async; what it raises becomes `error`, and EnvironmentAway where that may pass. Plain
+    methods of an environment that says that they take long (`blocking`) run in a thread."""
     name = getattr(method, "__name__", str(method))
     try:
         if getattr(getattr(method, "__self__", None), "blocking", False) and not inspect.iscoroutinefunction(method):
@@ -241,7 +309,8 @@ async def ask(method: Callable[..., Any], *arguments: Any, error: type[BoundaryE
             raise
         raise error(f"{name}: cancelled itself") from cause  # nobody asked for it: the other side broke
     except (Exception, SystemExit) as cause:  # an environment that exits must not take the run along
-        raise error(f"{name}: {type(cause).__name__}: {cause}") from cause
+        kind = EnvironmentAway if error is EnvironmentFailed and passes(cause) else error
+        raise kind(f"{name}: {type(cause).__name__}: {cause}") from cause
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:

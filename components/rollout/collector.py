@@ -4,8 +4,8 @@ Every scenario is played `group_size` times. Episodes that finished in an earlie
 episode is a trajectory with a failure; when more fail than allowed, the collector stops and says why the first ones
 did. Cancellation stops everything at once and counts as nobody's failure.
 
-Each of the workers plays one episode at a time in an environment of its own, and takes a new environment after one
-that failed.
+An episode has an instance of the environment to itself (`pool`). Where the environment was away for a moment, the
+episode is played again from its start, with the same seed.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import Any, TypeVar
 
-from components.environments.protocol import Environment, Solver
-from components.errors import EnvironmentFailed, Problem, SpecError, TooManyFailures
+from components.environments.protocol import Environment, Solver, Step
+from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError, TooManyFailures
 from components.inference.protocol import Engine, Sampling
 from components.rollout import formats
 from components.rollout.agent import MAX_OBSERVATION, as_json, as_messages, as_step, ask, play
 from components.rollout.observations import cleaned
 from components.rollout.own_agent import OwnAgent
 from components.rollout.player import Once, Player, episode_number
+from components.rollout.pool import Pool, close
+from components.sandbox import Limits
 from components.trajectories.convert import to_message
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import History, Scenario, Trajectory
 
 logger = logging.getLogger(__name__)
 
-CLOSE_TIMEOUT = 10.0
-"""Seconds that an environment may take to close."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+"""Seconds before an episode is played again: the first time, and at most."""
 Result = TypeVar("Result")
 
 
@@ -86,7 +89,7 @@ def _mixed(scenarios: Sequence[Scenario], rng: random.Random) -> list[Scenario]:
 
 def run_episodes(
     engine: Engine,
-    make_environment: Callable[[], Environment],
+    environments: Pool | Callable[[], Environment],
     scenarios: Sequence[Scenario],
     *,
     group_size: int,
@@ -97,38 +100,52 @@ def run_episodes(
     max_failures: float,
     seed: int,
     format: formats.Name = "native",
+    limits: Limits | None = None,
     max_observation: int = MAX_OBSERVATION,
     own_agent: OwnAgent | None = None,
     player: Player | None = None,
     temperature_step: float = 0.0,
+    step_timeout: float | None = None,
+    retries: int = 0,
     finished: Mapping[str, Trajectory] | None = None,
+    on_begin: Callable[[str, Engine], Engine] | None = None,
     on_episode: Callable[[Trajectory, float], None] | None = None,
+    on_retry: Callable[[EnvironmentAway], None] | None = None,
 ) -> list[Trajectory]:
     """Plays all episodes; returns them in order of scenario and sample, those that follow from others (`player`) after
     the group of these.
 
-    timeout: seconds that one episode may take. max_failures: below 1 a share of the episodes, from 1 on a count.
-    own_agent, player: play in place of the agent loop. temperature_step: sample k of a scenario is drawn at k times
-    this above the temperature. on_episode is called with each new episode and the seconds it took. Raises
-    TooManyFailures, and SpecError where two scenarios have the same id.
+    environments: where they are played, or what builds one. timeout: seconds that one episode may take, waiting for an
+    instance not counted. max_failures: below 1 a share of the episodes, from 1 on a count. own_agent, player: play in
+    place of the agent loop. temperature_step: sample k of a scenario is drawn at k times this above the temperature.
+    step_timeout: seconds that the environment may take each time the agent loop asks it. retries: how often an episode
+    is played again whose environment was away. on_begin is told the name of each episode that begins, and gives the
+    engine that it and what follows from it are played with; on_episode is called with each new episode and the seconds
+    it took, on_retry with why one is played again. Raises TooManyFailures, and SpecError where two scenarios have the
+    same id.
     """
     if len({scenario.id for scenario in scenarios}) < len(scenarios):
         raise SpecError([Problem("environment", "gives the same id to several scenarios; ids must be unique")])
     jobs = [(scenario, sample) for scenario in scenarios for sample in range(group_size)]
-    allowed = int(max_failures * len(jobs) if max_failures < 1 else max_failures)
+    allowed = failures_allowed(max_failures, len(jobs))
+    pool = environments if isinstance(environments, Pool) else Pool(environments)
     done: dict[str, Trajectory] = {}
     following: dict[str, list[str]] = {}
+    failed: list[Trajectory] = []
     rest = iter(jobs)
     if player is None:
-        shown: dict[str, Any] = {"format": format, "max_observation": max_observation}
+        shown: dict[str, Any] = {"format": format, "limits": limits, "max_observation": max_observation}
         player = Once(own_agent.play if own_agent is not None else partial(play, **shown))
 
-    def take(trajectory: Trajectory) -> None:
-        if trajectory.id in done:
-            text = f"has a scenario whose id is that of episodes which follow from others: {trajectory.group}"
-            raise SpecError([Problem("environment", f"{text}; expected another")])
-        done[trajectory.id] = trajectory
-        failed = [one for one in done.values() if one.failure] if trajectory.failure else []
+    def take(belonging: Sequence[Trajectory]) -> None:
+        """An episode with those that follow from it; together they fail once."""
+        for one in belonging:
+            if one.id in done:
+                text = f"has a scenario whose id is that of episodes which follow from others: {one.group}"
+                raise SpecError([Problem("environment", f"{text}; expected another")])
+            done[one.id] = one
+        following[belonging[0].id] = [one.id for one in belonging]
+        failed.extend([one for one in belonging if one.failure][:1])
         if len(failed) > allowed:
             shown = "; ".join(
                 f"{one.id}: {one.failure.kind}: {one.failure.message}" for one in failed[:3] if one.failure
@@ -138,44 +155,62 @@ def run_episodes(
                 f"max_failures={max_failures:g} of this stage allows. {shown}"
             )
 
+    async def played(scenario: Scenario, sample: int, again: bool) -> tuple[list[Trajectory], float]:
+        name = f"{scenario.id}/{sample}"
+        how: dict[str, Any] = {
+            "sample": sample,
+            "sampling": replace(sampling, temperature=sampling.temperature + sample * temperature_step),
+            "max_turns": max_turns,
+            "seed": episode_number(seed, name),
+            "timeout": timeout,
+            "again": again,
+        }
+        if own_agent is None:
+            how["step_timeout"] = step_timeout
+        heard = on_begin(name, engine) if on_begin else engine
+        if own_agent is not None and not own_agent.wants_environment:
+            started = time.monotonic()
+            return [await own_agent.play(heard, None, scenario, **how)], time.monotonic() - started
+        async with pool.lent() as lent:
+            started = time.monotonic()
+            found = await player.play(heard, lent.environment, scenario, **how)
+            failures = [one.failure for one in found if one.failure is not None]
+            if own_agent is not None:
+                lent.whole = not failures
+                lent.left = not lent.whole  # a thread that ran out of time may be in it
+            else:
+                lent.whole = all(failure.boundary != EnvironmentFailed.boundary for failure in failures)
+            return found, time.monotonic() - started
+
+    async def episode(scenario: Scenario, sample: int) -> tuple[list[Trajectory], float]:
+        pause = FIRST_PAUSE
+        for left in range(retries, 0, -1):
+            try:
+                return await played(scenario, sample, again=True)
+            except EnvironmentAway as error:
+                wait = random.uniform(0.5, 1.0) * pause
+                logger.info(
+                    "%s/%d is played again in %.1f s, %d tries left: %s", scenario.id, sample, wait, left, error
+                )
+                if on_retry:
+                    on_retry(error)
+            await asyncio.sleep(wait)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        return await played(scenario, sample, again=False)
+
     async def work() -> None:
-        environment = None
-        try:
-            for scenario, sample in rest:
-                name = f"{scenario.id}/{sample}"
-                if finished and name in finished:
-                    names = [name, *player.following(finished[name])]
-                    if all(one in finished for one in names):
-                        following[name] = names
-                        for one in names:
-                            take(finished[one])
-                        continue
-                started = time.monotonic()
-                if environment is None:
-                    environment = make_environment()
-                how: dict[str, Any] = {
-                    "sample": sample,
-                    "sampling": replace(sampling, temperature=sampling.temperature + sample * temperature_step),
-                    "max_turns": max_turns,
-                    "seed": episode_number(seed, name),
-                    "timeout": timeout,
-                }
-                played = await player.play(engine, environment, scenario, **how)
-                following[name] = [one.id for one in played]
-                seconds = time.monotonic() - started
-                for trajectory in played:
-                    if on_episode:
-                        on_episode(trajectory, seconds)
-                    take(trajectory)
-                failed = [one.failure for one in played if one.failure is not None]
-                if failed and own_agent is not None:
-                    environment = None  # a thread that ran out of time may still be in it: it is left to that
-                elif any(failure.boundary == EnvironmentFailed.boundary for failure in failed):
-                    broken, environment = environment, None
-                    await _close(broken)
-        finally:
-            if environment is not None:
-                await _close(environment)
+        for scenario, sample in rest:
+            name = f"{scenario.id}/{sample}"
+            if finished and name in finished:
+                names = [name, *player.following(finished[name])]
+                if all(one in finished for one in names):
+                    take([finished[one] for one in names])
+                    continue
+            found, seconds = await episode(scenario, sample)
+            if on_episode:
+                for trajectory in found:
+                    on_episode(trajectory, seconds)
+            take(found)
 
     async def work_all() -> None:
         try:
@@ -184,10 +219,20 @@ def run_episodes(
                     group.create_task(work())
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        finally:
+            await pool.rest()
 
     _run(work_all())
     ordered = [done[one] for scenario, sample in jobs for one in following[f"{scenario.id}/{sample}"]]
     return [one for group in by_scenario(ordered).values() for one in sorted(group, key=lambda one: one.sample)]
+
+
+def failures_allowed(max_failures: float, episodes: int) -> int:
+    """How many of so many episodes may fail: below 1 a share of them, from 1 on a count. A share that is met exactly
+    is allowed, however it is rounded: 0.29 of 100 are 29."""
+    if max_failures >= 1:
+        return min(int(min(max_failures, episodes)), episodes)
+    return int(Fraction(repr(max_failures)) * episodes)
 
 
 def demonstrate(
@@ -195,8 +240,9 @@ def demonstrate(
     scenarios: Sequence[Scenario],
     format: formats.Name = "native",
     max_observation: int = MAX_OBSERVATION,
+    limits: Limits | None = None,
 ) -> list[Trajectory]:
-    """Plays the environment's own solution of each scenario, written in a format.
+    """Plays the environment's own solution of each scenario, written in a format. limits: of code.
 
     Raises SpecError where it has none, EnvironmentFailed where the environment breaks.
     """
@@ -209,11 +255,11 @@ def demonstrate(
     async def show_all() -> list[Trajectory]:
         try:
             return [
-                await _demonstration(environment, environment, scenario, formats.make(format), max_observation)
+                await _demonstration(environment, environment, scenario, formats.make(format, limits), max_observation)
                 for scenario in scenarios
             ]
         finally:
-            await _close(environment)
+            await close(environment)
 
     return _run(show_all())
 
@@ -226,12 +272,23 @@ async def _demonstration(
     messages, tools = shown.opening(list(first), tools)
     rewards: list[float] = []
     outcome: dict[str, Any] = {}
+
+    async def take(action: dict[str, Any]) -> Step:
+        nonlocal outcome
+        step = as_step(await ask(environment.step, action))
+        outcome = step.info
+        step.observation, _ = cleaned(step.observation, most)
+        return step
+
     for answer in as_messages(await ask(solver.solve, scenario), "solve"):
         messages.append(shown.write(answer))
-        step = as_step(await ask(environment.step, answer))
+        try:
+            step = await shown.act(messages[-1], take)
+        except formats.Unreadable as error:
+            text = f"the solution of {scenario.id} cannot be written in this format: {error}; expected another"
+            raise SpecError([Problem("agent.format", text)]) from None
         rewards.append(step.reward)
-        outcome = step.info
-        messages += shown.show(cleaned(step.observation, most)[0])
+        messages += step.observation
         if step.done:
             break
     return Trajectory(
@@ -245,17 +302,6 @@ async def _demonstration(
         metrics={"turns": float(len(rewards))},
         policy="solver",
     )
-
-
-async def _close(environment: Environment) -> None:
-    """Closes an environment; one that fails at it costs a warning, not the episodes."""
-    try:
-        async with asyncio.timeout(CLOSE_TIMEOUT):
-            await ask(environment.close)
-    except EnvironmentFailed as error:
-        logger.warning("an environment did not close: %s", error)
-    except TimeoutError:
-        logger.warning("an environment did not close within %g s", CLOSE_TIMEOUT)
 
 
 def _run(work: Coroutine[Any, Any, Result]) -> Result:

@@ -23,7 +23,7 @@ from components.environments.protocol import Environment, Restorable
 from components.errors import Problem, SpecError
 from components.inference.protocol import Engine, Sampling
 from components.rollout import formats
-from components.rollout.agent import MAX_OBSERVATION, Episode, as_messages, as_step, ask
+from components.rollout.agent import MAX_OBSERVATION, Episode, as_messages, as_step
 from components.rollout.player import episode_number
 from components.trajectories import step_labels
 from components.trajectories.groups import aside
@@ -49,17 +49,17 @@ class Continuing:
         sampling: Sampling,
         max_turns: int,
         seed: int,
-        timeout: float | None,
+        **patience: Any,
     ) -> list[Trajectory]:
-        """timeout: seconds for the episode, and for each continuation. One that fails is returned after the episode,
+        """patience: holds for the episode, and for each continuation. One that fails is returned after the episode,
         which then has no labels."""
         episode = Episode(engine, environment, sampling, seed, **self._how)
         steps: list[tuple[Episode, str | None]] = []
-        async with episode.within(timeout):
+        async with episode.within(**patience):
             await episode.begin(scenario)
             while not episode.done and episode.talk.turns < max_turns:
                 await episode.turn()
-                steps.append((episode.branch(seed), await _saved(environment)))
+                steps.append((episode.branch(seed), await _saved(episode)))
         first = episode.trajectory(scenario, sample)
         if first.failure is not None:
             return [first]
@@ -68,7 +68,7 @@ class Continuing:
             wins = 0
             for number in range(self._count):
                 going_on = step.branch(episode_number(seed, f"{turn}/{number}"))
-                async with going_on.within(timeout):
+                async with going_on.within(**patience):
                     await _return_to(going_on, scenario, state)
                     while not going_on.done and going_on.talk.turns < max_turns:
                         await going_on.turn()
@@ -85,20 +85,21 @@ class Continuing:
         return [] if labelled else [f"{aside(first.scenario, CONTINUED).id}/{first.sample}"]
 
 
-async def _saved(environment: Environment) -> str | None:
-    """The state of the episode, as it is now; None of an environment that cannot save."""
-    return json.dumps(await ask(environment.save)) if isinstance(environment, Restorable) else None
+async def _saved(episode: Episode) -> str | None:
+    """Where the environment is now; None of one that cannot save."""
+    environment = episode.environment
+    return json.dumps(await episode.world("save", environment.save)) if isinstance(environment, Restorable) else None
 
 
 async def _return_to(step: Episode, scenario: Scenario, state: str | None) -> None:
     """Puts the environment where it was after a step. Raises SpecError where its actions do not lead there again."""
     environment = step.environment
     if state is not None:
-        await ask(environment.restore, scenario, json.loads(state))  # type: ignore[attr-defined]
+        await step.world("restore", environment.restore, scenario, json.loads(state))  # type: ignore[attr-defined]
         return
-    same = as_messages(await ask(environment.reset, scenario), "reset") == step.first
+    same = as_messages(await step.world("reset", environment.reset, scenario), "reset") == step.first
     for action, before in step.steps:
-        same = same and as_step(await ask(environment.step, action)) == before
+        same = same and as_step(await step.world("a step", environment.step, action)) == before
     if not same:
         raise SpecError([Problem("environment", _NOT_AGAIN.format(type(environment).__name__, scenario.id))])
 

@@ -3,22 +3,29 @@
     native    tools are the chat template's, calls are the message's own `tool_calls`
     react     tools stand in the system message, the answer is Thought and Action, or Answer (arXiv:2210.03629)
     chat      what is said is the action; for environments of text
+    code      tools are functions, the answer is a block of Python (`code`, arXiv:2402.01030)
 
 An environment knows only actions with `tool_calls`; a format stands between. An answer that cannot be read is told to
-the agent as an observation and counted (`parse_errors`); it uses up a turn.
+the agent as an observation and counted (`parse_errors`); it uses up a turn. A demonstration is written in the format,
+and carried out as what is written there.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
-from components.environments.protocol import Messages
+from components.environments.protocol import Messages, Step
 from components.errors import Problem, SpecError
+from components.sandbox import Limits
 
 Tools = list[dict[str, Any]]
-Name = Literal["native", "react", "chat"]
+Name = Literal["native", "react", "chat", "code"]
+Take = Callable[[dict[str, Any]], Awaitable[Step]]
+"""Carries out an action: a step of the environment, its observation fit to be shown."""
 
 
 class Unreadable(Exception):
@@ -26,17 +33,19 @@ class Unreadable(Exception):
 
 
 class Format(Protocol):
+    mark: str
+    """What an observation begins with that is not the environment's own message."""
+
+    counts: dict[str, int]
+    """What the format counts, for the metrics of the episode."""
+
     def opening(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
         """What is shown first, and the tools that the engine is told of. Raises SpecError for tools that cannot be
         written so."""
         ...
 
-    def read(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The action that an assistant message stands for. Raises Unreadable."""
-        ...
-
-    def show(self, observation: Messages) -> Messages:
-        """An observation as the agent is shown it."""
+    async def act(self, message: dict[str, Any], take: Take) -> Step:
+        """Does what an assistant message says; the observation is as the agent is shown it. Raises Unreadable."""
         ...
 
     def write(self, action: dict[str, Any]) -> dict[str, Any]:
@@ -44,22 +53,45 @@ class Format(Protocol):
         ...
 
 
-class Native:
-    def opening(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
-        return messages, tools
+class OneAction:
+    """A format in which a message is one action."""
+
+    mark = ""
+    counts: dict[str, int] = {}
+
+    async def act(self, message: dict[str, Any], take: Take) -> Step:
+        step = await take(self.read(message))
+        return replace(step, observation=self.show(step.observation))
 
     def read(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The action that an assistant message stands for. Raises Unreadable."""
         return message
 
     def show(self, observation: Messages) -> Messages:
+        """An observation as the agent is shown it."""
         return observation
+
+
+class Native(OneAction):
+    def opening(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
+        names = "|".join(re.escape(one["function"]["name"]) for one in tools)
+        self._begun = re.compile(rf"<tool_call>|^\s*\[\s*(?:{names})\s*\(" if tools else r"(?!)", re.MULTILINE)
+        return messages, tools
+
+    def read(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A call that the engine could not read is still in the text."""
+        if not message.get("tool_calls") and self._begun.search(message.get("content") or ""):
+            raise Unreadable("this call of a tool cannot be read; write it again, as it was shown")
+        return message
 
     def write(self, action: dict[str, Any]) -> dict[str, Any]:
         return action
 
 
-class React:
+class React(OneAction):
     """One for each episode: it remembers the tools."""
+
+    mark = "Observation: "
 
     def opening(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
         self._text_tool = _text_tool(tools)
@@ -74,9 +106,7 @@ class React:
             )
         else:
             said = "Answer each time in this form:\nThought: what you think\nAnswer: what you say"
-        if messages and messages[0]["role"] == "system":
-            return [{**messages[0], "content": f"{messages[0]['content']}\n\n{said}"}, *messages[1:]], []
-        return [{"role": "system", "content": said}, *messages], []
+        return told_first(messages, said), []
 
     def read(self, message: dict[str, Any]) -> dict[str, Any]:
         text = re.split(r"^\s*Observation:", message.get("content") or "", maxsplit=1, flags=re.MULTILINE)[0]
@@ -106,7 +136,7 @@ class React:
     def show(self, observation: Messages) -> Messages:
         told = [one["content"] for one in observation if one["role"] == "tool"]
         others = [one for one in observation if one["role"] != "tool"]
-        return [*([{"role": "user", "content": "Observation: " + "\n".join(told)}] if told else []), *others]
+        return [*([{"role": "user", "content": self.mark + "\n".join(told)}] if told else []), *others]
 
     def write(self, action: dict[str, Any]) -> dict[str, Any]:
         calls = action.get("tool_calls") or []
@@ -131,7 +161,7 @@ class React:
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-class Chat:
+class Chat(OneAction):
     def opening(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
         self._text_tool = _text_tool(tools)
         if tools and self._text_tool is None:
@@ -140,11 +170,10 @@ class Chat:
         return messages, []
 
     def read(self, message: dict[str, Any]) -> dict[str, Any]:
-        return {"role": "assistant", "content": message.get("content") or ""}
-
-    def show(self, observation: Messages) -> Messages:
-        """A demonstration acts by the tool, and is answered so; in play there is no tool."""
-        return [{"role": "user", "content": one["content"]} if one["role"] == "tool" else one for one in observation]
+        text = message.get("content") or ""
+        if not text.strip():
+            raise Unreadable("the action is empty")
+        return {"role": "assistant", "content": text}
 
     def write(self, action: dict[str, Any]) -> dict[str, Any]:
         if not action.get("tool_calls"):
@@ -154,10 +183,21 @@ class Chat:
         return {"role": "assistant", "content": said[0]}
 
 
-def make(name: Name) -> Format:
-    """A format for one episode."""
-    kinds: dict[Name, type[Native | React | Chat]] = {"native": Native, "react": React, "chat": Chat}
+def make(name: Name, limits: Limits | None = None) -> Format:
+    """A format for one episode. limits: of code."""
+    if name == "code":
+        from components.rollout.code import Code
+
+        return Code(limits or Limits())
+    kinds: dict[str, type[Native | React | Chat]] = {"native": Native, "react": React, "chat": Chat}
     return kinds[name]()
+
+
+def told_first(messages: Messages, said: str) -> Messages:
+    """The messages, with something more said by the system."""
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{said}"}, *messages[1:]]
+    return [{"role": "system", "content": said}, *messages]
 
 
 def _text_tool(tools: Tools) -> tuple[str, str] | None:

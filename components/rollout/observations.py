@@ -4,13 +4,15 @@ longer than it may be."""
 from __future__ import annotations
 
 import re
-import unicodedata
 
 from components.environments.protocol import Messages
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 """Escape sequences of terminals: colours, movements of the cursor, titles (ECMA-48)."""
-_KEPT = "\n\t"
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters (category Cc) but for tabs and ends of lines."""
+_UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""They, and halves of surrogate pairs."""
 
 
 def clean(text: str, most: int) -> tuple[str, bool]:
@@ -20,9 +22,8 @@ def clean(text: str, most: int) -> tuple[str, bool]:
     length = len(text)
     if cut:
         text = text[:most]
-    if not text.isprintable():
-        text = _ANSI.sub("", text.replace("\r\n", "\n"))
-        text = "".join(one if one in _KEPT or unicodedata.category(one) != "Cc" else "" for one in text)
+    if _UNFIT.search(text):
+        text = _CONTROL.sub("", _ANSI.sub("", text.replace("\r\n", "\n")))
         text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates: bytes that were no UTF-8
     return (f"{text}\n[cut: {length:,} characters, {most:,} are shown]" if cut else text), cut
 

@@ -30,7 +30,15 @@ from dataclasses import asdict
 from typing import Any
 
 from components.environments.protocol import Environment, Step
-from components.errors import AgentError, BoundaryError, EnvironmentFailed, Problem, ResourceError, SpecError
+from components.errors import (
+    AgentError,
+    BoundaryError,
+    EnvironmentAway,
+    EnvironmentFailed,
+    Problem,
+    ResourceError,
+    SpecError,
+)
 from components.inference.protocol import Engine, Sampling
 from components.rollout.agent import as_json, as_step, in_thread
 from components.rollout.capture import Capture
@@ -58,6 +66,7 @@ class OwnAgent:
                 [Problem("agent.function", f"asks for {', '.join(unknown)}; expected some of {', '.join(GIVEN)}")]
             )
         self._names = [one.name for one in parameters if one.name in GIVEN]
+        self.wants_environment = "environment" in self._names
         self._function = function
         self._url = url
         self._engines = engines
@@ -73,8 +82,10 @@ class OwnAgent:
         max_turns: int,
         seed: int,
         timeout: float | None,
+        again: bool = False,
     ) -> Trajectory:
-        """One episode; what fails is in it. Cancellation, SpecError and ResourceError pass through."""
+        """One episode; what fails is in it. Cancellation, SpecError and ResourceError pass through, and with `again`
+        EnvironmentAway, for the episode to be played again."""
         capture = Capture(engine, sampling, seed, max_turns)
         returned, failure = None, None
         with self._key(capture) as key:
@@ -86,6 +97,8 @@ class OwnAgent:
                 if not capture.exhausted:
                     failure = Failure("agent", "AgentError", f"{type(cause).__name__}: {cause}")
             except BoundaryError as error:
+                if again and isinstance(error, EnvironmentAway):
+                    raise
                 failure = Failure(error.boundary, type(error).__name__, str(error))
             except TimeoutError:
                 failure = Failure("agent", "WaitTimeout", f"the episode took longer than {timeout:g} s")
@@ -97,7 +110,7 @@ class OwnAgent:
         outcome = told.outcome if told else dict(returned) if isinstance(returned, Mapping) else {}
         if isinstance(returned, float):
             outcome = {"reward": returned}
-        histories = capture.recorder.histories or (told.histories if told else []) or [History([])]
+        histories = capture.histories or (told.histories if told else []) or [History([])]
         return Trajectory(
             id=f"{scenario.id}/{sample}",
             scenario=scenario,

@@ -33,9 +33,10 @@ class Player(Protocol):
         sampling: Sampling,
         max_turns: int,
         seed: int,
-        timeout: float | None,
+        **patience: Any,
     ) -> list[Trajectory]:
-        """The episode `scenario.id/sample`, and after it those that follow from it."""
+        """The episode `scenario.id/sample`, and after it those that follow from it. patience: `timeout`, and
+        `step_timeout` and `again` where they are given (`agent.play`)."""
         ...
 
     def following(self, first: Trajectory) -> list[str]:

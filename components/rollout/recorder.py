@@ -17,24 +17,26 @@ NOT_SAMPLED = float("nan")
 
 
 class Recorder:
-    """The histories of one agent in one episode. Several conversations may go on at once: each answer belongs to the
-    history of which its prompt repeats most."""
+    """The histories of one episode. Several conversations may go on at once: each answer belongs to the history of the
+    same agent of which its prompt repeats most."""
 
     def __init__(self, agent: str = "main"):
         self.agent = agent
+        """Who speaks, where nobody says otherwise."""
         self.histories: list[History] = []
 
-    def record(self, messages: list[dict[str, Any]], completion: ChatCompletion) -> None:
-        """Adds one answer to the conversation `messages` that it answers."""
-        prompt = completion.prompt_token_ids
+    def record(self, messages: list[dict[str, Any]], completion: ChatCompletion, agent: str | None = None) -> History:
+        """Adds one answer to the conversation `messages` that it answers; returns the history in which it is."""
+        prompt, agent = completion.prompt_token_ids, agent or self.agent
+        own = [one for one in self.histories if one.agent == agent]
         if prompt:
-            going_on = [one for one in self.histories if prompt[: len(one.token_ids)] == one.token_ids]
+            going_on = [one for one in own if prompt[: len(one.token_ids)] == one.token_ids]
         else:  # a server that does not say its tokens: what was said must be repeated
             said = [to_message(message) for message in messages]
-            going_on = [one for one in self.histories if _same(one.messages, said)]
+            going_on = [one for one in own if _same(one.messages, said)]
         history = max(going_on, key=lambda one: (len(one.token_ids), len(one.messages)), default=None)
         if history is None:
-            history = History([], agent=self.agent)
+            history = History([], agent=agent)
             self.histories.append(history)
         history.messages.extend(to_message(message) for message in messages[len(history.messages) :])
         history.logprobs.extend([NOT_SAMPLED] * (len(prompt) - len(history.token_ids)))
@@ -46,6 +48,7 @@ class Recorder:
         answer.span = (start, len(history.token_ids)) if completion.token_ids else None
         answer.finish_reason = completion.finish_reason
         history.messages.append(answer)
+        return history
 
     def close(self, messages: list[dict[str, Any]]) -> None:
         """Adds what was said after the last answer, so that the episode reads to its end."""

@@ -54,19 +54,19 @@ class Reflecting:
         sampling: Sampling,
         max_turns: int,
         seed: int,
-        timeout: float | None,
+        **patience: Any,
     ) -> list[Trajectory]:
-        """timeout: seconds for each attempt, and for the reflection."""
-        how: dict[str, Any] = {"sample": sample, "sampling": sampling, "max_turns": max_turns, "timeout": timeout}
+        """patience: holds for each attempt, and for the reflection."""
+        how: dict[str, Any] = {"sample": sample, "sampling": sampling, "max_turns": max_turns, **patience}
         first = await self._attempt(engine, environment, scenario, **how, seed=seed)
         if not self.following(first):
             return [first]
         again = aside(scenario, SECOND)
         seed = episode_number(seed, SECOND)
         thinking = Episode(engine, environment, replace(sampling, max_tokens=self._spec.max_tokens), seed)
-        async with thinking.within(timeout):
+        async with thinking.within(**patience):
             asked = f"{self._spec.prompt}\n\n{transcript(first, self._spec.max_transcript)}"
-            thinking.talk.messages.append({"role": "user", "content": asked})
+            thinking.open([{"role": "user", "content": asked}], [])
             await thinking.decide()
         reflection = thinking.trajectory(again, sample)
         if reflection.failure is not None:

@@ -20,7 +20,7 @@ from components.environments.protocol import Environment
 from components.errors import EngineError, EnvironmentFailed
 from components.inference.protocol import Engine, Sampling
 from components.rollout import formats
-from components.rollout.agent import MAX_OBSERVATION, Episode, as_json, as_messages, as_step, ask
+from components.rollout.agent import MAX_OBSERVATION, Episode
 from components.rollout.player import episode_number
 from components.rollout.spec import RolesSpec
 from components.trajectories.schema import Scenario, Trajectory
@@ -38,6 +38,8 @@ async def play(
     max_turns: int,
     seed: int,
     timeout: float | None = None,
+    step_timeout: float | None = None,
+    again: bool = False,
     roles: RolesSpec,
     format: formats.Name = "native",
     max_observation: int = MAX_OBSERVATION,
@@ -47,9 +49,8 @@ async def play(
     planner = Episode(engine, environment, sampling, seed, max_observation=max_observation, agent="planner")
     workers: list[Episode] = []
     acted, unsaid = planner, 0
-    async with planner.within(timeout):
-        tools = as_json(await ask(environment.tools), "tools")
-        first = as_messages(await ask(environment.reset, scenario), "reset")
+    async with planner.within(timeout, step_timeout, again):
+        first, tools = await planner.start(scenario)
         rules = [one["content"] for one in first if one["role"] == "system"]
         task = [one for one in first if one["role"] != "system"]
         planner.open([_system(roles.planner, *_able(tools), *rules), *task], [])
@@ -58,7 +59,7 @@ async def play(
             said = (await planner.talk.answer())["content"].strip()
             planner.awaited = EnvironmentFailed
             if answer := _ANSWER.fullmatch(said):
-                planner.see(as_step(await ask(environment.step, {"role": "assistant", "content": answer[1].strip()})))
+                planner.see(await planner.step({"role": "assistant", "content": answer[1].strip()}))
                 acted = planner
                 continue
             planner.rewards.append(0.0)
@@ -87,7 +88,7 @@ async def play(
         metrics={
             **metrics,
             "subgoals": float(len(workers)),
-            "parse_errors": metrics.get("parse_errors", 0.0) + unsaid,
+            "parse_errors": metrics["parse_errors"] + unsaid,
         },
     )
 
@@ -103,7 +104,7 @@ async def _work(worker: Episode, turns: int, watched: Episode) -> str:
         if not action.get("tool_calls"):
             worker.rewards.append(0.0)
             return f"The worker says: {action['content']}"
-        step = as_step(await ask(worker.environment.step, action))
+        step = await watched.step(action)
         worker.steps.append((action, step))
         worker.see(step)
     return f"The worker has not said what came of it. Last it saw: {worker.talk.messages[-1]['content']}"

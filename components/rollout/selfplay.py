@@ -20,7 +20,7 @@ from components.environments.protocol import Environment, Messages, Players, Ste
 from components.errors import EngineError, EnvironmentFailed, Problem, SpecError
 from components.inference.protocol import Engine, Sampling
 from components.rollout import formats
-from components.rollout.agent import MAX_OBSERVATION, Episode, as_json, as_messages, as_step, ask
+from components.rollout.agent import MAX_OBSERVATION, Episode, as_step
 from components.rollout.player import episode_number
 from components.trajectories.groups import aside
 from components.trajectories.schema import Scenario, Trajectory
@@ -48,7 +48,7 @@ class SelfPlay:
         sampling: Sampling,
         max_turns: int,
         seed: int,
-        timeout: float | None,
+        **patience: Any,
     ) -> list[Trajectory]:
         """max_turns: of each player."""
         policys = 0 if self._other is None else episode_number(0, scenario.id) % 2
@@ -59,7 +59,7 @@ class SelfPlay:
             for place, one in enumerate(engines)
         ]
         policy = sides[policys]
-        async with policy.within(timeout):
+        async with policy.within(**patience):
             await _play(policy, sides, scenario, max_turns)
         for side in sides:
             side.failure = policy.failure
@@ -76,8 +76,7 @@ class SelfPlay:
 async def _play(watched: Episode, sides: list[Episode], scenario: Scenario, max_turns: int) -> None:
     """The game; `watched` is told what is waited for."""
     environment = watched.environment
-    tools = as_json(await ask(environment.tools), "tools")
-    told = as_messages(await ask(environment.reset, scenario), "reset")
+    told, tools = await watched.start(scenario)
     names = _names(environment)
     for side, name in zip(sides, names, strict=True):
         side.talk.recorder.agent = name
@@ -91,7 +90,7 @@ async def _play(watched: Episode, sides: list[Episode], scenario: Scenario, max_
             watched.awaited = EngineError
             action = await side.decide()
             watched.awaited = EnvironmentFailed
-        step = as_step(await ask(environment.step, action))
+        step = await watched.step(action)
         side.rewards.append(step.reward)
         for one, name in zip(sides, names, strict=True):
             one.outcome, one.done = _outcome(step, name), step.done

@@ -39,10 +39,10 @@ class Taught:
         sampling: Sampling,
         max_turns: int,
         seed: int,
-        timeout: float | None,
+        **patience: Any,
     ) -> list[Trajectory]:
-        """timeout: seconds for each of the two."""
-        how: dict[str, Any] = {"max_turns": max_turns, "timeout": timeout}
+        """patience: holds for each of the two."""
+        how: dict[str, Any] = {"max_turns": max_turns, **patience}
         first = await self._attempt(engine, environment, scenario, sample=sample, sampling=sampling, seed=seed, **how)
         if not self.following(first):
             return [first]

@@ -33,12 +33,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from components.errors import ResourceError
 from components.sandbox import seccomp
+from components.sandbox.calls import Answer, Calls
 from components.sandbox.limits import Limits, Result
 from components.sandbox.watch import HOME, kill, watch
 
@@ -87,14 +89,16 @@ class Sandbox:
         stdin: str | bytes = b"",
         files: Mapping[str, str | bytes] | None = None,
         stop: threading.Event | None = None,
+        answer: Answer | None = None,
     ) -> Result:
         """Runs a command to its end.
 
         files: by path below the home, there before the command starts. stop: kills the program when it is set.
+        answer: what the program may call (`components.sandbox.calls`).
         Raises ResourceError where there is no sandbox, and OSError where it did not start this once.
         """
         check()
-        return _run(self.limits, command, stdin, files or {}, stop)
+        return _run(self.limits, command, stdin, files or {}, stop, answer)
 
     def python(
         self,
@@ -103,10 +107,11 @@ class Sandbox:
         stdin: str | bytes = b"",
         files: Mapping[str, str | bytes] | None = None,
         stop: threading.Event | None = None,
+        answer: Answer | None = None,
     ) -> Result:
         """Runs Python code, with the standard library and what `files` holds."""
         given = {**(files or {}), ".main.py": code}
-        return self.run([interpreter()[0], f"{HOME}/.main.py"], stdin=stdin, files=given, stop=stop)
+        return self.run([interpreter()[0], f"{HOME}/.main.py"], stdin=stdin, files=given, stop=stop, answer=answer)
 
     async def run_async(
         self,
@@ -120,9 +125,10 @@ class Sandbox:
         return await stoppable(functools.partial(self.run, command, stdin=stdin, files=files, stop=stop), stop)
 
 
-async def stoppable(work: Callable[[], T], stop: threading.Event) -> T:
-    """What `work` returns, done in a thread. Cancelled, `stop` is set and the end of the work awaited."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
+async def stoppable(work: Callable[[], T], stop: threading.Event, pool: Executor | None = None) -> T:
+    """What `work` returns, done in a thread. Cancelled, `stop` is set and the end of the work awaited. pool: of threads
+    of its own, for work that waits for what is done in other threads."""
+    task = asyncio.get_running_loop().run_in_executor(pool, work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -190,10 +196,17 @@ def _run(
     stdin: str | bytes,
     files: Mapping[str, str | bytes],
     stop: threading.Event | None,
+    answer: Answer | None = None,
 ) -> Result:
     began = time.monotonic()
     with ExitStack() as stack:
         passed: list[int] = []
+        environment = ENVIRONMENT
+        calls = None if answer is None else Calls(answer, limits.calls)
+        if calls is not None:
+            stack.callback(calls.close)
+            passed.append(calls.inside.fileno())
+            environment = ENVIRONMENT | calls.environment()
 
         def sealed(data: str | bytes) -> int:
             fd = _sealed(data)
@@ -218,7 +231,7 @@ def _run(
                 stdin=sealed(stdin),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=ENVIRONMENT,  # not only of the program: /proc/1/environ in the sandbox is that of bwrap
+                env=environment,  # not only of the program: /proc/1/environ in the sandbox is that of bwrap
                 cwd="/",
                 pass_fds=passed,
                 start_new_session=True,
@@ -226,8 +239,10 @@ def _run(
             )
         finally:
             os.close(status_write)
+        if calls is not None:
+            calls.begin()
         try:
-            killed, kept = watch(process, limits, began, stop)
+            killed, kept = watch(process, limits, began, stop, calls)
         finally:
             kill(process)
         os.set_blocking(status_read, False)

@@ -12,6 +12,7 @@ _LEAST = {
     "disk_mb": 1,
     "files": 16,
     "output_bytes": 100,
+    "calls": 1,
 }
 
 
@@ -33,6 +34,8 @@ class Limits:
     """And folders in its home."""
     output_bytes: int = 20_000
     """Bytes that are kept of stdout, and of stderr; of more, the middle is cut."""
+    calls: int = 32
+    """That it may make to whoever runs it, where it is given a way (`components.sandbox.calls`)."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -49,7 +52,7 @@ class Result:
     stdout: str
     stderr: str
     killed: str
-    """Why it was killed: time, memory, files, output or stopped; empty where it ended by itself."""
+    """Why it was killed: time, memory, files, output, calls or stopped; empty where it ended by itself."""
     truncated: bool
     """Whether output was cut."""
     seconds: float

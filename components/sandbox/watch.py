@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from components.sandbox.calls import Calls
 from components.sandbox.limits import Limits
 
 HOME = "/home/agent"
@@ -51,9 +52,14 @@ class Kept:
 
 
 def watch(
-    process: subprocess.Popen[bytes], limits: Limits, began: float, stop: threading.Event | None
+    process: subprocess.Popen[bytes],
+    limits: Limits,
+    began: float,
+    stop: threading.Event | None,
+    calls: Calls | None = None,
 ) -> tuple[str, list[Kept]]:
-    """Reads what the program prints until it ends, or a reason to kill it."""
+    """Reads what the program prints until it ends, or a reason to kill it. Time in which it waits for the answer to a
+    call does not count."""
     assert process.stdout is not None
     assert process.stderr is not None
     kept = [Kept(limits.output_bytes), Kept(limits.output_bytes)]
@@ -76,7 +82,7 @@ def watch(
                     key.data.add(data)
                 else:
                     selector.unregister(key.fileobj)
-            now = time.monotonic()
+            now = time.monotonic() - (calls.waited if calls is not None else 0.0)
             if killed and now > began + limits.seconds + 10:
                 raise OSError("the program's output did not end after it was killed")
             if killed or not alive or now < next_look:
@@ -86,6 +92,8 @@ def watch(
                 killed = "stopped"
             elif now - began > limits.seconds:
                 killed = "time"
+            elif calls is not None and calls.exceeded:
+                killed = "calls"
             elif max(one.size for one in kept) > most:
                 killed = "output"
             else:

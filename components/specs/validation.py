@@ -39,18 +39,26 @@ _BOUNDS = {"greater_than": ("more than", "gt"), "greater_than_equal": ("at least
            "less_than": ("less than", "lt"), "less_than_equal": ("at most", "le")}  # fmt: skip
 
 
-def validate(cls: type[S], data: Mapping[str, Any], *, path: str = "", allow: Iterable[str] | None = None) -> S:
+def validate(
+    cls: type[S],
+    data: Mapping[str, Any],
+    *,
+    path: str = "",
+    allow: Iterable[str] | None = None,
+    configuration: bool = True,
+) -> S:
     """Turns plain data into a spec.
 
     `path` is put before every key path in messages. `allow` lists the packages from which a `_target_` may come
-    besides our own; None reads the key `allow` of the data. Raises SpecError with every problem that was found.
+    besides our own; None reads the key `allow` of the data. configuration: `???` marks a value that is missing; in a
+    request it is what somebody said. Raises SpecError with every problem that was found.
     """
     if not isinstance(data, Mapping):
         raise SpecError([Problem(path or cls.__name__, f"{data!r} is not a mapping of keys to values")])
     given = data.get("allow") if allow is None else allow
     packages = [p for p in given if isinstance(p, str)] if isinstance(given, Iterable) else []
     context = {"allow": packages}
-    unset = list(_unset(data))
+    unset = list(_unset(data)) if configuration else []
     problems = [Problem(_key(p), f"needs a value: {_key(p)}=VALUE") for p in unset]
     spec = None
     try:

@@ -69,22 +69,22 @@ def write_pythonic(calls: list[tuple[str, dict[str, Any]]]) -> str:
     shown = []
     for name, arguments in calls:
         listed = [
-            f"{key}={_literal(value)}" if _WORD.fullmatch(key) else f"**{{{_literal(key)}: {_literal(value)}}}"
+            f"{key}={literal(value)}" if _WORD.fullmatch(key) else f"**{{{literal(key)}: {literal(value)}}}"
             for key, value in arguments.items()
         ]
         shown.append(f"{name}({', '.join(listed)})")
     return f"[{', '.join(shown)}]"
 
 
-def _literal(value: Any) -> str:
-    """A Python literal of JSON data; text in double quotes."""
+def literal(value: Any) -> str:
+    """JSON data as Python; text in double quotes."""
     match value:
         case str():
             return json.dumps(value, ensure_ascii=False)
         case list():
-            return f"[{', '.join(map(_literal, value))}]"
+            return f"[{', '.join(map(literal, value))}]"
         case dict():
-            return "{" + ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items()) + "}"
+            return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
     return repr(value)
 
 

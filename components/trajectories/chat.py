@@ -119,19 +119,24 @@ class ChatFormat:
 
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, generate: bool) -> str:
         """The conversation as text; `generate` adds the head of an assistant message to be written. Special tokens that
-        somebody else than the template writes, such as a page that says `<|im_end|>`, lose their meaning: they are
-        text, `< |im_end|>`."""
-        messages = [self._harmless(message) for message in messages]
+        somebody else than the template writes, such as a page or the description of a tool that says `<|im_end|>`, lose
+        their meaning: they are text, `< |im_end|>`."""
+        messages = [one if one["role"] == "assistant" else self._harmless(one) for one in messages]
+        tools = self._harmless(tools)
         if self.native_tools:
             shown = [_as_template_takes_it(message) for message in messages]
             return self._apply(shown, tools=tools or None, add_generation_prompt=generate)
         return self._apply(_without_tools(messages, tools, self.tool_role), add_generation_prompt=generate)
 
-    def _harmless(self, message: dict[str, Any]) -> dict[str, Any]:
-        content = message.get("content")
-        if message["role"] == "assistant" or not isinstance(content, str) or not self._special.search(content):
-            return message
-        return {**message, "content": self._special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", content)}
+    def _harmless(self, data: Any) -> Any:
+        match data:
+            case str():
+                return self._special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", data)
+            case list():
+                return [self._harmless(one) for one in data]
+            case dict():
+                return {self._harmless(key): self._harmless(one) for key, one in data.items()}
+        return data
 
     def encode(self, text: str) -> list[int]:
         try:

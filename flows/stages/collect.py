@@ -42,8 +42,7 @@ class CollectStage(StageSpec):
         if self.further is not None:
             part["further"] = list(self.further)
         if self.actor == "solver":
-            shown = self.agent.model_dump(mode="json", include={"format", "max_observation"})
-            return part | {"scenarios": self.collect.scenarios, "agent": shown}
+            return part | {"scenarios": self.collect.scenarios, "agent": self.agent.shown_part()}
         if self.actor == "teacher":
             length = {"max_length": self.model.max_length}
             who = {"teacher": self.teacher.key_part() | length if self.teacher else None}
@@ -60,7 +59,7 @@ class CollectStage(StageSpec):
 def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Writes `trajectories.parquet` and `times.json`. Input: `policy`, a checkpoint; without it the base model acts."""
     from components.models.weights import prepare
-    from components.rollout.collector import choose_further, choose_scenarios, demonstrate
+    from components.rollout.collector import choose_further, choose_scenarios, demonstrate, failures_allowed
     from components.rollout.reflection import demonstrations
     from components.rollout.taught import TEACHER
     from components.trajectories.groups import by_scenario
@@ -75,7 +74,8 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     speed: dict[str, float] = {}
     times: dict[str, float] = {}
     if spec.actor == "solver":
-        trajectories = demonstrate(spec.environment.build, scenarios, spec.agent.format, spec.agent.max_observation)
+        shown = spec.agent.format, spec.agent.max_observation, spec.agent.limits()
+        trajectories = demonstrate(spec.environment.build, scenarios, *shown)
         context.progress(len(trajectories), len(trajectories))
     else:
         sampling = Sampling(
@@ -88,7 +88,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
         model = spec.teacher.model(spec.model.max_length) if spec.teacher else spec.model
         most = spec.collect.max_failures
         if spec.further is not None and most < 1:  # the share of a round, not of the few that replace others
-            most = max(most, float(int(most * spec.further[0] * spec.collect.group_size)))
+            most = max(most, float(failures_allowed(most, spec.further[0] * spec.collect.group_size)))
         trajectories, times, speed = play(
             model=model,
             adapter=spec.teacher.adapter_dir() if spec.teacher else None,
@@ -101,25 +101,37 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             sampling=sampling,
             concurrency=spec.collect.concurrency,
             timeout=spec.collect.timeout,
+            environments=spec.collect.environments,
+            step_timeout=spec.collect.step_timeout,
+            retries=spec.collect.retries,
             max_failures=most,
             seed=context.seed * 1_000_003 + spec.round,
             context=context,
+            what={"stage": "collect", "what": _what(spec)},
             ways=spec.collect,
         )
         if spec.actor == "teacher":
             _sign(trajectories, prepare(model, context.cache) if spec.teacher else None)
         elif (teaching := spec.collect.teacher) is not None:
             known = teaching.model.model(spec.model.max_length) if teaching.model else None
-            shown = [one for one in trajectories if one.policy == TEACHER]
-            _sign(shown, prepare(known, context.cache) if known else None)
+            taught = [one for one in trajectories if one.policy == TEACHER]
+            _sign(taught, prepare(known, context.cache) if known else None)
     found = figures(trajectories) | speed
     if spec.collect.reflection is not None and spec.collect.reflection.demonstrate and spec.actor == "policy":
-        written = list(demonstrations(trajectories, spec.collect.group_size))
-        found["demonstrations"] = float(len(written))
-        trajectories = [one for group in by_scenario([*trajectories, *written]).values() for one in group]
+        without = list(demonstrations(trajectories, spec.collect.group_size))
+        found["demonstrations"] = float(len(without))
+        trajectories = [one for group in by_scenario([*trajectories, *without]).values() for one in group]
     write_trajectories(draft.path / "trajectories.parquet", trajectories)
     write_times(draft.path / "times.json", times)
     return found
+
+
+def _what(spec: CollectStage) -> str:
+    """For whoever watches."""
+    if spec.actor == "teacher":
+        return "collect, a teacher's episodes"
+    further = " (further scenarios)" if spec.further is not None else ""
+    return f"collect, round {spec.round + 1}{further}"
 
 
 def _sign(trajectories: Sequence[Trajectory], base_dir: Path | None) -> None:
@@ -134,4 +146,4 @@ def _sign(trajectories: Sequence[Trajectory], base_dir: Path | None) -> None:
         one.sampling = {**one.sampling, TOKENIZER: tokenizer}
 
 
-STAGE = Stage("collect", 4, CollectStage, "trajectories", SCHEMA_VERSION, collect, volatile=("times.json",))
+STAGE = Stage("collect", 5, CollectStage, "trajectories", SCHEMA_VERSION, collect, volatile=("times.json",))

@@ -7,14 +7,14 @@ import inspect
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
-from components.errors import Problem, SpecError
+from components.errors import EnvironmentAway, Problem, SpecError
 from components.inference.protocol import BASE_POLICY, Engine, Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
@@ -75,11 +75,9 @@ def scenarios_of(environment: Target, split: str, context: Context) -> list[Scen
 
     def build() -> list[Scenario]:
         instance = environment.build()
-        found = instance.scenarios(split)
-        if inspect.isawaitable(found):
-            found = asyncio.run(_result(found))
-        instance.close()
-        return list(found)
+        found = list(_result(instance.scenarios(split)))
+        _result(instance.close())
+        return found
 
     found = context.warm.get(f"scenarios/{split}", environment.model_dump(), build)
     if not found:
@@ -87,8 +85,13 @@ def scenarios_of(environment: Target, split: str, context: Context) -> list[Scen
     return found
 
 
-async def _result(awaitable: Any) -> Any:
-    return await awaitable
+def _result(found: Any) -> Any:
+    """What a method returned, plain or async."""
+
+    async def awaited() -> Any:
+        return await found
+
+    return asyncio.run(awaited()) if inspect.isawaitable(found) else found
 
 
 def play(
@@ -106,36 +109,54 @@ def play(
     max_failures: float,
     seed: int,
     context: Context,
+    environments: int | None = None,
+    step_timeout: float | None = None,
+    retries: int = 0,
     adapter: Path | None = None,
+    what: Mapping[str, Any],
     ways: CollectSpec | None = None,
 ) -> tuple[list[Trajectory], dict[str, float], dict[str, float]]:
     """Plays every scenario `group_size` times with the policy, or the base model where it is None. adapter: PEFT folder
-    of a policy that is no artifact. ways: other ways of playing than each episode once.
+    of a policy that is no artifact. environments: most instances at once. The other limits are those of
+    `run_episodes`. what: is played, for whoever watches (`flows.watch`). ways: other ways of playing than each episode
+    once.
 
     Returns the trajectories in order, the seconds of each, and how fast it went. Raises TooManyFailures.
     """
     from components.rollout.collector import run_episodes
+    from components.rollout.live import FILE, Live
+    from components.rollout.pool import Pool
 
     assert context.scratch is not None
     episodes = Episodes(context.scratch)
     wanted = {f"{scenario.id}/{sample}" for scenario in scenarios for sample in range(group_size)}
     finished = dict(episodes.finished)
-    done, total = wanted & finished.keys(), len(wanted)
-    context.progress(len(done), total)
+    counted = [one for name, one in finished.items() if name in wanted]
+    context.progress(len(counted), len(wanted))
     engine = warm_engine(model, policy, context, inference, adapter)
     other = _other_engine(model, inference, ways, context)
+    pool = context.warm.get("environments", environment.model_dump(), lambda: Pool(environment.build))
+    if pool.in_use:  # by a stage that runs beside
+        pool = Pool(environment.build)
+    pool.most = environments
+    retried = 0
     start = time.monotonic()
+    live = Live(what, len(wanted), context.progress, context.scratch / FILE, counted, context.watch)
 
     def on_episode(trajectory: Trajectory, seconds: float) -> None:
-        done.update(wanted & {trajectory.id})
         episodes.add(trajectory, seconds)
-        context.progress(len(done), total)
+        if trajectory.id in wanted:
+            live.ended(trajectory)
+
+    def on_retry(_: EnvironmentAway) -> None:
+        nonlocal retried
+        retried += 1
 
     try:
         with _own_agent(agent, engine, timeout) as own_agent:
             trajectories = run_episodes(
                 engine,
-                environment.build,
+                pool,
                 scenarios,
                 group_size=group_size,
                 sampling=sampling,
@@ -145,21 +166,28 @@ def play(
                 max_failures=max_failures,
                 seed=seed,
                 format=agent.format,
+                limits=agent.limits(),
                 max_observation=agent.max_observation,
+                step_timeout=step_timeout,
+                retries=retries,
                 finished=finished,
+                on_begin=live.begins,
                 on_episode=on_episode,
+                on_retry=on_retry,
                 own_agent=own_agent,
                 player=_player(agent, ways, other, group_size),
                 temperature_step=ways.temperature_step if ways else 0.0,
             )
     finally:
         episodes.flush()
+        live.close()
         for one in (engine, other):
             if one is not None:
                 one.release()  # the trainer needs the memory, and the next policy could not use what is cached
     elapsed = time.monotonic() - start
     sampled = sum(t.metrics.get("sampled_tokens", 0) for t in trajectories if t.id not in finished)
     speed = {"seconds": elapsed, "tokens_per_s": sampled / elapsed, "resumed": float(len(finished))}
+    speed["retried"] = float(retried)
     return trajectories, {name: round(value, 4) for name, value in episodes.seconds.items()}, speed
 
 
@@ -191,7 +219,9 @@ def _player(agent: AgentSpec, ways: CollectSpec | None, other: Engine | None, gr
     if agent.function is not None:
         return None
     how: dict[str, Any] = {"format": agent.format, "max_observation": agent.max_observation}
-    attempt = partial(roles.play, **how, roles=agent.roles) if agent.roles else partial(loop.play, **how)
+    attempt = partial(loop.play, **how, limits=agent.limits())
+    if agent.roles is not None:
+        attempt = partial(roles.play, **how, roles=agent.roles)
     if ways is not None and ways.reflection is not None:
         return Reflecting(attempt, ways.reflection)
     if ways is not None and ways.continuations:

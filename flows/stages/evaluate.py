@@ -11,7 +11,7 @@ from components.evaluation.spec import EvaluateSpec
 from components.inference.protocol import Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
-from components.rollout.spec import AgentSpec
+from components.rollout.spec import PATIENCE, AgentSpec
 from components.specs import Target
 from components.trajectories.schema import SCHEMA_VERSION
 from flows.stages import judge
@@ -35,7 +35,7 @@ class EvaluateStage(StageSpec):
             "environment": self.environment.resolved(),
             "reward": self.reward.resolved(),
             "agent": self.agent.key_part(),
-            "evaluate": self.evaluate.model_dump(mode="json", exclude={"concurrency", "every", "timeout"}),
+            "evaluate": self.evaluate.model_dump(mode="json", exclude=PATIENCE | {"every"}),
             **self.inference.key_part(),
         }
 
@@ -58,9 +58,13 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
         sampling=Sampling(temperature=spec.evaluate.temperature, max_tokens=spec.agent.max_tokens),
         concurrency=spec.evaluate.concurrency,
         timeout=spec.evaluate.timeout,
+        environments=spec.evaluate.environments,
+        step_timeout=spec.evaluate.step_timeout,
+        retries=spec.evaluate.retries,
         max_failures=spec.evaluate.max_failures,
         seed=context.seed,
         context=context,
+        what={"stage": "evaluate", "what": f"evaluate, split {spec.evaluate.split}"},
     )
     finished = [one for one in trajectories if one.failure is None]
     if finished and not any("success" in one.outcome for one in finished):
@@ -80,4 +84,4 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     return figures(trajectories) | tally.figures() | found | speed
 
 
-STAGE = Stage("evaluate", 4, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))
+STAGE = Stage("evaluate", 5, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))

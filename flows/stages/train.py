@@ -71,16 +71,21 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
 
     costs = (spec.algorithm.costs or {}) if isinstance(spec.algorithm, PolicyGradientSpec) else {}
     trajectories = _scored(inputs, components=bool(costs))
-    replayed: dict[str, float] = {}
+    version = policy_digest(inputs["start"].path) if "start" in inputs else BASE_POLICY
+    figures: dict[str, float] = {}
     if spec.replay is not None:
-        trajectories, replayed = mixed(
+        trajectories, figures = mixed(
             spec.replay,
             trajectories,
             [_scored(inputs, f"-{ago}", components=bool(costs)) for ago in _rounds(inputs)],
-            version=policy_digest(inputs["start"].path) if "start" in inputs else BASE_POLICY,
+            version=version,
             compared=compares(spec.algorithm) and not costs,
             seed=context.seed,
         )
+    if isinstance(spec.algorithm, PolicyGradientSpec) and (
+        others := sum(one.policy != version for one in trajectories)
+    ):
+        figures["off_policy"] = others / len(trajectories)  # share that another policy than the one in training played
     total = steps(spec.algorithm, len(trajectories))
     done = 0
 
@@ -117,7 +122,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         mean_costs=mean_costs(costs, _scored(inputs, components=True, selected=False)) if costs else None,
         anchor=anchor,
     )
-    return metrics | replayed
+    return metrics | figures
 
 
 def _rounds(inputs: Inputs, when: str = "") -> list[int]:

@@ -170,6 +170,16 @@ def test_steps_smaller_than_bfloat16_add_up():
     assert torch.equal(stuck.data[large], begin[large])
 
 
+def test_gradients_of_many_packs_add_up(base_dir):
+    """In bfloat16 256 + 1 is 256."""
+    policy = Policy(base_dir, WHOLE.model_copy(update={"dtype": "bfloat16"}), seed=0)
+    weight = next(iter(policy.parameters.values()))
+    for _ in range(600):
+        weight.sum().backward()
+    assert weight.dtype == torch.bfloat16
+    assert weight.grad.eq(600).all()
+
+
 @pytest.mark.parametrize(("model", "kind", "message"), [(WHOLE, MODEL, "no weights"), (MODEL, WHOLE, "no adapter")])
 def test_a_checkpoint_of_the_other_kind_is_refused(base_dir, moved, start, tmp_path, model, kind, message):
     other = start if kind is MODEL else moved

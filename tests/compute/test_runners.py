@@ -6,12 +6,21 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import psutil
 import pytest
 
-from components.compute.runners import LocalRunner, ProcessRunner, Result, error_from_json, error_to_json
+from components.compute.runners import (
+    KeptProcessRunner,
+    LocalRunner,
+    ProcessRunner,
+    Result,
+    Stopped,
+    error_from_json,
+    error_to_json,
+)
 from components.errors import EspalierError, Problem, SpecError, TooManyFailures, WaitTimeout
 
 
@@ -84,6 +93,65 @@ def test_an_interrupt_ends_the_process(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         runner(tmp_path, "import os; say(pid=os.getpid()); time.sleep(60)").run({}, interrupt)
     assert not psutil.pid_exists(pids[0])
+
+
+def test_stopped_from_another_thread_it_lets_the_process_put_things_away(tmp_path):
+    code = """
+        import pathlib, signal
+        from components.compute.lifeline import watch_parent
+        watch_parent()
+        def put_away(*_): pathlib.Path(sys.argv[0]).with_name("away").touch(); sys.exit(130)
+        signal.signal(signal.SIGTERM, put_away)
+        say(progress=[0, 1])
+        time.sleep(60)
+    """
+    running = runner(tmp_path, code, environment={**os.environ, "PYTHONPATH": os.getcwd()})
+    thread = []
+
+    def stop(event):
+        thread.append(threading.Thread(target=running.stop))
+        thread[0].start()
+
+    with pytest.raises(Stopped):
+        running.run({}, stop)
+    thread[0].join()
+    assert (tmp_path / "away").exists()
+    with pytest.raises(Stopped):
+        running.run({}, print)  # nothing begins any more
+
+
+def test_a_kept_process_takes_one_request_after_the_other(tmp_path):
+    script = tmp_path / "stage.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import json, os, sys
+            assert "--requests" in sys.argv
+            for line in sys.stdin:
+                stage = json.loads(line)["stage"]
+                if stage == "dies":
+                    os._exit(3)
+                failed = {"error": {"type": "WaitTimeout", "message": "late"}}
+                done = {"key": stage, "digest": str(os.getpid()), "status": "ran"}
+                print(json.dumps(failed if stage == "fails" else done), flush=True)
+            """
+        )
+    )
+    kept = KeptProcessRunner([sys.executable, str(script)], tmp_path, tmp_path / "log.txt")
+    first, second = (kept.run({"stage": stage}, print) for stage in ("one", "two"))
+    assert [first.key, second.key] == ["one", "two"]
+    assert first.digest == second.digest != str(os.getpid())
+    with pytest.raises(WaitTimeout, match="late"):
+        kept.run({"stage": "fails"}, print)
+    third = kept.run({"stage": "three"}, print)
+    assert third.digest != second.digest
+    assert not psutil.pid_exists(int(second.digest))
+    with pytest.raises(EspalierError, match=r"the process of dies ended with exit code 3"):
+        kept.run({"stage": "dies"}, print)
+    last = kept.run({"stage": "four"}, print)
+    kept.close()
+    assert not psutil.pid_exists(int(last.digest))
+    kept.close()
 
 
 def test_a_child_ends_with_its_parent(tmp_path):

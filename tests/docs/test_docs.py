@@ -33,7 +33,8 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_all_pages_are_looked_at():
     assert {page.stem for page in PAGES} == {
         "README",
-        *("algorithms", "architecture", "configuration", "environments", "reliability", "rollouts", "trajectories"),
+        *("agents", "algorithms", "architecture", "configuration"),
+        *("environments", "reliability", "rollouts", "trajectories"),
     }
     assert len(RUNS) > 15
 

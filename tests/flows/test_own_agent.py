@@ -63,6 +63,11 @@ def test_another_argument_is_another_agent(tmp_path):
     ("own", "message"),
     [
         ({"function": f"{HERE}.agent", "format": "react"}, r"agent\.format: react: is for the loop"),
+        (
+            {"function": f"{HERE}.agent", "max_observation": 500},
+            r"agent\.max_observation: 500: cuts what the loop shows",
+        ),
+        ({"code": {"seconds": 3}}, r"agent\.code: limits code that agent\.format=native does not write"),
         ({"function": f"{HERE}.nobody"}, r"agent\.function.*'nobody' is not there"),
         ({"function": "os.system"}, r"agent\.function.*outside the packages"),
         ({"function": {"_target_": f"{HERE}.agent", "often": 2}}, r"agent\.function.*often"),

@@ -247,6 +247,8 @@ def test_the_command(tmp_path, capsys):
         "seconds": None,
         "cost": None,
         "key": None,
+        "beside": None,
+        "unnoticed": 0.0,
     }
     assert command.main(["+experiment=smok"]) == 2
     assert "+experiment=smoke" in capsys.readouterr().err

@@ -7,12 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from components.compute.runners import KeptProcessRunner
 from components.specs import validate
 from flows.execution import Execution
 from flows.interrupt import Interruption
 from flows.records import Records, RunRecord, recording
 from flows.spec import ExperimentSpec
+from flows.stages import STAGES
 from flows.stages.base import Context, Request
+from tests.flows import waiting
 from tests.flows.test_online_rl import DATA
 
 pytestmark = pytest.mark.usefixtures("tiny_stages", "prefect_server")
@@ -59,7 +62,7 @@ def wait_for(prefect_server, count):
 
 
 def test_a_stage_that_is_found_ends_as_cached(execution, prefect_server):
-    def body(call):
+    def body(call, beside):
         first = call("add[1]", 1, Request("add", {"amount": 1}))
         again = call("add[2]", 2, Request("add", {"amount": 1}))
         assert first == again
@@ -73,16 +76,37 @@ def test_a_stage_that_is_found_ends_as_cached(execution, prefect_server):
     assert [done.status for done in execution.done.values()] == ["ran", "cached"]
 
 
+def test_what_runs_beside_a_stage_is_a_task_of_the_same_flow(execution, prefect_server, tmp_path, monkeypatch):
+    monkeypatch.setitem(STAGES, "wait", waiting.STAGE)
+    execution.second = KeptProcessRunner(waiting.COMMAND, tmp_path, tmp_path / "stages.log")
+    begun = str(tmp_path / "begun")
+
+    def body(call, beside):
+        with beside("train[1]", lambda aside: aside("collect[2]", 2, Request("wait", {"number": 2, "touch": begun}))):
+            call("train[1]", 1, Request("wait", {"number": 1, "wait_for": begun}))
+        return SimpleNamespace(markdown=lambda: "# Results")
+
+    run(execution, body, prefect_server)
+    execution.second.close()
+    flow_run, tasks = wait_for(prefect_server, 2)
+    assert flow_run.state.name == "Completed"
+    assert {name: task.state.name for name, task in tasks.items()} == dict.fromkeys(
+        ["train[1]", "collect[2]"], "Completed"
+    )
+    assert list(execution.done) == ["train[1]", "collect[2]"]
+    assert max(task.start_time for task in tasks.values()) < min(task.end_time for task in tasks.values())
+
+
 def test_a_stage_that_fails_fails_the_run(execution, prefect_server):
     with pytest.raises(ValueError, match="below zero"):
-        run(execution, lambda call: call("add[1]", 1, Request("add", {"amount": -1})), prefect_server)
+        run(execution, lambda call, beside: call("add[1]", 1, Request("add", {"amount": -1})), prefect_server)
     flow_run, tasks = wait_for(prefect_server, 1)
     assert flow_run.state.name == "Failed"
     assert tasks["add[1]"].state.name == "Failed"
 
 
 def test_an_interrupted_stage_is_a_crash_not_a_failure(execution, prefect_server):
-    def body(call):
+    def body(call, beside):
         call("add[1]", 1, Request("add", {"amount": 1}))
         raise KeyboardInterrupt
 
@@ -92,7 +116,7 @@ def test_an_interrupted_stage_is_a_crash_not_a_failure(execution, prefect_server
     assert flow_run.state.name == "Crashed"
 
 
-def nothing(call):
+def nothing(call, beside):
     return SimpleNamespace(markdown=lambda: "# Results")
 
 
@@ -198,9 +222,9 @@ def test_a_run_that_is_killed_before_its_first_stage_ends_is_known_in_prefect(ex
     }
     with recording(tmp_path, "abcdef", **arguments) as execution.record:
 
-        def body(call):
+        def body(call, beside):
             (record,) = Records(tmp_path).all()
             assert record.prefect_flow_run == execution.record.run.prefect_flow_run != ""
-            return nothing(call)
+            return nothing(call, beside)
 
         run(execution, body, prefect_server)

@@ -172,7 +172,7 @@ def test_planner_and_workers_play_rounds_and_evaluations(tmp_path, context):
         ({"collect": {"teacher": {**TEACHER, "samples": 7}}, "algorithm": SFT}, r"collect\.teacher\.samples: 7 of 2"),
         ({"collect": {"opponent": "policy"}}, r"collect\.opponent: policy: .*Shop takes no `opponent`"),
         ({"environment": {**GAME, "opponent": "agent"}}, r"environment\.opponent: agent leaves a side to be played"),
-        ({"agent": {"roles": {}, "format": "chat"}}, r"agent\.format: chat: a worker acts by tools"),
+        ({"agent": {"roles": {}, "format": "chat"}}, r"agent\.format: chat: a worker acts by calls of tools"),
         ({"agent": {"roles": {}}, "algorithm": {"credit": "turns"}}, r"algorithm\.credit: turns: those of planner"),
         ({"agent": {"roles": {}}, "collect": {"continuations": 1}}, r"collect\.continuations: is played by one agent"),
         (

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from components.environments.protocol import Step
 from components.errors import EngineError, ResourceError, SpecError, TooManyFailures, WaitTimeout
-from components.rollout import collector
+from components.rollout import collector, pool
 from components.rollout.agent import play
 from components.rollout.collector import choose_further, choose_scenarios, demonstrate, run_episodes
 from components.trajectories.schema import Scenario
@@ -266,7 +266,7 @@ def test_an_environment_that_does_not_close_costs_a_warning(caplog, monkeypatch)
         async def close(self):
             await asyncio.sleep(30)
 
-    monkeypatch.setattr(collector, "CLOSE_TIMEOUT", 0.05)
+    monkeypatch.setattr(pool, "CLOSE_TIMEOUT", 0.05)
     assert len(collect(Parrot(), Stuck, scenarios(1), concurrency=1)) == 2
     assert [record.getMessage() for record in caplog.records] == ["an environment did not close within 0.05 s"]
 

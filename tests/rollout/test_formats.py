@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
 from components.environments.shop import Shop
 from components.environments.tools import TextEnvironment, acts
-from components.errors import SpecError
+from components.errors import ResourceError, SpecError
+from components.inference.protocol import ChatCompletion, Sampling
 from components.rollout import formats
+from components.rollout.agent import play
 from components.rollout.collector import demonstrate
+from components.sandbox.bubblewrap import check
 from components.trajectories.schema import Scenario
 
 
@@ -83,6 +87,47 @@ def test_what_cannot_be_read_is_told(text, told):
     react, *_ = opened("react", Shop(train=2, heldout=1))
     with pytest.raises(formats.Unreadable, match=told):
         react.read(said(text))
+
+
+@pytest.mark.parametrize(
+    "text", ["[find_order(order=K1)]", 'Well.\n[find_order(order="K1"', '<tool_call>{"name": find_order}</tool_call>']
+)
+def test_a_native_call_that_the_engine_could_not_read_is_told(text):
+    native, *_ = opened("native", Shop(train=2, heldout=1))
+    with pytest.raises(formats.Unreadable, match="this call of a tool cannot be read"):
+        native.read(said(text))
+    assert native.read(said("I called [find_order].")) == said("I called [find_order].")
+    alone, *_ = opened("native", Door())
+    assert alone.read(said("[find_order(1)]")) == said("[find_order(1)]")  # no tool of this environment
+
+
+@pytest.mark.parametrize("name", ["native", "react", "chat", "code"])
+def test_every_format_tells_and_counts_what_it_cannot_read(name):
+    texts = {"native": "[act(look", "react": "Hm.", "chat": " ", "code": "```python"}
+
+    class Speaker:
+        policy = "base"
+        said: list = [texts[name], {"react": "Action: open the door"}.get(name, "open the door")]
+
+        async def chat(self, request):
+            asked.append(request.messages)
+            return ChatCompletion({"role": "assistant", "content": self.said.pop(0)}, "stop", [], [], [], "base")
+
+    asked: list = []
+    if name == "code":
+        try:
+            check()
+        except ResourceError as error:
+            pytest.skip(str(error))
+    (scenario,) = Door().scenarios("train")
+    how: dict = {"sample": 0, "sampling": Sampling(), "max_turns": 2, "seed": 0, "format": name}
+    found = asyncio.run(play(Speaker(), Door(), scenario, **how))
+    assert found.failure is None
+    assert found.success
+    assert found.metrics["parse_errors"] == 1
+    assert found.step_rewards == [0.0, 0.0]
+    mark = "Observation: error: " if name in ("react", "code") else "error: "
+    assert asked[1][-1]["content"].startswith(mark)
 
 
 def test_arguments_that_are_no_object_are_left_to_the_environment():

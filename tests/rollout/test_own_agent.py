@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -41,7 +43,7 @@ def played(function, *, count=1, engine=None, **options):
 
 def ask(url: str, key: str, messages: list, **more) -> dict:
     """Plain HTTP."""
-    body = json.dumps({"model": MODEL, "messages": messages, **more}).encode()
+    body = json.dumps({"model": MODEL, "messages": messages} | more).encode()
     headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -101,6 +103,74 @@ async def with_litellm(scenario, base_url, api_key, model):
     return 0.5
 
 
+async def with_responses(scenario, client):
+    first = await client.responses.create(model=MODEL, input=f"Say {scenario.input['number']}.")
+    await client.responses.create(model=MODEL, input="Again.", previous_response_id=first.id)
+    return 0.5
+
+
+async def with_responses_without_memory(scenario, client):
+    talk: list = [user(f"Say {scenario.input['number']}.")]
+    for _ in range(2):
+        answer = await client.responses.create(model=MODEL, input=talk, store=False)
+        talk += [*answer.output, user("Again.")]
+    return 0.5
+
+
+async def with_responses_streaming(scenario, client):
+    talk: list = [user(f"Say {scenario.input['number']}.")]
+    for _ in range(2):
+        async with client.responses.stream(model=MODEL, input=talk) as stream:
+            talk += [*(await stream.get_final_response()).output, user("Again.")]
+    return 0.5
+
+
+async def with_litellm_responses(scenario, base_url, api_key, model):
+    import litellm
+
+    talk: list = [user(f"Say {scenario.input['number']}.")]
+    for _ in range(2):
+        answer = await litellm.aresponses(model=f"openai/{model}", input=talk, api_base=base_url, api_key=api_key)
+        talk += [*(item.model_dump(exclude_none=True) for item in answer.output), user("Again.")]
+    return 0.5
+
+
+def in_javascript(scenario, base_url, api_key):
+    """Another process and another language: all that it has is the URL and the key."""
+    node = shutil.which("node") or pytest.skip("node is not installed")
+    code = """
+const [url, key, first] = process.argv.slice(1);
+const ask = async messages => {
+  const headers = { "content-type": "application/json", authorization: `Bearer ${key}` };
+  const body = JSON.stringify({ model: "policy", messages });
+  const answer = await fetch(`${url}/chat/completions`, { method: "POST", headers, body });
+  return (await answer.json()).choices[0].message;
+};
+(async () => {
+  const talk = [{ role: "user", content: first }];
+  talk.push(await ask(talk), { role: "user", content: "Again." });
+  await ask(talk);
+})();
+"""
+    said = f"Say {scenario.input['number']}."
+    subprocess.run([node, "-e", code, base_url, api_key, said], check=True, timeout=120)
+    return 0.5
+
+
+def with_curl(scenario, base_url, api_key):
+    curl = shutil.which("curl") or pytest.skip("curl is not installed")
+
+    def ask(**body):
+        data = json.dumps({"model": MODEL, **body})
+        headers = ["-H", "content-type: application/json", "-H", f"authorization: Bearer {api_key}"]
+        command = [curl, "--silent", "--fail", "--noproxy", "*", *headers, "-d", data, f"{base_url}/responses"]
+        return json.loads(subprocess.run(command, check=True, timeout=60, capture_output=True).stdout)
+
+    first = ask(input=f"Say {scenario.input['number']}.")
+    ask(input="Again.", previous_response_id=first["id"])
+    return 0.5
+
+
 def in_another_process(scenario, base_url, api_key):
     """As an agent in another language is: it knows the URL and the key."""
     code = f"""
@@ -114,15 +184,29 @@ plain(Scenario("s", {{"number": {scenario.input["number"]}}}, "train"), {base_ur
     return 0.5
 
 
-AGENTS = [plain, with_openai, with_openai_streaming, with_openai_in_a_thread, with_litellm, in_another_process]
+AGENTS = [
+    plain,
+    with_openai,
+    with_openai_streaming,
+    with_openai_in_a_thread,
+    with_responses,
+    with_responses_without_memory,
+    with_responses_streaming,
+    with_litellm,
+    with_litellm_responses,
+    in_another_process,
+    in_javascript,
+    with_curl,
+]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:.*ReadOnly.*:UserWarning")
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda one: one.__name__)
 def test_what_it_says_is_the_trajectory(agent):
     expected = played(plain)
-    found = played(agent)
+    found = played(agent, timeout=120.0)
     for one, other in zip(found, expected, strict=True):
         assert one.failure is None
         assert one.outcome == {"reward": 0.5}
@@ -171,6 +255,40 @@ def test_calls_at_the_same_time_may_come_in_any_order():
     assert len(said) == 6  # two answers to the same question are two draws
 
 
+def test_histories_that_begin_at_the_same_time_have_an_order_of_their_own():
+    async def agent(scenario, client):
+        async def work(number):
+            talk = [user(f"part {number}")]
+            for _ in range(2):
+                answer = await client.chat.completions.create(model=MODEL, messages=talk)
+                talk += [{"role": "assistant", "content": answer.choices[0].message.content}, user("go on")]
+
+        await client.chat.completions.create(model=MODEL, messages=[user("plan")])
+        await asyncio.gather(*(work(number) for number in (4, 0, 3, 1, 2)))
+
+    def once(forwards: bool):
+        waiting: list[str] = []
+
+        class Late(Parrot):
+            """Answers when all five have asked, in an order that differs from time to time."""
+
+            async def chat(self, request):
+                if len(request.messages) == 1 and request.messages[0]["content"] != "plan":
+                    waiting.append(request.messages[0]["content"])
+                    while len(waiting) < 5:
+                        await asyncio.sleep(0.01)
+                    place = sorted(waiting).index(request.messages[0]["content"])
+                    await asyncio.sleep(0.05 * (place if forwards else 4 - place))
+                return await super().chat(request)
+
+        (found,) = played(agent, engine=Late(), max_turns=20, group_size=1)
+        return found
+
+    one, other = once(True), once(False)
+    assert [history.messages[0].content for history in one.histories] == ["plan", *(f"part {n}" for n in range(5))]
+    assert repr(one.histories) == repr(other.histories)
+
+
 def test_sub_agents_and_compacted_contexts_are_histories_of_their_own():
     def agent(base_url, api_key):
         main, helper = [user("plan")], [user("look it up")]
@@ -188,6 +306,50 @@ def test_sub_agents_and_compacted_contexts_are_histories_of_their_own():
     assert [sum(message.role == "assistant" for message in history.messages) for history in one.histories] == [2, 2, 1]
     sampled = [sum(history.sampled_mask()) for history in one.histories]
     assert sum(sampled) == one.metrics["sampled_tokens"]
+
+
+def test_several_agents_by_name_are_histories_of_their_own(tmp_path):
+    """A planner and a worker, asked as `policy:NAME`: one trajectory, and each one's tokens are trained on."""
+
+    def agent(base_url, api_key):
+        def ask_as(name, messages):
+            return ask(base_url, api_key, messages, model=f"{MODEL}:{name}")
+
+        plan = [user("divide the work")]
+        plan.append(ask_as("planner", plan))
+        work = [user("divide the work")]  # the same words: still the worker's own
+        work.append(ask_as("worker", work))
+        work.append(user("go on"))
+        ask_as("worker", work)
+        plan.append(user("done: put it together"))
+        ask_as("planner", plan)
+        return 1.0
+
+    (one, *_) = played(agent, max_turns=10)
+    assert one.failure is None
+    assert [history.agent for history in one.histories] == ["planner", "worker"]
+    assert [sum(message.span is not None for message in history.messages) for history in one.histories] == [2, 2]
+    assert one.histories[0].messages[1].content != one.histories[1].messages[1].content
+    from components.algorithms.before import Before
+    from components.algorithms.learning import Learning
+    from components.algorithms.spec import GRPOSpec
+
+    learning = Learning(GRPOSpec(), Before(tmp_path))
+    learning.advantages[one.id] = [1.0] * int(one.metrics["sampled_tokens"])
+    learned = Counter(token for _, pack in learning.packs([one]) for token in pack.token_S.tolist())
+    sampled = [
+        history.token_ids[at] for history in one.histories for at, own in enumerate(history.sampled_mask()) if own
+    ]
+    assert learned == Counter(sampled)
+
+
+def test_a_name_that_no_agent_can_have_is_refused():
+    with endpoint(Parrot(), plain) as (_, url, engines):
+        engines["key"] = Capture(Parrot(), Sampling(), 0, 5)
+        for name in ("", "a b", "x" * 65):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                ask(url, "key", [user("x")], model=f"{MODEL}:{name}")
+            assert caught.value.code == 404
 
 
 @pytest.mark.parametrize(
@@ -329,7 +491,7 @@ def test_a_thread_that_hangs_has_its_environment_to_itself():
     "changes",
     [
         {"outcome": {"success": "no"}},
-        {"outcome": {"x": object()}},
+        {"outcome": {"x": {1}}},
         {"step_rewards": [float("nan")]},
         {"metrics": {"m": "x"}},
     ],

@@ -16,10 +16,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.environments.protocol import Step
-from components.environments.python_tool import cells
 from components.environments.python_tool.puzzles import KINDS, LEVELS
 from components.environments.tools import Invalid, ToolEnvironment, call, tool
-from components.sandbox import Limits, Sandbox
+from components.sandbox import Limits, Sandbox, cells
 from components.sandbox.bubblewrap import check, stoppable
 from components.trajectories.schema import Scenario
 
@@ -85,7 +84,7 @@ class PythonTool(ToolEnvironment):
         """runs Python code"""
         if len(code) > LONGEST:
             raise Invalid(f"the code has {len(code)} characters; {LONGEST} at most")
-        shown = cells.play(self._sandbox, self.cells, code, self._stop)
+        shown = cells.play(self._sandbox, [cells.Cell(one) for one in self.cells], code, self._stop)
         self.runs += 1
         self.failed_runs += not shown.well
         if self.stateful and shown.kept:

@@ -1,0 +1,247 @@
+"""The next round while this one is trained: who plays it, what runs at the same time, and how it ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psutil
+import pytest
+
+from components.compute.runners import KeptProcessRunner
+from components.errors import EspalierError, SpecError, WaitTimeout
+from flows.execution import Execution
+from flows.online_rl import online_rl
+from flows.overlap import together
+from flows.plan import plan, show
+from flows.records import Records, recording
+from flows.stages import STAGES
+from flows.stages.base import Context, Request
+from tests.flows import waiting
+from tests.flows.pretend import pretend, spec_of
+from tests.flows.test_online_rl import DATA, Recorder, changed, rounds
+
+COLLECT = DATA["collect"]
+OVERLAP = {
+    "rounds": 4,
+    "collect": {**COLLECT, "overlap": 1},
+    "algorithm": {"name": "grpo", "correction": "truncate"},
+}
+BEFORE = {**OVERLAP, "collect": COLLECT}
+
+
+# --- the schedule ---------------------------------------------------------------------------------------------------
+
+
+def test_a_round_is_played_by_the_policy_one_version_back(tmp_path):
+    run = Recorder(tmp_path, **OVERLAP)
+    played = {number: run.requests[f"collect[{number}]"].inputs["policy"] for number in (1, 2, 3, 4)}
+    trained = {number: run.keys[f"train[{number}]"] for number in ("sft", 1, 2)}
+    assert played == {1: trained["sft"], 2: trained["sft"], 3: trained[1], 4: trained[2]}
+    assert run.requests["train[4]"].inputs["start"] == run.keys["train[3]"]
+    assert run.requests["train[4]"].inputs["trajectories"] == run.keys["collect[4]"]
+    assert [run.requests[f"collect[{number}]"].spec["round"] for number in (1, 2, 3, 4)] == [0, 1, 2, 3]
+    assert list(run.keys)[6:] == [*rounds(1)[:3], "train[1]", *rounds(2)[:3], "train[2]", *rounds(3)[:3], "train[3]",
+                                  *rounds(4), "evaluate[final]", "deploy"]  # fmt: skip
+
+
+def test_what_does_not_depend_on_it_is_the_same(tmp_path):
+    one, other = Recorder(tmp_path, **BEFORE), Recorder(tmp_path, **OVERLAP)
+    assert changed(one, other) == [*rounds(2, 3, 4), "evaluate[final]", "deploy"]
+
+
+def test_refills_are_played_by_the_same_policy_and_an_early_end_has_collected_one_round_too_many(tmp_path):
+    left = {"filter[2]": {"scenarios": 3.0, "kept": 6.0}, "filter[2+1]": {"scenarios": 1.0, "kept": 2.0}}
+    changes = {**OVERLAP, "collect": {**OVERLAP["collect"], "refills": 1}}
+    run = Recorder(tmp_path, left, **changes)
+    assert run.requests["collect[2+1]"].inputs == run.requests["collect[2]"].inputs
+    assert "trajectories+1" in run.requests["train[2]"].inputs
+    falling = {f"evaluate[{name}]": {"success": value} for name, value in (("sft", 0.5), ("1", 0.4))}
+    run = Recorder(tmp_path, falling, **OVERLAP, evaluate={"every": 1}, early_stopping={"patience": 1})
+    assert "collect[2]" in run.keys
+    assert "train[2]" not in run.keys
+    assert [number for number, _ in run.rounds] == [1]
+
+
+REWARD = {"algorithm": {"name": "reward_model"}, "every": 1, "scenarios": 4}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"algorithm": {"name": "grpo"}}, "algorithm.correction: none: .* expected truncate or mask"),
+        ({"algorithm": {"name": "ppo"}}, "algorithm.correction"),
+        ({"replay": {"max_staleness": 0}}, "replay.max_staleness: 0: drops every round"),
+        ({"reward_model": REWARD}, "reward_model.every: 1: .* expected 0, or collect.overlap=0"),
+        ({"collect": {**COLLECT, "overlap": 2}}, "collect.overlap"),
+    ],
+)
+def test_what_must_not_be_one_version_behind_is_refused(tmp_path, change, words):
+    with pytest.raises(SpecError, match=words):
+        spec_of(tmp_path, **{**OVERLAP, **change})
+    spec_of(tmp_path, **{**OVERLAP, **change, "collect": COLLECT})
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto", "sft"])
+def test_what_learns_from_any_episodes_needs_no_correction(tmp_path, name):
+    spec_of(tmp_path, **{**OVERLAP, "algorithm": {"name": name}})
+
+
+def test_the_plan_shows_what_runs_beside_what_and_counts_its_time_once(tmp_path, monkeypatch):
+    pretend(tmp_path, **BEFORE)
+    seconds = {"train": 5, "collect": 4, "judge": 2, "filter": 1, "evaluate": 1, "deploy": 1}
+    monkeypatch.setattr("flows.plan._Near.seconds_for", lambda near, request: seconds[request.stage])
+    found = plan(spec_of(tmp_path, **{**OVERLAP, "seed": 1, "compute": {"price": 3600, "prices": {"train": 7200}}}))
+    beside = {one.label: one.beside for one in found.stages if one.beside}
+    assert beside == {
+        label: f"train[{number - 1}]"
+        for number in (2, 3, 4)
+        for label in (f"{stage}[{number}]" for stage in ("collect", "judge", "filter"))
+    }
+    unnoticed = {one.label: one.unnoticed for one in found.stages if one.label.endswith("[2]")}
+    assert unnoticed == {"collect[2]": 4, "judge[2]": 1, "filter[2]": 0, "train[2]": 0}
+    ran = [one for one in found.stages if one.status == "run"]
+    assert found.seconds == sum(one.seconds for one in ran) - 3 * 5
+    trained = sum(one.seconds for one in ran if one.stage == "train")
+    assert found.cost == found.seconds + trained  # training costs twice as much, and what runs beside it nothing
+    assert "process, beside train[1]" in " ".join(show(found).split())
+
+
+# --- at the same time -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def execution(tmp_path, screen, monkeypatch):
+    """Of stages `wait`, which run in a second process where they are beside another."""
+    monkeypatch.setitem(STAGES, "wait", waiting.STAGE)
+    spec = spec_of(tmp_path, compute={"stall_timeout": 60})
+    made = Execution(spec, Context.at(tmp_path), screen[0], None, tmp_path / "logs" / "log")
+    made.second = KeptProcessRunner(waiting.COMMAND, tmp_path, tmp_path / "stages.log")
+    arguments = {"seed": 0, "spec": {}, "overrides": [], "sweep": None, "git_commit": None, "forked": {}}
+    with recording(tmp_path, "abcdef01", name="test", **arguments) as writer:
+        made.record = writer
+        from flows.ancestry import Lineage
+
+        made.lineage = Lineage(tmp_path)
+        yield made
+    made.second.close()
+
+
+def plainly(run):
+    return lambda label, step, request: run(label, step, request).artifact
+
+
+def wait(number, **options):
+    return Request("wait", {"number": number, **options})
+
+
+def drafts(tmp_path):
+    return list((tmp_path / "artifacts" / ".drafts").glob("*"))
+
+
+def children():
+    return [one for one in psutil.Process().children() if "tests.flows.waiting" in " ".join(one.cmdline())]
+
+
+def test_both_run_at_the_same_time_and_are_told_in_one_order(tmp_path, execution):
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    with together(execution, plainly)("train[1]", lambda call: call("collect[2]", 2, wait(2, touch=one))) as ahead:
+        trained = execution.stage("train[1]", 1, wait(1, touch=other, wait_for=one))  # ends after the one beside it
+    assert (ahead.found.metrics["number"], trained.artifact.metrics["number"]) == (2, 1)
+    told = Records(tmp_path).all()[0].stages
+    assert [(stage.label, stage.step, stage.status) for stage in told] == [
+        ("train[1]", 1, "ran"),
+        ("collect[2]", 2, "ran"),
+    ]
+    collected = execution.done["collect[2]"]
+    assert 0 < collected.unnoticed <= collected.seconds
+    with together(execution, plainly)("train[1]", lambda call: call("collect[2]", 2, wait(2))) as ahead:
+        pass  # found: no process is started
+    assert execution.done["collect[2]"].status == "cached"
+
+
+def test_where_the_work_fails_the_stage_is_let_end_and_the_error_is_that_of_the_work(tmp_path, execution, screen):
+    gone = tmp_path / "gone"
+
+    def work(call):
+        try:
+            call("collect[2]", 2, wait(-1))
+        finally:
+            gone.touch()
+
+    with pytest.raises(EspalierError, match="ValueError: below zero"), together(execution, plainly)("train[1]", work):
+        trained = execution.stage("train[1]", 1, wait(1, wait_for=str(gone)))
+    assert Context.at(tmp_path).store.find(trained.artifact.key) is not None
+    assert "failed beside train[1], which is let end first: ValueError: below zero" in screen[1].getvalue()
+    assert drafts(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_where_the_stage_fails_the_work_is_ended_and_puts_away_what_it_has(tmp_path, execution, error):
+    begun, never = tmp_path / "begun", tmp_path / "never"
+
+    def work(call):
+        call("collect[2]", 2, wait(2))
+        call("judge[2]", 2, wait(3, touch=str(begun), wait_for=str(never)))
+
+    def stage():
+        while not begun.exists():
+            time.sleep(0.02)
+        raise error("of the stage")
+
+    start = time.monotonic()
+    with pytest.raises(error, match="of the stage"), together(execution, plainly)("train[1]", work):
+        stage()
+    assert time.monotonic() - start < 30
+    assert children() == []
+    assert drafts(tmp_path) == []
+    assert [one.name for one in tmp_path.glob("artifacts/.scratch/*/*")] == ["put-away"]
+    told = [stage.label for stage in Records(tmp_path).all()[0].stages]
+    assert told == ["collect[2]"]  # what had ended is known to clean and to fork
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("beside")]
+
+
+def test_work_that_hangs_is_ended_as_any_stage(tmp_path, execution):
+    execution.spec = spec_of(tmp_path, compute={"stall_timeout": 1})
+    words = r"collect\[2\]: nothing has moved for 1 s.*compute.stall_timeout"
+    with (
+        pytest.raises(WaitTimeout, match=words),
+        together(execution, plainly)(
+            "train[1]", lambda call: call("collect[2]", 2, wait(2, wait_for=str(tmp_path / "never")))
+        ),
+    ):
+        pass
+    assert children() == []
+
+
+# --- the real stages ------------------------------------------------------------------------------------------------
+
+REAL = {
+    "rounds": 2,
+    "warmup": None,
+    "deploy": {"mode": "none"},
+    "evaluate": {"scenarios": 2},
+    "filter": {"_target_": "components.filters.everything.Everything"},
+    "collect": {"scenarios": 2, "group_size": 2, "overlap": 1},
+    "agent": {"max_turns": 2, "max_tokens": 8},
+    "algorithm": {"name": "grpo", "correction": "truncate", "baseline": "none", "scale": "none"},
+    "reward": {"_target_": "components.rewards.outcome.Outcome", "repetition_cost": 0.5, "repetition_ngram": 1},
+}
+
+
+@pytest.mark.timeout(600)
+def test_played_at_the_same_time_or_one_after_the_other_the_bytes_are_the_same(tmp_path, screen):
+    found = []
+    for folder, beside in ((tmp_path / "after", None), (tmp_path / "beside", together)):
+        spec = spec_of(folder, **REAL)
+        execution = Execution(spec, Context.at(folder), screen[0], None, folder / "log")
+        at_once = beside(execution, plainly) if beside else None
+        outcome = online_rl(spec, plainly(execution.stage), beside=at_once)
+        execution.context.warm.close()
+        execution.second.close()
+        found.append({label: (done.artifact.key, done.artifact.digest) for label, done in execution.done.items()})
+        assert outcome.rounds[1]["train"].metrics["off_policy"] == 1.0
+        assert "off_policy" not in outcome.rounds[0]["train"].metrics
+        assert outcome.rounds[1]["train"].metrics["correction"] > 0
+    assert found[0] == found[1]
+    assert list(found[0]) == list(found[1])

@@ -1,0 +1,326 @@
+"""Code as action: blocks run in the sandbox, their calls in the environment, and what goes wrong is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Annotated
+
+import pytest
+
+from components.environments.protocol import Step
+from components.environments.shop import Shop
+from components.environments.tools import Invalid, ToolEnvironment, tool
+from components.errors import ResourceError, SpecError
+from components.inference.protocol import BASE_POLICY, ChatCompletion, Sampling
+from components.rollout import formats
+from components.rollout.agent import play
+from components.rollout.collector import demonstrate
+from components.sandbox import Limits, bubblewrap
+from components.trajectories.convert import to_openai
+from components.trajectories.schema import Scenario
+
+WIDE = Limits(seconds=60, cpu_seconds=60)
+"""For code that must not merely run out of time on a busy machine."""
+
+
+pytestmark = pytest.mark.timeout(300)  # each block starts processes, which a busy machine is slow at
+
+
+@pytest.fixture(autouse=True)
+def _works():
+    try:
+        bubblewrap.check()
+    except ResourceError as error:
+        pytest.skip(str(error))
+
+
+class Counter(ToolEnvironment):
+    """Counts to ten; each step is worth what is added."""
+
+    def scenarios(self, split):
+        return [Scenario(f"{split}-0", {}, split)]
+
+    def begin(self, scenario):
+        self.count = 0
+        return "Count to ten."
+
+    @tool
+    def add(self, number: Annotated[int, "at most 3"]) -> str:
+        """adds to the count"""
+        if number > 3:
+            raise Invalid("3 at most")
+        self.count += number
+        self.reward += number / 10
+        self.done = self.count >= 10
+        return str(self.count)
+
+    def outcome(self, answer):
+        return {"success": self.count == 10, "answer": answer}
+
+
+class Speaker:
+    """Says what it is told to say, turn by turn."""
+
+    policy = BASE_POLICY
+
+    def __init__(self, *texts: str):
+        self.texts = list(texts)
+
+    async def chat(self, request):
+        text = self.texts.pop(0)
+        return ChatCompletion({"role": "assistant", "content": text}, "stop", [], [], [], BASE_POLICY)
+
+
+def block(code: str) -> str:
+    return f"```python\n{code}\n```"
+
+
+def played(*texts: str, environment=None, limits=WIDE, scenario=None, **options):
+    environment = environment or Counter()
+    scenario = scenario or environment.scenarios("train")[0]
+    options = {"max_turns": len(texts), "timeout": 120.0} | options
+    return asyncio.run(
+        play(
+            Speaker(*texts),
+            environment,
+            scenario,
+            sample=0,
+            sampling=Sampling(),
+            seed=0,
+            format="code",
+            limits=limits,
+            **options,
+        )
+    )
+
+
+def told(trajectory) -> list[str]:
+    """The observations."""
+    return [one.content for one in trajectory.histories[0].messages[2:] if one.role == "user"]
+
+
+def test_blocks_call_tools_keep_variables_and_end_the_episode():
+    found = played(
+        "I count.\n" + block("seen = [add(3), add(number=2)]\nprint(seen)"),
+        block("seen.append(add(3))\nseen"),
+        block("while True:\n    print(add(1))"),
+    )
+    assert found.failure is None
+    first = found.histories[0].messages
+    assert first[0].role == "system"
+    assert "- add(number: int (at most 3)): adds to the count" in first[0].content
+    assert found.tools == []
+    assert told(found)[:2] == ["Observation: ['3', '5']", "Observation: ['3', '5', '8']"]
+    assert told(found)[2].startswith("Observation: 9\n10\nTraceback")
+    assert told(found)[2].endswith("ToolError: the episode is over")
+    assert found.success
+    assert found.step_rewards == pytest.approx([0.5, 0.3, 0.2])  # of the calls of each block together
+    assert (found.metrics["turns"], found.metrics["tool_calls"], found.metrics["parse_errors"]) == (3, 5, 0)
+
+
+def test_errors_of_tools_are_raised_in_the_code():
+    found = played(
+        block("try:\n    add(7)\nexcept ToolError as error:\n    print('told:', error)"),
+        block("add('two')"),
+        block("def twice():\n    add(1, 2)\ntwice()"),
+        block("print(undefined)"),
+        "Enough.",
+    )
+    seen = told(found)
+    assert seen[0] == "Observation: told: 3 at most"
+    assert seen[1].endswith("ToolError: add.number: 'two' is not of type 'integer'")
+    assert 'File "<cell 2>", line 1' in seen[1]
+    assert "main.py" not in seen[1]
+    assert seen[2].endswith("TypeError: add() takes 1 arguments, 2 were given")
+    assert seen[3].endswith("NameError: name 'undefined' is not defined")
+    assert found.outcome["answer"] == "Enough."
+    assert (found.metrics["tool_calls"], found.metrics["refused_calls"], found.metrics["failed_blocks"]) == (1, 1, 3)
+
+
+def test_what_cannot_be_read_is_told_and_counted():
+    answers = [
+        "```python\nadd(1)",
+        block("add(1)") + "\n" + block("add(2)"),
+        "```json\n{}\n```",
+        block("add(1"),
+        block("x = '\0'"),
+        " ",
+    ]
+    found = played(*answers, block("add(3)"))
+    seen = told(found)
+    assert [one.removeprefix("Observation: error: ").split("; ")[0] for one in seen[:3]] == [
+        "no block of code ends with a line ```",
+        "there are 2 blocks of code",
+        "the block is json",
+    ]
+    assert seen[3].endswith("SyntaxError: '(' was never closed")
+    assert "null bytes" in seen[4]
+    assert seen[5] == "Observation: error: write a block of code, or your answer"
+    assert seen[6] == "Observation: '3'"  # nothing of it had run
+    assert found.metrics["parse_errors"] == 6
+    assert found.step_rewards == pytest.approx([0, 0, 0, 0, 0, 0, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("code", "limits", "why"),
+    [
+        ("print('begun', flush=True)\nwhile True: pass", Limits(seconds=3, cpu_seconds=60), "took longer than 3 s"),
+        ("for _ in range(100):\n    try: add(7)\n    except ToolError: pass", WIDE, "called tools more than 32 times"),
+        ("import os\nos.write(int(os.environ['CALLS']), b'[' * 2_000_000)", WIDE, "or with too much at once"),
+        ("import os\nos._exit(3)", WIDE, "ended the interpreter, with exit code 3"),
+    ],
+    ids=["endless", "calls", "long call", "exit"],
+)
+def test_code_that_has_to_be_ended_costs_its_turn_only(code, limits, why):
+    found = played(block(f"kept = 1\n{code}"), block("print(add(2))\nkept"), limits=limits)
+    assert found.failure is None
+    assert why in told(found)[0]
+    assert told(found)[1].startswith("Observation: 2\nTraceback")
+    assert told(found)[1].endswith("NameError: name 'kept' is not defined")  # of what was ended nothing is left
+
+
+def test_huge_output_is_cut_with_a_mark():
+    found = played(block("print('x' * 50_000)\nprint('\\x1b[31mred')"), limits=Limits(seconds=60, output_bytes=1000))
+    (seen,) = told(found)
+    assert "bytes cut ...]" in seen
+    assert len(seen) < 1200
+    assert seen.endswith("\nred")
+
+
+def test_no_way_leads_out(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret")
+    attempts = f"""
+import json, os, socket
+def tell(name, arguments):
+    os.write(int(os.environ["CALLS"]), json.dumps([name, arguments]).encode() + b"\\n")
+    print(os.read(int(os.environ["CALLS"]), 1000).decode().strip())
+for attempt in (
+    lambda: open({str(secret)!r}).read(),
+    lambda: socket.create_connection(("127.0.0.1", 80), 1),
+    lambda: __import__("components"),
+):
+    try:
+        print("out:", attempt())
+    except Exception as error:
+        print(type(error).__name__)
+tell("reset", {{}})
+tell("add", {{"number": 1, "other": 2}})
+os.write(int(os.environ["CALLS"]), b"no JSON\\n")
+print(os.read(int(os.environ["CALLS"]), 1000).decode().strip())
+print(sorted(os.environ))
+"""
+    environment = Counter()
+    (seen,) = told(played(block(attempts), environment=environment))
+    lines = seen.removeprefix("Observation: ").splitlines()
+    assert lines[:3] == ["FileNotFoundError", "ConnectionRefusedError", "ModuleNotFoundError"]
+    assert json.loads(lines[3]) == {"error": "there is no tool 'reset'"}
+    assert json.loads(lines[4])["error"].startswith("add: Additional properties are not allowed")
+    assert json.loads(lines[5]) == {"error": "this is no call of a tool"}
+    assert "'PATH'" in lines[6]
+    assert "KEY" not in lines[6]
+    assert environment.count == 0
+
+
+def test_earlier_code_is_not_done_twice_in_the_environment():
+    """Blocks are carried out again for their variables; their calls are answered as they were."""
+    environment = Counter()
+    found = played(*[block(f"x{n} = add(1)") for n in range(3)], block("print(x0, x1, x2)"), environment=environment)
+    assert told(found)[-1] == "Observation: 1 2 3"
+    assert environment.count == 3
+
+
+def test_earlier_code_that_does_something_else_is_noticed():
+    clock = "import time\nadd(time.time_ns() % 3)"
+    found = played(*[block(clock)] * 12, max_turns=12)
+    assert any("earlier code called other tools. All variables are lost" in one for one in told(found))
+    assert found.failure is None
+
+
+@pytest.mark.parametrize("kind", ["", "async", "blocking"])
+def test_environments_of_each_kind(kind):
+    class Slow(Counter):
+        blocking = kind == "blocking"
+
+    class Async(Counter):
+        async def step(self, action):
+            await asyncio.sleep(0.01)
+            return super().step(action)
+
+    found = played(block("print(add(1), add(2))"), environment=Async() if kind == "async" else Slow())
+    assert told(found) == ["Observation: 1 3"]
+
+
+def test_an_environment_that_fails_in_a_call_fails_the_episode():
+    class Broken(Counter):
+        def step(self, action):
+            raise OSError("the disk is gone")
+
+    found = played(block("try: add(1)\nexcept BaseException: pass\nwhile True: pass"), environment=Broken())
+    assert found.failure is not None
+    assert (found.failure.boundary, found.failure.kind) == ("environment", "EnvironmentFailed")
+    assert "the disk is gone" in found.failure.message
+
+
+def test_time_of_the_environment_is_not_the_codes_but_the_episodes():
+    class Slow(Counter):
+        async def step(self, action):
+            await asyncio.sleep(4.0)
+            return super().step(action)
+
+    found = played(block("print(add(1))"), environment=Slow(), limits=Limits(seconds=3, cpu_seconds=60))
+    assert told(found) == ["Observation: 1"]
+    began = time.monotonic()
+    found = played(block("print(add(1))"), environment=Slow(), timeout=2.0)
+    assert found.failure is not None
+    assert found.failure.kind == "WaitTimeout"
+    assert time.monotonic() - began < 30
+
+
+def test_what_the_environment_says_besides_is_shown():
+    class Talks(Counter):
+        def step(self, action):
+            step = super().step(action)
+            return Step([*step.observation, {"role": "user", "content": "Good."}], step.reward, step.done, step.info)
+
+    assert told(played(block("add(1)"), environment=Talks())) == ["Observation: '1'", "Good."]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_the_solutions_of_the_shop_are_code_that_does_them(number):
+    shop = Shop(train=6, heldout=1)
+    scenario = shop.scenarios("train")[number]
+    (shown,) = demonstrate(lambda: shop, [scenario], "code", limits=WIDE)
+    assert shown.success
+    messages = shown.histories[0].messages
+    written = [one.content for one in messages if one.role == "assistant"]
+    assert written[0].startswith('```python\nprint(find_order(order="')
+    again = played(*written, environment=Shop(train=6, heldout=1), scenario=scenario)
+    assert again.success
+    assert [to_openai(one) for one in again.histories[0].messages] == [to_openai(one) for one in messages]
+    assert again.metrics["parse_errors"] == 0
+
+
+def test_several_calls_and_odd_names_are_written_as_python():
+    code = formats.make("code")
+    parameters = {"type": "object", "properties": {"from": {"type": "string"}, "to": {}}, "required": ["from"]}
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("go-to", "import")]
+    code.opening([], tools)
+    calls = [
+        {"id": "", "type": "function", "function": {"name": name, "arguments": json.dumps({"from": "a", "to": None})}}
+        for name in ("go-to", "import")
+    ]
+    said = code.write({"role": "assistant", "content": "Both.", "tool_calls": calls})
+    assert said["content"] == (
+        'Both.\n```python\nprint(go_to(to=None, **{"from": "a"}))\nprint(import_(to=None, **{"from": "a"}))\n```'
+    )
+    with pytest.raises(SpecError, match="the tools go-to and go_to would be the same function"):
+        formats.make("code").opening([], [*tools, {"type": "function", "function": {"name": "go_to"}}])
+
+
+def test_without_a_sandbox_it_is_refused_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(bubblewrap.shutil, "which", lambda name: None)
+    with pytest.raises(ResourceError, match=r"needs bwrap.*apt-get install bubblewrap"):
+        played("x")

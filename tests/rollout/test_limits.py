@@ -1,0 +1,342 @@
+"""Limits of the collector: instances, time, tries. None of them changes what an episode comes to."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import urllib.error
+
+import httpx
+import pytest
+
+from components.errors import EnvironmentAway, EnvironmentFailed, TooManyFailures
+from components.inference.protocol import Sampling
+from components.rollout import collector
+from components.rollout.agent import play
+from components.rollout.collector import failures_allowed
+from components.rollout.pool import Pool
+from components.rollout.transient import passes
+from tests.rollout.test_own_agent import ask, endpoint, user
+from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, scenarios
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch):
+    """The environments that a test made; nobody waits long."""
+    monkeypatch.setattr(collector, "FIRST_PAUSE", 0.01)
+    Echo.made = []
+    return Echo.made
+
+
+# Instances
+
+
+class Busy(AsyncEcho):
+    """Knows how many of its kind play at once."""
+
+    playing = most = 0
+
+    async def reset(self, scenario):
+        Busy.playing += 1
+        Busy.most = max(Busy.most, Busy.playing)
+        return await super().reset(scenario)
+
+    async def step(self, action):
+        step = await super().step(action)
+        Busy.playing -= step.done
+        return step
+
+
+@pytest.mark.parametrize("said_by", ["collect.environments", "the environment"])
+def test_episodes_wait_for_an_instance(made, said_by):
+    Busy.playing = Busy.most = 0
+    kind = Busy if said_by == "collect.environments" else type("Few", (Busy,), {"instances": 2})
+    found = collect(
+        Parrot(seconds=0.002), Pool(kind, 2 if kind is Busy else None), scenarios(6), group_size=4, concurrency=12
+    )
+    assert Busy.most == 2
+    assert len(made) == 2
+    assert all(one.closed for one in made)
+    assert repr(found) == repr(collect(Parrot(), Echo, scenarios(6), group_size=4))
+
+
+def test_waiting_for_an_instance_is_not_the_episodes_time():
+    found = collect(Parrot(seconds=0.2), Pool(AsyncEcho, 1), scenarios(4), concurrency=8, timeout=2.5)
+    assert [one.failure for one in found] == [None] * 8  # each takes 0.4 s, all together 3.2
+
+
+def test_an_instance_is_good_for_so_many_episodes(made):
+    class Leaky(Echo):
+        good_for = 3
+
+    collect(Parrot(), Leaky, scenarios(4), concurrency=1)
+    assert len(made) == 3  # 3 + 3 + 2
+    assert all(one.closed for one in made)
+
+
+def test_an_instance_that_failed_is_not_lent_again(made):
+    class Fragile(Echo):
+        def reset(self, scenario):
+            assert not self.closed
+            if scenario.id == "s1":
+                raise KeyError("lost its mind")
+            return super().reset(scenario)
+
+    collect(Parrot(), Fragile, scenarios(3), concurrency=1)
+    assert len(made) == 3  # s0 twice and s1 once, s1 again, s2 twice
+    assert [one.closed for one in made] == [True] * 3
+
+
+def test_instances_that_outlast_a_loop_stay_from_stage_to_stage(made):
+    class Heavy(Echo):
+        lasting = True
+
+    pool = Pool(Heavy)
+    for _ in range(2):
+        collect(Parrot(), pool, scenarios(3), concurrency=2)
+    assert len(made) <= 2
+    assert not any(one.closed for one in made)
+    pool.close()
+    assert all(one.closed for one in made)
+
+
+def test_who_gives_up_waiting_does_not_take_an_instance_along():
+    async def scene():
+        pool = Pool(Echo, 1)
+
+        async def play(seconds):
+            async with pool.lent() as lent:
+                await asyncio.sleep(seconds)
+                lent.whole = True
+
+        first, second, third = (asyncio.create_task(play(0.02)) for _ in range(3))
+        await asyncio.sleep(0.01)
+        second.cancel()
+        await asyncio.wait_for(asyncio.gather(first, third), 5)
+        assert not pool.in_use
+        await pool.rest()
+
+    asyncio.run(scene())
+
+
+def test_an_agent_that_wants_no_environment_gets_none(made):
+    engine = Parrot()
+
+    def agent(base_url, api_key):
+        ask(base_url, api_key, [user("x")])
+
+    with endpoint(engine, agent) as (own, _, _):
+        collect(engine, Echo, scenarios(2), own_agent=own)
+    assert made == []
+
+
+# Time
+
+
+@pytest.mark.parametrize(("place", "what"), [("reset", "reset"), ("step", "step 1")])
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_step_that_takes_too_long_fails_its_episode(made, place, what, blocking):
+    class Stuck(Echo):
+        pass
+
+    def wait(self, *_):
+        time.sleep(4.0)
+
+    async def sleep(self, *_):
+        await asyncio.sleep(30)
+
+    Stuck.blocking = blocking
+    setattr(Stuck, place, wait if blocking else sleep)
+    begun = time.monotonic()
+    (one,) = collect(Parrot(), Stuck, scenarios(1), group_size=1, step_timeout=0.1)
+    assert time.monotonic() - begun < 3
+    assert (one.failure.boundary, one.failure.kind) == ("environment", "WaitTimeout")
+    assert one.failure.message == f"{what} took longer than 0.1 s (step_timeout of this stage)"
+
+
+def test_the_limit_of_a_step_is_not_that_of_the_engine():
+    (one,) = collect(Parrot(seconds=1.5), AsyncEcho, scenarios(1), group_size=1, step_timeout=1.0)
+    assert one.failure is None
+
+
+def test_cancelled_episodes_are_nobodys_failure_and_close_their_environments(made):
+    """Cancelled while one waits for the engine, and the others for its instance."""
+    told = []
+
+    async def episode(pool, scenario):
+        async with pool.lent() as lent:
+            told.append(
+                await play(
+                    Parrot(seconds=30), lent.environment, scenario, sample=0, sampling=Sampling(), max_turns=2, seed=0
+                )
+            )
+
+    async def interrupted():
+        task, pool = asyncio.current_task(), Pool(Echo, 1)
+        asyncio.get_running_loop().call_later(0.1, task.cancel)
+        try:
+            await asyncio.gather(*(episode(pool, scenario) for scenario in scenarios(4)))
+        finally:
+            assert not pool.in_use
+
+    begun = time.monotonic()
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(interrupted())
+    assert time.monotonic() - begun < 5
+    assert told == []
+    assert [one.closed for one in made] == [True]
+
+
+# Tries
+
+
+class Shaky(Echo):
+    """Is away at the first `away` resets of a scenario, and once in the middle of a step."""
+
+    resets: dict = {}
+    away = 1
+
+    def reset(self, scenario):
+        count = Shaky.resets[scenario.id] = Shaky.resets.get(scenario.id, 0) + 1
+        self.breaks = count == self.away + 1
+        if count <= self.away:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return super().reset(scenario)
+
+    def step(self, action):
+        if self.breaks and self.said:
+            raise EnvironmentAway("HTTP 503")
+        return super().step(action)
+
+
+def test_an_episode_whose_environment_was_away_is_played_again_and_is_the_same(made):
+    Shaky.resets = {}
+    told = []
+    found = collect(Parrot(), Shaky, scenarios(3), group_size=1, retries=2, on_retry=told.append)
+    assert len(told) == 6  # twice for each scenario
+    assert {type(one) for one in told} == {EnvironmentAway}
+    expected = collect(Parrot(), Echo, scenarios(3), group_size=1)
+    assert repr(found) == repr(expected)
+    assert all(one.closed for one in made)
+
+
+def test_when_it_stays_away_the_last_try_is_the_failure():
+    Shaky.resets = {}
+    (one,) = collect(Parrot(), Shaky, scenarios(1), group_size=1, retries=1)
+    assert (one.failure.boundary, one.failure.kind) == ("environment", "EnvironmentAway")
+    assert one.failure.message == "HTTP 503"
+    assert [message.role for message in one.histories[0].messages] == ["user", "assistant", "user", "assistant"]
+
+
+@pytest.mark.parametrize("error", [KeyError("bug"), EnvironmentFailed("broken"), ValueError("HTTP 500")])
+def test_what_does_not_pass_is_not_played_again(error, made):
+    def fail():
+        raise error
+
+    told = []
+    (one,) = collect(
+        Parrot(), lambda: Echo(step=fail), scenarios(1), group_size=1, retries=5, on_retry=lambda e: told.append(e)
+    )
+    assert one.failure.kind == "EnvironmentFailed"
+    assert told == []
+    assert len(made) == 1
+
+
+def test_an_agent_that_failed_is_not_played_again():
+    """Even of what would pass: it is the agent's own doing."""
+    played = []
+
+    def agent(scenario):
+        played.append(scenario.id)
+        raise ConnectionRefusedError("its own server")
+
+    engine = Parrot()
+    with endpoint(engine, agent) as (own, _, _):
+        (one,) = collect(engine, Echo, scenarios(1), group_size=1, own_agent=own, retries=3)
+    assert (one.failure.boundary, played) == ("agent", ["s0"])
+
+
+def http_status(code):
+    request = httpx.Request("POST", "http://there/step")
+    return httpx.HTTPStatusError("x", request=request, response=httpx.Response(code, request=request))
+
+
+def wrapped(cause):
+    try:
+        raise RuntimeError("the step failed") from cause
+    except RuntimeError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ConnectionResetError(), True),
+        (wrapped(BrokenPipeError()), True),
+        (urllib.error.URLError(ConnectionRefusedError()), True),
+        (ExceptionGroup("all", [OSError(), ConnectionRefusedError()]), True),
+        (http_status(503), True),
+        (wrapped(http_status(502)), True),
+        (urllib.error.HTTPError("u", 429, "slow down", None, None), True),
+        (http_status(500), False),
+        (http_status(404), False),
+        (FileNotFoundError(), False),
+        (wrapped(KeyError(503)), False),
+        (SystemExit(503), False),
+        (None, False),
+    ],
+    ids=repr,
+)
+def test_what_passes(error, expected):
+    assert passes(error) is expected
+    if isinstance(error, urllib.error.HTTPError):
+        error.close()
+
+
+def test_a_real_line_that_nobody_listens_at_passes():
+    with pytest.raises(httpx.ConnectError) as caught:
+        httpx.post("http://127.0.0.1:9/step", timeout=5, trust_env=False)
+    assert passes(caught.value)
+
+
+# Failures that are allowed
+
+
+@pytest.mark.parametrize(
+    ("max_failures", "episodes", "allowed"),
+    [
+        (0, 100, 0),
+        (0.29, 100, 29),  # in floating point 28.999…
+        (0.1, 10, 1),
+        (0.1, 9, 0),
+        (0.999, 10, 9),
+        (1, 100, 1),
+        (1.0, 1, 1),
+        (2.5, 100, 2),
+        (7, 3, 3),
+        (float("inf"), 3, 3),
+        (0.5, 0, 0),
+    ],
+)
+def test_so_many_may_fail(max_failures, episodes, allowed):
+    """Below 1 a share that may be met exactly, from 1 on a count."""
+    assert failures_allowed(max_failures, episodes) == allowed
+
+
+def test_a_share_that_is_met_exactly_is_allowed():
+    def some(count):
+        left, lock = [count], threading.Lock()
+
+        def fail(_):
+            with lock:
+                left[0] -= 1
+                if left[0] >= 0:
+                    raise OSError("overheated")
+
+        return fail
+
+    found = collect(Parrot(fail=some(29)), Echo, scenarios(100), group_size=1, max_failures=0.29)
+    assert sum(one.failure is not None for one in found) == 29
+    with pytest.raises(TooManyFailures, match=r"30 of 100 episodes failed, more than the 29 that max_failures=0\.29"):
+        collect(Parrot(fail=some(30)), Echo, scenarios(100), group_size=1, max_failures=0.29, concurrency=1)

@@ -1,0 +1,119 @@
+"""What is shown while episodes are played: counts that are right, one episode whole, and nothing that does harm."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from components.environments.protocol import Step
+from components.rollout import live
+from components.rollout.live import Live
+from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, scenarios
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+def make(tmp_path, told, **options):
+    return Live(
+        {"stage": "collect", "what": "collect, round 1"},
+        8,
+        lambda done, total, values: told.append((done, total, dict(values))),
+        tmp_path / live.FILE,
+        **options,
+    )
+
+
+def lines(tmp_path):
+    return [json.loads(line) for line in (tmp_path / live.FILE).read_text().splitlines()]
+
+
+def play(view, engine, environment, **options):
+    hear = {"on_begin": view.begins, "on_episode": lambda trajectory, seconds: view.ended(trajectory)}
+    return collect(engine, environment, scenarios(4), **hear, **options)
+
+
+def test_one_episode_is_shown_from_its_first_message_to_its_end(tmp_path, told):
+    heard = []
+    view = make(tmp_path, told, listen=heard.append)
+    played = play(view, Parrot(), AsyncEcho, concurrency=1)
+    first, *events = lines(tmp_path)
+    assert (first["stage"], first["what"], first["total"]) == ("collect", "collect, round 1", 8)
+    assert events == heard
+    said = played[0].histories[0].messages
+    shown = events[: len(said) + 2]
+    assert shown[0] == {"episode": "s0/0"}
+    assert [(one["role"], one["content"]) for one in shown[1:-1]] == [(one.role, one.content) for one in said]
+    assert [one.get("sampled") for one in shown[1:-1]] == [None, len(said[1].content), None, len(said[3].content)]
+    assert shown[-1] == {"ended": "s0/0", "reward": 1.0, "success": True, "failure": None}
+    assert [one["episode"] for one in events if "episode" in one] == [one.id for one in played]  # one after the other
+    view.close()
+    assert not (tmp_path / live.FILE).exists()
+
+
+def test_of_many_at_once_one_is_shown_and_all_are_counted(tmp_path, told, monkeypatch):
+    monkeypatch.setattr(live, "EVERY", 0)
+
+    def fail(request):
+        if "Say 3" in request.messages[0]["content"]:
+            raise RuntimeError("broken")
+
+    view = make(tmp_path, told)
+    play(view, Parrot(seconds=0.01, fail=fail), AsyncEcho, concurrency=8, max_failures=2)
+    assert max(values["running"] for *_, values in told) == 8
+    done, total, values = told[-1]
+    assert (done, total) == (8, 8)
+    assert (values["running"], values["failed"], values["reward"]) == (0, 2, 1.0)
+    assert values["tokens_per_s"] > 0
+    begun = [one["episode"] for one in lines(tmp_path) if "episode" in one]
+    assert begun[0] == "s0/0"
+    assert len(begun) < 8  # the others were under way by then
+    assert [done for done, *_ in told] == sorted(done for done, *_ in told)
+
+
+def test_a_failed_episode_says_why_and_earlier_ones_count(tmp_path, told):
+    def fail(request):
+        raise RuntimeError("the engine is away")
+
+    earlier = play(make(tmp_path / "..", told), Parrot(), Echo)[:2]
+    told.clear()
+    view = make(tmp_path, told, finished=earlier)
+    assert told == [(2, 8, {"running": 0.0, "failed": 0.0, "reward": 1.0})]
+    play(view, Parrot(fail=fail), Echo, finished={one.id: one for one in earlier}, max_failures=9)
+    ended = [one for one in lines(tmp_path) if "ended" in one]
+    assert ended[0]["failure"] == "EngineError: chat: RuntimeError: the engine is away"
+    assert told[-1][:2] == (8, 8)
+
+
+def test_long_texts_are_cut_and_the_file_begins_anew(tmp_path, told, monkeypatch):
+    monkeypatch.setattr(live, "MOST_BYTES", 12_000)
+    long = lambda: Step([{"role": "user", "content": "x" * 50_000}], 0.5, False, {})  # noqa: E731
+    view = make(tmp_path, told)
+    play(view, Parrot(), lambda: Echo(step=long), concurrency=1, max_turns=2)
+    assert (tmp_path / live.FILE).stat().st_size < 12_000 + 3 * live.LONGEST
+    first, *events = lines(tmp_path)
+    assert first["total"] == 8
+    assert "episode" in events[0]
+    assert events[3]["content"] == "x" * live.LONGEST + "… (46000 characters more)"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": None, "tool_calls": "none"},
+        {"role": "assistant", "content": [{"type": "text"}], "tool_calls": [None, {"function": 3}]},
+        {"content": 5},
+    ],
+)
+def test_whatever_an_agent_sends_is_shown_somehow(message):
+    assert json.dumps(live._message(message))
+
+
+def test_a_disk_that_is_full_ends_the_file_and_nothing_else(tmp_path, told):
+    (tmp_path / live.FILE).mkdir()  # cannot be written to
+    played = play(make(tmp_path, told), Parrot(), Echo)
+    assert [one.failure for one in played] == [None] * 8
+    assert told[-1][:2] == (8, 8)
