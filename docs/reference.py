@@ -124,6 +124,13 @@ def _keys(group: str) -> Iterator[str]:
         if len(_files(group)) > 1 and group == "model":
             yield f"Values of `{group}={path.stem}`:"
         yield _table(_rows(annotation, group, _read(path), path))
+        unset = {name for name, value in _read(path).items() if value is None}
+        for other in _files(group):
+            for name, values in _read(other).items():
+                if name in unset and isinstance(values, dict):
+                    spec = next(one for one in get_args(annotation.model_fields[name].annotation) if one is not None)
+                    yield f"`{group}.{name}`, with the values of `{group}={other.stem}`. {_text(spec.__doc__)}"
+                    yield _table(_rows(spec, f"{group}.{name}", values, other))
 
 
 def _reward_model_rows(path: Path) -> Iterator[Row]:

@@ -138,7 +138,19 @@ def _ways(
 ) -> Iterator[Problem]:
     """Other ways of playing than each episode once."""
     played = collect.opponent != "environment"
-    given = [*(name for name in ("reflection", "continuations") if getattr(collect, name)), *["opponent"] * played]
+    ways = ("reflection", "continuations", "teacher")
+    given = [*(name for name in ways if getattr(collect, name)), *["opponent"] * played]
+    if collect.teacher is not None and rounds and isinstance(algorithm, PolicyGradientSpec):
+        yield Problem(
+            "collect.teacher",
+            f"{algorithm.name} learns from what the policy itself sampled; expected null, or algorithm=sft, distill or "
+            "a preference algorithm",
+        )
+    if collect.teacher is not None and collect.teacher.samples > collect.group_size:
+        yield Problem(
+            "collect.teacher.samples",
+            f"{collect.teacher.samples} of {collect.group_size} episodes (collect.group_size); expected no more",
+        )
     if played and "opponent" not in inspect.signature(environment.factory()).parameters:
         yield Problem(
             "collect.opponent",
@@ -156,14 +168,14 @@ def _ways(
             yield Problem(
                 f"collect.{name}", "is a way of the agent loop, and agent.function plays as it likes; expected it unset"
             )
-    for name in set(given) - {"reflection"}:
+    for name in sorted({*given} - {"reflection", "teacher"}):
         if agent.format == "code":
             yield Problem(
                 f"collect.{name}",
                 "goes on from single actions, and a block of agent.format=code may be many; expected another format",
             )
     if agent.roles is not None:
-        for name in set(given) - {"reflection"}:
+        for name in sorted({*given} - {"reflection", "teacher"}):
             yield Problem(
                 f"collect.{name}", "is played by one agent, and agent.roles are several; expected roles: null"
             )
@@ -480,24 +492,24 @@ def _result(value: Any) -> Any:
     return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
-def _teachers(algorithm: Any, warmup: WarmupSpec | None) -> Iterator[Problem]:
+def _teachers(algorithm: Any, warmup: WarmupSpec | None, collect: CollectSpec) -> Iterator[Problem]:
     found = {"algorithm.teacher": algorithm.teacher} if isinstance(algorithm, DistillSpec) else {}
-    if warmup is not None and warmup.teacher is not None:
-        embedded = isinstance(warmup.teacher.inference, EmbeddedSpec)
-        if warmup.teacher.samples > 1 and warmup.teacher.temperature == 0:
+    playing = {"warmup.teacher": warmup.teacher if warmup else None, "collect.teacher": collect.teacher}
+    for path, one in playing.items():
+        if one is None:
+            continue
+        embedded = isinstance(one.inference, EmbeddedSpec)
+        if path == "warmup.teacher" and one.samples > 1 and one.temperature == 0:
             yield Problem(
-                "warmup.teacher.samples",
-                f"{warmup.teacher.samples}: warmup.teacher.temperature=0 plays each of them alike; expected 1, or a "
-                "temperature above 0",
+                f"{path}.samples",
+                f"{one.samples}: {path}.temperature=0 plays each of them alike; expected 1, or a temperature above 0",
             )
-        if embedded and warmup.teacher.model is None:
-            yield Problem("warmup.teacher.model", "null, and inference.name=embedded plays on this machine: name one")
-        elif warmup.teacher.model is not None and not embedded:
-            yield Problem(
-                "warmup.teacher.model", "given, but a server plays; expected null, or inference.name=embedded"
-            )
-        elif warmup.teacher.model is not None:
-            found["warmup.teacher.model"] = warmup.teacher.model
+        if embedded and one.model is None:
+            yield Problem(f"{path}.model", "null, and inference.name=embedded plays on this machine: name one")
+        elif one.model is not None and not embedded:
+            yield Problem(f"{path}.model", "given, but a server plays; expected null, or inference.name=embedded")
+        elif one.model is not None:
+            found[f"{path}.model"] = one.model
     for path, teacher in found.items():
         try:
             teacher.adapter_dir()

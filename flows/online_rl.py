@@ -254,8 +254,8 @@ def _take_best(spec: ExperimentSpec, outcome: Outcome, on_notice: OnNotice) -> N
 
 def _check_key(spec: ExperimentSpec) -> None:
     """Raises ResourceError where the key of a remote engine is not in the environment."""
-    teacher = spec.warmup.teacher if spec.warmup else None
-    for inference in (spec.inference, teacher.inference if teacher else None):
+    teachers = [one for one in (spec.warmup and spec.warmup.teacher, spec.collect.teacher) if one]
+    for inference in (spec.inference, *(one.inference for one in teachers)):
         if isinstance(inference, RemoteSpec):
             inference.key()
 

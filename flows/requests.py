@@ -70,7 +70,7 @@ class Requests:
         own = {name: self._data["reward_model"][name] for name in ("scenarios", "group_size", "continuations")}
         part = {"model": self.spec.model.base(), **self._parts("agent", "inference")}
         part |= {"environment": self._collected(), "actor": "policy", "round": number}
-        part |= {"collect": {**self._data["collect"], "reflection": None, **own}}
+        part |= {"collect": {**self._data["collect"], "reflection": None, "teacher": None, **own}}
         return self._request("collect", part, {"policy": policy}, seed=self.spec.seed + REWARD_SEED)
 
     def train_reward(

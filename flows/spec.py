@@ -178,6 +178,8 @@ class ExperimentSpec(Spec):
         found = [self.algorithm.teacher] if isinstance(self.algorithm, DistillSpec) and self.rounds else []
         if self.warmup is not None and self.warmup.teacher is not None and self.warmup.teacher.model is not None:
             found.append(self.warmup.teacher.model)
+        if self.collect.teacher is not None and self.collect.teacher.model is not None and self.rounds:
+            found.append(self.collect.teacher.model)
         return [one.model(self.model.max_length) for one in found]
 
     @classmethod

@@ -25,12 +25,12 @@ EXPERIMENTS = [file.name for file in OPTIONS if file.parts[0] == "experiment"]
 GROUPS = {
     "agent": 3,
     "algorithm": 14,
-    "collect": 2,
+    "collect": 3,
     "compute": 2,
     "deploy": 3,
     "environment": 28,
     "evaluate": 1,
-    "experiment": 21,
+    "experiment": 22,
     "filter": 3,
     "inference": 2,
     "model": 4,
@@ -47,6 +47,7 @@ VERIFIERS_TASKS = TASKS.with_name("verifiers_tasks")
 NEEDED = {
     "hf": ["model.name=organisation/name"],
     "remote": ["inference.url=http://there/v1", "inference.model=name"],
+    "taught": ["collect.teacher.model.name=organisation/name", "algorithm=sft", "filter=successful"],
     "teacher": ["warmup.teacher.model.name=organisation/name"],
     "distill": ["algorithm.teacher.name=organisation/name", "filter=everything"],
     "learned": ["reward.path=folder"],

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 ROUNDS_AGO = "rounds_ago"
 """Metric of a replayed trajectory."""
+SHOWN = ("solver", "teacher")
+"""Who plays and is no version of the policy: demonstrations do not get stale."""
 MOST_NAMED = 5
 """Stale trajectories that are named in the log."""
 
@@ -40,11 +42,12 @@ def mixed(
     """The trajectories of this round with groups drawn from those of earlier rounds, the nearest first, and counts of
     what was done. version: of the policy in training. compared: only groups whose rewards differ are learned from, so
     that only these are drawn and counted in the share."""
-    versions = list(dict.fromkeys([version, *(one.policy for part in (fresh, *earlier) for one in part)]))
+    played = [one.policy for part in (fresh, *earlier) for one in part if one.policy not in SHOWN]
+    versions = list(dict.fromkeys([version, *played]))
     rounds = [list(fresh), *(_named(part, ago) for ago, part in enumerate(earlier, 1))]
     stale: list[Trajectory] = []
     if spec.max_staleness is not None:
-        young = set(versions[: spec.max_staleness + 1])
+        young = {*versions[: spec.max_staleness + 1], *SHOWN}
         stale = [one for part in rounds for one in part if one.policy not in young]
         rounds = [[one for one in part if one.policy in young] for part in rounds]
     own, *others = (

@@ -390,7 +390,7 @@ class RewardTrainingSpec(OptimizerSpec):
     """Pairs, or labelled episodes, of one gradient step."""
     heads: dict[str, FiniteFloat] = Field({"overall": 1.0}, min_length=1)
     """Name and weight of each score that is learned; together they make the reward. `overall` learns the judged reward,
-    any other name the component of that name in the scores."""
+    any other name the component of that name in the scores, `continued` the labels of `reward_model.continuations`."""
     pairs: Literal["best_worst", "all"] = "all"
     """Which episodes of a scenario are compared: the best with the worst, or every two of which one is better."""
     min_margin: float = Field(0.0, ge=0)

@@ -44,6 +44,9 @@ class Conversations:
         latest.
         """
         messages = request.messages
+        for message in messages:
+            if id(message) in self._answers:  # what goes on from one of them later shall find it
+                self._answers.move_to_end(id(message))
         for turn in range(len(messages) - 1, -1, -1):
             if messages[turn]["role"] == "assistant":
                 key = _key(messages[: turn + 1], request.tools)

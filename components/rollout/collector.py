@@ -136,13 +136,15 @@ def run_episodes(
         shown: dict[str, Any] = {"format": format, "limits": limits, "max_observation": max_observation}
         player = Once(own_agent.play if own_agent is not None else partial(play, **shown))
 
-    def take(found: Sequence[Trajectory]) -> None:
-        for one in found:
+    def take(belonging: Sequence[Trajectory]) -> None:
+        """An episode with those that follow from it; together they fail once."""
+        for one in belonging:
             if one.id in done:
                 text = f"has a scenario whose id is that of episodes which follow from others: {one.group}"
                 raise SpecError([Problem("environment", f"{text}; expected another")])
             done[one.id] = one
-        failed.extend([one for one in found if one.failure][:1])  # what follows from an episode fails with it
+        following[belonging[0].id] = [one.id for one in belonging]
+        failed.extend([one for one in belonging if one.failure][:1])
         if len(failed) > allowed:
             shown = "; ".join(
                 f"{one.id}: {one.failure.kind}: {one.failure.message}" for one in failed[:3] if one.failure
@@ -203,14 +205,12 @@ def run_episodes(
             if finished and name in finished:
                 names = [name, *player.following(finished[name])]
                 if all(one in finished for one in names):
-                    following[name] = names
                     take([finished[one] for one in names])
                     continue
             found, seconds = await episode(scenario, sample)
-            following[name] = [one.id for one in found]
             if on_episode:
-                for one in found:
-                    on_episode(one, seconds)
+                for trajectory in found:
+                    on_episode(trajectory, seconds)
             take(found)
 
     async def work_all() -> None:
@@ -225,7 +225,7 @@ def run_episodes(
 
     run(work_all())
     ordered = [done[one] for scenario, sample in jobs for one in following[f"{scenario.id}/{sample}"]]
-    return [one for group in by_scenario(ordered).values() for one in group]
+    return [one for group in by_scenario(ordered).values() for one in sorted(group, key=lambda one: one.sample)]
 
 
 def failures_allowed(max_failures: float, episodes: int) -> int:

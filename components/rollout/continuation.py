@@ -8,8 +8,9 @@ model learn them by the name `continued`, and the reward `continued` makes step 
 An environment that can save is restored (`protocol.Restorable`). Any other is reset and given the actions again: by the
 protocol it then says the same again, and one that does not is refused by name.
 
-What is played on is measured and not trained on. The conversation goes on from its own tokens, in the same engine; so
-an episode whose labels are not there yet is played again as a whole.
+What is played on is measured and not trained on. The conversation goes on from its own tokens, which the engine that
+gave them remembers: so an episode whose labels are not there yet is played again as a whole, and the last step is
+continued first, whose conversation names all answers that the others go on from.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Continuing:
         first = episode.trajectory(scenario, sample)
         if first.failure is not None:
             return [first]
-        labels = []
-        for turn, (step, state) in enumerate(steps[:-1]):
+        labels = [float(first.success)]
+        for turn, (step, state) in reversed([*enumerate(steps[:-1])]):
             wins = 0
             for number in range(self._count):
                 going_on = step.branch(episode_number(seed, f"{turn}/{number}"))
@@ -75,8 +76,7 @@ class Continuing:
                 if end.failure is not None:
                     return [first, end]
                 wins += end.success
-            labels.append(wins / self._count)
-        labels.append(float(first.success))
+            labels.insert(0, wins / self._count)
         return [replace(first, metrics=first.metrics | step_labels.written(CONTINUED, labels))]
 
     def following(self, first: Trajectory) -> list[str]:

@@ -66,7 +66,7 @@ class Reflecting:
         thinking = Episode(engine, environment, replace(sampling, max_tokens=self._spec.max_tokens), seed)
         async with thinking.within(**patience):
             asked = f"{self._spec.prompt}\n\n{transcript(first, self._spec.max_transcript)}"
-            thinking.talk.messages.append({"role": "user", "content": asked})
+            thinking.open([{"role": "user", "content": asked}], [])
             await thinking.answer()
         reflection = thinking.trajectory(again, sample)
         if reflection.failure is not None:

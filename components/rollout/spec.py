@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from components.inference.spec import EmbeddedSpec, InferenceSpec
+from components.models.spec import TeacherSpec
 from components.rollout.formats import Name
 from components.sandbox import Limits
 from components.specs import Spec, Target
@@ -130,6 +132,29 @@ class ReflectionSpec(Spec):
     first attempts: for sft, distill and preference algorithms."""
 
 
+class CollectTeacherSpec(Spec):
+    """A stronger model plays what the policy did not succeed in: its episodes stand in the group of the policy's, for
+    sft, distill and preference algorithms. On this machine, or on a server."""
+
+    model: TeacherSpec | None = None
+    """The model, for `inference.name: embedded`; null for a server's, which `inference.model` names."""
+    inference: InferenceSpec = EmbeddedSpec()
+    """Engine of the teacher, as `inference`. A server needs no `tokens`: what it says is laid out in those of model."""
+    samples: int = Field(1, ge=1)
+    """Of each scenario, this many of the policy's episodes are followed by the teacher's."""
+    only_failed: bool = True
+    """Those without success only."""
+    temperature: float = Field(0.7, ge=0)
+    """As collect.temperature, for the teacher."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """As collect.top_p, for the teacher."""
+
+    def key_part(self) -> dict[str, Any]:
+        """What determines results, for stage keys."""
+        data = self.model_dump(mode="json", exclude={"model", "inference"})
+        return data | {"model": self.model.key_part() if self.model else None, **self.inference.key_part()}
+
+
 class CollectSpec(Spec):
     scenarios: int = Field(8, ge=1)
     """Scenarios of one round, drawn without repetition from the train split until it is used up, then again."""
@@ -161,6 +186,8 @@ class CollectSpec(Spec):
     opponent: Literal["environment", "policy", "base"] = "environment"
     """Who plays the other side of a game for two: the environment, as in evaluations; `policy`: the policy itself, both
     sides are episodes that are trained on; `base`: the model before any training, whose side is not."""
+    teacher: CollectTeacherSpec | None = None
+    """`{model: {name: NAME}, ...}`: another model plays where the policy had no success; null: none."""
     concurrency: int = Field(64, ge=1)
     """Episodes in flight at once; the engine batches their requests."""
     environments: int | None = Field(None, ge=1)
@@ -181,9 +208,10 @@ class CollectSpec(Spec):
     def key_part(self) -> dict[str, Any]:
         """What determines results, for stage keys; ways of playing that are not asked for are not in it."""
         data = self.model_dump(mode="json", exclude=PATIENCE | {"refills", "overlap"})
+        data["teacher"] = self.teacher.key_part() if self.teacher else None
         plain = CollectSpec().model_dump(mode="json")
         return {name: value for name, value in data.items() if name not in WAYS or value != plain[name]}
 
 
-WAYS = ("temperature_step", "reflection", "continuations", "opponent")
+WAYS = ("temperature_step", "reflection", "continuations", "opponent", "teacher")
 """Keys of CollectSpec for other ways of playing than each episode once, by the policy alone."""

@@ -61,6 +61,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     from components.models.weights import prepare
     from components.rollout.collector import choose_further, choose_scenarios, demonstrate, failures_allowed
     from components.rollout.reflection import demonstrations
+    from components.rollout.taught import TEACHER
     from components.trajectories.groups import by_scenario
     from components.trajectories.store import write_trajectories
 
@@ -111,6 +112,10 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
         )
         if spec.actor == "teacher":
             _sign(trajectories, prepare(model, context.cache) if spec.teacher else None)
+        elif (teaching := spec.collect.teacher) is not None:
+            known = teaching.model.model(spec.model.max_length) if teaching.model else None
+            taught = [one for one in trajectories if one.policy == TEACHER]
+            _sign(taught, prepare(known, context.cache) if known else None)
     found = figures(trajectories) | speed
     if spec.collect.reflection is not None and spec.collect.reflection.demonstrate and spec.actor == "policy":
         without = list(demonstrations(trajectories, spec.collect.group_size))
@@ -133,10 +138,11 @@ def _sign(trajectories: Sequence[Trajectory], base_dir: Path | None) -> None:
     """Says that a teacher played them, and in which tokenizer's ids. base_dir: of the teacher; None for a server's."""
     from components.algorithms.foreign import TOKENIZER, UNKNOWN
     from components.models.weights import tokenizer_digest
+    from components.rollout.taught import TEACHER
 
     tokenizer = UNKNOWN if base_dir is None else tokenizer_digest(base_dir)
     for one in trajectories:
-        one.policy = "teacher"
+        one.policy = TEACHER
         one.sampling = {**one.sampling, TOKENIZER: tokenizer}
 
 

@@ -134,9 +134,7 @@ def play(
     counted = [one for name, one in finished.items() if name in wanted]
     context.progress(len(counted), len(wanted))
     engine = warm_engine(model, policy, context, inference, adapter)
-    opponent = None
-    if ways is not None and ways.opponent == "base":
-        opponent = warm_engine(model, None, context, inference, kind="opponent")
+    other = _other_engine(model, inference, ways, context)
     pool = context.warm.get("environments", environment.model_dump(), lambda: Pool(environment.build))
     if pool.in_use:  # by a stage that runs beside
         pool = Pool(environment.build)
@@ -177,13 +175,13 @@ def play(
                 on_episode=on_episode,
                 on_retry=on_retry,
                 own_agent=own_agent,
-                player=_player(agent, ways, opponent),
+                player=_player(agent, ways, other, group_size),
                 temperature_step=ways.temperature_step if ways else 0.0,
             )
     finally:
         episodes.flush()
         live.close()
-        for one in (engine, opponent):
+        for one in (engine, other):
             if one is not None:
                 one.release()  # the trainer needs the memory, and the next policy could not use what is cached
     elapsed = time.monotonic() - start
@@ -193,14 +191,30 @@ def play(
     return trajectories, {name: round(value, 4) for name, value in episodes.seconds.items()}, speed
 
 
-def _player(agent: AgentSpec, ways: CollectSpec | None, opponent: Engine | None) -> Player | None:
-    """Who plays; None: an agent of one's own. opponent: engine of the other side of a game; None: the policy's own."""
+def _other_engine(
+    model: ModelSpec, inference: InferenceSpec, ways: CollectSpec | None, context: Context
+) -> TransformersEngine | RemoteEngine | None:
+    """The engine of who plays beside the policy: the teacher, or an opponent that is not the policy itself."""
+    if ways is not None and ways.opponent == "base":
+        return warm_engine(model, None, context, inference, kind="opponent")
+    if ways is None or ways.teacher is None:
+        return None
+    teacher = ways.teacher.model
+    known = teacher.model(model.max_length) if teacher else model
+    return warm_engine(
+        known, None, context, ways.teacher.inference, teacher.adapter_dir() if teacher else None, kind="teacher"
+    )
+
+
+def _player(agent: AgentSpec, ways: CollectSpec | None, other: Engine | None, group_size: int) -> Player | None:
+    """Who plays; None: an agent of one's own. other: engine of the opponent or of the teacher."""
     from components.rollout import agent as loop
     from components.rollout import roles
     from components.rollout.continuation import Continuing
     from components.rollout.player import Once
     from components.rollout.reflection import Reflecting
     from components.rollout.selfplay import SelfPlay
+    from components.rollout.taught import Taught
 
     if agent.function is not None:
         return None
@@ -213,7 +227,10 @@ def _player(agent: AgentSpec, ways: CollectSpec | None, opponent: Engine | None)
     if ways is not None and ways.continuations:
         return Continuing(ways.continuations, **how)
     if ways is not None and ways.opponent != "environment":
-        return SelfPlay(opponent, **how)
+        return SelfPlay(other, **how)
+    if ways is not None and ways.teacher is not None:
+        assert other is not None
+        return Taught(attempt, ways.teacher, other, group_size)
     return Once(attempt)
 
 
@@ -233,10 +250,13 @@ def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAge
 
 def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """What can be said of episodes before they are judged: counts, success, mean turns and tokens. Groups that stand
-    aside of their scenario have counts of their own under their name: `second/success`."""
+    aside of their scenario have counts of their own under their name, such as `second/success`; so have the episodes of
+    a teacher beside the policy's."""
     beside: dict[str, list[Trajectory]] = defaultdict(list)
+    taught = len({one.policy for one in trajectories}) > 1
     for one in trajectories:
-        beside[one.group.removeprefix(scenario_of(one.group)).removeprefix(ASIDE)].append(one)
+        name = one.group.removeprefix(scenario_of(one.group)).removeprefix(ASIDE)
+        beside["teacher" if taught and one.policy == "teacher" else name].append(one)
     trajectories = beside.pop("", [])
     finished = [t for t in trajectories if t.failure is None]
     values = {

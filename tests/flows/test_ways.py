@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from components.algorithms.foreign import TOKENIZER
 from components.errors import SpecError
 from components.specs import validate
+from components.trajectories.step_labels import CONTINUED, read
 from components.trajectories.store import read_trajectories
 from flows.spec import ExperimentSpec
 from flows.stages import STAGES
@@ -15,14 +17,17 @@ from flows.stages.execute import run_stage
 from tests.deployment.tiny import TINY
 from tests.flows.test_online_rl import DATA, Recorder, changed
 
+SFT = {"name": "sft"}
 
-def run(tmp_path, *, agent=None, model=None, environment=None, **collect) -> Recorder:
+
+def run(tmp_path, *, agent=None, model=None, environment=None, algorithm=None, **collect) -> Recorder:
     """Of episodes that a random model plays: it never succeeds."""
     changes = {
         "agent": {"max_turns": 1, "max_tokens": 4, **(agent or {})},
         "model": {**TINY.model_dump(), "max_length": 4096, **(model or {})},
         "collect": {**DATA["collect"], **collect},
         "environment": environment or DATA["environment"],
+        "algorithm": algorithm or DATA["algorithm"],
     }
     return Recorder(tmp_path, warmup=None, **changes)
 
@@ -65,6 +70,88 @@ def test_a_teacher_shows_once_what_the_policy_plays_in_other_ways(tmp_path):
     assert "collect[sft]" not in changed(plain, Recorder(tmp_path, **teacher, collect=ways))
 
 
+GAME = {"_target_": "components.environments.tictactoe.TicTacToe", "train": 8, "heldout": 4}
+LEARNED = {"continuations": 2, "algorithm": {"name": "process_reward_model", "heads": {"continued": 1.0}}}
+TEACHER = {"model": {"name": "tiny", "source": "random", "device": "cpu"}, "temperature": 0.4}
+
+
+def test_a_teacher_plays_where_the_policy_had_no_success(tmp_path, context):
+    recorded = run(tmp_path, teacher=TEACHER, algorithm=SFT)
+    artifact, _ = run_stage(recorded.requests["collect[1]"], context)
+    context.warm.close()
+    found = list(read_trajectories(artifact.path / "trajectories.parquet"))
+    groups = {one.group for one in found}
+    assert [(one.id, one.policy) for one in found] == [
+        (f"{group}/{sample}", "teacher" if sample == 2 else "base")
+        for group in dict.fromkeys(one.group for one in found)
+        for sample in range(3)
+    ]
+    shown = [one for one in found if one.policy == "teacher"]
+    assert {one.sampling["temperature"] for one in shown} == {0.4}
+    assert all(TOKENIZER in one.sampling for one in shown)
+    assert not any(TOKENIZER in one.sampling for one in found if one not in shown)
+    assert artifact.metrics["episodes"] == 2 * len(groups)
+    assert artifact.metrics["teacher/episodes"] == len(groups) == 4
+    assert [one.name for one in recorded.spec.teachers()] == ["tiny"]
+
+
+def test_where_a_server_of_a_teacher_is_changes_nothing(tmp_path):
+    server = {"name": "remote", "url": "http://there/v1", "model": "large", "tokens": False}
+    plain, moved, other = (
+        run(tmp_path, teacher={"inference": {**server, **more}}, algorithm=SFT)
+        for more in ({}, {"url": "http://elsewhere/v1"}, {"model": "larger"})
+    )
+    assert "collect[1]" not in changed(plain, moved)
+    assert "collect[1]" in changed(plain, other)
+
+
+def test_the_rounds_are_played_by_both_sides_and_evaluations_against_the_script(tmp_path, context):
+    recorded = run(tmp_path, environment=GAME, opponent="policy")
+    spec = recorded.requests["collect[1]"].spec
+    assert spec["environment"]["opponent"] == "agent"
+    assert "opponent" not in recorded.requests["evaluate[start]"].spec["environment"]
+    artifact, _ = run_stage(recorded.requests["collect[1]"], context)
+    base = run(tmp_path, environment=GAME, opponent="base")
+    alone, _ = run_stage(base.requests["collect[1]"], context)
+    context.warm.close()
+    found = list(read_trajectories(artifact.path / "trajectories.parquet"))
+    assert len(found) == 2 * artifact.metrics["episodes"] == 2 * artifact.metrics["other/episodes"]
+    assert alone.metrics["episodes"] == len(list(read_trajectories(alone.path / "trajectories.parquet"))) == 8
+
+
+def test_labels_of_continuations_teach_a_process_reward_model(tmp_path, context):
+    heads = {"name": "process_reward_model", "heads": {"continued": 1.0}, "held_out": 0.0}
+    learned = {"scenarios": 2, "group_size": 2, "continuations": 2, "algorithm": heads}
+    model = {**TINY.model_dump(), "max_length": 4096, "lora": {"rank": 4}}
+    recorded = Recorder(
+        tmp_path, warmup=None, reward_model=learned, model=model, agent={"max_turns": 2, "max_tokens": 4}
+    )
+    assert recorded.requests["collect[1]"].spec["collect"]["continuations"] == 0
+    collected, _ = run_stage(recorded.requests["collect[reward]"], context)
+    found = list(read_trajectories(collected.path / "trajectories.parquet"))
+    assert [len(read(CONTINUED, one)) for one in found] == [one.metrics["turns"] for one in found]
+    keys = {"trajectories": collected.key}
+    judged, _ = run_stage(replace(recorded.requests["judge[reward]"], inputs=keys), context)
+    keys["scores"] = judged.key
+    trained, _ = run_stage(replace(recorded.requests["train[reward]"], inputs=keys), context)
+    context.warm.close()
+    assert trained.metrics["labelled_episodes"] == 4
+
+
+def test_planner_and_workers_play_rounds_and_evaluations(tmp_path, context):
+    recorded = run(tmp_path, agent={"roles": {"worker_turns": 1}, "max_turns": 3})
+    agents = {}
+    for label in ("collect[1]", "evaluate[start]"):
+        artifact, _ = run_stage(recorded.requests[label], context)
+        found = list(read_trajectories(artifact.path / "trajectories.parquet"))
+        agents[label] = {history.agent for one in found for history in one.histories}
+        assert {one.failure for one in found} == {None}
+        assert artifact.metrics["subgoals"] >= ("worker" in agents[label])
+    context.warm.close()
+    assert agents["collect[1]"] == {"planner", "worker"}
+    assert "planner" in agents["evaluate[start]"]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -76,9 +163,27 @@ def test_a_teacher_shows_once_what_the_policy_plays_in_other_ways(tmp_path):
             {"collect": {"reflection": {}}, "agent": {"function": "tests.flows.test_own_agent.agent"}},
             r"collect\.reflection: is a way of the agent loop",
         ),
+        ({"collect": {"reflection": {}, "continuations": 2}}, r"collect\.continuations: does not go together with"),
+        ({"collect": {"teacher": TEACHER}}, r"collect\.teacher: grpo learns from what the policy itself sampled"),
+        (
+            {"collect": {"teacher": {}}, "algorithm": SFT},
+            r"collect\.teacher\.model: null, and inference\.name=embedded",
+        ),
+        ({"collect": {"teacher": {**TEACHER, "samples": 7}}, "algorithm": SFT}, r"collect\.teacher\.samples: 7 of 2"),
+        ({"collect": {"opponent": "policy"}}, r"collect\.opponent: policy: .*Shop takes no `opponent`"),
+        ({"environment": {**GAME, "opponent": "agent"}}, r"environment\.opponent: agent leaves a side to be played"),
+        ({"agent": {"roles": {}, "format": "chat"}}, r"agent\.format: chat: a worker acts by calls of tools"),
+        ({"agent": {"roles": {}}, "algorithm": {"credit": "turns"}}, r"algorithm\.credit: turns: those of planner"),
+        ({"agent": {"roles": {}}, "collect": {"continuations": 1}}, r"collect\.continuations: is played by one agent"),
+        (
+            {"reward_model": {**LEARNED, "algorithm": {"name": "process_reward_model"}}},
+            r"reward_model\.continuations: 2 label steps, and no head learns them",
+        ),
+        ({"reward_model": {**LEARNED, "continuations": 0}}, r"reward_model\.algorithm\.heads: continued learns"),
     ],
 )
 def test_what_cannot_be_is_named(tmp_path, changes, message):
-    parts = {name: {**DATA.get(name, {}), **change} for name, change in changes.items()}
+    kept = {name: part for name, part in DATA.items() if name in ("collect", "algorithm")}
+    parts = {name: {**kept.get(name, {}), **change} for name, change in changes.items()}
     with pytest.raises(SpecError, match=message):
         validate(ExperimentSpec, {**DATA, "root": str(tmp_path), "allow": ["tests"], **parts})

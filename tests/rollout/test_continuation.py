@@ -9,7 +9,8 @@ import pytest
 from components.environments.protocol import Restorable, Step
 from components.environments.tictactoe import TicTacToe
 from components.errors import EngineError, SpecError
-from components.inference.protocol import ChatCompletion
+from components.inference import transformers_engine
+from components.inference.protocol import ChatCompletion, Sampling
 from components.rollout.continuation import CONTINUED, Continuing
 from components.trajectories.step_labels import read
 from tests.rollout.worlds import Echo, Parrot, collect, scenarios
@@ -128,3 +129,27 @@ def test_a_real_game_is_returned_to():
     for one in found:
         assert one.failure is None
         assert read(CONTINUED, one) == [float(one.success)] * int(one.metrics["turns"])
+
+
+def test_it_goes_on_from_the_very_tokens_however_little_an_engine_remembers(base_dir, monkeypatch):
+    monkeypatch.setattr(transformers_engine, "REMEMBERED_ANSWERS", 3)
+    engine = transformers_engine.TransformersEngine(base_dir, max_length=1024, device="cpu")
+    given = []
+
+    async def chat(request):
+        given.append(await real(request))
+        return given[-1]
+
+    real = engine.chat
+    monkeypatch.setattr(engine, "chat", chat)
+    options = {"sampling": Sampling(max_tokens=6), "group_size": 1, "max_turns": 3}
+    (one,) = collect(engine, Coins, scenarios(1), player=Continuing(4), **options)
+    (history,) = one.histories
+    ends = [message.span[1] for message in history.messages if message.span]
+    firsts = [*given[3:7], *given[7::2]]  # of each continuation: four from the second step, four from the first
+    assert len(given) == 3 + 4 + 4 * 2
+    for number, answer in enumerate(firsts):
+        end = ends[1] if number < 4 else ends[0]
+        assert answer.prompt_token_ids[:end] == history.token_ids[:end]
+    texts = [message.content for message in history.messages if message.span]
+    assert any("\ufffd" in text for text in texts), "else a new tokenisation would give the same tokens"

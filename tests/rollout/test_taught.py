@@ -1,0 +1,49 @@
+"""Teacher and student: who plays what, in which group, and that it is said."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from components.rollout.agent import play
+from components.rollout.spec import CollectTeacherSpec
+from components.rollout.taught import Taught
+from tests.rollout.test_reflection import Door
+from tests.rollout.worlds import Parrot, collect, scenarios
+
+
+class Knows(Parrot):
+    policy = "large"
+
+    async def chat(self, request):
+        answer = await super().chat(request)
+        answer.message["content"] = "sesame"
+        return answer
+
+
+def taught(student, teacher, **spec):
+    player = Taught(partial(play, format="native"), CollectTeacherSpec(temperature=0.25, **spec), teacher, 2)
+    return partial(collect, student, Door, scenarios(2), player=player)
+
+
+@pytest.mark.parametrize(
+    ("spec", "ids"),
+    [
+        ({}, ["s0/0", "s0/1", "s1/0", "s1/1", "s1/2"]),
+        ({"samples": 2}, ["s0/0", "s0/1", "s1/0", "s1/1", "s1/2", "s1/3"]),
+        ({"only_failed": False}, ["s0/0", "s0/1", "s0/2", "s1/0", "s1/1", "s1/2"]),
+    ],
+)
+def test_the_teacher_follows_where_it_is_asked_to(spec, ids):
+    student, teacher = Parrot(), Knows()
+    run = taught(student, teacher, **spec)
+    found = run()
+    assert [one.id for one in found] == ids
+    shown = [one for one in found if one.sample > 1]
+    assert {one.policy for one in shown} == {"teacher"}
+    assert all(one.success and one.sampling["temperature"] == 0.25 for one in shown)
+    assert {one.policy for one in found if one not in shown} == {"base"}
+    assert {request.policy for request in teacher.requests} == {"large"}
+    for missing in found:
+        assert repr(run(finished={one.id: one for one in found if one is not missing})) == repr(found)
