@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import re
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import yaml
@@ -78,10 +80,7 @@ def test_every_path_and_name_exists(page):
 @each_page
 def test_every_key_exists(page):
     """`group.key` and `group=option` in prose."""
-    composer = Composer()
-    groups = [name for name in ExperimentSpec.model_fields if composer._is_group(name)]
-    options = [f"{path.parent.name}={path.stem}" for group in groups for path in (CONF / group).glob("*.yaml")]
-    composed = [composer.point(composer.parse([one, *NEEDED.get(one.partition("=")[2], [])])[0])[0] for one in options]
+    groups, composed = every_option()
     for key in set(re.findall(rf"`((?:{'|'.join(groups)})(?:\.[a-z_]+)+)`", prose(page))):
         *parents, last = key.split(".")
         known = {name for one in composed for name in names_below(ExperimentSpec, one, parents)}
@@ -89,7 +88,22 @@ def test_every_key_exists(page):
     for option in set(re.findall(rf"`(\+?(?:experiment|{'|'.join(groups)})=\w+)`", prose(page))):
         package = PACKAGES.get(option.partition("=")[2])
         if option != "environment=stock" and (package is None or find_spec(package) is not None):
-            check([option, *NEEDED.get(option.partition("=")[2], [])])
+            composes(option)
+
+
+@functools.cache  # for all pages
+def every_option() -> tuple[list[str], list[Any]]:
+    """The groups, and what is composed with each of their options."""
+    composer = Composer()
+    groups = [name for name in ExperimentSpec.model_fields if composer._is_group(name)]
+    options = [f"{path.parent.name}={path.stem}" for group in groups for path in (CONF / group).glob("*.yaml")]
+    lines = [[one, *NEEDED.get(one.partition("=")[2], [])] for one in options]
+    return groups, [composer.point(composer.parse(line)[0])[0] for line in lines]
+
+
+@functools.cache
+def composes(option: str) -> None:
+    check([option, *NEEDED.get(option.partition("=")[2], [])])
 
 
 @pytest.mark.parametrize("arguments", RUNS)
