@@ -215,7 +215,8 @@ def art(url: str) -> Play:
             found = await art.gather_trajectory_groups(groups, max_exceptions=0)
             assert all(len(one.messages_and_choices) == 2 * TURNS + 1 for group in found for one in group)
 
-    return lambda episodes, at_once: asyncio.run(gather(episodes, at_once))
+    loop = asyncio.Runner()  # its client keeps connections of the loop on which it was used first
+    return lambda episodes, at_once: loop.run(gather(episodes, at_once))
 
 
 def verifiers(url: str) -> Play:
@@ -230,11 +231,12 @@ def verifiers(url: str) -> Play:
     rubric = vf.Rubric(funcs=[lambda completion, **_: 1.0])
     world = Parcels(max_turns=TURNS, dataset=rows, eval_dataset=rows, rubric=rubric)
     client = vf.ClientConfig(api_key_var="OPENAI_API_KEY", api_base_url=url)
+    loop = asyncio.Runner()
 
     def play(episodes: int, at_once: int) -> None:
         inputs = [{"prompt": OPENING, "answer": "", "example_id": index} for index in range(episodes)]
         settings = {"max_tokens": 64, "logprobs": True}
-        found = asyncio.run(
+        found = loop.run(
             world.generate(
                 inputs, client=client, model="policy", sampling_args=settings, max_concurrent=at_once,
                 independent_scoring=True, state_columns=["trajectory"],

@@ -394,7 +394,7 @@ def test_an_instance_that_is_made_while_its_episode_is_given_up_is_not_lost():
             while not server.paths("/create"):
                 await asyncio.sleep(0.01)
             task.cancel()
-            while not agentgym_server.pool_of(gym._server).held:
+            while not agentgym_server.pool_of(gym._server)._free:
                 await asyncio.sleep(0.01)
             await gym.reset(first(gym))
 

@@ -9,7 +9,7 @@ import pytest
 from components.environments.protocol import Restorable, Step
 from components.environments.tictactoe import TicTacToe
 from components.errors import EngineError, SpecError
-from components.inference import transformers_engine
+from components.inference import conversations, transformers_engine
 from components.inference.protocol import ChatCompletion, Sampling
 from components.rollout.continuation import CONTINUED, Continuing
 from components.trajectories.step_labels import read
@@ -132,7 +132,7 @@ def test_a_real_game_is_returned_to():
 
 
 def test_it_goes_on_from_the_very_tokens_however_little_an_engine_remembers(base_dir, monkeypatch):
-    monkeypatch.setattr(transformers_engine, "REMEMBERED_ANSWERS", 3)
+    monkeypatch.setattr(conversations, "REMEMBERED_ANSWERS", 3)
     engine = transformers_engine.TransformersEngine(base_dir, max_length=1024, device="cpu")
     given = []
 
