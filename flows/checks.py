@@ -361,6 +361,12 @@ def _reward_model(
             f"{reward_model.continuations}: go on from a step of the agent loop, and agent.function or agent.roles "
             "play in its place; expected 0",
         )
+    if reward_model.continuations and agent.format == "code":
+        yield Problem(
+            "reward_model.continuations",
+            f"{reward_model.continuations}: go on from single actions, and a block of agent.format=code may be many; "
+            "expected 0, or another format",
+        )
     if reward_model.continuations and collect.opponent != "environment":
         yield Problem(
             "reward_model.continuations",

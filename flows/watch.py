@@ -70,9 +70,10 @@ def _at_work(artifacts: Path, stage: str) -> Iterator[tuple[Path, dict[str, Any]
         try:
             with file.open(encoding="utf-8") as lines:
                 what = json.loads(lines.readline())
-        except (OSError, ValueError):  # gone meanwhile, or not yet written
+                at_work = what["stage"] == stage and what["begun"] > 0
+        except (OSError, ValueError, TypeError, KeyError):  # gone meanwhile, not yet written, or damaged
             continue
-        if what["stage"] == stage and _held(artifacts / ".locks" / file.parent.name):
+        if at_work and _held(artifacts / ".locks" / file.parent.name):
             found.append((file, what))
     yield from sorted(found, key=lambda one: -one[1]["begun"])
 
@@ -105,12 +106,17 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
             new = file.read()
             *lines, half = (half + new).split(b"\n")
             for line in lines:
-                if "total" not in (event := json.loads(line)):
+                try:
+                    event = json.loads(line)
+                except ValueError:  # a line that a full disk cut off
+                    continue
+                if "total" not in event:
                     yield event
             if over:
                 return
             if path.exists() and path.stat().st_size < file.tell():  # begun anew
                 file.seek(0)
+                half = b""
             if not new:
                 time.sleep(PAUSE)
 

@@ -104,6 +104,8 @@ def watch(
             raise
         finally:
             dog._stop()
+        if dog.struck:  # just as the block came to its end; what ran it takes nothing more
+            raise WaitTimeout(dog._words())
         return
     before = signal.signal(SIGNAL, dog._strike)
     thread.start()

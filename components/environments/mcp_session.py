@@ -29,6 +29,8 @@ MOST_TOOLS = 1000
 """Of one server."""
 SHOWN = 500
 """Characters of a server's last words in an error."""
+SHORTEST_SECRET = 6
+"""Characters. A variable such as DEBUG=1 would blot out every 1."""
 CLOSE = 5.0
 """Seconds that a server may take to end; then it is killed."""
 REFUSED = (-32602, -32601)
@@ -118,7 +120,7 @@ class Session:
             answer = await self._ask(name, lambda: self._client.call_tool(name, arguments))
         except _Refused as error:
             return Result(str(error), failed=True)
-        return Result(_text(answer), failed=bool(answer.is_error))
+        return Result(self._printable(_text(answer)), failed=bool(answer.is_error))
 
     async def close(self) -> None:
         """Ends it; a process that does not end is killed."""
@@ -223,9 +225,9 @@ class Session:
         return self._errors.read().decode(errors="replace")[-SHOWN:].strip()
 
     def _printable(self, text: str) -> str:
-        """Without the values of the variables that the server was given."""
+        """Without the values of the variables that the server was given, but for those too short to be a secret."""
         for value in self._secrets.values():
-            text = text.replace(value, "***") if value else text
+            text = text.replace(value, "***") if len(value) >= SHORTEST_SECRET else text
         return text
 
 

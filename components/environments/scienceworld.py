@@ -24,6 +24,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.environments.optional import needed
+from components.environments.protocol import Messages, Step
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.errors import EnvironmentFailed, Problem, ResourceError, SpecError
 from components.specs.base import nearest
@@ -115,6 +116,17 @@ class ScienceWorld(TextEnvironment):
         ]
         self.system = SYSTEM + (" You can also say: teleport to ROOM." if _teleports(simplifications) else "")
         self.simulator: Simulator | None = None
+        self._inside = threading.RLock()
+        """Held while a thread is in it; one that ran out of time may be so for long."""
+        self._closed = False
+
+    def reset(self, scenario: Scenario) -> Messages:
+        with self._inside:
+            return super().reset(scenario)
+
+    def step(self, action: dict[str, Any]) -> Step:
+        with self._inside:
+            return super().step(action)
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
         return [scenario for scenario in self._scenarios if scenario.split == split]
@@ -148,30 +160,41 @@ class ScienceWorld(TextEnvironment):
         return {"success": self.score >= 1.0, "progress": max(0.0, self.score), "steps": len(self.actions)}
 
     def close(self) -> None:
-        if self.simulator is not None:
-            _give_back(self.simulator)
-            self.simulator = None
+        """Gives the simulator back for the next instance; one that a thread is still in is ended."""
+        free = self._inside.acquire(blocking=False)
+        self._closed = not free
+        simulator, self.simulator = self.simulator, None
+        if simulator is not None:
+            _give_back(simulator) if free else simulator.stop()
+        if free:
+            self._inside.release()
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
         """The gold path. It ends an episode that is played here, as it needs the simulator."""
-        simulator = self._simulator()
-        simulator.load(scenario.input, gold=True)
-        return acts([str(action) for action in simulator.ask("getGoldActionSequence")])
+        with self._inside:
+            simulator = self._simulator()
+            simulator.load(scenario.input, gold=True)
+            return acts([str(action) for action in simulator.ask("getGoldActionSequence")])
 
     def save(self) -> Any:
         return [self.actions, self.invalid_actions]
 
     def restore(self, scenario: Scenario, state: Any) -> None:
-        self.reset(scenario)
-        actions, invalid = state
-        for action in actions:
-            self.act(action)
-        self.invalid_actions = invalid
+        with self._inside:
+            self.reset(scenario)
+            actions, invalid = state
+            for action in actions:
+                self.act(action)
+            self.invalid_actions = invalid
 
     def _simulator(self) -> Simulator:
         if self.simulator is None or self.simulator.broken:
             self.simulator = _take()
-        return self.simulator
+        simulator = self.simulator
+        if self._closed:
+            simulator.stop()
+            raise EnvironmentFailed("the instance was closed while it was at work")
+        return simulator
 
 
 class Simulator:

@@ -108,7 +108,7 @@ class Verifiers:
         if self._offered is None:
             await self.reset(self.scenarios("train")[0])
             self._stop()
-        assert self._offered is not None
+            self._offered = self._asked
         return self._offered
 
     async def reset(self, scenario: Scenario) -> Messages:
@@ -119,7 +119,10 @@ class Verifiers:
         said = await self._worker.begin(self._episode, scenario.input["task"], self.timeout)
         if "ask" not in said:
             raise EnvironmentFailed(f"verifiers: {self.name} asked no model: {_reason(said['ended'])}")
-        self._offered = said["ask"]["tools"]
+        self._asked = said["ask"]["tools"]
+        if self._offered is not None and self._asked != self._offered:
+            self._stop()
+            raise EnvironmentFailed(f"verifiers: {self.name} offers other tools with this task than with the first one")
         self._seen: Messages = [_plain(one) for one in said["ask"]["messages"]]
         return list(self._seen)
 

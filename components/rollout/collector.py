@@ -178,7 +178,7 @@ def run_episodes(
             failures = [one.failure for one in found if one.failure is not None]
             if own_agent is not None:
                 lent.whole = not failures
-                lent.left = not lent.whole  # a thread that ran out of time may be in it
+                lent.left = any(one.kind == "WaitTimeout" for one in failures)  # its thread may still be in it
             else:
                 lent.whole = all(failure.boundary != EnvironmentFailed.boundary for failure in failures)
             return found, time.monotonic() - started
