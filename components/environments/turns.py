@@ -37,8 +37,9 @@ class TurnEnvironment(TextEnvironment):
         """What the player whose turn it is sees before its first one."""
 
     def reset(self, scenario: Scenario) -> Messages:
-        self.calls: dict[int, list[str]] = {}
-        """By player that has moved: the calls that its next observation answers."""
+        self.calls: dict[int, list[list[Any]]] = {}
+        """By player that has moved: the calls that its next observation answers, each with its answer, if it was none
+        that moved."""
         self.mistakes: Counter[int] = Counter()
         """Invalid actions by player."""
         return super().reset(scenario)
@@ -49,7 +50,12 @@ class TurnEnvironment(TextEnvironment):
         step = super().step(action)
         if len(self.players) == 1:
             return step
-        self.calls[self.mover] = [one["id"] for one in action.get("tool_calls") or []]
+        answers = [one["content"] for one in step.observation if one["role"] == "tool"]
+        moved = next((place for place, text in enumerate(answers) if not text.startswith("error: ")), 0)
+        self.calls[self.mover] = [
+            [call["id"], None if place == moved else text]
+            for place, (call, text) in enumerate(zip(action.get("tool_calls") or [], answers, strict=True))
+        ]
         self.mistakes[self.mover] += self.invalid_actions - before
         for place, name in enumerate(self.players):
             step.info["players"][name]["invalid_actions"] = self.mistakes[place]
@@ -78,8 +84,7 @@ class TurnEnvironment(TextEnvironment):
             return [{"role": "system", "content": self.system}, first] if self.system else [first]
         if not self.calls[player]:
             return [{"role": "user", "content": self.told}]
-        texts = [self.told, *["error: one move a turn"] * (len(self.calls[player]) - 1)]
         return [
-            {"role": "tool", "tool_call_id": one, "content": text}
-            for one, text in zip(self.calls[player], texts, strict=True)
+            {"role": "tool", "tool_call_id": call, "content": self.told if answer is None else answer}
+            for call, answer in self.calls[player]
         ]

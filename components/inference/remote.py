@@ -241,14 +241,14 @@ class RemoteEngine:
         status = reply.status
         code, said = _error(reply)
         text = self._printable(f"HTTP {status}: {said}")
-        if status in (401, 403):
-            which = self.spec.key_variable or "one: inference.key_variable=NAME"
-            return ResourceError(f"{self.spec.url} refuses the key ({text}); set {which}")
         if path.endswith("lora_adapter") and status in (400, 403, 404, 405, 501):
             return ResourceError(
                 f"{self.spec.url} does not load the adapter ({text}); our server does with --adapters DIR, DIR being a "
                 "folder above the run's"
             )
+        if status in (401, 403):
+            which = self.spec.key_variable or "one: inference.key_variable=NAME"
+            return ResourceError(f"{self.spec.url} refuses the key ({text}); set {which}")
         if status == 404:
             return ResourceError(f"{self.spec.url} has no {path} or no model {self._model} ({text})")
         if code == "stale_policy":

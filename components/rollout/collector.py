@@ -34,7 +34,7 @@ from components.rollout.player import Once, Player, episode_number
 from components.rollout.pool import Pool, close
 from components.sandbox import Limits
 from components.trajectories.convert import to_message
-from components.trajectories.groups import by_scenario
+from components.trajectories.groups import ASIDE, by_scenario
 from components.trajectories.schema import History, Scenario, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -125,6 +125,9 @@ def run_episodes(
     """
     if len({scenario.id for scenario in scenarios}) < len(scenarios):
         raise SpecError([Problem("environment", "gives the same id to several scenarios; ids must be unique")])
+    if marked := next((one.id for one in scenarios if ASIDE in one.id), None):
+        text = f"gives the scenario id {marked!r}; expected one without {ASIDE!r}, which stands before names of groups"
+        raise SpecError([Problem("environment", text)])
     jobs = [(scenario, sample) for scenario in scenarios for sample in range(group_size)]
     allowed = failures_allowed(max_failures, len(jobs))
     pool = environments if isinstance(environments, Pool) else Pool(environments)
@@ -139,9 +142,6 @@ def run_episodes(
     def take(belonging: Sequence[Trajectory]) -> None:
         """An episode with those that follow from it; together they fail once."""
         for one in belonging:
-            if one.id in done:
-                text = f"has a scenario whose id is that of episodes which follow from others: {one.group}"
-                raise SpecError([Problem("environment", f"{text}; expected another")])
             done[one.id] = one
         following[belonging[0].id] = [one.id for one in belonging]
         failed.extend([one for one in belonging if one.failure][:1])

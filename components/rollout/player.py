@@ -19,7 +19,8 @@ from components.inference.protocol import Engine, Sampling
 from components.trajectories.schema import Scenario, Trajectory
 
 Attempt = Callable[..., Coroutine[Any, Any, Trajectory]]
-"""Called as `agent.play` is: (engine, environment, scenario, sample=, sampling=, max_turns=, seed=, timeout=)."""
+"""Called as `agent.play` is: (engine, environment, scenario, sample=, sampling=, max_turns=, seed=, timeout=, and as
+they are given step_timeout= and again=)."""
 
 
 class Player(Protocol):

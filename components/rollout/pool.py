@@ -113,7 +113,7 @@ class Pool:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self._leave()  # it had its turn already: the next one takes it
-            else:
+            elif turn in self._waiting:  # one that leaves may have passed over it already
                 self._waiting.remove(turn)
             raise
 

@@ -93,7 +93,7 @@ class Reflecting:
 
 
 class Noted:
-    """An environment with a note at the end of what it says first."""
+    """An environment with a note before its first words to the user: at their end a limit would cut it away."""
 
     def __init__(self, environment: Environment, text: str):
         self._environment = environment
@@ -106,7 +106,7 @@ class Noted:
         first = as_messages(await ask(self._environment.reset, scenario), "reset")
         if not first or first[-1]["role"] != "user":
             return [*first, {"role": "user", "content": self._text}]
-        return [*first[:-1], {**first[-1], "content": f"{first[-1]['content']}\n\n{self._text}"}]
+        return [*first[:-1], {**first[-1], "content": f"{self._text}\n\n{first[-1]['content']}"}]
 
 
 def note(reflection: History) -> str:
@@ -156,8 +156,8 @@ def _without(text: str, messages: Messages) -> History:
     """The conversation without a note, as text."""
     found = []
     for message in messages:
-        if message["role"] == "user" and message["content"].endswith(text):
-            message = {**message, "content": message["content"].removesuffix(text).rstrip()}
+        if message["role"] == "user" and message["content"].startswith(text):
+            message = {**message, "content": message["content"].removeprefix(text).lstrip()}
             if not message["content"]:
                 continue
         found.append(to_message(message))

@@ -136,8 +136,6 @@ def play(
     engine = warm_engine(model, policy, context, inference, adapter)
     other = _other_engine(model, inference, ways, context)
     pool = context.warm.get("environments", environment.model_dump(), lambda: Pool(environment.build))
-    if pool.in_use:  # by a stage that runs beside
-        pool = Pool(environment.build)
     pool.most = environments
     retried = 0
     start = time.monotonic()

@@ -219,7 +219,8 @@ def test_variables_are_given_by_name_only(file, monkeypatch):
     monkeypatch.setenv("SHELF_KEY", "s3cret-value")
     ask = call("variable", {"name": "SHELF_KEY"})
     assert told(play(Mcp(file, command=STDIO), ask)[1][0]) == "not set"
-    assert told(play(Mcp(file, command=STDIO, variables=["SHELF_KEY"]), ask)[1][0]) == "s3cret-value"
+    given = told(play(Mcp(file, command=STDIO, variables=["SHELF_KEY"]), ask)[1][0])
+    assert given == "***", "the server has it, and what it tells of it goes nowhere"
     monkeypatch.delenv("SHELF_KEY")
     with pytest.raises(ResourceError, match="the environment variable SHELF_KEY is not set"):
         play(Mcp(file, command=STDIO, variables=["SHELF_KEY"]))

@@ -55,7 +55,7 @@ def test_a_failed_episode_is_thought_about_and_tried_again():
         assert len(first.histories) == 1
         reflection, attempt = second.histories
         assert reflection.messages[0].content == (f"{SPEC.prompt}\n\nsystem: A door.\nuser: Open it.\nassistant: open")
-        assert attempt.messages[1].content == f"Open it.\n\n{NOTE}Say sesame."
+        assert attempt.messages[1].content == f"{NOTE}Say sesame.\n\nOpen it."
         spoken = [history.token_ids[slice(*history.messages[-1].span)] for history in second.histories]
         assert ["".join(map(chr, ids)) for ids in spoken] == ["Say sesame.", "sesame"]
         assert second.step_rewards == [0.0, 1.0]
@@ -98,7 +98,7 @@ def test_an_episode_that_fails_is_not_thought_about():
 
 def test_a_scenario_cannot_have_the_name_of_a_second_attempt():
     jobs = [*scenarios(2), Scenario("s1~second", {"number": 0}, "train")]
-    with pytest.raises(SpecError, match="follow from others: s1~second"):
+    with pytest.raises(SpecError, match="id 's1~second'; expected one without '~'"):
         collect(Learner(), Door, jobs, player=Reflecting(partial(play, format="native"), SPEC))
 
 
