@@ -145,9 +145,9 @@ class Session:
                 if not self._opened.done():
                     self._opened.set_result(None)
                 await self._ended.wait()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # noqa: BLE001  whatever it is, whoever opens or calls is told
+        except BaseException as error:  # noqa: BLE001  groups too: whatever it is, whoever opens or calls is told
             if not self._opened.done():
                 self._opened.set_exception(self._reason(error))
         finally:
