@@ -174,17 +174,17 @@ RISKY = range(0, VOCABULARY, 22)
 SAFE = range(11, VOCABULARY, 22)
 
 
-def played(base_dir, tmp_path, spec) -> tuple[float, float, list[float]]:
-    """One token to say: risky ones are worth 1 and cost 1, safe ones are worth 0.3. Returns mean reward and cost of
-    the last rounds, and the multiplier of each round."""
+def played(base_dir, tmp_path, spec, seed=0) -> tuple[float, float, float]:
+    """One token to say: risky ones are worth 1 and cost 1, safe ones are worth 0.3. Returns the share of risky and of
+    safe answers, and the multiplier, over the last rounds."""
     policy = make_policy(base_dir)
     policy.model.get_base_model().get_output_embeddings().weight.data.mul_(10)
     optimizer = torch.optim.AdamW(policy.parameters.values(), betas=(0.9, 0.9), weight_decay=0.0)
-    generator = torch.Generator().manual_seed(0)
-    held, seen, course, step = costs.load(None, spec.costs or {}), [], [], 0
-    for number in range(120):
+    generator = torch.Generator().manual_seed(seed)
+    held, course, step = costs.load(None, spec.costs or {}), [], 0
+    for number in range(160):
         logps_V = distribution(policy)
-        seen.append([float(logps_V[list(tokens)].exp().sum()) for tokens in (RISKY, SAFE)])
+        shares = [float(logps_V[list(tokens)].exp().sum()) for tokens in (RISKY, SAFE)]
         drawn = torch.multinomial(logps_V.exp(), 48, replacement=True, generator=generator).tolist()
         episodes = []
         for index, token in enumerate(drawn):
@@ -194,25 +194,30 @@ def played(base_dir, tmp_path, spec) -> tuple[float, float, list[float]]:
             one.metrics = {"risk": float(token in RISKY)}
             episodes.append(one)
         held = costs.ascend(held, spec.costs or {}, costs.mean_costs(spec.costs or {}, episodes))
-        course.append(held.get("risk", 0.0))
+        course.append([*shares, held.get("risk", 0.0)])
         folder = tmp_path / str(number)
         folder.mkdir(parents=True)
         arguments = {"step": step, "seed": number, "scratch": folder, "on_step": lambda _: None}
         shaped = costs.penalised(spec, episodes, held)
         step, _ = train_policy_gradient(spec, policy, optimizer, shaped, **arguments)
-    risk, safe = (sum(column[-25:]) / 25 for column in zip(*seen, strict=True))
-    return risk + 0.3 * safe, risk, course
+    risk, safe, multiplier = (sum(column[-25:]) / 25 for column in zip(*course, strict=True))
+    return risk, safe, multiplier
 
 
-def test_the_best_policy_breaks_the_limit_and_the_constrained_one_ends_within_it(base_dir, tmp_path):
-    """It breaks the limit first, until the multiplier has grown past what risk is worth."""
-    common = {"learning_rate": 5e-3, "beta2": 0.9, "max_kl": 1e9, "kl_coefficient": 0.0, "entropy_coefficient": 0.05}
-    reward, risk, _ = played(base_dir, tmp_path / "free", RLOOSpec(**common))
-    assert reward > 0.95
-    assert risk > 0.95
-    limited = {"risk": CostSpec(limit=0.3, learning_rate=0.05)}
-    held = RLOOSpec(**common, costs=limited, cost_scaling=False)
-    reward, risk, course = played(base_dir, tmp_path / "held", held)
-    assert risk < 0.3
-    assert reward > 0.9 * 0.3
-    assert max(course) > 1 - 0.3
+def test_the_free_policy_breaks_the_limit_and_the_constrained_one_ends_at_it(base_dir, tmp_path):
+    """With an entropy bonus α the best policy says token i with a probability in proportion to exp((r_i - λ c_i) / α).
+    λ is where its risk is the limit; a policy that is free has λ = 0."""
+    bonus, limit = 0.2, 0.3
+    count, safe_count = len(RISKY), len(SAFE)
+    others = safe_count * math.exp(0.3 / bonus) + VOCABULARY - count - safe_count
+    best = 1 - bonus * math.log(limit / (1 - limit) * others / count)
+
+    common = {"learning_rate": 2e-3, "beta2": 0.9, "max_kl": 1e9, "kl_coefficient": 0.0, "entropy_coefficient": bonus}
+    risk, _, _ = played(base_dir, tmp_path / "free", RLOOSpec(**common))
+    assert risk == pytest.approx(count / (count + others * math.exp(-1 / bonus)), abs=0.15)
+    assert risk > 2 * limit
+    limited = {"risk": CostSpec(limit=limit, learning_rate=0.05)}
+    risk, safe, multiplier = played(base_dir, tmp_path / "held", RLOOSpec(**common, costs=limited, cost_scaling=False))
+    assert risk == pytest.approx(limit, abs=0.06)
+    assert safe > count / VOCABULARY
+    assert multiplier == pytest.approx(best, abs=0.15)
