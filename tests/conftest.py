@@ -3,6 +3,8 @@
 import os
 import signal
 
+import pytest
+
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "2",  # torch: more threads than cores make small models slower
     "TOKENIZERS_PARALLELISM": "false",
@@ -20,3 +22,15 @@ for _name, _value in ENVIRONMENT.items():
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: Ctrl-C is tested all the same
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def sandbox_here():
+    """For tests that run code in the sandbox: skipped, saying what to install, where it does not work."""
+    from components.errors import ResourceError
+    from components.sandbox import bubblewrap
+
+    try:
+        bubblewrap.check()
+    except ResourceError as error:
+        pytest.skip(str(error))

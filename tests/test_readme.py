@@ -102,8 +102,10 @@ def test_the_demonstrations_succeed_and_the_reward_is_the_users(home):
 
 
 @pytest.mark.parametrize("page", [page for page, scripts in SCRIPTS.items() if scripts])
-def test_the_blocks_of_the_page_run(home, monkeypatch, page):
+def test_the_blocks_of_the_page_run(home, monkeypatch, request, page):
     monkeypatch.chdir(home.folder)
+    if any("sandbox" in block.text for block in SCRIPTS[page]):
+        request.getfixturevalue("sandbox_here")
     for block in SCRIPTS[page]:
         execute(block)
 

@@ -16,21 +16,12 @@ from components.environments.python_tool import PythonTool
 from components.environments.python_tool.environment import same
 from components.environments.tools import call
 from components.errors import ResourceError
-from components.sandbox import bubblewrap
 from tests.environments import checks
 
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture
-def _sandbox():
-    try:
-        bubblewrap.check()
-    except ResourceError as error:
-        pytest.skip(str(error))
-
-
-sandboxed = pytest.mark.usefixtures("_sandbox")
+sandboxed = pytest.mark.usefixtures("sandbox_here")
 
 
 @pytest.fixture(scope="module")

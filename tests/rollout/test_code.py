@@ -25,15 +25,10 @@ WIDE = Limits(seconds=60, cpu_seconds=60)
 """For code that must not merely run out of time on a busy machine."""
 
 
-pytestmark = pytest.mark.timeout(300)  # each block starts processes, which a busy machine is slow at
-
-
-@pytest.fixture(autouse=True)
-def _works():
-    try:
-        bubblewrap.check()
-    except ResourceError as error:
-        pytest.skip(str(error))
+pytestmark = [
+    pytest.mark.timeout(300),  # each block starts processes, which a busy machine is slow at
+    pytest.mark.usefixtures("sandbox_here"),
+]
 
 
 class Counter(ToolEnvironment):

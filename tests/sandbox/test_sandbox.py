@@ -26,15 +26,10 @@ WIDE = Limits(seconds=60)
 """For attacks that must not merely run out of time on a busy machine."""
 
 
-pytestmark = pytest.mark.timeout(300)  # each run starts processes, which a busy machine is slow at
-
-
-@pytest.fixture(autouse=True)
-def _works():
-    try:
-        bubblewrap.check()
-    except ResourceError as error:
-        pytest.skip(str(error))
+pytestmark = [
+    pytest.mark.timeout(300),  # each run starts processes, which a busy machine is slow at
+    pytest.mark.usefixtures("sandbox_here"),
+]
 
 
 def said(code: str, limits: Limits = WIDE, **more):
