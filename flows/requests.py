@@ -35,7 +35,7 @@ class Requests:
         greedy = self.spec.evaluate.temperature == 0
         part = {
             "model": self.spec.model.base(),
-            **self._parts("environment", "reward", "agent", "evaluate", "inference"),
+            **self._parts("environment", "reward", "agent", "evaluate", "inference", "judge"),
         }
         return self._request("evaluate", part, {"policy": policy}, seed=0 if greedy else self.spec.seed)
 
@@ -88,7 +88,7 @@ class Requests:
         return self._request("reward_model", part, inputs, seed=self.spec.seed + REWARD_SEED * (member - 1))
 
     def judge(self, trajectories: Artifact, reward_models: Sequence[Artifact] = ()) -> Request:
-        part = {**self._parts("reward"), "model": self.spec.model.base()}
+        part = {**self._parts("reward", "judge"), "model": self.spec.model.base()}
         if reward_models:
             assert self.spec.reward_model is not None
             part["learned"] = self.spec.reward_model.learned()

@@ -27,7 +27,7 @@ from components.errors import Problem
 from components.evaluation.spec import EvaluateSpec
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec, TeacherSpec
-from components.rewards.spec import LearnedSpec
+from components.rewards.spec import JudgeSpec, LearnedSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Spec, Target
 from components.tracking.spec import TrackingSpec
@@ -138,6 +138,7 @@ class ExperimentSpec(Spec):
     inference: InferenceSpec = EmbeddedSpec()
     """Engine of the episodes of a policy."""
     collect: CollectSpec = CollectSpec()
+    judge: JudgeSpec = JudgeSpec()
     evaluate: EvaluateSpec = EvaluateSpec()
     deploy: DeploySpec = DeploySpec()
     compute: ComputeSpec = ComputeSpec()

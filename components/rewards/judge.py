@@ -10,6 +10,8 @@ key, a missing model). So does cancellation.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +19,7 @@ from numbers import Real
 from typing import Any
 
 from components.errors import JudgeError, Problem, ResourceError, SpecError
+from components.loops import in_order, in_thread
 from components.rewards.protocol import GroupReward, Reward
 from components.trajectories.groups import adjacent_groups
 from components.trajectories.schema import Failure, Score, Trajectory
@@ -31,54 +34,102 @@ def judge(
     reward: Reward | GroupReward,
     trajectories: Iterable[Trajectory],
     *,
+    concurrency: int = 1,
     finished: Mapping[str, Score] | None = None,
     on_judged: OnJudged | None = None,
 ) -> Iterator[Score]:
-    """One Score for each trajectory, in order, with one group in memory at a time.
+    """One Score for each trajectory, in order, with one group in memory at a time, or a few for each judgement that is
+    under way.
 
     A reward with `score_group` sees the episodes of a scenario together, failed ones left out; any other reward is
-    called with one trajectory at a time. finished: scores of an earlier try by trajectory id; the reward is not asked
-    for them again, and a group not where the scores of all its episodes are there. on_judged is called with the new
-    scores of each trajectory, or of each group.
+    called with one trajectory at a time. concurrency: judgements under way at once, of a reward that waits (`async`, or
+    `blocking`). finished: scores of an earlier try by trajectory id; the reward is not asked for them again, and a
+    group not where the scores of all its episodes are there. on_judged is called with the new scores of each
+    trajectory, or of each group, always in the same thread.
 
     Raises SpecError where `reward` is neither; ArtifactError where the episodes of a scenario, to be judged together,
     do not lie next to each other.
     """
     known, tell = finished or {}, on_judged or (lambda scores: None)
-    if isinstance(reward, GroupReward):
-        return _warned(_by_group(reward, trajectories, known, tell))
-    if callable(reward):
-        return _warned(_one_by_one(reward, trajectories, known, tell))
-    # It was named in a configuration, so it can be anything.
-    message = (  # type: ignore[unreachable]
-        f"{type(reward).__name__} is no reward: expected a callable (trajectory) -> float or a `score_group`"
-    )
-    raise SpecError([Problem("reward", message)])
+    grouped = isinstance(reward, GroupReward)
+    if not grouped and not callable(reward):
+        # It was named in a configuration, so it can be anything.
+        message = f"{type(reward).__name__} is no reward: expected a callable (trajectory) -> float or a `score_group`"
+        raise SpecError([Problem("reward", message)])
+    units = adjacent_groups(trajectories) if grouped else ([one] for one in trajectories)
+    return _warned(_scored(_Asked(reward), units, concurrency, known, tell))
 
 
-def _by_group(
-    reward: GroupReward, trajectories: Iterable[Trajectory], finished: Mapping[str, Score], on_judged: OnJudged
+class _Asked:
+    """A reward, and how it is asked: as a group, or a trajectory; in the main thread, in a thread, or awaited."""
+
+    def __init__(self, reward: Any):
+        self._grouped = isinstance(reward, GroupReward)
+        self._ask = reward.score_group if self._grouped else reward
+        self._awaited = inspect.iscoroutinefunction(self._ask) or inspect.iscoroutinefunction(type(self._ask).__call__)
+        self.waits = self._awaited or bool(getattr(reward, "blocking", False))
+
+    def now(self, shown: Sequence[Trajectory]) -> list[Score]:
+        try:
+            return self._read(self._ask(*self._given(shown)), shown)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a user's code: whatever it raises is data
+            return _broken(shown, error)
+
+    async def later(self, shown: Sequence[Trajectory]) -> list[Score]:
+        given = self._given(shown)
+        try:
+            found = await (self._ask(*given) if self._awaited else in_thread(lambda: self._ask(*given)))
+            return self._read(found, shown)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return _broken(shown, error)  # nobody asked for it: the other side broke
+        except (Exception, SystemExit) as error:  # noqa: BLE001  as above
+            return _broken(shown, error)
+
+    def _given(self, shown: Sequence[Trajectory]) -> Sequence[Any]:
+        return [shown] if self._grouped else shown
+
+    def _read(self, found: Any, shown: Sequence[Trajectory]) -> list[Score]:
+        if not self._grouped:
+            return [Score(shown[0].id, _number(found, "the reward"))]
+        return [_checked(score, one) for score, one in zip(_matched(found, shown), shown, strict=True)]
+
+
+def _scored(
+    asked: _Asked,
+    units: Iterable[list[Trajectory]],
+    concurrency: int,
+    finished: Mapping[str, Score],
+    on_judged: OnJudged,
 ) -> Scored:
-    for group in adjacent_groups(trajectories):
-        shown = [trajectory for trajectory in group if trajectory.failure is None]
-        scores = [finished[trajectory.id] for trajectory in shown if trajectory.id in finished]
-        if len(scores) < len(shown):
-            scores = _judge_group(reward, shown)
-            on_judged(scores)
+    """units: trajectories that are judged together."""
+
+    def shown(unit: Sequence[Trajectory]) -> list[Trajectory]:
+        return [one for one in unit if one.failure is None]
+
+    def known(unit: Sequence[Trajectory]) -> list[Score] | None:
+        scores = [finished[one.id] for one in shown(unit) if one.id in finished]
+        return scores if len(scores) == len(shown(unit)) else None
+
+    def told(scores: list[Score]) -> list[Score]:
+        on_judged(scores)
+        return scores
+
+    async def later(unit: list[Trajectory]) -> tuple[list[Trajectory], list[Score]]:
+        scores = known(unit)
+        return unit, told(await asked.later(shown(unit))) if scores is None else scores
+
+    def now(unit: list[Trajectory]) -> tuple[list[Trajectory], list[Score]]:
+        scores = known(unit)
+        return unit, told(asked.now(shown(unit))) if scores is None else scores
+
+    judged = in_order(later, units, concurrency) if asked.waits else map(now, units)
+    for unit, scores in judged:
         rest = iter(scores)
-        for trajectory in group:
-            yield trajectory, _failed(trajectory) if trajectory.failure else next(rest)
-
-
-def _one_by_one(
-    reward: Reward, trajectories: Iterable[Trajectory], finished: Mapping[str, Score], on_judged: OnJudged
-) -> Scored:
-    for trajectory in trajectories:
-        score = _failed(trajectory) if trajectory.failure else finished.get(trajectory.id)
-        if score is None:
-            score = _judge_one(reward, trajectory)
-            on_judged([score])
-        yield trajectory, score
+        for one in unit:
+            yield one, _failed(one) if one.failure else next(rest)
 
 
 def _failed(trajectory: Trajectory) -> Score:
@@ -100,25 +151,6 @@ def _warned(scored: Scored) -> Iterator[Score]:
     if first is not None:
         message = "%d of %d finished episodes could not be scored; the first one: %s: %s"
         log.warning(message, unscored, episodes, first.kind, first.message)
-
-
-def _judge_one(reward: Reward, trajectory: Trajectory) -> Score:
-    try:
-        return Score(trajectory.id, _number(reward(trajectory), "the reward"))
-    except (SpecError, ResourceError):
-        raise
-    except Exception as error:  # noqa: BLE001  a user's code: whatever it raises is data
-        return _unscored(trajectory, error)
-
-
-def _judge_group(reward: GroupReward, group: Sequence[Trajectory]) -> list[Score]:
-    try:
-        scores = _matched(reward.score_group(group), group)
-    except (SpecError, ResourceError):
-        raise
-    except Exception as error:  # noqa: BLE001  a user's code: whatever it raises is data
-        return [_unscored(trajectory, error) for trajectory in group]
-    return [_checked(score, trajectory) for score, trajectory in zip(scores, group, strict=True)]
 
 
 def _matched(scores: Any, group: Sequence[Trajectory]) -> list[Score]:
@@ -163,6 +195,13 @@ def _no_reason() -> Failure:
     return Failure(JudgeError.boundary, JudgeError.__name__, "the reward gave no number and no reason")
 
 
-def _unscored(trajectory: Trajectory, error: Exception) -> Score:
+def _broken(shown: Sequence[Trajectory], error: BaseException) -> list[Score]:
+    """What the reward raised; every trajectory would meet a missing key or model again, so that is raised."""
+    if isinstance(error, SpecError | ResourceError):
+        raise error
+    return [_unscored(one, error) for one in shown]
+
+
+def _unscored(trajectory: Trajectory, error: BaseException) -> Score:
     log.debug("trajectory %s is unscored", trajectory.id, exc_info=error)
     return Score(trajectory.id, None, failure=Failure(JudgeError.boundary, type(error).__name__, str(error)))

@@ -1,4 +1,4 @@
-"""How the scores of learned reward models become a reward."""
+"""How a reward is asked, and how the scores of learned reward models become one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import Literal
 from pydantic import Field, FiniteFloat
 
 from components.specs import Spec
+
+
+class JudgeSpec(Spec):
+    concurrency: int = Field(16, ge=1)
+    """Judgements under way at once, of a reward that waits: one that is `async` or says `blocking = True`."""
 
 
 class LearnedSpec(Spec):

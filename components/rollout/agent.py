@@ -17,7 +17,6 @@ import copy
 import inspect
 import json
 import math
-import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, replace
 from typing import Any, get_args
@@ -34,6 +33,7 @@ from components.errors import (
     WaitTimeout,
 )
 from components.inference.protocol import ChatRequest, Engine, Sampling
+from components.loops import in_thread
 from components.rollout import formats
 from components.rollout.causes import passes
 from components.rollout.observations import cleaned
@@ -313,33 +313,6 @@ async def ask(method: Callable[..., Any], *arguments: Any, error: type[BoundaryE
     except (Exception, SystemExit) as cause:  # an environment that exits must not take the run along
         kind = EnvironmentAway if error is EnvironmentFailed and passes(cause) else error
         raise kind(f"{name}: {type(cause).__name__}: {cause}") from cause
-
-
-async def in_thread(work: Callable[[], Any]) -> Any:
-    """The result of `work`, in a thread of its own that nobody waits for where this is cancelled: it may never end, and
-    must hold up neither the engine's passes nor the end of the process."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:  # a future does not take this one
-            future.set_exception(RuntimeError("StopIteration") if isinstance(error, StopIteration) else error)
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except BaseException as raised:  # noqa: BLE001  whatever it is, it is raised where it is waited for
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, daemon=True, name="episode").start()
-    return await future
 
 
 def as_messages(found: Any, where: str) -> Messages:

@@ -24,9 +24,9 @@ from typing import Any
 from components.environments.protocol import Environment, Solver, Step
 from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError, TooManyFailures
 from components.inference.protocol import Engine, Sampling
+from components.loops import run
 from components.rollout import formats
 from components.rollout.agent import MAX_OBSERVATION, as_messages, as_step, ask, play
-from components.rollout.loops import run
 from components.rollout.observations import cleaned
 from components.rollout.offered import as_tools
 from components.rollout.own_agent import OwnAgent

@@ -42,7 +42,8 @@ from components.errors import (
     SpecError,
 )
 from components.inference.protocol import Engine, Sampling
-from components.rollout.agent import as_json, as_step, in_thread
+from components.loops import in_thread
+from components.rollout.agent import as_json, as_step
 from components.rollout.capture import Capture
 from components.rollout.causes import causes, status_of
 from components.rollout.spec import GIVEN

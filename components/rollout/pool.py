@@ -25,8 +25,8 @@ from contextlib import asynccontextmanager
 
 from components.environments.protocol import Environment
 from components.errors import EnvironmentFailed
+from components.loops import run
 from components.rollout.agent import ask
-from components.rollout.loops import run
 
 logger = logging.getLogger(__name__)
 

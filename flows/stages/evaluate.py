@@ -11,6 +11,7 @@ from components.evaluation.spec import EvaluateSpec
 from components.inference.protocol import Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
+from components.rewards.spec import JudgeSpec
 from components.rollout.spec import PATIENCE, AgentSpec
 from components.specs import Target
 from components.trajectories.schema import SCHEMA_VERSION
@@ -28,6 +29,8 @@ class EvaluateStage(StageSpec):
     agent: AgentSpec
     evaluate: EvaluateSpec
     inference: InferenceSpec = EmbeddedSpec()
+    judge: JudgeSpec = JudgeSpec()
+    """How fast; in no key."""
 
     def key_part(self) -> dict[str, Any]:
         return {
@@ -72,7 +75,7 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
         log.warning("%s says `success` in the info of no episode: none counts as one", spec.environment.target)
     tally = judge.Tally()
     reward = judge.ready(spec.reward.build(), spec.reward.resolved(), context, spec.model)
-    scores = list(tally.over(judge.judged(reward, trajectories, context)))
+    scores = list(tally.over(judge.judged(reward, trajectories, context, spec.judge)))
     tally.demand_some()  # the episodes are in scratch: the next try does not play them again
     write_trajectories(draft.path / "trajectories.parquet", trajectories)
     write_scores(draft.path / "scores.parquet", scores)

@@ -16,7 +16,7 @@ from components.artifacts import Draft
 from components.errors import JudgeError, Problem, SpecError
 from components.models.spec import ModelSpec
 from components.rewards.protocol import GroupReward, ModelReward, Reward
-from components.rewards.spec import LearnedSpec
+from components.rewards.spec import JudgeSpec, LearnedSpec
 from components.specs import Target
 from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model, followed
@@ -33,6 +33,8 @@ class JudgeStage(StageSpec):
     """Whose episodes are judged; needed by rewards that compute with a model, and of their keys only."""
     learned: LearnedSpec | None = None
     """None judges by the declared reward alone."""
+    judge: JudgeSpec = JudgeSpec()
+    """How fast; in no key."""
 
     def key_part(self) -> dict[str, Any]:
         if self.learned is None:
@@ -77,7 +79,7 @@ def judge(spec: JudgeStage, inputs: Inputs, draft: Draft, context: Context) -> d
     tally = Tally()
     recipe = [spec.key_part(), sorted((name, one.digest) for name, one in inputs.items() if name != "trajectories")]
     reward = ready(spec.build(inputs), recipe, context, spec.model)
-    scores = tally.over(judged(reward, read_trajectories(path), context))
+    scores = tally.over(judged(reward, read_trajectories(path), context, spec.judge))
     write_scores(draft.path / "scores.parquet", followed(scores, count_trajectories(path), context.progress))
     tally.demand_some()
     return tally.figures()
@@ -99,7 +101,9 @@ def ready(reward: Reward | GroupReward, recipe: Any, context: Context, model: Mo
     return context.warm.get("reward", [recipe, model.model_dump(mode="json")], load)
 
 
-def judged(reward: Reward | GroupReward, trajectories: Iterable[Trajectory], context: Context) -> Iterator[Score]:
+def judged(
+    reward: Reward | GroupReward, trajectories: Iterable[Trajectory], context: Context, how: JudgeSpec
+) -> Iterator[Score]:
     """One Score for each trajectory, in order.
 
     Those that an earlier try of this stage has kept are taken as they are. What could not be scored is judged again,
@@ -119,7 +123,7 @@ def judged(reward: Reward | GroupReward, trajectories: Iterable[Trajectory], con
             shards.add(scores)
 
     try:
-        yield from apply(reward, trajectories, finished=finished, on_judged=keep)
+        yield from apply(reward, trajectories, concurrency=how.concurrency, finished=finished, on_judged=keep)
     finally:
         shards.flush()
 

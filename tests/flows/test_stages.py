@@ -274,8 +274,12 @@ def judging(reward, folder, context):
 
 @pytest.mark.parametrize(
     ("reward", "again"),
-    [(paid.Each, ["b/1", "c/0", "c/1"]), (paid.Together, ["b/0", "b/1", "c/0", "c/1"])],
-    ids=["one by one", "in groups"],
+    [
+        (paid.Each, ["b/1", "c/0", "c/1"]),
+        (paid.Together, ["b/0", "b/1", "c/0", "c/1"]),
+        (paid.Awaited, ["b/1", "c/0"]),  # c/1 was judged while c/0 waited
+    ],
+    ids=["one by one", "in groups", "several at once"],
 )
 def test_a_judge_that_is_killed_does_not_ask_for_finished_scores_again(tmp_path, context, reward, again):
     (tmp_path / "wait").touch()
@@ -286,7 +290,7 @@ def test_a_judge_that_is_killed_does_not_ask_for_finished_scores_again(tmp_path,
     scratch = context.store.scratch(request_key(request, context))
 
     def kept():
-        return [score.trajectory_id for file in sorted(scratch.glob("*.parquet")) for score in read_scores(file)]
+        return sorted(score.trajectory_id for file in scratch.glob("*.parquet") for score in read_scores(file))
 
     finished = [row.id for row in EPISODES if row.id not in again]
     with subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as child:
@@ -299,16 +303,23 @@ def test_a_judge_that_is_killed_does_not_ask_for_finished_scores_again(tmp_path,
         os.kill(child.pid, signal.SIGKILL)
     (tmp_path / "wait").unlink()
     asked = (tmp_path / "asked").read_text().split()
-    assert asked == ["a/0", "a/1", "b/0", "b/1", "c/0"]
+    assert sorted(asked) == sorted({*finished, "b/0", "b/1", "c/0"})
 
     artifact, status = run_stage(request, context)
     assert status == "ran"
-    assert (tmp_path / "asked").read_text().split() == [*asked, *again]
+    assert sorted((tmp_path / "asked").read_text().split()) == sorted([*asked, *again])
     assert not scratch.exists()
     elsewhere = type(context).at(tmp_path / "elsewhere")
     undisturbed, _ = run_stage(judging(reward, tmp_path, elsewhere), elsewhere)
     assert undisturbed.digest == artifact.digest
     assert undisturbed.metrics == artifact.metrics
+
+
+def test_how_many_judge_at_once_is_in_no_key():
+    judged = {"reward": {"_target_": "components.rewards.outcome.Outcome"}}
+    evaluated = {"model": MODEL, "environment": SHOP, "agent": {}, "evaluate": {}, **judged}
+    for stage, data in (("judge", judged), ("evaluate", evaluated)):
+        assert key_part(stage, data) == key_part(stage, data | {"judge": {"concurrency": 1}})
 
 
 def test_a_judge_with_a_torn_file_in_its_scratch_asks_again(tmp_path, context, caplog):

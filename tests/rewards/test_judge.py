@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
+import threading
+import time
+from concurrent.futures import Future
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 
 import numpy as np
 import pytest
+from aiohttp import web
 
+from components import loops
 from components.errors import ArtifactError, EngineError, ResourceError, SpecError
 from components.rewards import judge as judging
 from components.trajectories.schema import Failure, Score
 from components.trajectories.store import read_scores, write_scores
+from tests.docs.pages import ROOT, blocks
 from tests.trajectories.builders import FAILURE, episode
 
 
@@ -240,3 +247,205 @@ class TestFinished:
         reward = Group(ranked)
         assert judge(reward, rows, finished={"a/0": Score("a/0", 0.5)})[0].reward == 0.5
         assert reward.seen == []
+
+
+# Rewards that wait
+
+
+class Waiting:
+    """Takes its time, and knows how many were with it at once."""
+
+    def __init__(self, seconds=0.02):
+        self.seconds = seconds
+        self.now = self.most = self.asked = 0
+        self.lock = threading.Lock()
+
+    def begin(self):
+        with self.lock:
+            self.asked += 1
+            self.now += 1
+            self.most = max(self.most, self.now)
+
+    def end(self):
+        with self.lock:
+            self.now -= 1
+
+
+class Awaited(Waiting):
+    async def __call__(self, trajectory):
+        self.begin()
+        try:
+            await asyncio.sleep(self.seconds * (3 if trajectory.sample == 0 else 1))
+        finally:
+            self.end()
+        return float(trajectory.sample)
+
+
+class Blocking(Waiting):
+    blocking = True
+
+    def __call__(self, trajectory):
+        self.begin()
+        time.sleep(self.seconds * (3 if trajectory.sample == 0 else 1))
+        self.end()
+        return float(trajectory.sample)
+
+
+class AwaitedGroup(Waiting):
+    async def score_group(self, group):
+        self.begin()
+        await asyncio.sleep(self.seconds)
+        self.end()
+        return [Score(one.id, float(one.sample)) for one in group]
+
+
+def many(groups=10, size=4):
+    return [episode(f"s{group}", sample) for group in range(groups) for sample in range(size)]
+
+
+@pytest.mark.parametrize("make", [Awaited, Blocking, AwaitedGroup])
+def test_of_a_reward_that_waits_so_many_are_under_way_and_scores_come_in_order(make):
+    reward = make()
+    scores = judge(reward, many(), concurrency=5)
+    assert [(score.trajectory_id, score.reward) for score in scores] == [(one.id, float(one.sample)) for one in many()]
+    assert reward.most == 5
+    one_by_one = make(0)
+    assert judge(one_by_one, many(), concurrency=1) == scores
+    assert one_by_one.most == 1
+
+
+def test_few_groups_are_read_ahead_of_one_that_takes_long():
+    read = []
+
+    def trajectories():
+        for one in many(groups=200, size=1):
+            read.append(one.id)
+            yield one
+
+    held = threading.Event()
+
+    async def reward(trajectory):
+        while trajectory.id == "s0/0" and not held.is_set():
+            await asyncio.sleep(0.001)
+        return 1.0
+
+    scores = judging.judge(reward, trajectories(), concurrency=3)
+    threading.Timer(0.3, lambda: (ahead.append(len(read)), held.set())).start()
+    ahead: list[int] = []
+    assert len(list(scores)) == 200
+    assert ahead == [3 * loops.AHEAD]
+
+
+def test_what_others_judged_meanwhile_is_kept_although_the_first_one_hangs():
+    kept = []
+    others = threading.Event()
+
+    async def reward(trajectory):
+        if trajectory.id == "s0/0":
+            while not others.is_set():
+                await asyncio.sleep(0.001)
+            raise SpecError([])
+        return 1.0
+
+    def keep(scores):
+        kept.extend(score.trajectory_id for score in scores)
+        if len(kept) == 7:
+            others.set()
+
+    with pytest.raises(SpecError):
+        judge(reward, many(groups=8, size=1), concurrency=4, on_judged=keep)
+    assert kept == [f"s{number}/0" for number in range(1, 8)]
+
+
+def test_what_a_reward_that_waits_does_wrong_stays_with_its_trajectory():
+    async def reward(trajectory):
+        what = {0: KeyError("x"), 1: SystemExit(3), 2: asyncio.CancelledError(), 3: TimeoutError("slow")}
+        await asyncio.sleep(0)
+        if trajectory.scenario.id == "s1":
+            raise what[trajectory.sample]
+        return 1.0
+
+    scores = judge(reward, many(groups=3), concurrency=8)
+    assert [score.reward for score in scores] == [1.0] * 4 + [None] * 4 + [1.0] * 4
+    kinds = [score.failure.kind for score in scores if score.failure]
+    assert kinds == ["KeyError", "SystemExit", "CancelledError", "TimeoutError"]
+
+
+@pytest.mark.parametrize("make", [Awaited, Blocking])
+def test_who_stops_listening_stops_the_judge(make):
+    reward = make(0.05)
+    scores = judging.judge(reward, many(groups=100), concurrency=2)
+    next(scores)
+    scores.close()
+    asked = reward.asked
+    time.sleep(0.3)
+    assert reward.asked == asked <= 2 * loops.AHEAD
+    assert reward.now == 0
+
+
+def test_finished_scores_are_not_asked_for_again_and_failed_episodes_never():
+    reward = Awaited(0)
+    rows = [*many(groups=2), episode("s9", 0, failure=FAILURE)]
+    done = {"s1/2": Score("s1/2", 7.0)}
+    scores = judge(reward, rows, concurrency=4, finished=done)
+    assert reward.asked == 7
+    assert scores[6] == done["s1/2"]
+    assert scores[8] == Score("s9/0", None, failure=FAILURE)
+
+
+def test_it_judges_where_a_loop_runs_already():
+    async def notebook():
+        return judge(Awaited(0), two_groups(), concurrency=2)
+
+    assert [score.reward for score in asyncio.run(notebook())] == [0.0, 1.0, 0.0]
+
+
+def test_the_judge_of_the_documentation_asks_a_server_many_times_at_once(monkeypatch):
+    (block,) = [one for one in blocks(ROOT / "docs" / "rollouts.md", "python") if "class Helpful" in one.text]
+    defined: dict = {}
+    exec(compile(block.text, str(block), "exec"), defined)
+    monkeypatch.setenv("JUDGE_KEY", "sesame")
+    seen = []
+
+    async def answer(request):
+        seen.append((request.headers["Authorization"], await request.json()))
+        while len(seen) < 3:
+            await asyncio.sleep(0.001)
+        return web.json_response({"choices": [{"message": {"role": "assistant", "content": " 0.75\n"}}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    with served(app) as url:
+        scores = judge(defined["Helpful"](f"{url}/v1", "m"), two_groups(), concurrency=3)
+    assert [score.reward for score in scores] == [0.75] * 3
+    key, body = seen[0]
+    assert (key, body["model"]) == ("Bearer sesame", "m")
+    assert body["messages"][-1]["content"].startswith("How helpful")
+
+
+@contextlib.contextmanager
+def served(app):
+    """The address of an application that runs in a thread."""
+    loop = asyncio.new_event_loop()
+    runner = web.AppRunner(app)
+    ready: Future = Future()
+
+    async def start():
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        ready.set_result(f"http://127.0.0.1:{runner.addresses[0][1]}")
+
+    def work():
+        loop.run_until_complete(start())
+        loop.run_forever()
+        loop.run_until_complete(runner.cleanup())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield ready.result(10)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
