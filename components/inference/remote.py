@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
+import uvloop
 
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
@@ -95,7 +96,7 @@ class RemoteEngine:
         self._proxy = _proxy(spec.url)
         self._session: aiohttp.ClientSession | None = None
         self._turns = asyncio.Semaphore(spec.max_requests) if spec.max_requests else None
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="remote-engine", daemon=True)
         self._thread.start()
 

@@ -11,11 +11,13 @@ episode is played again from its start, with the same seed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -39,6 +41,8 @@ from components.trajectories.schema import History, Scenario, Trajectory
 
 logger = logging.getLogger(__name__)
 
+YOUNG = 20_000
+"""Objects that come to be between two looks for garbage, while episodes are played."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds before an episode is played again: the first time, and at most."""
 
@@ -223,9 +227,22 @@ def run_episodes(
         finally:
             await pool.rest()
 
-    run(work_all())
+    with rarely_collected():
+        run(work_all())
     ordered = [done[one] for scenario, sample in jobs for one in following[f"{scenario.id}/{sample}"]]
     return [one for group in by_scenario(ordered).values() for one in sorted(group, key=lambda one: one.sample)]
+
+
+@contextlib.contextmanager
+def rarely_collected() -> Iterator[None]:
+    """Python looks for cycles of garbage whenever a few hundred objects have come to be that still live. While
+    thousands of episodes wait, that is a third of the time; within the block it looks seldom."""
+    first, *others = gc.get_threshold()
+    gc.set_threshold(first and max(first, YOUNG), *others)  # 0 is never
+    try:
+        yield
+    finally:
+        gc.set_threshold(first, *others)
 
 
 def failures_allowed(max_failures: float, episodes: int) -> int:

@@ -38,6 +38,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -120,15 +121,14 @@ def measure(form: str, url: str, count: int) -> dict[str, float]:
     episodes = max(count, ALONE)
     play(8, 8)
     gc.collect()
-    before = resident()
-    with peak() as most:
-        wall, cpu = time.perf_counter(), time.process_time()
-        play(episodes, count)
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    print("begin", flush=True)
+    sys.stdin.readline()
+    wall, cpu = time.perf_counter(), time.process_time()
+    play(episodes, count)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return {
         "wall_over_ideal": wall / (TURNS * LATENCY * episodes / count),
         "cpu_ms_per_call": 1000 * cpu / (TURNS * episodes),
-        "kb_per_episode": max(most[0] - before, 0) / 1000 / count,
     }
 
 
@@ -266,30 +266,39 @@ def stub(latency: float = LATENCY) -> Iterator[str]:
 def in_own_process(python: str, form: str, url: str, count: int) -> dict[str, float]:
     command = [python, str(Path(__file__).resolve()), "--form", form, "--url", url, "--at", str(count)]
     quiet = {"WANDB_MODE": "disabled", "WEAVE_DISABLED": "true", "OPENAI_API_KEY": "none", "TQDM_DISABLE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd="/", env={**os.environ, **quiet})
-    if done.returncode:
-        raise SystemExit(f"{form} failed:\n{done.stderr[-4000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def resident(file: int | None = None) -> int:
-    """Bytes. file: /proc/self/statm, open."""
-    opened = os.open("/proc/self/statm", os.O_RDONLY) if file is None else file
-    found = int(os.pread(opened, 100, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    if file is None:
-        os.close(opened)
-    return found
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, **pipes, stderr=errors, cwd="/", env={**os.environ, **quiet}) as process,
+    ):
+        assert process.stdout is not None
+        while (line := process.stdout.readline()) not in ("begin\n", ""):
+            pass
+        with peak(process.pid) as most:
+            said = process.communicate("\n")[0] if line else ""
+        if process.returncode:
+            errors.seek(0)
+            raise SystemExit(f"{form} failed:\n{errors.read()[-4000:]}")
+    return json.loads(said.splitlines()[-1]) | {"kb_per_episode": (most[0] - most[1]) / 1000 / count}
 
 
 @contextlib.contextmanager
-def peak() -> Iterator[list[int]]:
-    """The most bytes that are resident within the block, looked at twenty times a second."""
-    most, over = [resident()], threading.Event()
-    file = os.open("/proc/self/statm", os.O_RDONLY)
+def peak(pid: int) -> Iterator[list[int]]:
+    """The most bytes that are resident in a process within the block, looked at twenty times a second from outside,
+    and those at its start."""
+    page = os.sysconf("SC_PAGE_SIZE")
+
+    def resident() -> int:
+        try:
+            return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * page
+        except OSError:  # it has ended
+            return 0
+
+    most, over = [resident()] * 2, threading.Event()
 
     def look() -> None:
         while not over.wait(0.05):
-            most[0] = max(most[0], resident(file))
+            most[0] = max(most[0], resident())
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -298,8 +307,6 @@ def peak() -> Iterator[list[int]]:
     finally:
         over.set()
         thread.join()
-        most[0] = max(most[0], resident(file))
-        os.close(file)
 
 
 def say(text: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -405,3 +407,20 @@ def test_run_episodes_takes_no_jobs():
         )
         == []
     )
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_garbage_is_looked_for_seldom_while_episodes_are_played_and_as_before_afterwards(fails):
+    before, seen = gc.get_threshold(), []
+
+    class World(Echo):
+        def reset(self, scenario):
+            seen.append(gc.get_threshold()[0])
+            if fails:
+                raise SpecError([])
+            return super().reset(scenario)
+
+    with contextlib.suppress(SpecError):
+        collect(Parrot(), World, scenarios(3))
+    assert set(seen) == {collector.YOUNG}
+    assert gc.get_threshold() == before
