@@ -34,7 +34,7 @@ GROUPS = {
     "filter": 3,
     "inference": 2,
     "model": 4,
-    "reward": 4,
+    "reward": 5,
     "reward_model": 3,
     "tracking": 1,
     "warmup": 4,
@@ -336,6 +336,16 @@ def test_an_experiment_without_its_package_line_is_told_so(tmp_path):
     assert {one.path: one.message for one in caught.value.problems} == {
         "+experiment": "its file has to begin with the line '# @package _global_'"
     }
+
+
+@pytest.mark.parametrize("experiment", ["smoke", "reward_model", "continuation"])
+def test_the_small_experiments_take_any_environment_and_any_reward(mine, tmp_path, experiment):
+    """They set no key of their own in either."""
+    (tmp_path / "conf" / "reward").mkdir()
+    (tmp_path / "conf" / "reward" / "kind.yaml").write_text("_target_: my_world.kind\nweight: 2\n")
+    own = ["warmup=none", "reward=kind", f"+experiment={experiment}", "evaluate.scenarios=1"]
+    own += ["reward_model.scenarios=1"] if experiment == "reward_model" else []
+    assert isinstance(mine("World", *own), ExperimentSpec)
 
 
 def test_a_reward_of_a_user_may_be_a_function(mine, tmp_path):

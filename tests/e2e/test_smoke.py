@@ -189,7 +189,7 @@ def test_a_guard_that_stops_ends_the_run_with_its_reason(first, place):
     assert "GuardStruck: filter[1] left nothing to train on: none of 4 episodes was kept (4 below_threshold)" in errors
 
 
-SLOW = ("rounds=0", "deploy=none", "environment.heldout=16", "agent.max_tokens=120", "evaluate.concurrency=2")
+SLOW = ("rounds=0", "deploy=none", "evaluate.scenarios=16", "agent.max_tokens=120", "evaluate.concurrency=2")
 """Long enough evaluations to be stopped in the middle."""
 
 
