@@ -32,6 +32,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from components.causes import passes
 from components.environments.protocol import Messages, Step
 from components.errors import EnvironmentAway, EnvironmentFailed, Problem, ResourceError, SpecError
 from components.specs import Target, validate
@@ -256,10 +257,9 @@ def _answered(
         return None
     except Exception as error:  # noqa: BLE001  whatever an environment raises is data
         ours = isinstance(error, EnvironmentFailed | ResourceError)
-        answer(
-            type(error).__name__ if ours else "EnvironmentFailed",
-            str(error) if ours else f"{type(error).__name__}: {error}",
-        )
+        away = isinstance(error, EnvironmentAway) or (not ours and passes(error))
+        kind = "ResourceError" if isinstance(error, ResourceError) else "EnvironmentFailed"
+        answer("EnvironmentAway" if away else kind, str(error) if ours else f"{type(error).__name__}: {error}")
         return None
     answer("returned", _data(found) if show else None)
     return found

@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, replace
 from typing import Any, get_args
 
+from components.causes import passes
 from components.environments.protocol import Environment, Messages, Players, Step
 from components.errors import (
     BoundaryError,
@@ -35,7 +36,6 @@ from components.errors import (
 from components.inference.protocol import ChatRequest, Engine, Sampling
 from components.loops import in_thread
 from components.rollout import formats
-from components.rollout.causes import passes
 from components.rollout.observations import cleaned
 from components.rollout.offered import as_tools
 from components.rollout.recorder import Recorder

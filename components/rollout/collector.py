@@ -5,7 +5,8 @@ episode is a trajectory with a failure; when more fail than allowed, the collect
 did. Cancellation stops everything at once and counts as nobody's failure.
 
 An episode has an instance of the environment to itself (`pool`). Where the environment was away for a moment, the
-episode is played again from its start, with the same seed.
+episode is played again from its start, with the same seed. An instance that cannot be built is the environment's
+failure like any other; only a user's mistake (SpecError, ResourceError) ends the collection.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import AsyncExitStack
+from dataclasses import asdict, replace
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 from components.environments.protocol import Environment, Solver, Step
@@ -37,7 +38,7 @@ from components.rollout.pool import Pool, close
 from components.sandbox import Limits
 from components.trajectories.convert import to_message
 from components.trajectories.groups import ASIDE, by_scenario
-from components.trajectories.schema import History, Scenario, Trajectory
+from components.trajectories.schema import Failure, History, Scenario, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -102,11 +103,7 @@ def run_episodes(
     timeout: float,
     max_failures: float,
     seed: int,
-    format: formats.Name = "native",
-    limits: Limits | None = None,
-    max_observation: int = MAX_OBSERVATION,
-    own_agent: OwnAgent | None = None,
-    player: Player | None = None,
+    player: Player | OwnAgent | None = None,
     temperature_step: float = 0.0,
     step_timeout: float | None = None,
     retries: int = 0,
@@ -119,8 +116,8 @@ def run_episodes(
     the group of these.
 
     environments: where they are played, or what builds one. timeout: seconds that one episode may take, waiting for an
-    instance not counted. max_failures: below 1 a share of the episodes, from 1 on a count. own_agent, player: play in
-    place of the agent loop. temperature_step: sample k of a scenario is drawn at k times this above the temperature.
+    instance not counted. max_failures: below 1 a share of the episodes, from 1 on a count. player: who plays; None: the
+    agent loop, once. temperature_step: sample k of a scenario is drawn at k times this above the temperature.
     step_timeout: seconds that the environment may take each time the agent loop asks it. retries: how often an episode
     is played again whose environment was away. on_begin is told the name of each episode that begins, and gives the
     engine that it and what follows from it are played with; on_episode is called with each new episode and the seconds
@@ -135,13 +132,12 @@ def run_episodes(
     jobs = [(scenario, sample) for scenario in scenarios for sample in range(group_size)]
     allowed = failures_allowed(max_failures, len(jobs))
     pool = environments if isinstance(environments, Pool) else Pool(environments)
+    own_agent = player if isinstance(player, OwnAgent) else None
+    plays: Player = Once(player.play) if isinstance(player, OwnAgent) else player or Once(play)
     done: dict[str, Trajectory] = {}
     following: dict[str, list[str]] = {}
     failed: list[Trajectory] = []
     rest = iter(jobs)
-    if player is None:
-        shown: dict[str, Any] = {"format": format, "limits": limits, "max_observation": max_observation}
-        player = Once(own_agent.play if own_agent is not None else partial(play, **shown))
 
     def take(belonging: Sequence[Trajectory]) -> None:
         """An episode with those that follow from it; together they fail once."""
@@ -176,9 +172,15 @@ def run_episodes(
         if own_agent is not None and not own_agent.wants_environment:
             started = time.monotonic()
             return [await own_agent.play(heard(name), None, scenario, **how)], time.monotonic() - started
-        async with pool.lent() as lent:
+        async with AsyncExitStack() as stack:
+            try:
+                lent = await stack.enter_async_context(pool.lent())
+            except EnvironmentFailed as error:
+                if again and isinstance(error, EnvironmentAway):
+                    raise
+                return [_not_played(engine.policy, scenario, error, **how)], 0.0
             started = time.monotonic()
-            found = await player.play(heard(name), lent.environment, scenario, **how)
+            found = await plays.play(heard(name), lent.environment, scenario, **how)
             failures = [one.failure for one in found if one.failure is not None]
             if own_agent is not None:
                 lent.whole = not failures
@@ -207,7 +209,7 @@ def run_episodes(
         for scenario, sample in rest:
             name = f"{scenario.id}/{sample}"
             if finished and name in finished:
-                names = [name, *player.following(finished[name])]
+                names = [name, *plays.following(finished[name])]
                 if all(one in finished for one in names):
                     take([finished[one] for one in names])
                     continue
@@ -227,10 +229,30 @@ def run_episodes(
         finally:
             await pool.rest()
 
-    with rarely_collected():
-        run(work_all())
+    try:
+        with rarely_collected():
+            run(work_all())
+    finally:
+        if pool is not environments:
+            pool.close()
     ordered = [done[one] for scenario, sample in jobs for one in following[f"{scenario.id}/{sample}"]]
     return [one for group in by_scenario(ordered).values() for one in sorted(group, key=lambda one: one.sample)]
+
+
+def _not_played(
+    policy: str, scenario: Scenario, error: EnvironmentFailed, *, sample: int, sampling: Sampling, seed: int, **_: Any
+) -> Trajectory:
+    """The episode whose environment could not be built."""
+    return Trajectory(
+        id=f"{scenario.id}/{sample}",
+        scenario=scenario,
+        sample=sample,
+        histories=[History([])],
+        metrics={"turns": 0.0, "sampled_tokens": 0.0, "truncated": 0.0},
+        failure=Failure(error.boundary, type(error).__name__, str(error)),
+        policy=policy,
+        sampling={**asdict(sampling), "seed": seed},
+    )
 
 
 @contextlib.contextmanager

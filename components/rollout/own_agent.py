@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from components.causes import causes, status_of
 from components.environments.protocol import Environment, Step
 from components.errors import (
     AgentError,
@@ -45,7 +46,6 @@ from components.inference.protocol import Engine, Sampling
 from components.loops import in_thread
 from components.rollout.agent import as_json, as_step
 from components.rollout.capture import Capture
-from components.rollout.causes import causes, status_of
 from components.rollout.spec import GIVEN
 from components.trajectories.schema import Failure, History, Scenario, Trajectory
 

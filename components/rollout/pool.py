@@ -12,7 +12,7 @@ An environment says with attributes, of its class or of an instance:
     lasting: bool        an instance holds nothing of the event loop that it is used on, and stays from one stage of a
                          run to the next, as what takes long to start should
 
-Any other instance is closed at the end of its stage.
+Any other instance is closed at the end of its stage, and all of them at the end of their pool.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Pool:
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[Lent]:
         """An instance for one episode; waits for one where all are in use. One whose episode raised or was cancelled
-        is closed."""
+        is closed. Raises EnvironmentFailed where it cannot be built, EnvironmentAway where that may pass."""
         await self._enter()
         try:
-            one = self._free.pop() if self._free else self._made()
+            one = self._free.pop() if self._free else await self._made()
             one.whole = False  # until the episode says so
             try:
                 yield one
@@ -91,12 +91,11 @@ class Pool:
         if free:
             run(_close_all([one.environment for one in free]))
 
-    @property
-    def in_use(self) -> bool:
-        return self._out > 0
+    async def _made(self) -> Lent:
+        def build() -> Environment:
+            return self._make()
 
-    def _made(self) -> Lent:
-        environment = self._make()
+        environment = await ask(build)
         self._own_limit = getattr(environment, "instances", None)
         return Lent(environment)
 

@@ -163,17 +163,13 @@ def play(
                 timeout=timeout,
                 max_failures=max_failures,
                 seed=seed,
-                format=agent.format,
-                limits=agent.limits(),
-                max_observation=agent.max_observation,
                 step_timeout=step_timeout,
                 retries=retries,
                 finished=finished,
                 on_begin=live.begins,
                 on_episode=on_episode,
                 on_retry=on_retry,
-                own_agent=own_agent,
-                player=_player(agent, ways, other, group_size),
+                player=own_agent or _player(agent, ways, other, group_size),
                 temperature_step=ways.temperature_step if ways else 0.0,
             )
     finally:
@@ -204,8 +200,8 @@ def _other_engine(
     )
 
 
-def _player(agent: AgentSpec, ways: CollectSpec | None, other: Engine | None, group_size: int) -> Player | None:
-    """Who plays; None: an agent of one's own. other: engine of the opponent or of the teacher."""
+def _player(agent: AgentSpec, ways: CollectSpec | None, other: Engine | None, group_size: int) -> Player:
+    """Who plays, where it is no agent of one's own. other: engine of the opponent or of the teacher."""
     from components.rollout import agent as loop
     from components.rollout import roles
     from components.rollout.continuation import Continuing
@@ -214,8 +210,6 @@ def _player(agent: AgentSpec, ways: CollectSpec | None, other: Engine | None, gr
     from components.rollout.selfplay import SelfPlay
     from components.rollout.taught import Taught
 
-    if agent.function is not None:
-        return None
     how: dict[str, Any] = {"format": agent.format, "max_observation": agent.max_observation}
     attempt = partial(loop.play, **how, limits=agent.limits())
     if agent.roles is not None:

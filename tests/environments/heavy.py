@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+from components.environments.agentgym_server import ServerGone
 from components.environments.protocol import Step
 from components.errors import EnvironmentAway, Problem, SpecError
 from components.trajectories.schema import Scenario
@@ -71,6 +72,12 @@ class Heavy:
 
     def away(self):
         raise EnvironmentAway("HTTP 503")
+
+    def gone(self):
+        raise ServerGone("nobody listens")
+
+    def refused(self):
+        raise ConnectionRefusedError("nobody listens")
 
     def odd(self):
         self.said.append(object())

@@ -117,10 +117,11 @@ def test_a_process_that_dies_is_one_episodes_failure_and_is_replaced(trouble, me
     assert message in found[2].failure.message
 
 
-def test_what_passes_is_played_again(monkeypatch):
+@pytest.mark.parametrize("trouble", ["away", "gone", "refused"])
+def test_what_passes_is_played_again(monkeypatch, trouble):
     monkeypatch.setattr(collector, "FIRST_PAUSE", 0.01)
     told = []
-    found = played(inside(trouble="away"), retries=2, on_retry=told.append)
+    found = played(inside(trouble=trouble), retries=2, on_retry=told.append)
     assert found[2].failure.kind == "EnvironmentAway"
     assert len(told) == 2
 

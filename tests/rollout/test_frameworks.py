@@ -231,7 +231,7 @@ def test_an_agent_of_a_framework_is_one_exact_history(agent):
     engine, engines = Clerk(), {}
     with Server(engine, MODEL, engines=engines, timeout=60) as server:
         own = OwnAgent(agent, server.url, engines)
-        found = collect(engine, Stock, Stock().scenarios("train"), own_agent=own, timeout=200.0, group_size=1)
+        found = collect(engine, Stock, Stock().scenarios("train"), player=own, timeout=200.0, group_size=1)
     for one in found:
         assert one.failure is None, f"{package} {version(package)}: {one.failure}"
         assert one.success, f"{package} {version(package)}"

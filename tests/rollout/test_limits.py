@@ -10,11 +10,11 @@ import urllib.error
 import httpx
 import pytest
 
-from components.errors import EnvironmentAway, EnvironmentFailed, TooManyFailures
+from components.causes import passes
+from components.errors import EnvironmentAway, EnvironmentFailed, Problem, ResourceError, SpecError, TooManyFailures
 from components.inference.protocol import Sampling
 from components.rollout import collector
 from components.rollout.agent import play
-from components.rollout.causes import passes
 from components.rollout.collector import failures_allowed
 from components.rollout.pool import Pool
 from tests.rollout.test_own_agent import ask, endpoint, user
@@ -101,6 +101,14 @@ def test_instances_that_outlast_a_loop_stay_from_stage_to_stage(made):
     assert all(one.closed for one in made)
 
 
+def test_instances_of_a_factory_do_not_outlast_the_collection(made):
+    class Heavy(Echo):
+        lasting = True
+
+    collect(Parrot(), Heavy, scenarios(3), concurrency=2)
+    assert [one.closed for one in made] == [True] * len(made)
+
+
 def test_who_gives_up_waiting_does_not_take_an_instance_along():
     async def scene():
         pool = Pool(Echo, 1)
@@ -114,7 +122,7 @@ def test_who_gives_up_waiting_does_not_take_an_instance_along():
         await asyncio.sleep(0.01)
         second.cancel()
         await asyncio.wait_for(asyncio.gather(first, third), 5)
-        assert not pool.in_use
+        await asyncio.wait_for(play(0.0), 5)  # the place is free again
         await pool.rest()
 
     asyncio.run(scene())
@@ -127,7 +135,7 @@ def test_an_agent_that_wants_no_environment_gets_none(made):
         ask(base_url, api_key, [user("x")])
 
     with endpoint(engine, agent) as (own, _, _):
-        collect(engine, Echo, scenarios(2), own_agent=own)
+        collect(engine, Echo, scenarios(2), player=own)
     assert made == []
 
 
@@ -178,14 +186,15 @@ def test_cancelled_episodes_are_nobodys_failure_and_close_their_environments(mad
         try:
             await asyncio.gather(*(episode(pool, scenario) for scenario in scenarios(4)))
         finally:
-            assert not pool.in_use
+            async with asyncio.timeout(5), pool.lent():
+                pass  # nobody holds the place any more
 
     begun = time.monotonic()
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(interrupted())
     assert time.monotonic() - begun < 5
     assert told == []
-    assert [one.closed for one in made] == [True]
+    assert [one.closed for one in made] == [True, True]
 
 
 # Tries
@@ -229,6 +238,53 @@ def test_when_it_stays_away_the_last_try_is_the_failure():
     assert [message.role for message in one.histories[0].messages] == ["user", "assistant", "user", "assistant"]
 
 
+class Built:
+    """A factory that fails with `error` at the builds of these numbers. An instance is good for one episode."""
+
+    def __init__(self, error, *at):
+        self.error, self.at, self.count = error, at, 0
+
+    def __call__(self):
+        self.count += 1
+        if self.count in self.at:
+            raise self.error
+        return type("Short", (Echo,), {"good_for": 1})()
+
+
+def test_an_environment_that_cannot_be_built_while_it_is_away_is_built_again():
+    told = []
+    make = Built(ConnectionRefusedError(111, "Connection refused"), 2, 3)
+    found = collect(Parrot(), make, scenarios(3), group_size=1, concurrency=1, retries=2, on_retry=told.append)
+    assert [str(one) for one in told] == ["build: ConnectionRefusedError: [Errno 111] Connection refused"] * 2
+    assert repr(found) == repr(collect(Parrot(), Echo, scenarios(3), group_size=1))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "builds"),
+    [(ConnectionResetError("reset"), "EnvironmentAway", 5), (KeyError("bug"), "EnvironmentFailed", 3)],
+)
+def test_an_environment_that_is_not_built_fails_its_episode_only(error, kind, builds):
+    make = Built(error, *range(2, 2 + builds - 2))
+    found = collect(Parrot(), make, scenarios(3), group_size=1, concurrency=1, retries=2)
+    assert [one.failure and one.failure.kind for one in found] == [None, kind, None]
+    assert found[1].failure.boundary == "environment"
+    assert found[1].failure.message == f"build: {type(error).__name__}: {error}"
+    assert (found[1].scenario.id, found[1].policy, found[1].metrics["turns"]) == ("s1", "base", 0.0)
+    assert make.count == builds
+    with pytest.raises(TooManyFailures, match="1 of 3 episodes failed.*s1/0"):
+        collect(Parrot(), Built(error, 2, 3, 4), scenarios(3), group_size=1, concurrency=1, retries=2, max_failures=0)
+
+
+@pytest.mark.parametrize(
+    "error", [SpecError([Problem("environment.size", "is 0; expected at least 1")]), ResourceError("pip install it")]
+)
+def test_a_mistake_that_shows_when_an_environment_is_built_ends_the_collection(error):
+    make = Built(error, 2)
+    with pytest.raises(type(error), match=r"is 0; expected at least 1|pip install it"):
+        collect(Parrot(), make, scenarios(3), group_size=1, concurrency=1, retries=2)
+    assert make.count == 2
+
+
 @pytest.mark.parametrize("error", [KeyError("bug"), EnvironmentFailed("broken"), ValueError("HTTP 500")])
 def test_what_does_not_pass_is_not_played_again(error, made):
     def fail():
@@ -253,7 +309,7 @@ def test_an_agent_that_failed_is_not_played_again():
 
     engine = Parrot()
     with endpoint(engine, agent) as (own, _, _):
-        (one,) = collect(engine, Echo, scenarios(1), group_size=1, own_agent=own, retries=3)
+        (one,) = collect(engine, Echo, scenarios(1), group_size=1, player=own, retries=3)
     assert (one.failure.boundary, played) == ("agent", ["s0"])
 
 

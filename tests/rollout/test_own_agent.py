@@ -39,7 +39,7 @@ def endpoint(engine, function):
 def played(function, *, count=1, engine=None, **options):
     engine = engine or Parrot()
     with endpoint(engine, function) as (own, _, engines):
-        found = collect(engine, Echo, scenarios(count), own_agent=own, **options)
+        found = collect(engine, Echo, scenarios(count), player=own, **options)
         assert engines == {}, "a key is good for one episode"
     return found
 
@@ -537,7 +537,7 @@ def test_an_agent_that_hangs_runs_out_of_time_and_its_late_calls_are_refused():
 
     engine = Parrot()
     with endpoint(engine, agent) as (own, _, _):
-        (one,) = collect(engine, Echo, scenarios(1), own_agent=own, timeout=0.8, group_size=1)
+        (one,) = collect(engine, Echo, scenarios(1), player=own, timeout=0.8, group_size=1)
         assert refused.wait(20)
     assert one.failure is not None
     assert one.failure.kind == "WaitTimeout"
