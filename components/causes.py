@@ -9,13 +9,21 @@ from typing import Any
 
 PASSING = (429, 502, 503, 504)
 """Statuses of HTTP: too many requests, bad gateway, unavailable, gateway timeout."""
+BROKEN = ("ConnectError", "ConnectTimeout", "ReadError", "WriteError", "CloseError", "RemoteProtocolError")
+"""Errors of httpx, and of what it stands on, for a line that broke or never was; Python's own are ConnectionError."""
 DEPTH = 16
 """Errors of a chain that are looked at."""
 
 
 def passes(error: BaseException | None) -> bool:
     """Whether doing the same again may go well: the line broke, nobody listens, or the server is overloaded."""
-    return any(isinstance(one, ConnectionError) or status_of(one) in PASSING for one in causes(error))
+    return any(_broke(one) or status_of(one) in PASSING for one in causes(error))
+
+
+def _broke(error: Exception) -> bool:
+    kind = type(error)
+    httpx = kind.__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore", "httpcore2")
+    return isinstance(error, ConnectionError) or (httpx and kind.__name__ in BROKEN)
 
 
 def causes(error: BaseException | None) -> list[Exception]:

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
+from components.causes import PASSING
 from components.environments.agentgym_kinds import Kind
 from components.errors import EnvironmentAway, EnvironmentFailed
 
@@ -46,8 +47,6 @@ QUEUE = 3600.0
 earlier."""
 MAX_ANSWER = 8 * 2**20
 """Bytes of an answer."""
-PASSING = (502, 503, 504)
-"""Status codes that pass."""
 CONNECT_TIMEOUT = 10.0
 """Seconds in which a connection must come about."""
 FAILURES = 3

@@ -6,7 +6,7 @@ server's. The handshake comes first (it makes sessions, which keep the state of 
 speak that know no sessions.
 
 A server that fails (ends, answers too late, breaks the protocol) is EnvironmentFailed, with the end of what it wrote to
-stderr. What a tool says is its result, also where it says that it failed.
+stderr; one over HTTP that is only away, or was started anew and knows the session no more, is EnvironmentAway. What a tool says is its result, also where it says that it failed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
+from components.causes import PASSING, passes
 from components.environments.optional import needed
-from components.errors import EnvironmentFailed, ResourceError
+from components.errors import EnvironmentAway, EnvironmentFailed, ResourceError
 
 EXTRA = "mcp"
 MOST_TOOLS = 1000
@@ -31,10 +32,14 @@ SHOWN = 500
 """Characters of a server's last words in an error."""
 SHORTEST_SECRET = 6
 """Characters. A variable such as DEBUG=1 would blot out every 1."""
+NO_SESSION = 404
+"""Status of HTTP for a call in a session that the server does not know."""
 CLOSE = 5.0
 """Seconds that a server may take to end; then it is killed."""
 REFUSED = (-32602, -32601)
 """Codes of JSON-RPC that say that the call was wrong: its arguments, or its name."""
+CLOSED = -32000
+"""The SDK's code where the connection was closed."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +88,12 @@ class Session:
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
         self._errors: IO[bytes] | None = None
+        self._status = 0
+        """Of HTTP, of the last answer to what was sent: the SDK says another error in its place."""
 
     async def open(self, timeout: float) -> None:
-        """timeout: seconds that the server may take to start. Raises EnvironmentFailed, ResourceError."""
+        """timeout: seconds that the server may take to start. Raises EnvironmentFailed, EnvironmentAway,
+        ResourceError."""
         needed("mcp", EXTRA)
         self._task = asyncio.create_task(self._live())
         try:
@@ -99,7 +107,7 @@ class Session:
             raise
 
     async def tools(self) -> list[Any]:
-        """As the server lists them. Raises EnvironmentFailed."""
+        """As the server lists them. Raises EnvironmentFailed, EnvironmentAway."""
         found: list[Any] = []
         cursor = None
         while True:
@@ -115,7 +123,7 @@ class Session:
         return await self._client.list_tools(cursor=cursor)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> Result:
-        """Raises EnvironmentFailed where the server gives no answer."""
+        """Raises EnvironmentFailed where the server gives no answer, EnvironmentAway where it is only away."""
         try:
             answer = await self._ask(name, lambda: self._client.call_tool(name, arguments))
         except _Refused as error:
@@ -160,7 +168,7 @@ class Session:
                 client = mcp.Client(await self._transport(), mode=mode, cache=None)
                 return await stack.enter_async_context(client)
             except mcp.MCPError:
-                if mode == "auto":
+                if mode == "auto" or self._status in PASSING:  # a session may be had a moment later
                     raise
         raise AssertionError("unreachable")
 
@@ -168,7 +176,7 @@ class Session:
         if self._address.url:
             http = needed("mcp.client.streamable_http", EXTRA)
             headers = {name: self._secrets[variable] for name, variable in (self._address.headers or {}).items()}
-            return _http(http.streamable_http_client, self._address.url, headers, self._timeout)
+            return _http(http.streamable_http_client, self._address.url, headers, self._timeout, self._answered)
         stdio = needed("mcp.client.stdio", EXTRA)
         command, *arguments = self._address.command
         given = {name: self._secrets[name] for name in self._address.variables}
@@ -177,20 +185,30 @@ class Session:
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the session
         return stdio.stdio_client(parameters, errlog=self._errors)
 
+    async def _answered(self, response: Any) -> None:
+        if response.request.method == "POST":
+            self._status = response.status_code
+
     async def _ask(self, what: str, send: Callable[[], Any]) -> Any:
         mcp = needed("mcp", EXTRA)
         if self._client is None:
-            raise self._failed("has ended")
+            raise self._lost("has ended")
+        self._status = 0
         asked = asyncio.ensure_future(send())
         assert self._task is not None
         try:
             await asyncio.wait([asked, self._task], timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
             if self._task.done() and not asked.done():
-                raise self._failed(f"ended during {what}")
+                raise self._lost(f"ended during {what}")
             if not asked.done():
                 raise self._failed(f"took longer than {self._timeout:g} s for {what} (environment.timeout)")
             return asked.result()
         except mcp.MCPError as error:
+            if self._status == NO_SESSION:
+                raise self._lost(f"knows the session no more, at {what}: {error}") from None
+            if self._status in PASSING or error.code == CLOSED:
+                status = f" (HTTP {self._status})" if self._status in PASSING else ""
+                raise self._lost(f"failed at {what}: {error}{status}") from None
             if error.code in REFUSED:
                 raise _Refused(self._printable(str(error))) from None
             raise self._failed(f"failed at {what}: {error}") from None
@@ -203,13 +221,19 @@ class Session:
 
     def _reason(self, error: BaseException) -> Exception:
         """Why it could not be opened, as an error of ours."""
+        away = passes(error) or self._status in PASSING
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, ResourceError | EnvironmentFailed):
             return error
         if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError):
             return ResourceError(f"environment.command: {self._address}: {error.strerror}; it cannot be started")
-        return self._failed(f"cannot be used: {type(error).__name__}: {error}")
+        return (self._lost if away else self._failed)(f"cannot be used: {type(error).__name__}: {error}")
+
+    def _lost(self, what: str) -> EnvironmentFailed:
+        """A program that ends has failed; a server at an address may come back."""
+        failed = self._failed(what)
+        return EnvironmentAway(str(failed)) if self._address.url else failed
 
     def _failed(self, what: str) -> EnvironmentFailed:
         said = self._last_words()
@@ -237,12 +261,17 @@ class _Refused(Exception):
 
 @contextlib.asynccontextmanager
 async def _http(
-    connect: Callable[..., Any], url: str, headers: Mapping[str, str], timeout: float
+    connect: Callable[..., Any],
+    url: str,
+    headers: Mapping[str, str],
+    timeout: float,
+    answered: Callable[[Any], Awaitable[None]],
 ) -> AsyncIterator[Any]:
+    """answered: is told of each response."""
     httpx2 = needed("httpx2", EXTRA)
     limits = httpx2.Timeout(timeout, read=timeout + 5.0)  # the session's own limit comes first, and says what was asked
     async with (
-        httpx2.AsyncClient(headers=dict(headers), timeout=limits) as client,
+        httpx2.AsyncClient(headers=dict(headers), timeout=limits, event_hooks={"response": [answered]}) as client,
         connect(url, http_client=client) as streams,
     ):
         yield streams

@@ -6,7 +6,8 @@ action is one text and nothing else, what the agent says will do. A server whose
 these for tools.
 
 The package itself is not needed here: the protocol is a few JSON messages. What a server does wrong ends the episode as
-EnvironmentFailed; what it says is wrong with an action is told to the agent and counted.
+EnvironmentFailed, and as EnvironmentAway where it is full, overloaded or gone; what it says is wrong with an action is
+told to the agent and counted.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 from pydantic import Field
 
+from components.causes import PASSING, passes
 from components.environments.optional import needed
 from components.environments.protocol import Messages, Step
 from components.environments.tools import ACT
-from components.errors import EnvironmentFailed, Problem, SpecError
+from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError
 from components.trajectories.schema import Scenario
 
 EXTRA = "openenv"
@@ -208,13 +210,15 @@ class OpenEnv:
                     response = await client.get(f"{self.url}/schema")
                 if response.status_code == 200:
                     return dict(response.json()["action"])
-                raise EnvironmentFailed(f"the OpenEnv server {self.url}/schema: HTTP {response.status_code}")
+                what, away = f"{self.url}/schema: HTTP {response.status_code}", response.status_code in PASSING
+                again = away
             except httpx.TransportError as error:
-                if time.monotonic() + pause > deadline:
-                    text = f"{type(error).__name__}: {error}"
-                    raise EnvironmentFailed(f"the OpenEnv server {self.url} cannot be reached: {text}") from None
+                what, away = f"{self.url} cannot be reached: {type(error).__name__}: {error}", passes(error)
+                again = True
             except (ValueError, KeyError, TypeError):
                 raise EnvironmentFailed(f"{self.url}/schema gave no schema: is it a server of OpenEnv?") from None
+            if not again or time.monotonic() + pause > deadline:
+                raise (EnvironmentAway if away else EnvironmentFailed)(f"the OpenEnv server {what}")
             await asyncio.sleep(pause)
             pause = min(4.0, 2 * pause)
 
@@ -239,7 +243,8 @@ class OpenEnv:
         ]
 
     async def _connected(self) -> None:
-        """A connection with an environment behind it; waits for one where the server is full or not there."""
+        """A connection with an environment behind it; waits for one where the server is full or not there. Raises
+        EnvironmentAway where it stays so."""
         if self._socket is not None:
             return
         client = needed("websockets.asyncio.client", EXTRA)
@@ -255,13 +260,16 @@ class OpenEnv:
                 return
             except (OSError, TimeoutError, errors.WebSocketException) as error:
                 reason = f"{type(error).__name__}: {error}"
+                away = passes(error) or isinstance(error, TimeoutError | errors.InvalidMessage)
             except _Refused as error:
                 if not error.full:
                     return
+                away = True
                 reason = f"{error}; bound the episodes at once by collect.concurrency and evaluate.concurrency"
             await self.close()
             if time.monotonic() + pause > deadline:
-                raise EnvironmentFailed(f"the OpenEnv server {self.url} takes no connection: {reason}")
+                kind = EnvironmentAway if away else EnvironmentFailed
+                raise kind(f"the OpenEnv server {self.url} takes no connection: {reason}")
             await asyncio.sleep(pause)
             pause = min(4.0, 2 * pause)
 
@@ -284,7 +292,7 @@ class OpenEnv:
 
     async def _exchange(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """One message and its answer. Raises _Refused for an error of the server, EnvironmentFailed where there is no
-        answer."""
+        answer, EnvironmentAway where the line broke."""
         errors = needed("websockets.exceptions", EXTRA)
         try:
             async with asyncio.timeout(self.timeout):
@@ -295,7 +303,7 @@ class OpenEnv:
             text = f"gave no answer to {message['type']} within {self.timeout:g} s (environment.timeout)"
             raise EnvironmentFailed(f"the OpenEnv server {self.url} {text}") from None
         except errors.ConnectionClosed as error:
-            raise EnvironmentFailed(f"the OpenEnv server {self.url} closed the connection: {error}") from None
+            raise EnvironmentAway(f"the OpenEnv server {self.url} closed the connection: {error}") from None
         except ValueError:
             raise EnvironmentFailed(f"the OpenEnv server {self.url} answered what is no JSON") from None
         if not isinstance(answer, dict):

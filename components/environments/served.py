@@ -16,7 +16,8 @@ import httpx
 from pydantic import Field, field_validator
 
 from components.environments.protocol import Messages
-from components.errors import EnvironmentFailed, ResourceError
+from components.causes import PASSING, passes
+from components.errors import EnvironmentAway, EnvironmentFailed, ResourceError
 from components.specs import Spec
 
 TRIES, PAUSE = 4, 0.5
@@ -67,7 +68,7 @@ class ServedModel(Spec):
 
     async def ask(self, messages: Messages, *, seed: int, max_tokens: int, temperature: float = 0.0) -> str:
         """What the model says to a conversation. Raises EnvironmentFailed where the server gives no answer,
-        ResourceError where it would give none to anybody."""
+        EnvironmentAway where it is only away, ResourceError where it would give none to anybody."""
         body = {
             "model": self.model,
             "messages": messages,
@@ -77,7 +78,7 @@ class ServedModel(Spec):
         }
         key = self.key()
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        problem = ""
+        problem, away = "", False
         async with httpx.AsyncClient(headers=headers, timeout=self.timeout, verify=_tls()) as client:
             for number in range(TRIES):
                 if number:
@@ -85,8 +86,9 @@ class ServedModel(Spec):
                 try:
                     response = await client.post(f"{self.url}/chat/completions", json=body)
                 except httpx.HTTPError as error:
-                    problem = f"{type(error).__name__}: {error}"
+                    problem, away = f"{type(error).__name__}: {error}", passes(error)
                     continue
+                away = response.status_code in PASSING
                 problem = f"HTTP {response.status_code}: {response.text[:300]}"
                 if response.status_code in (401, 403, 404):
                     shown = problem.replace(key, "***") if key else problem
@@ -102,7 +104,8 @@ class ServedModel(Spec):
                 elif response.status_code not in (408, 409, 425, 429) and response.status_code < 500:
                     break
         shown = problem.replace(key, "***") if key else problem
-        raise EnvironmentFailed(f"the {self.role} at {self.url} gave no answer: {shown}")
+        kind = EnvironmentAway if away else EnvironmentFailed
+        raise kind(f"the {self.role} at {self.url} gave no answer: {shown}")
 
 
 @functools.cache

@@ -410,7 +410,7 @@ def test_a_server_that_is_not_there_is_named():
     assert "(tried for 0.3 s)" in text
 
 
-@pytest.mark.parametrize("status", [502, 503, 504])
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_what_passes_is_tried_again_but_never_a_step(status):
     with FakeAgentGym("webshop") as server:
         gym = AgentGym("webshop", server.url, **FEW)

@@ -20,8 +20,9 @@ from components.environments import mcp as module
 from components.environments import tasks
 from components.environments.mcp import Judge, Mcp
 from components.environments.tools import call
-from components.errors import EnvironmentFailed, JudgeError, ResourceError, SpecError
+from components.errors import EnvironmentAway, EnvironmentFailed, JudgeError, ResourceError, SpecError
 from tests.environments import checks
+from tests.inference.faulty import Line, hang_up, status
 
 pytest.importorskip("mcp")
 pytestmark = pytest.mark.timeout(600)  # seconds; servers start slowly on a busy machine
@@ -195,8 +196,61 @@ def test_a_server_that_never_answers_is_given_up(file):
 def test_a_command_that_is_none_is_the_users_mistake(file):
     with pytest.raises(ResourceError, match=r"environment.command: no-such-program"):
         play(Mcp(file, command=["no-such-program"]))
-    with pytest.raises(EnvironmentFailed, match=r"the MCP server http://127.0.0.1:1/mcp"):
+
+
+# A server over HTTP that is only away
+
+
+@contextmanager
+def line():
+    """To a server, which no stream of its own reaches; where an environment finds it."""
+    with over_http() as url, Line(url) as between:
+        meet = between.meet
+        between.meet = lambda one: status(405)(one) if one.command == "GET" else meet(one)
+        yield between, between.url.replace("/v1", "/mcp")
+
+
+FAULTS = [*(status(code) for code in (429, 502, 503, 504, 401, 500)), hang_up]
+AWAY = [EnvironmentAway] * 4 + [EnvironmentFailed] * 2 + [EnvironmentAway]
+
+
+def test_a_server_over_http_that_is_away_for_a_moment_is_said_to_be(file):
+    """When a session is opened, in the middle of one, and where the server forgot it."""
+
+    async def scene():
+        environment = Mcp(file, url=url)
+        scenario = environment.scenarios("train")[0]
+        found = []
+        for fault in FAULTS:
+            between.faults = iter([fault])  # what comes next would go well
+            with pytest.raises(EnvironmentFailed) as opening:
+                await environment.reset(scenario)
+            await environment.reset(scenario)
+            between.faults = iter([fault])
+            with pytest.raises(EnvironmentFailed) as calling:
+                await environment.step(call("price", {"item": "lamp"}))
+            await environment.close()
+            found.append((type(opening.value), type(calling.value)))
+        await environment.reset(scenario)
+        between.faults = iter([status(404)])
+        with pytest.raises(EnvironmentAway, match="the session"):
+            await environment.step(call("price", {"item": "lamp"}))
+        await environment.close()
+        return found
+
+    with line() as (between, url):
+        assert asyncio.run(scene()) == list(zip(AWAY, AWAY, strict=True))
+
+
+def test_a_server_that_nobody_listens_at_is_away(file):
+    with pytest.raises(EnvironmentAway, match=r"the MCP server http://127.0.0.1:1/mcp"):
         play(Mcp(file, url="http://127.0.0.1:1/mcp"))
+
+
+def test_a_program_that_ends_is_not_away(file):
+    with pytest.raises(EnvironmentFailed) as caught:
+        play(Mcp(file, command=STDIO), call("die", {}))
+    assert type(caught.value) is EnvironmentFailed
 
 
 def test_a_tool_with_an_invalid_schema_is_named_and_can_be_left_out(file):

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import os
 import random
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
 from components.environments.openenv import OpenEnv, written_out
 from components.environments.tools import call
-from components.errors import EnvironmentFailed, ResourceError, SpecError
+from components.errors import EnvironmentAway, EnvironmentFailed, ResourceError, SpecError
 from tests.environments import checks
 
 pytestmark = pytest.mark.timeout(600)
@@ -191,7 +195,7 @@ def test_a_server_without_room_is_waited_for(words):
         try:
             for environment in first:
                 await environment.reset(scenario)
-            with pytest.raises(EnvironmentFailed, match=r"takes no connection: .*collect.concurrency"):
+            with pytest.raises(EnvironmentAway, match=r"takes no connection: .*collect.concurrency"):
                 await last.reset(scenario)
             await last.close()
             last.patience = 60.0
@@ -208,10 +212,57 @@ def test_a_server_without_room_is_waited_for(words):
 
 def test_a_server_that_ends_fails_the_episode():
     with serving("words") as url:
-        with pytest.raises(EnvironmentFailed, match="closed the connection"):
+        with pytest.raises(EnvironmentAway, match="closed the connection"):
             play(small(url), lambda _: [say(14)])
-        with pytest.raises(EnvironmentFailed, match="cannot be reached"):
+        with pytest.raises(EnvironmentAway, match="cannot be reached"):
             play(small(url, patience=0.3), lambda _: [])
+
+
+@contextmanager
+def answering(schema: int, ws: int):
+    """A server that answers with a status to who asks for the schema, and to who wants a connection; its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            code = ws if self.path == "/ws" else schema
+            action = {"properties": {"message": {"type": "string"}}}
+            data = json.dumps({"action": action}).encode()
+            self.send_response(code)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("code", [429, 502, 503, 504, 403, 500])
+@pytest.mark.parametrize("where", ["schema", "ws"])
+def test_a_server_that_is_overloaded_is_away(where, code):
+    """Another status is its last word."""
+    given = {"schema": 200, "ws": 200, where: code}
+    with answering(**given) as url, pytest.raises(EnvironmentFailed, match=f"HTTP {code}") as caught:
+        play(small(url, patience=0.1), lambda _: [])
+    assert type(caught.value) is (EnvironmentAway if code in (429, 502, 503, 504) else EnvironmentFailed)
+
+
+def test_a_server_that_is_overloaded_for_a_moment_is_waited_for(words, monkeypatch):
+    left = [503, 503]
+    real = httpx.AsyncClient.get
+
+    async def get(client, address):
+        return httpx.Response(left.pop()) if left else await real(client, address)
+
+    monkeypatch.setattr(httpx.AsyncClient, "get", get)
+    _, first, _ = play(small(words), lambda _: [])
+    assert first[1]["content"].startswith("Guess")
 
 
 def test_a_server_that_is_none_is_said_to_be(tmp_path):

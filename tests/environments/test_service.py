@@ -23,7 +23,7 @@ from components.environments.service.customer import (
 )
 from components.environments.service.retail import Retail
 from components.environments.tools import call
-from components.errors import EnvironmentFailed, ResourceError
+from components.errors import EnvironmentAway, EnvironmentFailed, ResourceError
 from components.specs import Target
 from tests.environments import checks
 
@@ -555,6 +555,18 @@ def test_a_server_that_fails_fails_the_episode_and_one_that_refuses_the_run(monk
                 asyncio.run(desk.step(say("Hello")))
             assert "sk-secret" not in str(caught.value)
             assert len(seen) == (4 if answers in ([500], [""]) else 1)
+
+
+def test_a_model_that_is_only_away_is_said_to_be():
+    with server([503]) as (url, _):
+        served = ServedCustomer(url=url, model="m")
+        with pytest.raises(EnvironmentAway, match="gave no answer: HTTP 503"):
+            asyncio.run(served.ask([], seed=0, max_tokens=4))
+    with pytest.raises(EnvironmentAway, match="gave no answer: ConnectError"):  # now nobody listens there
+        asyncio.run(served.ask([], seed=0, max_tokens=4))
+    with server([500]) as (url, _), pytest.raises(EnvironmentFailed) as caught:
+        asyncio.run(ServedCustomer(url=url, model="m").ask([], seed=0, max_tokens=4))
+    assert type(caught.value) is EnvironmentFailed
 
 
 def test_a_key_that_is_missing_is_named(monkeypatch):

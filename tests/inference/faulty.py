@@ -44,7 +44,16 @@ def cut(handler: BaseHTTPRequestHandler) -> None:
     handler.close_connection = True
 
 
+def hang_up(handler: BaseHTTPRequestHandler) -> None:
+    """No answer at all."""
+    handler.close_connection = True
+
+
 EMPTY = answer(completion({"content": None}, token_ids=[], logprobs={"content": []}))
+
+
+PASSED_ON = ("accept", "content-type", "mcp-protocol-version", "mcp-session-id")
+"""Headers."""
 
 
 class Line:
@@ -102,8 +111,10 @@ class Line:
         parts = urlsplit(self.target or "")
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
         try:
-            connection.request(handler.command, handler.path, body, {"content-type": "application/json"})
+            headers = {name: value for name, value in handler.headers.items() if name.lower() in PASSED_ON}
+            connection.request(handler.command, handler.path, body, headers)
             got = connection.getresponse()
-            answer(got.read().decode(), got.status, {"content-type": "application/json"})(handler)
+            headers = {name: value for name, value in got.getheaders() if name.lower() in PASSED_ON}
+            answer(got.read().decode(), got.status, headers)(handler)
         finally:
             connection.close()

@@ -271,7 +271,7 @@ def test_an_environment_that_is_not_built_fails_its_episode_only(error, kind, bu
     assert found[1].failure.message == f"build: {type(error).__name__}: {error}"
     assert (found[1].scenario.id, found[1].policy, found[1].metrics["turns"]) == ("s1", "base", 0.0)
     assert make.count == builds
-    with pytest.raises(TooManyFailures, match="1 of 3 episodes failed.*s1/0"):
+    with pytest.raises(TooManyFailures, match=r"1 of 3 episodes failed.*s1/0"):
         collect(Parrot(), Built(error, 2, 3, 4), scenarios(3), group_size=1, concurrency=1, retries=2, max_failures=0)
 
 
@@ -332,6 +332,8 @@ def wrapped(cause):
         (wrapped(BrokenPipeError()), True),
         (urllib.error.URLError(ConnectionRefusedError()), True),
         (ExceptionGroup("all", [OSError(), ConnectionRefusedError()]), True),
+        (httpx.RemoteProtocolError("Server disconnected without sending a response."), True),
+        (httpx.ReadTimeout("slow"), False),
         (http_status(503), True),
         (wrapped(http_status(502)), True),
         (urllib.error.HTTPError("u", 429, "slow down", None, None), True),
