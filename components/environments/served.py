@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import Field, field_validator
 
-from components.environments.protocol import Messages
 from components.causes import PASSING, passes
+from components.environments.protocol import Messages
 from components.errors import EnvironmentAway, EnvironmentFailed, ResourceError
 from components.specs import Spec
 

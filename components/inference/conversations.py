@@ -34,14 +34,15 @@ class _Answer:
 class Conversations:
     def __init__(self, chat: ChatFormat):
         self._chat = chat
-        self._answers: OrderedDict[str | int, _Answer] = OrderedDict()
-        """By conversation the latest, and by identity of the message each one."""
+        self._answers: OrderedDict[Any, _Answer] = OrderedDict()
+        """By identity of the message each one, and the latest by conversation: of each agent in each episode, and of
+        all."""
 
     def prompt(self, request: ChatRequest) -> list[int]:
         """Tokens of the conversation: those of the last answer that was given in it, continued.
 
         Of answers that read the same, the one whose message is handed back, that very object, is continued; else the
-        latest.
+        latest that the same agent was given in the same episode; else the latest.
         """
         messages = request.messages
         for message in messages:
@@ -52,7 +53,7 @@ class Conversations:
                 key = _key(messages[: turn + 1], request.tools)
                 answer = self._answers.get(id(messages[turn]))
                 if answer is None or answer.conversation != key:
-                    answer = self._answers.get(key)
+                    answer = self._answers.get((request.episode, request.agent, key)) or self._answers.get(key)
                 if answer is None:
                     break
                 between = self._chat.continuation(messages, request.tools, turn, closed=answer.closed)
@@ -65,10 +66,10 @@ class Conversations:
         """Remembers an answer. tokens: of the conversation, the sampled ones at its end."""
         key = _key([*request.messages, message], request.tools)
         answer = _Answer(message, key, tokens, tokens[-1] == self._chat.end_id)
-        for name in (key, id(message)):
+        for name in (key, id(message), (request.episode, request.agent, key)):
             self._answers.pop(name, None)
             self._answers[name] = answer
-        while len(self._answers) > 2 * REMEMBERED_ANSWERS:
+        while len(self._answers) > 3 * REMEMBERED_ANSWERS:
             self._answers.popitem(last=False)
 
 

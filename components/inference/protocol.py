@@ -43,6 +43,9 @@ class ChatRequest:
     """The same request with the same seed gives the same answer."""
     agent: str = MAIN
     """Who asks, where several agents play one episode. The answer does not depend on it."""
+    episode: str = ""
+    """In which, where messages come from somewhere else and are not the very objects that were said: of answers that
+    read the same, its own are continued."""
 
 
 @dataclass(slots=True, frozen=True)

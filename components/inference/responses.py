@@ -13,7 +13,7 @@ OpenAI keeps, background answers. `previous_response_id` needs a server that rem
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from pydantic import Field
 
 from components.errors import Problem, SpecError
 from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
-from components.inference.wire import Decode, is_object, logprobs_of, unsupported
+from components.inference.wire import Decode, check_arguments, logprobs_of, unsupported
 from components.specs import Spec, validate
 
 Messages = list[dict[str, Any]]
@@ -174,12 +174,13 @@ def read_request(
     earlier: Callable[[str], Messages] | None,
     *,
     strict_tools: bool = False,
+    spoken: Collection[str] = (),
 ) -> Asked:
     """Understands a request body; `policy` gives the version that a model name asks for.
 
     earlier: the conversation up to and with an answer, by its id, or SpecError; None where the server remembers none.
-    strict_tools: tools may say `strict`.
-    Raises SpecError with every parameter that is wrong or cannot be carried out.
+    strict_tools: tools may say `strict`. spoken: arguments of calls as the model wrote them, which are taken back
+    though they may be no JSON. Raises SpecError with every parameter that is wrong or cannot be carried out.
     """
     problems = unsupported(body, _NEUTRAL)
     rest = {name: value for name, value in body.items() if name not in _NEUTRAL}
@@ -200,7 +201,7 @@ def read_request(
             problems += error.problems
     given = [{"role": "user", "content": asked.input}] if isinstance(asked.input, str) else asked.input
     for index, item in enumerate(given):
-        _add(item, said, f"input.{index}", problems)
+        _add(item, said, f"input.{index}", spoken, problems)
     tools = [_tool(tool, f"tools.{index}", strict_tools, problems) for index, tool in enumerate(asked.tools or [])]
     if problems:
         raise SpecError(problems)
@@ -311,7 +312,9 @@ def _output(answer: ChatCompletion, asked: Asked, name: str, decode: Decode | No
     return items
 
 
-def _add(given: dict[str, Any], messages: Messages, path: str, problems: list[Problem]) -> None:
+def _add(
+    given: dict[str, Any], messages: Messages, path: str, spoken: Collection[str], problems: list[Problem]
+) -> None:
     """Adds an item to the conversation, or what is wrong with it to the problems."""
     kind = given.get("type", "message")
     if not isinstance(kind, str) or kind not in _ITEMS:
@@ -333,9 +336,7 @@ def _add(given: dict[str, Any], messages: Messages, path: str, problems: list[Pr
             role = "system" if item.role == "developer" else item.role
             messages.append({"role": role, "content": _text(item.content)})
         case CallItem():
-            if not is_object(item.arguments):
-                expected = f"expected the text of a JSON object, got {item.arguments!r:.200}"
-                problems.append(Problem(f"{path}.arguments", expected))
+            check_arguments(item.arguments, f"{path}.arguments", spoken, problems)
             function = {"name": item.name, "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
             if messages and messages[-1]["role"] == "assistant":  # text and calls of one answer are one message

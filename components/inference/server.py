@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +124,10 @@ def create_app(
             raise HTTPException(401, "this key belongs to no episode that is under way")
         return found
 
+    def spoken_by(by: Engine) -> Collection[str]:
+        """Arguments of the calls that it wrote, where it remembers them."""
+        return getattr(by, "spoken", ())
+
     async def answers(request: Request, asked: Sequence[ChatRequest], by: Engine) -> list[ChatCompletion]:
         try:
             async with asyncio.timeout(timeout):
@@ -135,7 +139,9 @@ def create_app(
     async def chat_completions(request: Request, body: dict[str, Any]) -> Response:
         by = answering(request)
         body, agent = agent_asked(body)
-        asked = wire.read_request(body, version_asked, default_max_tokens, strict_tools=engines is not None)
+        asked = wire.read_request(
+            body, version_asked, default_max_tokens, strict_tools=engines is not None, spoken=spoken_by(by)
+        )
         found = await answers(request, [replace(one, agent=agent) for one in asked.requests], by)
         head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
@@ -165,6 +171,7 @@ def create_app(
             default_max_tokens,
             earlier if engines is not None else None,
             strict_tools=engines is not None,
+            spoken=spoken_by(by),
         )
         (answer,) = await answers(request, [replace(asked.request, agent=agent)], by)
         named = f"resp_{uuid.uuid4().hex}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -118,11 +118,17 @@ class Asked:
 
 
 def read_request(
-    body: dict[str, Any], policy: Callable[[str], str], default_max_tokens: int, *, strict_tools: bool = False
+    body: dict[str, Any],
+    policy: Callable[[str], str],
+    default_max_tokens: int,
+    *,
+    strict_tools: bool = False,
+    spoken: Collection[str] = (),
 ) -> Asked:
     """Understands a request body; `policy` gives the version that a model name asks for.
 
-    strict_tools: tools may say `strict`. Raises SpecError with every parameter that is wrong or cannot be carried out.
+    strict_tools: tools may say `strict`. spoken: arguments of calls as the model wrote them, which are taken back
+    though they may be no JSON. Raises SpecError with every parameter that is wrong or cannot be carried out.
     """
     problems = unsupported(body, _NEUTRAL)
     rest = {name: value for name, value in body.items() if name not in _NEUTRAL}
@@ -130,7 +136,7 @@ def read_request(
         asked = validate(ChatBody, rest, configuration=False)
     except SpecError as error:
         raise SpecError([*problems, *error.problems]) from None
-    messages = [_message(message, f"messages.{index}", problems) for index, message in enumerate(asked.messages)]
+    messages = [_message(one, f"messages.{index}", spoken, problems) for index, one in enumerate(asked.messages)]
     tools = [_tool(tool, f"tools.{index}", strict_tools, problems) for index, tool in enumerate(asked.tools or [])]
     if asked.max_tokens and asked.max_completion_tokens and asked.max_tokens != asked.max_completion_tokens:
         problems.append(Problem("max_tokens", "differs from max_completion_tokens, which means the same; send one"))
@@ -222,7 +228,7 @@ def _same(value: Any, neutral: Any) -> bool:
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-def _message(message: ChatMessage, path: str, problems: list[Problem]) -> dict[str, Any]:
+def _message(message: ChatMessage, path: str, spoken: Collection[str], problems: list[Problem]) -> dict[str, Any]:
     """The message as the engine takes it."""
     parts = message.content
     content = "".join(part.text for part in parts) if isinstance(parts, list) else parts
@@ -231,9 +237,7 @@ def _message(message: ChatMessage, path: str, problems: list[Problem]) -> dict[s
     if message.tool_calls and message.role != "assistant":
         problems.append(Problem(f"{path}.tool_calls", f"a message of role '{message.role}' cannot call tools"))
     for place, call in enumerate(message.tool_calls or []):
-        if not is_object(call.function.arguments):
-            at = f"{path}.tool_calls.{place}.function.arguments"
-            problems.append(Problem(at, f"expected the text of a JSON object, got {call.function.arguments!r:.200}"))
+        check_arguments(call.function.arguments, f"{path}.tool_calls.{place}.function.arguments", spoken, problems)
     if (message.role == "tool") != (message.tool_call_id is not None):
         problems.append(Problem(f"{path}.tool_call_id", "belongs to every message of role 'tool', and to no other"))
     said: dict[str, Any] = {
@@ -247,6 +251,12 @@ def _message(message: ChatMessage, path: str, problems: list[Problem]) -> dict[s
     if message.name is not None:
         said["name"] = message.name
     return said
+
+
+def check_arguments(text: str, path: str, spoken: Collection[str], problems: list[Problem]) -> None:
+    """Adds to the problems where the arguments of a call are no JSON object and the model did not write them so."""
+    if not is_object(text) and text not in spoken:
+        problems.append(Problem(path, f"expected the text of a JSON object, got {text!r:.200}"))
 
 
 def is_object(text: str) -> bool:

@@ -16,6 +16,7 @@ import asyncio
 import hashlib
 import json
 import threading
+import uuid
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,8 +38,8 @@ class Capture:
         self.failed: Exception | None = None
         """What the engine raised at the last call; None where it answered. A conversation that is too long is the
         agent's own affair."""
-        self.tools: list[dict[str, Any]] = []
-        """Those of the first call that had any."""
+        self.spoken: set[str] = set()
+        """Arguments of the calls that the policy wrote. The agent hands them back as they are, readable or not."""
         self._engine = engine
         self._sampling = sampling
         self._seed = seed
@@ -49,6 +50,9 @@ class Capture:
         """Calls that were made while no other was under way."""
         self._began: dict[int, int] = {}
         """By identity of a history: that count when it began."""
+        self._offered: dict[int, list[dict[str, Any]]] = {}
+        """By identity of a history: the tools of its first call that had any."""
+        self._name = uuid.uuid4().hex
         self._closed = False
         self._lock = threading.Lock()
 
@@ -61,6 +65,11 @@ class Capture:
             return self._began[id(one)], one.agent, len(said), one.token_ids, said
 
         return sorted(self.recorder.histories, key=place)
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """Those of the first history that had any."""
+        return next((found for one in self.histories if (found := self._offered.get(id(one)))), [])
 
     @property
     def policy(self) -> str:
@@ -134,12 +143,15 @@ class Capture:
             policy=self._engine.policy,
             sampling=replace(self._sampling, max_tokens=limit),
             seed=int.from_bytes(digest[:6], "big"),
+            episode=self._name,
         )
 
     def _record(self, request: ChatRequest, completion: ChatCompletion, began: int) -> None:
-        self.tools = self.tools or list(request.tools)
         history = self.recorder.record(request.messages, completion, request.agent)
         self._began.setdefault(id(history), began)
+        if request.tools:
+            self._offered.setdefault(id(history), list(request.tools))
+        self.spoken |= {call["function"]["arguments"] for call in completion.message.get("tool_calls") or []}
         self.answers += 1
         self.sampled += len(completion.token_ids)
         self.truncated += completion.finish_reason == "length"

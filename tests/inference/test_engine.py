@@ -12,6 +12,7 @@ import torch
 from components.errors import ArtifactError, ContextOverflow, EngineError, StalePolicy
 from components.inference import transformers_engine
 from components.inference.protocol import BASE_POLICY, ChatRequest, Sampling
+from components.rollout.capture import Capture
 from tests.deployment.tiny import write_adapter
 from tests.inference.exact import ask, assert_exact, go_on, logits
 
@@ -138,6 +139,23 @@ def test_answers_that_read_the_same_keep_their_own_tokens(engine):
     for (_, first), second in zip(pairs, seconds, strict=True):
         stream = first.prompt_token_ids + first.token_ids
         assert second.prompt_token_ids[: len(stream)] == stream
+
+
+def test_episodes_over_http_continue_their_own_tokens(engine):
+    """Their agents say the same, and no message that is handed back is the very object."""
+    episodes = [Capture(engine, Sampling(max_tokens=1), seed, most_calls=2) for seed in range(40)]
+    opening = [{"role": "user", "content": "Hello"}]
+
+    async def all_at_once(conversations):
+        return await asyncio.gather(
+            *(one.chat(ChatRequest(said)) for one, said in zip(episodes, conversations, strict=True))
+        )
+
+    firsts = asyncio.run(all_at_once([opening] * len(episodes)))
+    alike = [one.message["content"] == "\ufffd" for one in firsts]
+    assert len({one.token_ids[0] for one, is_alike in zip(firsts, alike, strict=True) if is_alike}) > 3
+    asyncio.run(all_at_once([[*opening, dict(one.message), {"role": "user", "content": "And?"}] for one in firsts]))
+    assert [len(one.histories) for one in episodes] == [1] * len(episodes)
 
 
 def test_a_message_that_was_copied_is_known_too(engine):

@@ -291,6 +291,75 @@ def test_histories_that_begin_at_the_same_time_have_an_order_of_their_own():
     assert repr(one.histories) == repr(other.histories)
 
 
+def test_the_tools_of_sub_agents_at_the_same_time_do_not_depend_on_who_is_answered_first():
+    def tool(name):
+        return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+    async def agent(scenario, client):
+        async def work(name):
+            await client.chat.completions.create(model=MODEL, messages=[user(name)], tools=[tool(name)])
+
+        await asyncio.gather(work("ask"), work("buy"))
+
+    def once(slow: str):
+        class Late(Parrot):
+            async def chat(self, request):
+                await asyncio.sleep(0.3 if request.messages[0]["content"] == slow else 0.1)
+                return await super().chat(request)
+
+        (found,) = played(agent, engine=Late(), group_size=1)
+        return found
+
+    found = [once("ask"), once("buy")]
+    assert [one.histories[0].messages[0].content for one in found] == ["ask", "ask"]
+    assert [one.tools[0]["function"]["name"] for one in found] == ["ask", "ask"]
+
+
+class Clumsy(Parrot):
+    """Writes a call that cannot be read, and then an answer, as a model behind a server may."""
+
+    async def chat(self, request):
+        found = await super().chat(request)
+        if len(request.messages) == 1:
+            call = {"id": "c0", "type": "function", "function": {"name": "look_up", "arguments": '{"order": K1'}}
+            found.message["tool_calls"] = [call]
+        return found
+
+
+def with_chat_completions(base_url, api_key):
+    first = ask(base_url, api_key, [user("where is it?")])
+    told = {"role": "tool", "tool_call_id": "c0", "content": "error: no JSON object"}
+    ask(base_url, api_key, [user("where is it?"), first, told])
+
+
+async def with_response_items(client):
+    talk: list = [user("where is it?")]
+    answer = await client.responses.create(model=MODEL, input=talk, store=False)
+    talk += [*answer.output, {"type": "function_call_output", "call_id": "c0", "output": "error: no JSON object"}]
+    await client.responses.create(model=MODEL, input=talk, store=False)
+
+
+@pytest.mark.parametrize("agent", [with_chat_completions, with_response_items], ids=lambda one: one.__name__)
+def test_a_call_that_cannot_be_read_is_taken_back_from_whom_it_was_said_to(agent):
+    engine = Clumsy()
+    (one,) = played(agent, engine=engine, group_size=1)
+    assert one.failure is None
+    assert engine.requests[1].messages[1]["tool_calls"][0]["function"]["arguments"] == '{"order": K1'
+    assert [len(history.messages) for history in one.histories] == [4]
+
+
+def test_a_call_that_cannot_be_read_and_that_nobody_said_is_refused():
+    def agent(base_url, api_key):
+        call = {"id": "c0", "type": "function", "function": {"name": "look_up", "arguments": "{oops"}}
+        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            ask(base_url, api_key, [user("x"), said, {"role": "tool", "tool_call_id": "c0", "content": "y"}])
+        return 1.0
+
+    (one,) = played(agent, engine=Clumsy(), group_size=1)
+    assert (one.failure, one.outcome) == (None, {"reward": 1.0})
+
+
 def test_sub_agents_and_compacted_contexts_are_histories_of_their_own():
     def agent(base_url, api_key):
         main, helper = [user("plan")], [user("look it up")]
