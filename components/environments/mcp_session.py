@@ -6,7 +6,8 @@ server's. The handshake comes first (it makes sessions, which keep the state of 
 speak that know no sessions.
 
 A server that fails (ends, answers too late, breaks the protocol) is EnvironmentFailed, with the end of what it wrote to
-stderr; one over HTTP that is only away, or was started anew and knows the session no more, is EnvironmentAway. What a tool says is its result, also where it says that it failed.
+stderr; one over HTTP that is only away, or was started anew and knows the session no more, is EnvironmentAway. What a
+tool says is its result, also where it says that it failed.
 """
 
 from __future__ import annotations

@@ -24,9 +24,10 @@ from contextlib import suppress
 from typing import Any
 
 from components.environments.protocol import Messages, Step
-from components.errors import AgentError, EnvironmentFailed, Problem, ResourceError, SpecError
+from components.errors import AgentError, Problem, ResourceError, SpecError
 from components.rollout.formats import Take, Tools, Unreadable, told_first
 from components.rollout.observations import clean
+from components.rollout.offered import misfit
 from components.sandbox import Limits, Sandbox, cells
 from components.sandbox.bubblewrap import check, stoppable
 from components.trajectories.calls import literal
@@ -51,7 +52,7 @@ class Code:
     def opening(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
         """Raises ResourceError, saying what to do, where there is no sandbox."""
         check()
-        self._schemas = {one["function"]["name"]: _schema(one["function"]) for one in tools}
+        self._tools = {one["function"]["name"]: one["function"] for one in tools}
         self._functions: dict[str, tuple[str, list[str]]] = {}
         for one in tools:
             name = one["function"]["name"]
@@ -59,7 +60,7 @@ class Code:
             if function in self._functions:
                 both = f"{self._functions[function][0]} and {name}"
                 raise SpecError([Problem("agent.format", f"code: the tools {both} would be the same function")])
-            self._functions[function] = name, list(self._schemas[name].get("properties") or {})
+            self._functions[function] = name, list((one["function"].get("parameters") or {}).get("properties") or {})
         listed = "".join(f"\n{_described(one['function'])}" for one in tools)
         said = (
             "Act by writing one block of Python a turn. You see what it prints; variables stay. Such as:\n"
@@ -142,7 +143,8 @@ class Code:
         """Carries out one call: what the function returns or raises. What the step came to is added to `whole`."""
         if self._over:
             return {"error": "the episode is over"}
-        if wrong := self._misfit(name, arguments):
+        tool = self._tools.get(name)
+        if wrong := misfit(tool, arguments) if tool else f"there is no tool {name!r:.80}":
             self.counts["refused_calls"] += 1
             return {"error": wrong}
         self._number += 1
@@ -156,39 +158,12 @@ class Code:
         whole.observation += [one for one in step.observation if one["role"] != "tool"]
         return {"error": told.removeprefix("error: ")} if told.startswith("error: ") else {"text": told}
 
-    def _misfit(self, name: str, arguments: dict[str, Any]) -> str:
-        """What is wrong with a call, by the tool's schema; empty where nothing is."""
-        from jsonschema import Draft202012Validator
-        from jsonschema.exceptions import best_match
-        from referencing import Registry
-
-        if name not in self._schemas:
-            return f"there is no tool {name!r:.80}"
-        found = best_match(Draft202012Validator(self._schemas[name], registry=Registry()).iter_errors(arguments))
-        if found is None:
-            return ""
-        place = "".join(f".{part}" for part in found.absolute_path)
-        return f"{name}{place}: {found.message:.300}"
-
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
     """Of the threads that watch programs: so many run at once in this process. Of its own, as a program waits for what
     environments do in other threads."""
     return ThreadPoolExecutor(max(8, 4 * (os.cpu_count() or 1)), thread_name_prefix="code")
-
-
-def _schema(function: dict[str, Any]) -> dict[str, Any]:
-    from jsonschema import Draft202012Validator, SchemaError
-
-    schema = function.get("parameters") or {}
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        raise EnvironmentFailed(
-            f"tools: the parameters of {function['name']} are no JSON schema: {error.message:.200}"
-        ) from None
-    return {"type": "object", **schema}
 
 
 def _identifier(name: str) -> str:

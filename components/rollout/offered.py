@@ -1,5 +1,7 @@
 """The tools that an environment offers, checked before a model is told of them: what is wrong with one is said by name,
-not by what a chat template or a server makes of it."""
+not by what a chat template or a server makes of it. And the arguments of a call, held against the schema of its tool.
+
+A schema is read in the dialect that its `$schema` names, else in the newest."""
 
 from __future__ import annotations
 
@@ -68,9 +70,35 @@ def _schema_problems(schema: Any) -> Iterator[tuple[list[str], str]]:
 
 def _against_the_meta_schema(schema: dict[str, Any]) -> Iterator[tuple[list[str], str]]:
     try:
-        from jsonschema import validators
+        dialect = _dialect(schema)
     except ImportError:
         return
-    checker = validators.validator_for(schema, default=validators.validator_for({}))
-    for error in sorted(checker(checker.META_SCHEMA).iter_errors(schema), key=lambda one: list(map(str, one.path))):
+    for error in sorted(dialect(dialect.META_SCHEMA).iter_errors(schema), key=lambda one: list(map(str, one.path))):
         yield [str(part) for part in error.absolute_path], error.message
+
+
+def misfit(function: dict[str, Any], arguments: dict[str, Any]) -> str:
+    """What is wrong with the arguments of a call of a tool that was checked; empty where nothing is. Raises
+    EnvironmentFailed where its schema refers to what is not in it."""
+    from jsonschema.exceptions import best_match
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+
+    schema = {"type": "object", **(function.get("parameters") or {})}
+    try:
+        # No registry that fetches: a schema may not make us ask another machine.
+        found = best_match(_dialect(schema)(schema, registry=Registry()).iter_errors(arguments))
+    except Unresolvable as error:
+        text = f"tools: the schema of the tool {function['name']!r} cannot be used: {error!s:.200}"
+        raise EnvironmentFailed(text) from None
+    if found is None:
+        return ""
+    place = "".join(f".{part}" for part in found.absolute_path)
+    return f"{function['name']}{place}: {found.message:.300}"
+
+
+def _dialect(schema: dict[str, Any]) -> Any:
+    """The validator for it. Raises ImportError where the package jsonschema is not installed."""
+    from jsonschema import validators
+
+    return validators.validator_for(schema, default=validators.validator_for({}))

@@ -319,3 +319,32 @@ def test_without_a_sandbox_it_is_refused_with_what_to_do(monkeypatch):
     monkeypatch.setattr(bubblewrap.shutil, "which", lambda name: None)
     with pytest.raises(ResourceError, match=r"needs bwrap.*apt-get install bubblewrap"):
         played("x")
+
+
+def test_calls_are_held_against_the_dialect_that_a_schema_names():
+    """In draft 4 an exclusive minimum is a switch; since then it is a number."""
+
+    class Old(Counter):
+        def tools(self):
+            (tool,) = super().tools()
+            number = {"type": "integer", "minimum": 0, "exclusiveMinimum": True}
+            schema = {"$schema": "http://json-schema.org/draft-04/schema#", "properties": {"number": number}}
+            return [{"type": "function", "function": {**tool["function"], "parameters": schema}}]
+
+    found = played(block("add(0)"), block("print(add(1))"), environment=Old())
+    assert found.failure is None
+    assert "add.number: 0 is less than or equal to the minimum of 0" in told(found)[0]
+    assert found.metrics["refused_calls"] == 1
+    assert found.metrics["tool_calls"] == 1
+
+
+def test_a_schema_that_refers_to_nothing_fails_the_episode():
+    class Lost(Counter):
+        def tools(self):
+            (tool,) = super().tools()
+            schema = {"type": "object", "properties": {"number": {"$ref": "#/$defs/nowhere"}}}
+            return [{"type": "function", "function": {**tool["function"], "parameters": schema}}]
+
+    found = played(block("print(add(1))"), environment=Lost())
+    assert (found.failure.boundary, found.failure.kind) == ("environment", "EnvironmentFailed")
+    assert "the schema of the tool 'add' cannot be used" in found.failure.message
