@@ -8,7 +8,8 @@ first, 0, is its own. The second attempts of a scenario are a group: they are co
 attempts that began without a reflection.
 
 The transcript is text in a conversation of its own: what is asked depends on what was said, and on nothing that an
-engine remembers.
+engine remembers. Of one that is too long, for `max_transcript` or for the context, the middle is cut, with a mark, and
+counted (`cut_transcript`).
 
 A second attempt that succeeded can also be had as a demonstration (`demonstrations`): the same conversation without
 the reflection, in the group of the first attempts. It is text: nobody sampled it so, and its tokens are laid out anew
@@ -22,6 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from components.environments.protocol import Environment, Messages
+from components.errors import ContextOverflow
 from components.inference.protocol import Engine, Sampling
 from components.rollout.agent import Episode, as_messages, ask
 from components.rollout.observations import clean
@@ -35,6 +37,10 @@ SECOND = "second"
 """Name of the group of second attempts."""
 NOTE = "You have tried this before and did not succeed. What you noted then:\n"
 """Stands before a reflection in the prompt."""
+
+
+SHORTEST = 100
+"""Characters of a transcript; of fewer there is nothing to say."""
 
 
 class Reflecting:
@@ -63,17 +69,15 @@ class Reflecting:
             return [first]
         again = aside(scenario, SECOND)
         seed = episode_number(seed, SECOND)
-        thinking = Episode(engine, environment, replace(sampling, max_tokens=self._spec.max_tokens), seed)
+        thinking = Thought(engine, environment, replace(sampling, max_tokens=self._spec.max_tokens), seed)
         async with thinking.within(**patience):
-            asked = f"{self._spec.prompt}\n\n{transcript(first, self._spec.max_transcript)}"
-            thinking.open([{"role": "user", "content": asked}], [])
-            await thinking.answer()
+            await thinking.about(first, self._spec)
         reflection = thinking.trajectory(again, sample)
         if reflection.failure is not None:
             return [first, reflection]
         noted = Noted(environment, note(reflection.histories[0]))
         second = await self._attempt(engine, noted, scenario, **how, seed=episode_number(seed, "attempt"))
-        counts = ("sampled_tokens", "truncated")
+        counts = ("sampled_tokens", "truncated", *(["cut_transcript"] if thinking.cut else []))
         return [
             first,
             replace(
@@ -82,7 +86,8 @@ class Reflecting:
                 scenario=again,
                 histories=[*reflection.histories, *second.histories],
                 step_rewards=[0.0, *second.step_rewards],
-                metrics=second.metrics | {name: second.metrics[name] + reflection.metrics[name] for name in counts},
+                metrics=second.metrics
+                | {name: second.metrics.get(name, 0.0) + reflection.metrics[name] for name in counts},
             ),
         ]
 
@@ -90,6 +95,32 @@ class Reflecting:
         """The second attempt, where the first came to its end without success."""
         again = first.failure is None and not first.success
         return [f"{aside(first.scenario, SECOND).id}/{first.sample}"] if again else []
+
+
+class Thought(Episode):
+    """A reflection under way: one question, and its answer."""
+
+    cut = False
+    """Whether the transcript is not the whole one."""
+
+    async def about(self, episode: Trajectory, spec: ReflectionSpec) -> None:
+        """Where the transcript does not fit the context, it is cut to half as much until it does. Raises ContextOverflow
+        where even the shortest does not."""
+        most = spec.max_transcript
+        while True:
+            text, self.cut = transcript(episode, most)
+            self.talk.messages = [{"role": "user", "content": whole(f"{spec.prompt}\n\n{text}")}]
+            try:
+                await self.answer()
+                return
+            except ContextOverflow:
+                if most <= SHORTEST:
+                    raise
+            most = max(min(most, len(text)) // 2, SHORTEST)
+
+    def trajectory(self, scenario: Scenario, sample: int) -> Trajectory:
+        found = super().trajectory(scenario, sample)
+        return replace(found, metrics=found.metrics | {"cut_transcript": 1.0}) if self.cut else found
 
 
 class Noted:
@@ -111,12 +142,17 @@ class Noted:
 
 def note(reflection: History) -> str:
     """What a second attempt is told of a reflection."""
-    said = reflection.messages[-1].content
-    return NOTE + clean(said, len(said))[0].strip()
+    return NOTE + whole(reflection.messages[-1].content).strip()
 
 
-def transcript(episode: Trajectory, most: int) -> str:
-    """What was said in an episode, at most so many characters of it: its beginning and its end."""
+def whole(text: str) -> str:
+    """All of a text, clean."""
+    return clean(text, len(text))[0]
+
+
+def transcript(episode: Trajectory, most: int) -> tuple[str, bool]:
+    """What was said in an episode, and whether it was cut to so many characters: its beginning and its end, with a mark
+    between them."""
     lines = []
     for message in (message for talk in conversations(episode) for message in talk):
         calls = [call["function"] for call in message.get("tool_calls", [])]
@@ -124,9 +160,9 @@ def transcript(episode: Trajectory, most: int) -> str:
         lines.append(f"{message['role']}: " + "\n".join(one for one in said if one))
     text = "\n".join(lines)
     if len(text) <= most:
-        return text
+        return text, False
     half = most // 2
-    return f"{text[:half]}\n[cut: {len(text) - 2 * half:,} characters]\n{text[-half:]}"
+    return f"{text[:half]}\n[cut: {len(text) - 2 * half:,} characters]\n{text[-half:]}", True
 
 
 def demonstrations(trajectories: Sequence[Trajectory], group_size: int) -> Iterator[Trajectory]:

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from components.environments.protocol import Step
-from components.errors import EngineError, SpecError
+from components.errors import ContextOverflow, EngineError, SpecError
 from components.inference.protocol import ChatCompletion
 from components.rollout.agent import play
 from components.rollout.reflection import NOTE, Reflecting, demonstrations, transcript
@@ -115,9 +115,66 @@ def test_second_attempts_as_demonstrations():
     assert [one.id for one in demonstrations(found, group_size=2)] == ["s1/2"]
 
 
+class Hall(Door):
+    """A door with much to read before it."""
+
+    def reset(self, scenario):
+        super().reset(scenario)
+        return [{"role": "user", "content": f"begin {'a' * 120_000} end"}]
+
+
+def thinking(engine):
+    """What was asked for reflections."""
+    return [
+        one.messages[-1]["content"] for one in engine.requests if one.messages[-1]["content"].startswith(SPEC.prompt)
+    ]
+
+
+def test_a_transcript_that_does_not_fit_the_context_is_cut_until_it_does_and_counted():
+    def full(request):
+        if len(request.messages) == 1 and len(request.messages[0]["content"]) > 50_000:
+            raise ContextOverflow("the prompt has 50,000 tokens")
+
+    engine = Learner()
+    spec = SPEC.model_copy(update={"max_transcript": 1_000_000})
+    reflect = Reflecting(partial(play, max_observation=200_000), spec)
+    options = {"player": reflect, "group_size": 1, "max_turns": 1}
+    (whole,) = [one for one in collect(engine, Hall, scenarios(2), **options) if one.id == "s1~second/0"]
+    (asked,) = thinking(engine)
+    assert asked.endswith("a end\nassistant: open")
+    assert "[cut:" not in asked
+    assert "cut_transcript" not in whole.metrics
+
+    engine = Learner(fail=lambda request: thinking_only(request, full))
+    (cut,) = [one for one in collect(engine, Hall, scenarios(2), **options) if one.id == "s1~second/0"]
+    *refused, asked = thinking(engine)
+    assert (len(refused), cut.failure, cut.success) == (2, None, True)
+    assert asked.startswith(f"{SPEC.prompt}\n\nuser: begin aaa")
+    assert asked.endswith("a end\nassistant: open")
+    assert "\n[cut: 90,0" in asked
+    assert cut.metrics["cut_transcript"] == 1.0
+    assert cut.histories[0].messages[0].content == asked
+
+
+def thinking_only(request, fail):
+    if request.messages[0]["content"].startswith(SPEC.prompt):
+        fail(request)
+
+
+def test_a_reflection_for_which_no_transcript_is_short_enough_fails():
+    def full(request):
+        raise ContextOverflow("the prompt has 4,096 tokens")
+
+    engine = Learner(fail=lambda request: thinking_only(request, full))
+    (one,) = [one for one in reflecting(engine, Hall, group_size=1) if one.failure]
+    assert (one.id, one.failure.kind) == ("s1~second/0", "ContextOverflow")
+    assert len(thinking(engine)) == 8  # 8,000 characters, then half as many, down to 100
+
+
 def test_a_long_transcript_is_cut_in_the_middle():
     (one, *_) = collect(Parrot(), lambda: Echo(reset=lambda: [{"role": "user", "content": "a" * 500}]), scenarios(1))
-    text = transcript(one, 100)
+    text, cut = transcript(one, 100)
+    assert cut
     assert text.startswith("user: aaa")
     assert text.endswith(one.histories[0].messages[-1].content)
     assert "\n[cut: " in text
