@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,11 +32,14 @@ from components.environments.tasks import content_of, read_tasks
 from components.environments.tools import call
 from components.errors import EnvironmentFailed, JudgeError, Problem, SpecError
 from components.specs.base import nearest
+from components.specs.source import module_digest, script_digest
 from components.trajectories.schema import Scenario
 
 SYSTEM = "You have tools. Use them as needed to do what you are asked for, then say the result."
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What a tool may be called in OpenAI's form."""
+MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+"""What may follow `-m`."""
 MOST_ARGUMENTS = 100_000
 """Characters of the arguments of one call."""
 SEEN = 4_000
@@ -170,14 +174,14 @@ class Mcp:
 
     @staticmethod
     def key_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-        """What determines results: the tasks by what they say, the program by its name, files among its arguments by
-        their content, the judge by its model; not how patient we are."""
+        """What determines results: the tasks by what they say, the server by its code as far as it is the user's own,
+        the judge by its model; not how patient we are."""
         kept = {name: value for name, value in given.items() if name not in ("timeout", "start_timeout", "folder")}
         judge = given.get("judge")
-        program, *arguments = given.get("command") or [""]
+        command = list(given.get("command") or [])
         return kept | {
             "scenarios": content_of(given["scenarios"]),
-            "command": [Path(program).name, *(_content(one, given.get("folder")) for one in arguments)],
+            "command": code_of(command, Path(given.get("folder") or ".")),
             "judge": {"model": judge.model} if isinstance(judge, ServedModel) else judge,
         }
 
@@ -365,15 +369,35 @@ def _verdict(said: str) -> tuple[bool, str] | None:
     return (success, str(data.get("why", ""))[:500]) if isinstance(success, bool) else None
 
 
-def _content(argument: str, folder: str | None) -> Any:
-    """A part of the command for a stage's key: a file by its name and what is in it."""
-    path = Path(folder or ".") / Path(argument).expanduser()
+def code_of(command: Sequence[str], folder: Path) -> list[Any]:
+    """The command for a stage's key: files by name and content, a Python script or module of the user's own with what
+    it imports from beside it; what is installed, and all else, as it is written."""
+    found: list[Any] = []
+    for place, one in enumerate(command):
+        digest = None
+        path = folder / Path(one).expanduser()
+        if place and command[place - 1] == "-m":
+            digest = module_digest(folder, one) if MODULE.fullmatch(one) else None
+        elif place or (os.sep in one and not _installed(path, folder)):
+            digest = _content(path)
+        name = path.name if digest or not place else one
+        found.append([name, digest] if digest else name)
+    return found
+
+
+def _content(path: Path) -> str | None:
     try:
-        if path.is_file() and path.stat().st_size <= MOST_FILE:
-            return [path.name, hashlib.sha256(path.read_bytes()).hexdigest()]
+        if not path.is_file() or path.stat().st_size > MOST_FILE:
+            return None
+        return script_digest(path) if path.suffix == ".py" else hashlib.sha256(path.read_bytes()).hexdigest()
     except (OSError, ValueError):
-        pass
-    return argument
+        return None
+
+
+def _installed(program: Path, folder: Path) -> bool:
+    """Whether a program was not written here: it stands in a `bin` that is a virtual environment's, or elsewhere."""
+    inside = program.absolute().is_relative_to(folder.absolute())
+    return program.parent.name == "bin" and (not inside or (program.parent.parent / "pyvenv.cfg").exists())
 
 
 def _no_number(name: str) -> Any:

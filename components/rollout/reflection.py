@@ -104,8 +104,8 @@ class Thought(Episode):
     """Whether the transcript is not the whole one."""
 
     async def about(self, episode: Trajectory, spec: ReflectionSpec) -> None:
-        """Where the transcript does not fit the context, it is cut to half as much until it does. Raises ContextOverflow
-        where even the shortest does not."""
+        """Where the transcript does not fit the context, it is cut to half as much until it does. Raises
+        ContextOverflow where even the shortest does not."""
         most = spec.max_transcript
         while True:
             text, self.cut = transcript(episode, most)

@@ -126,8 +126,8 @@ class ReflectionSpec(Spec):
     )
     """What the policy is asked; the transcript of the episode follows."""
     max_transcript: int = Field(8_000, ge=100)
-    """Most characters of the transcript; the middle of a longer one, or of one that does not fit the model's context, is
-    cut, with a mark, and counted (`cut_transcript`)."""
+    """Most characters of the transcript; the middle of a longer one, or of one that does not fit the model's context,
+    is cut, with a mark, and counted (`cut_transcript`)."""
     demonstrate: bool = False
     """A second attempt that succeeded is also written as a demonstration without the reflection, in the group of the
     first attempts: for sft, distill and preference algorithms."""

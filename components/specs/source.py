@@ -2,7 +2,8 @@
 
 Where an environment, a reward or a filter comes from a user's package, its source is part of what its stage computes:
 an edited environment must not be answered from the cache. The digest covers the module of the class and, of the same
-top-level package, all modules that it imports, directly or not, as the import statements say.
+top-level package, all modules that it imports, directly or not, as the import statements say. A program of the user's
+own, which runs in a process of its own, is read where it lies: nothing of it is imported here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from components.errors import Problem, SpecError
@@ -21,15 +22,34 @@ def source_digest(module: str) -> str:
 
     Raises SpecError where the module has no source.
     """
-    files = {module: _source(module)}
-    if files[module] is None:
+    source = _source(module)
+    if source is None:
         raise SpecError([Problem(module, "has no source file, so its results could not be cached safely")])
-    todo = [module]
+    top = module.partition(".")[0]
+    return _digest({module: source}, lambda name: _source(name) if name.partition(".")[0] == top else None)
+
+
+def script_digest(script: Path) -> str:
+    """sha256 over a Python script and the modules beside or below it that it imports."""
+    return _digest({script.name: script}, lambda name: _below(script.parent, name))
+
+
+def module_digest(folder: Path, module: str) -> str | None:
+    """The same of a module that is run from a folder (`python -m`); None where it is not below it."""
+    names = [*_parents(module), f"{module}.__main__"]
+    found = {name: path for name in names if (path := _below(folder, name)) is not None}
+    return _digest(found, lambda name: _below(folder, name)) if found else None
+
+
+def _digest(files: Mapping[str, Path | None], find: Callable[[str], Path | None]) -> str:
+    """Over the names and contents of the files and of what they import, as far as it is found."""
+    files = dict(files)
+    todo = list(files)
     while todo:
         name = todo.pop()
         for imported in _imports(name, files[name]):
             if imported not in files:
-                files[imported] = _source(imported)
+                files[imported] = find(imported)
                 todo.append(imported)
     digest = hashlib.sha256()
     for name, path in sorted(files.items()):
@@ -47,13 +67,27 @@ def _source(module: str) -> Path | None:
     return path if path is not None and path.suffix == ".py" and path.is_file() else None
 
 
+def _below(folder: Path, module: str) -> Path | None:
+    path = folder.joinpath(*module.split("."))
+    return next((one for one in (path.with_name(f"{path.name}.py"), path / "__init__.py") if one.is_file()), None)
+
+
+def _parents(module: str) -> list[str]:
+    """The packages around a module, and itself."""
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
 def _imports(module: str, path: Path | None) -> Iterator[str]:
-    """Modules of the same top-level package that a file may import, with names that turn out to be none."""
+    """Modules that a file may import, with names that turn out to be none."""
     if path is None:
         return
-    top = module.partition(".")[0]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # of another Python, or none: what it imports is not known
+        return
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -63,4 +97,4 @@ def _imports(module: str, path: Path | None) -> Iterator[str]:
             names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
         else:
             continue
-        yield from (name for name in names if name.partition(".")[0] == top)
+        yield from names

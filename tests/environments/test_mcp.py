@@ -359,6 +359,59 @@ def test_the_file_gives_scenarios_and_stands_in_the_key_by_what_it_says(file, tm
     assert key != Mcp.key_arguments({**given, "scenarios": str(other)})
 
 
+def edited(path: Path) -> None:
+    path.write_text(path.read_text() + "# edited\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "counts"),
+    [
+        (["python", "shelf.py"], {"shelf.py", "stock.py", "more/__init__.py", "more/deep.py"}),
+        (["python", "-m", "more.deep", "--port", "1"], {"more/__init__.py", "more/deep.py", "stock.py"}),
+        (["python", "-m", "more"], {"more/__init__.py", "more/__main__.py"}),
+        (["./start", "now"], {"start"}),
+        (["bin/start"], {"bin/start"}),
+        (["python", "old.py"], {"old.py"}),
+        (["venv/bin/start"], set()),
+        (["npx", "shelf@1.2"], set()),
+        (["python", "-m", "not_here"], set()),
+    ],
+)
+def test_the_code_of_a_server_stands_in_the_key(command, counts, tmp_path, file):
+    """Whichever is named, with what it imports from beside it; not what is installed."""
+    texts = {
+        "shelf.py": "import json\nimport stock\nfrom more import deep\n",
+        "stock.py": "",
+        "more/__init__.py": "",
+        "more/__main__.py": "",
+        "more/deep.py": "def f():\n    import stock\n",
+        "aside.py": "",
+        "old.py": "print 'not this Python'\n",
+        "start": "#!/bin/sh\n",
+        "bin/start": "#!/bin/sh\n",
+        "venv/bin/start": "#!/there/venv/bin/python\n",
+        "venv/pyvenv.cfg": "",
+    }
+
+    def made(folder):
+        for name, text in texts.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        return {"command": command, "folder": str(folder), "scenarios": file}
+
+    given = made(tmp_path / "one")
+    key = Mcp.key_arguments(given)
+    assert key == Mcp.key_arguments(made(tmp_path / "other")), "where it is does not count"
+    found = set()
+    for name in texts:
+        edited(tmp_path / "one" / name)
+        found |= {name} if Mcp.key_arguments(given) != key else set()
+        (tmp_path / "one" / name).write_text(texts[name])
+    assert found == counts
+    installed = Mcp.key_arguments({**given, "command": [sys.executable, *command[1:]]})["command"]
+    assert installed[0] == Path(sys.executable).name
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
