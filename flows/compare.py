@@ -24,7 +24,7 @@ from flows.stage import DEFAULT_ROOT
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from components.evaluation.comparison import Against, Comparison, Run
+    from components.evaluation.comparison import Against, Comparison, Run, StageTotal
 
 BARS = "▁▂▃▄▅▆▇█"
 """A share from 0 to 1, in the terminal."""
@@ -113,11 +113,16 @@ def _rows(runs: Sequence[Run]) -> list[list[str]]:
     kinds = list(dict.fromkeys(kind for run in runs for kind in run.stages))
     for kind in kinds:
         totals = [run.stages.get(kind) for run in runs]
-        rows.append([f"time {kind}", *(duration(total.seconds) if total else MISSING for total in totals)])
-    rows.append(["time all", *(duration(run.total.seconds) for run in runs)])
+        rows.append([f"time {kind}", *(_time(total) if total else MISSING for total in totals)])
+    rows.append(["time all", *(_time(run.total) for run in runs)])
     if any(run.total.cost for run in runs):
         rows.append(["cost", *(f"{run.total.cost:.4g}" for run in runs)])
     return rows
+
+
+def _time(total: StageTotal) -> str:
+    beside = f", and {duration(total.unnoticed)} beside others" if total.unnoticed else ""
+    return f"{duration(total.seconds)}{beside}"
 
 
 def _bars(heldout: Mapping[int, Mapping[str, Any]]) -> str:

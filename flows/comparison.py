@@ -197,8 +197,9 @@ def _stages(run: RunRecord) -> dict[str, StageTotal]:
         totals[kind] = StageTotal(
             before.ran + (one.status != "cached"),
             before.cached + (one.status == "cached"),
-            before.seconds + one.seconds,
+            before.seconds + one.waited,
             before.cost + one.cost,
+            before.unnoticed + one.unnoticed,
         )
     return totals
 

@@ -231,6 +231,7 @@ def _recorded(done: Done) -> StageRecord:
         status=done.status,
         seconds=round(done.seconds, 3),
         cost=done.cost,
+        unnoticed=round(done.unnoticed, 3),
     )
 
 

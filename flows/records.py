@@ -55,6 +55,13 @@ class StageRecord:
     """Time that it took in this run."""
     cost: float = 0.0
     """What it cost in this run: judges and machines, in the currency of their prices."""
+    unnoticed: float = 0.0
+    """Seconds of it in which another stage ran that the run would have waited for anyway."""
+
+    @property
+    def waited(self) -> float:
+        """Seconds that the run waited for it."""
+        return self.seconds - self.unnoticed
 
 
 @dataclass(frozen=True)

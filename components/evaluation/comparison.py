@@ -30,9 +30,11 @@ class StageTotal:
     ran: int = 0
     cached: int = 0
     seconds: float = 0.0
-    """Time that they took in this run."""
+    """Time that this run waited for them."""
     cost: float = 0.0
     """What they cost in this run, in the currency of the prices."""
+    unnoticed: float = 0.0
+    """Further time that they took beside another stage, which the run would have waited for anyway."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Run:
             sum(one.cached for one in found),
             sum(one.seconds for one in found),
             sum(one.cost for one in found),
+            sum(one.unnoticed for one in found),
         )
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,24 @@ def test_rounds_stages_time_and_cost(two):
     assert second.total.cost == pytest.approx(0.25 * second.total.ran)
     assert second.stages["evaluate"].cost == pytest.approx(0.5)  # one of the three was found
     assert first.total.cost == 0
+
+
+def test_time_is_what_a_person_waited(tmp_path, capsys):
+    """What ran beside another stage took no time of its own."""
+    runs = [pretend(tmp_path, seed=seed) for seed in (0, 1)]
+    records = Records(tmp_path)
+    stages = [replace(one, unnoticed=0.75) if one.label == "collect[2]" else one for one in runs[1].stages]
+    records.write(replace(runs[1], stages=stages))
+    first, second = compare(tmp_path, [one.id for one in runs]).runs
+    assert second.stages["collect"].seconds == first.stages["collect"].seconds - 0.75
+    assert second.stages["collect"].unnoticed == 0.75
+    assert second.total.seconds == sum(one.waited for one in stages) == first.total.seconds - 0.75
+    command = [*(one.id for one in runs), "--root", str(tmp_path)]
+    main(command)
+    assert re.search(r"time collect +[\d.]+ s +[\d.]+ s, and 0.8 s beside others\n", capsys.readouterr().out)
+    main([*command, "--json"])
+    assert json.loads(capsys.readouterr().out)["runs"][1]["total"]["unnoticed"] == 0.75
+    assert any("0.75\u202fs beside others" in words for words in page(tmp_path, *(one.id for one in runs)).words)
 
 
 def test_a_fork_is_drawn_from_the_round_in_which_it_began(tmp_path):

@@ -163,6 +163,7 @@ def test_both_run_at_the_same_time_and_are_told_in_one_order(tmp_path, execution
     ]
     collected = execution.done["collect[2]"]
     assert 0 < collected.unnoticed <= collected.seconds
+    assert [stage.unnoticed for stage in told] == [0.0, round(collected.unnoticed, 3)]
     with together(execution, plainly)("train[1]", lambda call: call("collect[2]", 2, wait(2))) as ahead:
         pass  # found: no process is started
     assert execution.done["collect[2]"].status == "cached"
