@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -27,7 +28,10 @@ from components.environments.mcp import chosen
 from components.environments.mcp_session import Address, Session
 from components.environments.tasks import DIFFICULTIES, Author, write_tasks
 from components.errors import EspalierError, ResourceError
+from components.specs.served import VARIABLE, check_address
 
+HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""Name of a header of HTTP."""
 TIMEOUT = 120.0
 """Seconds in which the server has to answer."""
 
@@ -61,6 +65,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="the server's program and arguments, after --")
     parser.add_argument("--url", default="", help="of a server over HTTP, in place of a command")
     parser.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        metavar="HEADER=VARIABLE",
+        help="header of requests to --url, and the environment variable that holds its value; may be repeated",
+    )
+    parser.add_argument(
         "--variable", action="append", default=[], help="environment variable that the program is given"
     )
     parser.add_argument("--tool", action="append", help="a tool to write tasks for; may be repeated; all without it")
@@ -75,6 +86,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if bool(options.command) == bool(options.url):
         parser.error("give a server: its program after --, or --url")
+    if options.url and options.variable:
+        parser.error("--variable is of a program; a server at --url is given --header")
+    if options.header and not options.url:
+        parser.error("--header is of a server at --url; a program is given --variable")
+    headers = dict(one.partition("=")[::2] for one in options.header)
+    if not all(HEADER.fullmatch(name) and re.match(VARIABLE, variable) for name, variable in headers.items()):
+        parser.error(
+            "--header: expected HEADER=VARIABLE, with the name of the environment variable that holds the value"
+        )
+    if options.url:
+        try:
+            check_address(options.url, "http://127.0.0.1:8000/mcp", "--header")
+        except ValueError as error:
+            parser.error(f"--url: expected {error}")
     if options.count < 1:
         parser.error(f"--count is {options.count}; expected at least 1")
     try:
@@ -85,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.out.exists():
             raise ResourceError(f"{options.out} is there already; delete it, or give another name")
-        address = Address(tuple(options.command), options.url, tuple(options.variable))
+        address = Address(tuple(options.command), options.url, tuple(options.variable), headers)
         asked = {name: getattr(options, name) for name in ("count", "about", "difficulties", "seed")}
         found = asyncio.run(write(address, author, tools=options.tool, **asked))
         _save(options.out, found)

@@ -20,7 +20,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -32,6 +31,7 @@ from components.environments.tasks import content_of, read_tasks
 from components.environments.tools import call
 from components.errors import EnvironmentFailed, JudgeError, Problem, SpecError
 from components.specs.base import nearest
+from components.specs.served import VARIABLE, check_address
 from components.specs.source import module_digest, script_digest
 from components.trajectories.schema import Scenario
 
@@ -47,7 +47,7 @@ SEEN = 4_000
 MOST_FILE = 2**26
 """Bytes of a file named in the command that count for a stage's key."""
 
-Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Variable = Annotated[str, Field(pattern=VARIABLE)]
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,15 @@ class Mcp:
             raise SpecError([Problem("environment.command", "give command (a program) or url, one of the two")])
         if command is not None and not command:
             raise SpecError([Problem("environment.command", "is empty; expected a program and its arguments")])
-        if url is not None and (urlsplit(url).scheme not in ("http", "https") or urlsplit(url).username):
-            message = (
-                "expected an address such as http://127.0.0.1:8000/mcp, without user and password; for a key: headers"
-            )
-            raise SpecError([Problem("environment.url", message)])
+        if url is not None:
+            try:
+                check_address(url, "http://127.0.0.1:8000/mcp", "environment.headers")
+            except ValueError as error:
+                raise SpecError([Problem("environment.url", f"expected {error}")]) from None
+        if url is not None and variables:
+            raise SpecError([Problem("environment.variables", "are of a program, which command names; give headers")])
+        if command is not None and headers:
+            raise SpecError([Problem("environment.headers", "are of requests to url; a program is given variables")])
         if success is not None and judge is not None:
             raise SpecError([Problem("environment.judge", "success is a function already; give one of the two")])
         self.address = Address(tuple(command or ()), url or "", tuple(variables), dict(headers or {}), folder)

@@ -28,6 +28,7 @@ from components.environments.optional import needed
 from components.environments.protocol import Messages, Step
 from components.environments.tools import ACT
 from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError
+from components.specs.served import check_address
 from components.trajectories.schema import Scenario
 
 EXTRA = "openenv"
@@ -73,10 +74,10 @@ class OpenEnv:
         patience: Annotated[float, Field(ge=0)] = 30.0,
     ):
         needed("websockets", EXTRA)
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
-            message = f"{parts.scheme}://{parts.hostname or ''}: expected an address such as http://127.0.0.1:8000"
-            raise SpecError([Problem("environment.url", message)])
+        try:
+            check_address(url, "http://127.0.0.1:8000")
+        except ValueError as error:
+            raise SpecError([Problem("environment.url", f"expected {error}")]) from None
         self.name, self.url, self.system = name, url.rstrip("/"), system
         self.given, self.render, self.success = dict(reset or {}), render or written_out, success
         self.seed, self.counts = seed, {"heldout": heldout, "train": train}

@@ -7,64 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import ssl
 from typing import ClassVar
-from urllib.parse import urlsplit
 
 import httpx
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from components.causes import PASSING, passes
 from components.environments.protocol import Messages
 from components.errors import EnvironmentAway, EnvironmentFailed, ResourceError
-from components.specs import Spec
+from components.specs.served import Served
 
 TRIES, PAUSE = 4, 0.5
 """Requests before the episode has failed; seconds before the second, then twice as many."""
 
 
-class ServedModel(Spec):
+class ServedModel(Served):
     """A model behind a URL that speaks OpenAI's chat completions."""
 
     role: ClassVar[str] = "model"
     """What it is to the environment, for messages."""
     key_path: ClassVar[str] = "environment.model"
-    """Where it stands in a configuration."""
 
-    url: str
-    """What OpenAI's clients take as `base_url`: `http://127.0.0.1:8000/v1`."""
-    model: str = Field(min_length=1)
-    """Name under which the server has the model."""
-    key_variable: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Environment variable that holds the server's key; null sends none."""
     timeout: float = Field(60.0, gt=0, le=600)
     """Seconds that one answer may take."""
-
-    @field_validator("url")
-    @classmethod
-    def _address(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("an address such as http://127.0.0.1:8000/v1")
-        if parts.username or parts.password:
-            raise ValueError("an address without user and password; name the variable of a key: key_variable")
-        return value.rstrip("/")
-
-    def key(self) -> str:
-        """The server's key; empty where none is sent. Raises ResourceError where the variable is not set."""
-        found = os.environ.get(self.key_variable, "") if self.key_variable else ""
-        if self.key_variable and not found:
-            raise ResourceError(
-                f"{self.key_path}.key_variable: the environment variable {self.key_variable} is not set; set it to "
-                f"the key of {self.url}{self.or_else()}"
-            )
-        return found
-
-    @classmethod
-    def or_else(cls) -> str:
-        """What else one can do without the model; empty or a clause."""
-        return ""
 
     async def ask(self, messages: Messages, *, seed: int, max_tokens: int, temperature: float = 0.0) -> str:
         """What the model says to a conversation. Raises EnvironmentFailed where the server gives no answer,

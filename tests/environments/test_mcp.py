@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -435,8 +436,16 @@ def test_a_wrong_file_says_where(text, message, tmp_path):
 def test_mistakes_in_the_configuration_are_named(file, monkeypatch):
     with pytest.raises(SpecError, match=r"give command .* or url"):
         Mcp(file)
-    with pytest.raises(SpecError, match="without user and password"):
-        Mcp(file, url="http://me:secret@127.0.0.1/mcp")
+    for address in ("http://me:secret@127.0.0.1/mcp", "http://:secret@127.0.0.1/mcp"):
+        with pytest.raises(SpecError, match=r"without user and password; .*environment.headers") as caught:
+            Mcp(file, url=address)
+        assert "secret" not in str(caught.value)
+    with pytest.raises(SpecError, match=r"environment.url: expected an address such as http://127.0.0.1:8000/mcp"):
+        Mcp(file, url="http://there:port/mcp")
+    with pytest.raises(SpecError, match=r"environment.variables: are of a program"):
+        Mcp(file, url="http://there/mcp", variables=["KEY"])
+    with pytest.raises(SpecError, match=r"environment.headers: are of requests to url"):
+        Mcp(file, command=STDIO, headers={"Authorization": "KEY"})
     with pytest.raises(ResourceError, match=r"`python -m flows.scenarios` writes"):
         Mcp("nowhere.json", command=STDIO)
     monkeypatch.setitem(sys.modules, "mcp", None)
@@ -475,6 +484,41 @@ def test_a_model_writes_tasks_of_all_difficulties(tmp_path):
     assert "a shop" in request
     with model("I would rather not.") as (url, _), pytest.raises(EnvironmentFailed, match="wrote 0 of 1 tasks"):
         asyncio.run(tasks.write_tasks(tasks.Author(url=url, model="m"), [], count=1))
+
+
+def test_the_server_of_an_author_may_want_a_header(tmp_path, monkeypatch):
+    from flows import scenarios
+
+    monkeypatch.setenv("SHELF_KEY", "Bearer s3cret-value")
+    out = tmp_path / "tasks.json"
+    options = ["--out", str(out), "--count", "2", "--author", "m"]
+    with model(author) as (url, _), line() as (between, server):
+        command = [*options, "--author-url", url, "--url", server, "--header", "Authorization=SHELF_KEY"]
+        assert scenarios.main(command) == 0
+        assert {one.get("authorization") for one in between.headers} == {"Bearer s3cret-value"}
+    assert len(json.loads(out.read_text())) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--url", "http://me:s3cret@there/mcp"], "--url: expected an address without user and password; .*--header"),
+        (["--url", "there"], "--url: expected an address such as"),
+        (["--url", "http://there", "--author-url", "http://me:s3cret@there"], "without user and password"),
+        (["--url", "http://there", "--header", "Authorization: Bearer s3cret"], "--header: expected HEADER=VARIABLE"),
+        (["--url", "http://there", "--header", "Authorization=Bearer s3cret"], "--header: expected HEADER=VARIABLE"),
+        (["--url", "http://there", "--variable", "KEY"], "--variable is of a program"),
+        (["--header", "Authorization=KEY", "--", "python"], "--header is of a server at --url"),
+    ],
+)
+def test_mistakes_in_the_command_are_named_and_no_secret_is_repeated(options, message, tmp_path, capsys):
+    from flows import scenarios
+
+    with pytest.raises(SystemExit):
+        scenarios.main(["--out", str(tmp_path / "x"), "--author", "m", "--author-url", "http://there", *options])
+    said = capsys.readouterr().err
+    assert re.search(message, said)
+    assert "s3cret" not in said
 
 
 def test_nothing_is_left_running(file):

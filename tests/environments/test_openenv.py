@@ -275,8 +275,10 @@ def test_a_server_that_is_none_is_said_to_be(tmp_path):
 
 
 def test_mistakes_are_named_and_the_key_has_no_address(monkeypatch):
-    with pytest.raises(SpecError, match=r"environment.url: ftp://there: expected an address"):
+    with pytest.raises(SpecError, match=r"environment.url: expected an address such as http://127.0.0.1:8000"):
         small("ftp://there")
+    with pytest.raises(SpecError, match=r"environment.url: expected an address without user and password"):
+        small("http://:secret@there")
     given = {"name": "guess", "url": "http://a", "timeout": 1.0, "patience": 2.0, "success": 3.0}
     assert OpenEnv.key_arguments(given) == {"name": "guess", "success": 3.0}
     monkeypatch.setitem(sys.modules, "websockets", None)

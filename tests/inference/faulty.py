@@ -52,7 +52,7 @@ def hang_up(handler: BaseHTTPRequestHandler) -> None:
 EMPTY = answer(completion({"content": None}, token_ids=[], logprobs={"content": []}))
 
 
-PASSED_ON = ("accept", "content-type", "mcp-protocol-version", "mcp-session-id")
+PASSED_ON = ("accept", "authorization", "content-type", "mcp-protocol-version", "mcp-session-id")
 """Headers."""
 
 
