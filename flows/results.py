@@ -154,6 +154,9 @@ def round_teller(execution: Execution) -> Callable[[int, dict[str, Artifact]], N
 _ROUND = (
     ("reward", "reward", ".3f"),
     ("success", "success", ".3f"),
+    ("second/success", "second attempts", ".3f"),
+    ("other/success", "other player", ".3f"),
+    ("teacher/success", "teacher", ".3f"),
     ("kl", "KL", ".4f"),
     ("entropy", "entropy", ".3f"),
     ("margin", "margin", ".3f"),
@@ -179,6 +182,8 @@ def round_figures(artifacts: dict[str, Artifact]) -> dict[str, float]:
         row.pop(name, None)
         if key in metrics:
             row[name] = metrics[key]
+    for metrics, key in ((collect, "success"), (judge, "reward"), (collect, "episodes")):
+        row |= {name: value for name, value in metrics.items() if name.endswith(f"/{key}")}  # of whom else it played
     return row | {f"{stage}_s": artifact.seconds for stage, artifact in artifacts.items()}
 
 
@@ -349,10 +354,14 @@ def _reward_models(outcome: Outcome) -> list[RewardTraining]:
 
 
 def _played(execution: Execution) -> int:
-    """Episodes of all stages, each artifact once."""
+    """Episodes of all stages, each artifact once; second attempts, other players' and continuations count too."""
     artifacts = {one.artifact.key: one.artifact for one in execution.done.values()}
     return sum(
-        int(one.metrics.get("episodes", 0)) for one in artifacts.values() if one.kind in ("trajectories", "evaluation")
+        int(count)
+        for one in artifacts.values()
+        if one.kind in ("trajectories", "evaluation")
+        for name, count in one.metrics.items()
+        if name.rpartition("/")[2] == "episodes"
     )
 
 

@@ -18,14 +18,13 @@ from dataclasses import replace
 
 from components.algorithms.spec import ReplaySpec
 from components.trajectories.groups import by_scenario, have_spread
+from components.trajectories.parts import SHOWN
 from components.trajectories.schema import Trajectory
 
 log = logging.getLogger(__name__)
 
 ROUNDS_AGO = "rounds_ago"
 """Metric of a replayed trajectory."""
-SHOWN = ("solver", "teacher")
-"""Who plays and is no version of the policy: demonstrations do not get stale."""
 MOST_NAMED = 5
 """Stale trajectories that are named in the log."""
 

@@ -126,8 +126,11 @@ class Curve:
 
 
 CURVES = (
-    Curve("reward", "Reward", "mean over the round's episodes"),
+    Curve("reward", "Reward", "mean over the policy's own attempts"),
     Curve("success", "Success", "share of the round's training episodes", percent, 0.0, 1.0),
+    Curve("second/success", "Second attempts", "share that succeeded, after a reflection", percent, 0.0, 1.0),
+    Curve("other/success", "The other player", "share of the games that it won", percent, 0.0, 1.0),
+    Curve("teacher/success", "The teacher", "share of its episodes that succeeded", percent, 0.0, 1.0),
     Curve("heldout_success", "Held-out success", "share of the held-out episodes, after the round", percent, 0.0, 1.0),
     Curve("kl", "KL to the reference", "nats a token", low=0.0),
     Curve("entropy", "Entropy", "nats a token", low=0.0),

@@ -38,6 +38,7 @@ from components.rollout.pool import Pool, close
 from components.sandbox import Limits
 from components.trajectories.convert import to_message
 from components.trajectories.groups import ASIDE, by_scenario
+from components.trajectories.parts import SOLVER
 from components.trajectories.schema import Failure, History, Scenario, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -340,5 +341,5 @@ async def _demonstration(
         step_rewards=rewards,
         outcome=outcome,
         metrics={"turns": float(len(rewards))},
-        policy="solver",
+        policy=SOLVER,
     )

@@ -3,7 +3,8 @@
 After an episode has come to its end, each of its steps but the last is returned to, and the policy plays on from there
 so many times. The share of successes is the label of the step; that of the last step is the episode's own success. The
 labels are metrics of the episode, `continued/0`, `continued/1` and so on, one for each turn: heads of a process reward
-model learn them by the name `continued`, and the reward `continued` makes step rewards of them.
+model learn them by the name `continued`, and the reward `continued` makes step rewards of them. How many continuations
+there were and what they sampled stands beside them (`continued/episodes`, `continued/sampled_tokens`).
 
 An environment that can save is restored (`protocol.Restorable`). Any other is reset and given the actions again: by the
 protocol it then says the same again, and one that does not is refused by name.
@@ -64,6 +65,7 @@ class Continuing:
         if first.failure is not None:
             return [first]
         labels = [float(first.success)]
+        episodes = tokens = 0.0
         for turn, (step, state) in reversed([*enumerate(steps[:-1])]):
             wins = 0
             for number in range(self._count):
@@ -73,11 +75,14 @@ class Continuing:
                     while not going_on.done and going_on.talk.turns < max_turns:
                         await going_on.turn()
                 end = going_on.trajectory(aside(scenario, CONTINUED), sample)
+                episodes += 1
+                tokens += going_on.talk.sampled - step.talk.sampled
                 if end.failure is not None:
                     return [first, end]
                 wins += end.success
             labels.insert(0, wins / self._count)
-        return [replace(first, metrics=first.metrics | step_labels.written(CONTINUED, labels))]
+        counts = {f"{CONTINUED}/episodes": episodes, f"{CONTINUED}/sampled_tokens": tokens}
+        return [replace(first, metrics=first.metrics | step_labels.written(CONTINUED, labels) | counts)]
 
     def following(self, first: Trajectory) -> list[str]:
         """A continuation that failed, of an episode without labels."""

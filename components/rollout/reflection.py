@@ -31,6 +31,7 @@ from components.rollout.player import Attempt, episode_number
 from components.rollout.spec import ReflectionSpec
 from components.trajectories.convert import conversations, to_message
 from components.trajectories.groups import aside, scenario_of
+from components.trajectories.parts import DEMONSTRATION
 from components.trajectories.schema import History, Scenario, Trajectory
 
 SECOND = "second"
@@ -185,6 +186,7 @@ def demonstrations(trajectories: Sequence[Trajectory], group_size: int) -> Itera
             histories=[_without(text, said) for said in conversations(replace(one, histories=attempt))],
             step_rewards=one.step_rewards[1:],
             metrics={"turns": one.metrics["turns"]},
+            policy=DEMONSTRATION,
         )
 
 

@@ -13,10 +13,8 @@ from components.environments.protocol import Environment
 from components.inference.protocol import Engine, Sampling
 from components.rollout.player import Attempt, episode_number
 from components.rollout.spec import CollectTeacherSpec
+from components.trajectories.parts import TEACHER
 from components.trajectories.schema import Scenario, Trajectory
-
-TEACHER = "teacher"
-"""Who played, in place of a version of the policy."""
 
 
 class Taught:

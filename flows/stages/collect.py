@@ -61,8 +61,8 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     from components.models.weights import prepare
     from components.rollout.collector import choose_further, choose_scenarios, demonstrate, failures_allowed
     from components.rollout.reflection import demonstrations
-    from components.rollout.taught import TEACHER
     from components.trajectories.groups import by_scenario
+    from components.trajectories.parts import TEACHER
     from components.trajectories.store import write_trajectories
 
     available = scenarios_of(spec.environment, SPLIT, context)
@@ -138,7 +138,7 @@ def _sign(trajectories: Sequence[Trajectory], base_dir: Path | None) -> None:
     """Says that a teacher played them, and in which tokenizer's ids. base_dir: of the teacher; None for a server's."""
     from components.algorithms.foreign import TOKENIZER, UNKNOWN
     from components.models.weights import tokenizer_digest
-    from components.rollout.taught import TEACHER
+    from components.trajectories.parts import TEACHER
 
     tokenizer = UNKNOWN if base_dir is None else tokenizer_digest(base_dir)
     for one in trajectories:
@@ -146,4 +146,4 @@ def _sign(trajectories: Sequence[Trajectory], base_dir: Path | None) -> None:
         one.sampling = {**one.sampling, TOKENIZER: tokenizer}
 
 
-STAGE = Stage("collect", 5, CollectStage, "trajectories", SCHEMA_VERSION, collect, volatile=("times.json",))
+STAGE = Stage("collect", 6, CollectStage, "trajectories", SCHEMA_VERSION, collect, volatile=("times.json",))

@@ -20,8 +20,9 @@ from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
-from components.trajectories.groups import ASIDE, scenario_of
+from components.trajectories.parts import main_of, part_of
 from components.trajectories.schema import Scenario, Trajectory
+from components.trajectories.step_labels import CONTINUED
 from flows.stages.base import Context
 from flows.stages.shards import Shards
 
@@ -179,7 +180,8 @@ def play(
             if one is not None:
                 one.release()  # the trainer needs the memory, and the next policy could not use what is cached
     elapsed = time.monotonic() - start
-    sampled = sum(t.metrics.get("sampled_tokens", 0) for t in trajectories if t.id not in finished)
+    played = [one for one in trajectories if one.id not in finished]
+    sampled = sum(count for name, count in figures(played).items() if name.endswith("sampled_tokens"))
     speed = {"seconds": elapsed, "tokens_per_s": sampled / elapsed, "resumed": float(len(finished))}
     speed["retried"] = float(retried)
     return trajectories, {name: round(value, 4) for name, value in episodes.seconds.items()}, speed
@@ -241,15 +243,13 @@ def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAge
 
 
 def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """What can be said of episodes before they are judged: counts, success, mean turns and tokens. Groups that stand
-    aside of their scenario have counts of their own under their name, such as `second/success`; so have the episodes of
-    a teacher beside the policy's."""
+    """What can be said of episodes before they are judged: counts, success, mean turns and tokens. Parts of the
+    collection beside the policy's own attempts have counts of their own under their name, such as `second/success`; so
+    have continuations, which are no episodes of their own."""
     beside: dict[str, list[Trajectory]] = defaultdict(list)
-    taught = len({one.policy for one in trajectories}) > 1
     for one in trajectories:
-        name = one.group.removeprefix(scenario_of(one.group)).removeprefix(ASIDE)
-        beside["teacher" if taught and one.policy == "teacher" else name].append(one)
-    trajectories = beside.pop("", [])
+        beside[part_of(one)].append(one)
+    trajectories = beside.pop(main_of(beside), [])
     finished = [t for t in trajectories if t.failure is None]
     values = {
         "episodes": float(len(trajectories)),
@@ -268,6 +268,9 @@ def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         counted = {name for t in finished for name in t.metrics if "/" not in name}  # the others are labels of turns
         for name in sorted(counted - {"sampled_tokens"}):
             values[name] = sum(t.metrics.get(name, 0.0) for t in finished) / len(finished)
+        for name in (f"{CONTINUED}/episodes", f"{CONTINUED}/sampled_tokens"):
+            if counts := [t.metrics[name] for t in finished if name in t.metrics]:
+                values[name] = values.get(name, 0.0) + sum(counts)
         values["tokens_per_episode"] = sum(t.metrics.get("sampled_tokens", 0.0) for t in finished) / len(finished)
     return values
 

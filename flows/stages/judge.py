@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from components.artifacts import Draft
@@ -79,10 +79,21 @@ def judge(spec: JudgeStage, inputs: Inputs, draft: Draft, context: Context) -> d
     tally = Tally()
     recipe = [spec.key_part(), sorted((name, one.digest) for name, one in inputs.items() if name != "trajectories")]
     reward = ready(spec.build(inputs), recipe, context, spec.model)
-    scores = tally.over(judged(reward, read_trajectories(path), context, spec.judge))
+    parts: dict[str, str] = {}
+    trajectories = _noted(read_trajectories(path), parts)
+    scores = tally.over(judged(reward, trajectories, context, spec.judge), parts)
     write_scores(draft.path / "scores.parquet", followed(scores, count_trajectories(path), context.progress))
     tally.demand_some()
     return tally.figures()
+
+
+def _noted(trajectories: Iterable[Trajectory], parts: dict[str, str]) -> Iterator[Trajectory]:
+    """The trajectories as they come; to which part of the collection each belongs is noted by its id."""
+    from components.trajectories.parts import part_of
+
+    for one in trajectories:
+        parts[one.id] = part_of(one)
+        yield one
 
 
 def ready(reward: Reward | GroupReward, recipe: Any, context: Context, model: ModelSpec | None) -> Reward | GroupReward:
@@ -152,27 +163,31 @@ class Tally:
     """What can be said of scores, counted while they pass."""
 
     def __init__(self) -> None:
-        self._reward = Mean()
-        self._components: defaultdict[str, Mean] = defaultdict(Mean)
+        self._rewards: defaultdict[str, Mean] = defaultdict(Mean)
+        self._components: defaultdict[str, defaultdict[str, Mean]] = defaultdict(lambda: defaultdict(Mean))
+        self._parts: set[str] = set()
+        self._scored = 0
         self._unscored = 0
         self._cost = 0.0
         self._broken = 0
         self._first: Failure | None = None
 
-    def over(self, scores: Iterable[Score]) -> Iterator[Score]:
-        """The scores as they come."""
+    def over(self, scores: Iterable[Score], parts: Mapping[str, str] | None = None) -> Iterator[Score]:
+        """The scores as they come. parts: of the collection, by the ids of the trajectories; None where it has one."""
         for score in scores:
-            self._add(score)
+            self._add(score, "" if parts is None else parts[score.trajectory_id])
             yield score
 
-    def _add(self, score: Score) -> None:
+    def _add(self, score: Score, part: str) -> None:
+        self._parts.add(part)
         self._cost += score.cost
         if score.reward is None:
             self._unscored += 1
         else:
-            self._reward.add(score.reward)
+            self._scored += 1
+            self._rewards[part].add(score.reward)
         for name, value in score.components.items():
-            self._components[name].add(value)
+            self._components[part][name].add(value)
         if score.failure is not None and score.failure.boundary == JudgeError.boundary:
             self._broken += 1
             self._first = self._first or score.failure
@@ -180,18 +195,23 @@ class Tally:
     def demand_some(self) -> None:
         """Raises JudgeError where the reward could score none of the finished episodes: then it is the reward that is
         broken, and a run that went on would train on nothing."""
-        if self._first is not None and not self._reward.count:
+        if self._first is not None and not self._scored:
             raise JudgeError(
                 f"the reward could score none of the {self._broken} finished episodes; the first one: "
                 f"{self._first.kind}: {self._first.message}"
             )
 
     def figures(self) -> dict[str, float]:
-        """Mean reward, its spread, components by name, what was unscored, what it cost."""
-        values = {"scored": float(self._reward.count), "unscored": float(self._unscored), "cost": self._cost}
-        if self._reward.count:
-            values |= {"reward": self._reward.mean, "reward_std": self._reward.std}
-        return values | {f"components/{name}": part.mean for name, part in sorted(self._components.items())}
+        """Of the policy's own attempts mean reward, its spread, and components by name; of other parts of a collection
+        the mean reward, such as `second/reward`; of all what was scored and unscored, and what it cost."""
+        from components.trajectories.parts import main_of
+
+        main = main_of(self._parts)
+        values = {"scored": float(self._scored), "unscored": float(self._unscored), "cost": self._cost}
+        if main in self._rewards:
+            values |= {"reward": self._rewards[main].mean, "reward_std": self._rewards[main].std}
+        beside = {f"{part}/reward": mean.mean for part, mean in sorted(self._rewards.items()) if part != main}
+        return values | beside | {f"components/{name}": of.mean for name, of in sorted(self._components[main].items())}
 
 
-STAGE = Stage("judge", 1, JudgeStage, "scores", SCHEMA_VERSION, judge)
+STAGE = Stage("judge", 2, JudgeStage, "scores", SCHEMA_VERSION, judge)

@@ -128,3 +128,21 @@ def test_a_round_is_told_under_the_names_of_the_report(tmp_path):
     assert (row["reward"], row["success"], row["kl"], row["entropy"], row["turns"]) == (0.4, 0.5, 0.01, 0.5, 3.0)
     assert (row["sampled_tokens"], row["tokens_per_s"], row["sampling_tokens_per_s"]) == (40.0, 150.0, 600.0)
     assert (row["collect_s"], row["train_s"]) == (2.0, 2.0)
+
+
+def test_whoever_plays_beside_the_policy_is_told_apart(tmp_path):
+    def artifact(stage, metrics):
+        return Artifact(stage, stage, stage, 1, stage, tmp_path, metrics, {}, (), 2.0)
+
+    collect = {"episodes": 4.0, "success": 0.25, "second/episodes": 3.0, "second/success": 0.5, "second/failed": 0.0}
+    row = round_figures(
+        {
+            "collect": artifact("collect", collect),
+            "judge": artifact("judge", {"reward": 0.2, "second/reward": 0.4}),
+        }
+    )
+    assert {name: value for name, value in row.items() if "/" in name} == {
+        "second/episodes": 3.0,
+        "second/success": 0.5,
+        "second/reward": 0.4,
+    }

@@ -352,6 +352,27 @@ def test_figures_of_scores_in_one_pass():
     assert Tally().figures() == {"scored": 0.0, "unscored": 0.0, "cost": 0.0}
 
 
+def test_rewards_of_others_are_not_mixed_into_that_of_the_policy():
+    parts = {"a/0": "", "a/1": "", "a/2": "teacher", "a~second/0": "second", "a~second/1": "second"}
+    scores = [Score(name, reward, {"x": reward}) for name, reward in zip(parts, (0.0, 0.5, 1.0, 0.25, 0.75))]
+    scores[-1] = Score("a~second/1", None, failure=FAILURE)
+    tally = Tally()
+    list(tally.over(scores, parts))
+    assert tally.figures() == {
+        "scored": 4.0,
+        "unscored": 1.0,
+        "cost": 0.0,
+        "reward": 0.25,
+        "reward_std": 0.25,
+        "components/x": 0.25,
+        "teacher/reward": 1.0,
+        "second/reward": 0.25,
+    }
+    alone = Tally()
+    list(alone.over([Score("a/0", 0.5)], {"a/0": "teacher"}))
+    assert alone.figures()["reward"] == 0.5
+
+
 def test_a_filter_counts_what_it_drops_and_why(context):
     rewards = {"a/0": 1.0, "a/1": 0.0, "b/0": 0.5, "b/1": 0.5, "c/0": 1.0, "c/1": None}
     inputs = stored(context, EPISODES, [Score(*pair) for pair in rewards.items()])

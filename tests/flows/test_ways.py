@@ -42,6 +42,34 @@ def test_second_attempts_are_counted_apart(tmp_path, context):
     assert all(len(one.histories) >= 2 for one in found if one not in first)
 
 
+class Named:
+    """Gives each episode a reward by whose it is."""
+
+    def __call__(self, trajectory):
+        return {"teacher": 1.0}.get(trajectory.policy, 0.25 if "~" in trajectory.id else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("ways", "others"),
+    [
+        ({"reflection": {"max_tokens": 4}}, {"second/reward": 0.25}),
+        ({"opponent": "policy", "environment": "game"}, {"other/reward": 0.25}),
+        ({"teacher": "tiny", "algorithm": SFT}, {"teacher/reward": 1.0}),
+    ],
+)
+def test_the_reward_of_a_round_is_that_of_the_policys_own_attempts(tmp_path, context, ways, others):
+    named = {"game": GAME, "tiny": TEACHER}
+    recorded = run(tmp_path, **{name: named.get(str(way), way) for name, way in ways.items()})
+    collected, _ = run_stage(recorded.requests["collect[1]"], context)
+    spec = {**recorded.requests["judge[1]"].spec, "reward": {"_target_": f"{__name__}.Named"}}
+    inputs = {"trajectories": collected.key}
+    request = replace(recorded.requests["judge[1]"], inputs=inputs, spec=spec, allow=("tests",))
+    judged, _ = run_stage(request, context)
+    context.warm.close()
+    found = {name: value for name, value in judged.metrics.items() if name.endswith("reward")}
+    assert found == {"reward": 0.0, **others}
+
+
 def test_a_scenario_counts_once_however_many_groups_of_it_are_kept(tmp_path, context):
     recorded = run(tmp_path, reflection={"max_tokens": 4})
     everything = {"filter": {"_target_": "components.filters.everything.Everything"}}
@@ -124,12 +152,19 @@ def test_labels_of_continuations_teach_a_process_reward_model(tmp_path, context)
     learned = {"scenarios": 2, "group_size": 2, "continuations": 2, "algorithm": heads}
     model = {**TINY.model_dump(), "max_length": 4096, "lora": {"rank": 4}}
     recorded = Recorder(
-        tmp_path, warmup=None, reward_model=learned, model=model, agent={"max_turns": 2, "max_tokens": 4}
+        tmp_path,
+        warmup=None,
+        reward_model=learned,
+        model=model,
+        agent={"max_turns": 2, "max_tokens": 4},
+        environment=GAME,  # goes on where an answer is no move
     )
     assert recorded.requests["collect[1]"].spec["collect"]["continuations"] == 0
     collected, _ = run_stage(recorded.requests["collect[reward]"], context)
     found = list(read_trajectories(collected.path / "trajectories.parquet"))
-    assert [len(read(CONTINUED, one)) for one in found] == [one.metrics["turns"] for one in found]
+    assert [len(read(CONTINUED, one)) for one in found] == [one.metrics["turns"] for one in found] == [2.0] * 4
+    assert collected.metrics["continued/episodes"] == sum(2 * (one.metrics["turns"] - 1) for one in found)
+    assert collected.metrics["continued/sampled_tokens"] > 0
     keys = {"trajectories": collected.key}
     judged, _ = run_stage(replace(recorded.requests["judge[reward]"], inputs=keys), context)
     keys["scores"] = judged.key
