@@ -111,10 +111,11 @@ def _evaluations(letter: str, run: RunRecord, peek: Peek, notes: list[str]) -> d
     not get to its end has the last evaluation of its rounds in the place of the final one."""
     from components.evaluation.report import Evaluation
     from components.trajectories.store import load_scored
-    from flows.results import TITLES
+    from flows.results import titles_by
 
     keys = {one.label: one.key for one in run.stages}
-    titles = {f"evaluate[{name}]": (name, title) for name, title in TITLES.items()}
+    algorithm = str(run.spec.get("algorithm", {}).get("name", ""))
+    titles = {f"evaluate[{name}]": (name, title) for name, title in titles_by(algorithm).items()}
     chosen = next((one.step for one in run.notices if one.kind == "best"), None)
     if chosen is not None:
         titles["evaluate[final]"] = "final", f"round {chosen} (best)" if chosen else "start of the rounds (best)"
@@ -137,8 +138,7 @@ def _evaluations(letter: str, run: RunRecord, peek: Peek, notes: list[str]) -> d
             except (OSError, ValueError) as error:
                 notes.append(f"{label} cannot be read: {error}")
                 continue
-        algorithm = str(run.spec.get("algorithm", {}).get("name", "")).upper()
-        found[name] = Evaluation(f"{letter} {title.format(algorithm=algorithm)}", summary, episodes)
+        found[name] = Evaluation(f"{letter} {title}", summary, episodes)
     if not found:
         notes.append("there is no finished evaluation")
     return found

@@ -20,8 +20,11 @@ from flows.spec import ExperimentSpec
 if TYPE_CHECKING:
     from components.evaluation.report import RewardTraining
 
-TITLES = {"start": "start", "sft": "after SFT", "final": "after {algorithm}"}
-"""Names of the policies that are evaluated."""
+
+def titles_by(algorithm: str) -> dict[str, str]:
+    """What the evaluated policies are called, by the algorithm of the rounds; the warmup is SFT too."""
+    final = "after the rounds" if algorithm == "sft" else f"after {algorithm.upper()}"
+    return {"start": "start", "sft": "after SFT", "final": final}
 
 
 @dataclass(frozen=True)
@@ -242,7 +245,7 @@ def conclude(execution: Execution, outcome: Outcome, overrides: Sequence[str], *
 def titles_of(spec: ExperimentSpec, outcome: Outcome) -> dict[str, str]:
     """What the evaluated policies are called; the final one by its round where that is not the last of the experiment,
     or was chosen."""
-    titles = {name: TITLES[name].format(algorithm=spec.algorithm.name.upper()) for name in outcome.evaluations}
+    titles = {name: titles_by(spec.algorithm.name)[name] for name in outcome.evaluations}
     if "final" in titles:
         if outcome.step == outcome.first_step:
             titles["final"] = "start of the rounds"

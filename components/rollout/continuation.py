@@ -4,7 +4,7 @@ After an episode has come to its end, each of its steps but the last is returned
 so many times. The share of successes is the label of the step; that of the last step is the episode's own success. The
 labels are metrics of the episode, `continued/0`, `continued/1` and so on, one for each turn: heads of a process reward
 model learn them by the name `continued`, and the reward `continued` makes step rewards of them. How many continuations
-there were and what they sampled stands beside them (`continued/episodes`, `continued/sampled_tokens`).
+there were and what they sampled stands beside them (`continuations`, `continued_tokens`).
 
 An environment that can save is restored (`protocol.Restorable`). Any other is reset and given the actions again: by the
 protocol it then says the same again, and one that does not is refused by name.
@@ -29,7 +29,7 @@ from components.rollout.player import episode_number
 from components.trajectories import step_labels
 from components.trajectories.groups import aside
 from components.trajectories.schema import Scenario, Trajectory
-from components.trajectories.step_labels import CONTINUED
+from components.trajectories.step_labels import CONTINUATIONS, CONTINUED, CONTINUED_TOKENS
 
 
 class Continuing:
@@ -81,7 +81,7 @@ class Continuing:
                     return [first, end]
                 wins += end.success
             labels.insert(0, wins / self._count)
-        counts = {f"{CONTINUED}/episodes": episodes, f"{CONTINUED}/sampled_tokens": tokens}
+        counts = {CONTINUATIONS: episodes, CONTINUED_TOKENS: tokens}
         return [replace(first, metrics=first.metrics | step_labels.written(CONTINUED, labels) | counts)]
 
     def following(self, first: Trajectory) -> list[str]:

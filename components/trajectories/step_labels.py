@@ -8,6 +8,8 @@ from components.trajectories.schema import Trajectory
 
 CONTINUED = "continued"
 """Of each turn, how often the policy succeeded when it played on from there (`collect.continuations`)."""
+CONTINUATIONS, CONTINUED_TOKENS = "continuations", "continued_tokens"
+"""Metrics of an episode with such labels: how often was played on from its turns, and what that sampled."""
 
 
 def written(name: str, labels: Sequence[float]) -> dict[str, float]:

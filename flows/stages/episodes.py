@@ -22,7 +22,7 @@ from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
 from components.trajectories.parts import main_of, part_of
 from components.trajectories.schema import Scenario, Trajectory
-from components.trajectories.step_labels import CONTINUED
+from components.trajectories.step_labels import CONTINUATIONS, CONTINUED, CONTINUED_TOKENS
 from flows.stages.base import Context
 from flows.stages.shards import Shards
 
@@ -266,11 +266,12 @@ def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     if finished:
         values["success"] = sum(t.success for t in finished) / len(finished)
         counted = {name for t in finished for name in t.metrics if "/" not in name}  # the others are labels of turns
-        for name in sorted(counted - {"sampled_tokens"}):
+        for name in sorted(counted - {"sampled_tokens", CONTINUATIONS, CONTINUED_TOKENS}):
             values[name] = sum(t.metrics.get(name, 0.0) for t in finished) / len(finished)
-        for name in (f"{CONTINUED}/episodes", f"{CONTINUED}/sampled_tokens"):
-            if counts := [t.metrics[name] for t in finished if name in t.metrics]:
-                values[name] = values.get(name, 0.0) + sum(counts)
+        for metric, name in ((CONTINUATIONS, "episodes"), (CONTINUED_TOKENS, "sampled_tokens")):
+            if metric in counted:
+                more = sum(t.metrics.get(metric, 0.0) for t in finished)
+                values[f"{CONTINUED}/{name}"] = values.get(f"{CONTINUED}/{name}", 0.0) + more
         values["tokens_per_episode"] = sum(t.metrics.get("sampled_tokens", 0.0) for t in finished) / len(finished)
     return values
 

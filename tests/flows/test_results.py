@@ -6,7 +6,7 @@ import pytest
 
 from components.artifacts import Artifact
 from flows.online_rl import Outcome
-from flows.results import Results, round_figures, titles_of
+from flows.results import Results, round_figures, titles_by, titles_of
 from flows.stopping import Measured
 from tests.flows.pretend import spec_of
 
@@ -111,6 +111,11 @@ def test_the_summary_for_prefect_links_the_report():
     assert "[Report](file:///runs/report.html)" in text
     assert "| after GRPO | 0.500 [0.250, 0.750] |" in text
     assert "(https://host/report.html)" in results(report="https://host/report.html").markdown()
+
+
+def test_policies_after_a_warmup_and_after_rounds_of_the_same_algorithm_have_names_of_their_own():
+    assert titles_by("grpo") == {"start": "start", "sft": "after SFT", "final": "after GRPO"}
+    assert len(set(titles_by("sft").values())) == 3
 
 
 def test_a_round_is_told_under_the_names_of_the_report(tmp_path):

@@ -86,7 +86,13 @@ def test_replaying_gives_what_restoring_gives():
 
 def test_the_episode_is_the_one_that_is_played_without():
     plain = collect(Tosser(), Coins, scenarios(3), max_turns=3)
-    for one, other in zip(plain, continued(Tosser(), Coins, 2), strict=True):
+    engine = Tosser()
+    found = continued(engine, Coins, 2)
+    answers = len(engine.requests) - sum(one.metrics["turns"] for one in found)
+    assert sum(one.metrics["continued_tokens"] for one in found) == answers * len("heads")
+    for one, other in zip(plain, found, strict=True):
+        assert other.metrics.pop("continuations") == 2 * 2  # of all turns but the last one
+        del other.metrics["continued_tokens"]
         other.metrics = {name: value for name, value in other.metrics.items() if "/" not in name}
         assert repr(one) == repr(other)
 
