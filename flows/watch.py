@@ -46,10 +46,11 @@ def as_text(event: Mapping[str, Any]) -> str:
     """One event as it is shown."""
     if "episode" in event:
         return f"\n── {printable(str(event['episode']))} " + "─" * 20
-    if "ended" in event:
+    if "ended" in event or "followed" in event:
         how = "success" if event["success"] else "no success"
         failed = f", failed: {_lines(event['failure'])}" if event["failure"] else f", {how}"
-        return f"── ended: reward {event['reward']:.3g}{failed}"
+        which = "ended" if "ended" in event else printable(str(event["followed"]))
+        return f"── {which}: reward {event['reward']:.3g}{failed}"
     sampled = f" ({event['sampled']} tokens)" if "sampled" in event else ""
     lines = [f"{printable(event['role'])}{sampled}: {_lines(event['content'])}"]
     lines += [f"    → {_lines(call)}" for call in event.get("calls", ())]

@@ -32,7 +32,8 @@ EVERY = 0.2
 
 Event = Mapping[str, Any]
 """`{"episode": name}` where one begins to be watched; `{"role", "content", "calls", "sampled"}` of a message, where
-`sampled` are its tokens, if the policy said it; `{"ended": name, "reward", "success", "failure"}`."""
+`sampled` are its tokens, if the policy said it; `{"ended": name, "reward", "success", "failure"}`, and the same with
+`followed` for what was played after it and belongs to it: a second attempt, the other player's side, a teacher's."""
 Tell = Callable[[int, int, Mapping[str, float]], None]
 """Told how many of how many episodes are done, with figures: `running`, `failed`, `tokens_per_s`, and the mean `reward`
 of those that ended well: what the environment gave, before any judge."""
@@ -64,6 +65,8 @@ class Live:
         self._rewards = 0.0
         self._running: set[str] = set()
         self._watched: str | None = None
+        self._followed = False
+        """Whether the episode that ended last was the one that is watched."""
         self._shown: list[dict[str, Any]] = []
         for one in finished:
             self._count(one)
@@ -97,20 +100,21 @@ class Live:
         with self._lock:
             self._running.discard(trajectory.id)
             self._count(trajectory)
-            if trajectory.id == self._watched:
+            self._followed = trajectory.id == self._watched
+            if self._followed:
                 said = trajectory.histories[-1].messages if trajectory.histories else []
-                self._show([{"role": one.role, "content": one.content} for one in said])
-                failure = trajectory.failure
-                self._event(
-                    {
-                        "ended": trajectory.id,
-                        "reward": given(trajectory),
-                        "success": trajectory.success,
-                        "failure": _cut(f"{failure.kind}: {failure.message}") if failure else None,
-                    }
-                )
+                end = [{"role": one.role, "content": one.content} for one in said]
+                if self._goes_on(end):  # else something else was said since, such as a second attempt
+                    self._show(end)
+                self._event({"ended": trajectory.id, **_outcome(trajectory)})
                 self._watched = None
             self._say_counts()
+
+    def follows(self, trajectory: Trajectory) -> None:
+        """What belongs to the episode that ended last, and is none of those that are counted."""
+        with self._lock:
+            if self._followed:
+                self._event({"followed": trajectory.id, **_outcome(trajectory)})
 
     def close(self) -> None:
         """Removes the file: nobody plays any more."""
@@ -139,11 +143,12 @@ class Live:
 
     def _show(self, messages: list[dict[str, Any]]) -> None:
         """Those that come after what was shown; all of them, where the conversation is another one."""
-        known = len(self._shown)
-        if [one.get("role") for one in messages[:known]] != [one.get("role") for one in self._shown]:
-            known = 0
-        for one in messages[known:]:
+        for one in messages[len(self._shown) if self._goes_on(messages) else 0 :]:
             self._event(_message(one))
+
+    def _goes_on(self, messages: list[dict[str, Any]]) -> bool:
+        """Whether they begin with what was shown. An agent may write its calls, and what is empty, in another way."""
+        return [_core(one) for one in messages[: len(self._shown)]] == [_core(one) for one in self._shown]
 
     def _event(self, event: Event) -> None:
         if self._listen is not None:
@@ -194,6 +199,19 @@ def given(trajectory: Trajectory) -> float:
     if isinstance(stated, int | float) and not isinstance(stated, bool):
         return float(stated)
     return float(sum(trajectory.step_rewards))
+
+
+def _outcome(trajectory: Trajectory) -> dict[str, Any]:
+    failure = trajectory.failure
+    return {
+        "reward": given(trajectory),
+        "success": trajectory.success,
+        "failure": _cut(f"{failure.kind}: {failure.message}") if failure else None,
+    }
+
+
+def _core(message: Mapping[str, Any]) -> tuple[str, str]:
+    return str(message.get("role")), str(message.get("content") or "")
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

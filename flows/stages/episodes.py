@@ -146,6 +146,8 @@ def play(
         episodes.add(trajectory, seconds)
         if trajectory.id in wanted:
             live.ended(trajectory)
+        else:
+            live.follows(trajectory)
 
     def on_retry(_: EnvironmentAway) -> None:
         nonlocal retried

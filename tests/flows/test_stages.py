@@ -354,7 +354,8 @@ def test_figures_of_scores_in_one_pass():
 
 def test_rewards_of_others_are_not_mixed_into_that_of_the_policy():
     parts = {"a/0": "", "a/1": "", "a/2": "teacher", "a~second/0": "second", "a~second/1": "second"}
-    scores = [Score(name, reward, {"x": reward}) for name, reward in zip(parts, (0.0, 0.5, 1.0, 0.25, 0.75))]
+    rewards = dict(zip(parts, (0.0, 0.5, 1.0, 0.25, 0.75), strict=True))
+    scores = [Score(name, reward, {"x": reward}) for name, reward in rewards.items()]
     scores[-1] = Score("a~second/1", None, failure=FAILURE)
     tally = Tally()
     list(tally.over(scores, parts))

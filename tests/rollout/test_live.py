@@ -7,8 +7,10 @@ import json
 import pytest
 
 from components.environments.protocol import Step
-from components.rollout import live
-from components.rollout.live import Live
+from components.rollout import agent, live
+from components.rollout.live import Live, given
+from components.rollout.reflection import Reflecting
+from components.rollout.spec import ReflectionSpec
 from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, scenarios
 
 
@@ -52,6 +54,40 @@ def test_one_episode_is_shown_from_its_first_message_to_its_end(tmp_path, told):
     assert [one["episode"] for one in events if "episode" in one] == [one.id for one in played]  # one after the other
     view.close()
     assert not (tmp_path / live.FILE).exists()
+
+
+class Lost(Echo):
+    """Never a success. The second try is over sooner than the first."""
+
+    tries = 0
+
+    def reset(self, scenario):
+        Lost.tries += 1
+        return super().reset(scenario)
+
+    def step(self, action):
+        step = super().step(action)
+        return Step(step.observation, step.reward, step.done or Lost.tries % 2 == 0, {"success": False})
+
+
+def test_what_belongs_to_a_shown_episode_is_told_after_its_end_and_nothing_is_shown_twice(tmp_path, told):
+    view = make(tmp_path, told)
+    jobs = {f"s{n}/{k}" for n in range(4) for k in range(2)}
+    hear = {
+        "on_begin": view.begins,
+        "on_episode": lambda one, seconds: view.ended(one) if one.id in jobs else view.follows(one),
+    }
+    player = Reflecting(agent.play, ReflectionSpec(max_tokens=8))
+    played = collect(Parrot(), Lost, scenarios(4), **hear, player=player, concurrency=1)
+    events = lines(tmp_path)[1:]
+    shown = events[: next(place for place, one in enumerate(events) if one.get("episode") == "s0/1")]
+    second = next(one for one in played if one.id == "s0~second/0")
+    assert [("ended" in one, "followed" in one) for one in shown[-2:]] == [(True, False), (False, True)]
+    assert shown[-1] == {"followed": "s0~second/0", "reward": given(second), "success": False, "failure": None}
+    said = [(one["role"], one["content"]) for one in shown if one.get("role") == "assistant"]
+    first = next(one for one in played if one.id == "s0/0")
+    told = [message.content for one in (first, second) for history in one.histories for message in history.messages]
+    assert [text for _, text in said] == [text for text in told if text.isdecimal()]
 
 
 def test_of_many_at_once_one_is_shown_and_all_are_counted(tmp_path, told, monkeypatch):
