@@ -115,7 +115,8 @@ def _evaluations(letter: str, run: RunRecord, peek: Peek, notes: list[str]) -> d
 
     keys = {one.label: one.key for one in run.stages}
     algorithm = str(run.spec.get("algorithm", {}).get("name", ""))
-    titles = {f"evaluate[{name}]": (name, title) for name, title in titles_by(algorithm).items()}
+    named = titles_by(algorithm, "evaluate[sft]" in keys)
+    titles = {f"evaluate[{name}]": (name, title) for name, title in named.items()}
     chosen = next((one.step for one in run.notices if one.kind == "best"), None)
     if chosen is not None:
         titles["evaluate[final]"] = "final", f"round {chosen} (best)" if chosen else "start of the rounds (best)"

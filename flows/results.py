@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from components.evaluation.report import RewardTraining
 
 
-def titles_by(algorithm: str) -> dict[str, str]:
-    """What the evaluated policies are called, by the algorithm of the rounds; the warmup is SFT too."""
-    final = "after the rounds" if algorithm == "sft" else f"after {algorithm.upper()}"
+def titles_by(algorithm: str, warmup: bool) -> dict[str, str]:
+    """What the evaluated policies are called, by the algorithm of the rounds; a warmup is SFT too."""
+    final = "after the rounds" if warmup and algorithm == "sft" else f"after {algorithm.upper()}"
     return {"start": "start", "sft": "after SFT", "final": final}
 
 
@@ -245,7 +245,8 @@ def conclude(execution: Execution, outcome: Outcome, overrides: Sequence[str], *
 def titles_of(spec: ExperimentSpec, outcome: Outcome) -> dict[str, str]:
     """What the evaluated policies are called; the final one by its round where that is not the last of the experiment,
     or was chosen."""
-    titles = {name: titles_by(spec.algorithm.name)[name] for name in outcome.evaluations}
+    named = titles_by(spec.algorithm.name, "sft" in outcome.evaluations)
+    titles = {name: named[name] for name in outcome.evaluations}
     if "final" in titles:
         if outcome.step == outcome.first_step:
             titles["final"] = "start of the rounds"

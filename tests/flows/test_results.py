@@ -114,8 +114,9 @@ def test_the_summary_for_prefect_links_the_report():
 
 
 def test_policies_after_a_warmup_and_after_rounds_of_the_same_algorithm_have_names_of_their_own():
-    assert titles_by("grpo") == {"start": "start", "sft": "after SFT", "final": "after GRPO"}
-    assert len(set(titles_by("sft").values())) == 3
+    assert titles_by("grpo", True) == {"start": "start", "sft": "after SFT", "final": "after GRPO"}
+    assert titles_by("sft", True) == {"start": "start", "sft": "after SFT", "final": "after the rounds"}
+    assert titles_by("sft", False)["final"] == "after SFT"
 
 
 def test_a_round_is_told_under_the_names_of_the_report(tmp_path):
