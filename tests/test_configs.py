@@ -338,7 +338,7 @@ def test_an_experiment_without_its_package_line_is_told_so(tmp_path):
     }
 
 
-@pytest.mark.parametrize("experiment", ["smoke", "reward_model", "continuation"])
+@pytest.mark.parametrize("experiment", ["smoke", "reward_model"])
 def test_the_small_experiments_take_any_environment_and_any_reward(mine, tmp_path, experiment):
     """They set no key of their own in either."""
     (tmp_path / "conf" / "reward").mkdir()

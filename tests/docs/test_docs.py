@@ -24,9 +24,9 @@ from tests.test_configs import NEEDED, PACKAGES
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 COMMANDS = [(page, line) for page in PAGES for line in commands(page)]
 RUNS = [
-    pytest.param(words(line)[3:], id=f"{page.stem}: {line.partition(' -m flows.run ')[2].partition(' #')[0].strip()}")
+    pytest.param(words(line)[3:], id=f"{page.stem}: {line.partition(' -m flows.')[2].partition(' #')[0].strip()}")
     for page, line in COMMANDS
-    if words(line)[1:3] == ["-m", "flows.run"]
+    if words(line)[1:3] in (["-m", "flows.run"], ["-m", "flows.plan"])
 ]
 OPTIONS = {"-m", "--help", "--cfg", "job", "--package", "--fork"}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -116,7 +116,7 @@ def test_every_run_command_is_valid(arguments):
         if package is not None and find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     assert {word for word in arguments if word.startswith("-")} <= OPTIONS
-    check([word for word in arguments if "=" in word], multirun="-m" in arguments)
+    check([word for word in arguments if "=" in word or word.startswith("~")], multirun="-m" in arguments)
 
 
 def test_every_other_command_exists():

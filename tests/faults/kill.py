@@ -127,10 +127,22 @@ class Try:
 
 def at_work(log: str, labels: list[str]) -> str:
     """The stage that a run works on, by its log; `start` before the first one, `end` after the last one."""
-    done = re.findall(r"flows\.execution: (\S+) (?:ran|cached) in", log)
     if "Beginning flow run" not in log:
         return "start"
-    return labels[len(done)] if len(done) < len(labels) else "end"
+    return next(iter(not_done(log, labels)), "end")
+
+
+def not_done(log: str, labels: list[str]) -> list[str]:
+    done = set(re.findall(r"flows\.execution: (\S+) (?:ran|cached) in", log))
+    return [label for label in labels if label not in done]
+
+
+def hit_by(log: str, labels: list[str], overlap: bool) -> set[str]:
+    """The stages in which a kill now falls: the one at work, and with overlap the collecting beside a training."""
+    stage = at_work(log, labels)
+    number = re.fullmatch(r"train\[(\d+)\]", stage)
+    beside = f"collect[{int(number[1]) + 1}]" if number and overlap else ""
+    return {stage, *({beside} & set(not_done(log, labels)))}
 
 
 class Cards:
@@ -237,9 +249,9 @@ def run(times: int, seed: int, folder: Path, overrides: list[str]) -> dict[str, 
             hand = hand[1:]
             how = draw.choice(["flow", "tree"])
             stage = at_work(one.log(), labels)
+            hit |= hit_by(one.log(), labels, "collect.overlap=1" in overrides)
             left = kill(process, one.root, how)
             kills[stage] += 1
-            hit.add(stage)
             hows[how] += 1
             wrong["processes_left"] += len(left)
             still = f"; left: {left}" if left else ""
