@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
-from components.errors import EnvironmentAway, Problem, SpecError
+from components.errors import EnvironmentAway, Problem, SpecError, TooManyFailures
 from components.inference.protocol import BASE_POLICY, Engine, Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
@@ -175,6 +175,9 @@ def play(
                 player=own_agent or _player(agent, ways, other, group_size),
                 temperature_step=ways.temperature_step if ways else 0.0,
             )
+    except TooManyFailures as error:
+        more = f"The same command plays again what failed; {what['stage']}.max_failures says how many may"
+        raise TooManyFailures(f"{what['what']}: {error}. {more}") from None
     finally:
         episodes.flush()
         live.close()

@@ -72,7 +72,11 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     finished = [one for one in trajectories if one.failure is None]
     acted = [one for one in finished if one.metrics.get("parse_errors") != one.metrics.get("turns")]  # ever
     if acted and not any("success" in one.outcome for one in acted):
-        log.warning("%s says `success` in the info of no episode: none counts as one", spec.environment.target)
+        if spec.agent.function is None:
+            log.warning("%s says `success` in the info of no episode: none counts as one", spec.environment.target)
+        else:
+            text = '%s returned `success` for no episode: none counts as one; return {"success": ..., "reward": ...}'
+            log.warning(text, spec.agent.function.target)
     tally = judge.Tally()
     reward = judge.ready(spec.reward.build(), spec.reward.resolved(), context, spec.model)
     scores = list(tally.over(judge.judged(reward, trajectories, context, spec.judge)))

@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from components.errors import SpecError
+from components.errors import SpecError, TooManyFailures
 from components.specs import validate
 from components.trajectories.store import read_trajectories
 from flows.spec import ExperimentSpec
@@ -31,6 +31,14 @@ def agent(scenario, base_url, api_key, model, *, turns: int = 2):
     return {"success": False, "reward": 0.25}
 
 
+def quiet(scenario, base_url, api_key, model):
+    return agent(scenario, base_url, api_key, model, turns=1)["reward"]
+
+
+def broken(scenario):
+    raise KeyError("order")
+
+
 def run(tmp_path, **given) -> Recorder:
     own = {"max_turns": 4, "max_tokens": 8, "function": given or f"{HERE}.agent"}
     model = {**TINY.model_dump(), "max_length": 2048}
@@ -51,6 +59,25 @@ def test_its_episodes_are_those_of_the_stage(tmp_path, context):
         assert len(sampled) == 2
         assert all(0 < message.span[1] - message.span[0] <= 8 for message in sampled)
         assert sum(sum(history.sampled_mask()) for history in one.histories) == one.metrics["sampled_tokens"]
+
+
+def test_who_says_nothing_of_success_is_named(tmp_path, context, caplog):
+    recorded = run(tmp_path, _target_=f"{HERE}.quiet")
+    run_stage(recorded.requests["evaluate[start]"], context)
+    context.warm.close()
+    assert f"{HERE}.quiet returned `success` for no episode" in caplog.text
+    assert "Shop" not in caplog.text
+
+
+def test_too_many_failures_say_where_and_what_can_be_done(tmp_path, context):
+    recorded = run(tmp_path, _target_=f"{HERE}.broken")
+    with pytest.raises(TooManyFailures) as raised:
+        run_stage(recorded.requests["collect[1]"], context)
+    context.warm.close()
+    text = str(raised.value)
+    assert text.startswith("collect, round 1: 1 of ")
+    assert "KeyError: 'order'" in text
+    assert text.endswith("The same command plays again what failed; collect.max_failures says how many may")
 
 
 def test_another_argument_is_another_agent(tmp_path):
