@@ -1,0 +1,117 @@
+"""What rewards, reward models and filters need to do their part."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from components.algorithms.spec import (
+    DistillSpec,
+    ProcessRewardModelSpec,
+)
+from components.errors import Problem
+from components.inference.spec import InferenceSpec, RemoteSpec
+from components.rollout.spec import AgentSpec, CollectSpec
+from components.specs import Target
+from components.trajectories.step_labels import CONTINUED
+from flows.guards import GuardsSpec
+
+if TYPE_CHECKING:
+    from flows.spec import RewardModelPartSpec, WarmupSpec
+
+
+def reward(reward: Target) -> Iterator[Problem]:
+    thing = reward.factory()
+    if inspect.isclass(thing) and not {"__call__", "score_group"} & set(dir(thing)):
+        yield Problem("reward._target_", f"{reward.target} can score nothing; expected `__call__` or `score_group`")
+
+
+def refresh(reward_model: RewardModelPartSpec | None, rounds: int, guards: GuardsSpec) -> Iterator[Problem]:
+    if reward_model is None:
+        return
+    every = reward_model.every
+    if every >= max(rounds, 1):
+        most = f"at most {rounds - 1}, or 0" if rounds > 1 else "0"
+        yield Problem("reward_model.every", f"{every}: with rounds={rounds} no round comes after it; expected {most}")
+    if not every and reward_model.keep != "all":
+        yield Problem(
+            "reward_model.keep",
+            f"{reward_model.keep}: says what is trained on again after rounds, and every=0 trains once; expected all, "
+            "or reward_model.every=1 or more",
+        )
+    if every == 1 and guards.reward_hacking == "stop":
+        yield Problem(
+            "guards.reward_hacking",
+            "stop compares the training rewards of rounds that the same reward model judged, and reward_model.every=1 "
+            "leaves no two of them; expected off or warn, or reward_model.every=2 or more",
+        )
+
+
+def reward_model(
+    reward_model: RewardModelPartSpec | None,
+    collect: CollectSpec,
+    inference: InferenceSpec,
+    algorithm: Any,
+    agent: AgentSpec,
+) -> Iterator[Problem]:
+    if reward_model is None:
+        return
+    trained = reward_model.algorithm
+    if reward_model.continuations and not (CONTINUED in trained.heads and isinstance(trained, ProcessRewardModelSpec)):
+        yield Problem(
+            "reward_model.continuations",
+            f"{reward_model.continuations} label steps, and no head learns them; expected 0, or reward_model=process "
+            f"with reward_model.algorithm.heads={{{CONTINUED}: 1.0}}",
+        )
+    if CONTINUED in trained.heads and not reward_model.continuations:
+        yield Problem(
+            "reward_model.algorithm.heads",
+            f"{CONTINUED} learns the labels of continuations, and reward_model.continuations=0 makes none; expected 1 "
+            "or more",
+        )
+    if reward_model.continuations and (agent.function is not None or agent.roles is not None):
+        yield Problem(
+            "reward_model.continuations",
+            f"{reward_model.continuations}: go on from a step of the agent loop, and agent.function or agent.roles "
+            "play in its place; expected 0",
+        )
+    if reward_model.continuations and agent.format == "code":
+        yield Problem(
+            "reward_model.continuations",
+            f"{reward_model.continuations}: go on from single actions, and a block of agent.format=code may be many; "
+            "expected 0, or another format",
+        )
+    if reward_model.continuations and collect.opponent != "environment":
+        yield Problem(
+            "reward_model.continuations",
+            f"{reward_model.continuations}: go on against the environment's opponent; expected 0, or "
+            "collect.opponent=environment",
+        )
+    by_turn = isinstance(trained, ProcessRewardModelSpec) and trained.loss == "mse"
+    if isinstance(algorithm, DistillSpec):
+        yield Problem("reward_model", "algorithm=distill learns from no reward; expected reward_model=none")
+    if getattr(algorithm, "credit", "episode") == "turns" and not isinstance(trained, ProcessRewardModelSpec):
+        yield Problem(
+            "algorithm.credit",
+            f"turns: reward_model.algorithm.name={trained.name} scores whole episodes; expected episode, or "
+            "reward_model=process",
+        )
+    if not by_turn and reward_model.group_size == 1:
+        yield Problem(
+            "reward_model.group_size", "1: pairs are two episodes of a scenario; expected at least 2, or loss: mse"
+        )
+    if not by_turn and collect.temperature == 0:
+        yield Problem("collect.temperature", "0 plays every episode of a scenario alike; expected more than 0")
+    if isinstance(inference, RemoteSpec) and not inference.tokens:
+        yield Problem("inference.tokens", "false, and reward_model reads the tokens of episodes; expected true")
+    if reward_model.models == 1 and reward_model.combine != "mean":
+        yield Problem(
+            "reward_model.combine", f"{reward_model.combine}: says what several models give, and models=1 is one"
+        )
+
+
+def filters(filter: Target, warmup: WarmupSpec | None) -> Iterator[Problem]:
+    for path, target in [("filter", filter), *([("warmup.filter", warmup.filter)] if warmup else [])]:
+        if "select" not in dir(target.factory()):
+            yield Problem(f"{path}._target_", f"{target.target} is no filter; expected a class with a method `select`")

@@ -1,0 +1,179 @@
+"""What an algorithm needs of the episodes that it learns from, and of the model that learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from components.algorithms.spec import (
+    DistillSpec,
+    EWCSpec,
+    GRPOSpec,
+    PairSpec,
+    PolicyGradientSpec,
+    PPOSpec,
+    ReplaySpec,
+)
+from components.errors import Problem
+from components.evaluation.spec import EvaluateSpec
+from components.filters.everything import Everything
+from components.filters.signal import Signal
+from components.inference.spec import InferenceSpec, RemoteSpec
+from components.models.spec import ModelSpec
+from components.rollout.spec import CollectSpec
+from components.specs import Target
+from flows.guards import GuardsSpec
+from flows.stopping import EarlyStoppingSpec
+
+if TYPE_CHECKING:
+    from flows.spec import RewardModelPartSpec, WarmupSpec
+
+
+def algorithm(algorithm: Any, collect: CollectSpec, rounds: int) -> Iterator[Problem]:
+    if rounds == 0:
+        return
+    if isinstance(algorithm, PairSpec) and collect.group_size == 1:
+        yield Problem(
+            "collect.group_size",
+            f"1: {algorithm.name} compares two episodes of a scenario; expected at least 2, or kto",
+        )
+    if not isinstance(algorithm, PolicyGradientSpec):
+        return
+    if collect.group_size == 1 and _compares(algorithm):
+        yield Problem(
+            "collect.group_size",
+            f"1: {algorithm.name} compares the episodes of a group with each other; expected at least 2, or another "
+            "algorithm or algorithm.baseline",
+        )
+    if collect.scenarios % algorithm.minibatches:
+        divisors = [n for n in range(1, collect.scenarios + 1) if collect.scenarios % n == 0]
+        yield Problem(
+            "algorithm.minibatches",
+            f"{algorithm.minibatches} does not divide collect.scenarios={collect.scenarios}; "
+            f"expected one of {', '.join(map(str, divisors))}",
+        )
+    if collect.temperature == 0:
+        yield Problem(
+            "collect.temperature",
+            "0 samples nothing: greedy choices have no probability to learn from; expected more than 0",
+        )
+    if algorithm.overlong_buffer > algorithm.overlong:
+        yield Problem(
+            "algorithm.overlong_buffer",
+            f"{algorithm.overlong_buffer} is more than algorithm.overlong={algorithm.overlong}, where it ends",
+        )
+    if isinstance(algorithm, PPOSpec) and algorithm.kl_target is not None and not algorithm.kl_coefficient:
+        yield Problem(
+            "algorithm.kl_target",
+            f"{algorithm.kl_target:g} steers algorithm.kl_coefficient by a factor, and 0 stays 0; expected null, or an "
+            "algorithm.kl_coefficient above 0",
+        )
+
+
+def _compares(algorithm: Any) -> bool:
+    """Whether the episodes of a group are compared with each other."""
+    grouped = isinstance(algorithm, GRPOSpec) and algorithm.baseline in ("group", "leave_one_out")
+    return grouped or isinstance(algorithm, PairSpec)
+
+
+def weights(model: ModelSpec, inference: InferenceSpec, algorithm: Any, rounds: int) -> Iterator[Problem]:
+    """What needs an adapter, where all weights are trained; and what a rounded base does not go with."""
+    if model.quantization != "none":
+        if model.lora is None:
+            yield Problem(
+                "model.quantization",
+                f"{model.quantization}: weights in four bits cannot be trained; expected none, or a rank in model.lora",
+            )
+        if isinstance(inference, RemoteSpec):
+            yield Problem(
+                "model.quantization",
+                f"{model.quantization}: the server of inference.url does not sample from the rounded weights that are "
+                "trained on; expected none, or inference=embedded",
+            )
+    if model.lora is not None:
+        return
+    if isinstance(inference, RemoteSpec):
+        yield Problem(
+            "model.lora",
+            "null: a server of inference.url is given adapters, not weights; expected a rank, or inference=embedded",
+        )
+    if rounds and isinstance(algorithm, PPOSpec) and algorithm.value == "model":
+        yield Problem(
+            "algorithm.value",
+            "model: is an adapter beside the policy's, and with model.lora=null there is none; expected head",
+        )
+
+
+def signal(filter: Target, algorithm: Any, collect: CollectSpec, rounds: int) -> Iterator[Problem]:
+    if rounds and collect.group_size == 1 and not _compares(algorithm) and filter.factory() is Signal:
+        yield Problem(
+            "filter",
+            "signal keeps groups whose rewards differ, and with collect.group_size=1 none do; expected "
+            "filter=everything, or a collect.group_size of at least 2",
+        )
+    elif rounds and filter.factory() is Signal and (isinstance(algorithm, DistillSpec) or _limits(algorithm)):
+        what = (
+            "learns from no reward" if isinstance(algorithm, DistillSpec) else "has costs, in which groups differ too"
+        )
+        yield Problem(
+            "filter",
+            f"signal keeps groups whose rewards differ, and {algorithm.name} {what}; expected filter=everything",
+        )
+    if rounds and collect.refills and filter.factory() is Everything:
+        yield Problem(
+            "collect.refills",
+            f"{collect.refills} replace scenarios that the filter leaves out, and filter=everything leaves out none; "
+            "expected 0, or filter=signal",
+        )
+
+
+def overlap(
+    collect: CollectSpec, algorithm: Any, replay: ReplaySpec | None, reward_model: RewardModelPartSpec | None
+) -> Iterator[Problem]:
+    """What must not learn from a policy one version behind, or has not been told how."""
+    if not collect.overlap:
+        return
+    if isinstance(algorithm, PolicyGradientSpec) and algorithm.correction == "none":
+        yield Problem(
+            "algorithm.correction",
+            "none: with collect.overlap=1 a round is played by a policy one version behind the one in training, and "
+            "where they differ the clip cuts what is learned; expected truncate or mask, or collect.overlap=0",
+        )
+    if replay is not None and replay.max_staleness == 0:
+        yield Problem(
+            "replay.max_staleness",
+            "0: drops every round that collect.overlap=1 has played, which is one version old; expected at least 1",
+        )
+    if reward_model is not None and reward_model.every:
+        yield Problem(
+            "reward_model.every",
+            f"{reward_model.every}: a round that collect.overlap=1 has judged during a training cannot be judged by "
+            "the reward models that are trained after it; expected 0, or collect.overlap=0",
+        )
+
+
+def _limits(algorithm: Any) -> bool:
+    return bool(getattr(algorithm, "costs", None))
+
+
+def held_out(evaluate: EvaluateSpec, early_stopping: EarlyStoppingSpec | None, guards: GuardsSpec) -> Iterator[Problem]:
+    if evaluate.every:
+        return
+    need = "evaluations in the rounds, and evaluate.every=0 makes none; expected evaluate.every=1 or more"
+    if early_stopping is not None:
+        yield Problem("early_stopping", f"needs {need}")
+    if guards.reward_hacking == "stop":
+        yield Problem("guards.reward_hacking", f"stop needs {need}")
+
+
+def costs(algorithm: Any) -> Iterator[Problem]:
+    if isinstance(algorithm, PolicyGradientSpec) and algorithm.credit == "turns" and algorithm.reward_cap is not None:
+        yield Problem(
+            "algorithm.reward_cap",
+            f"{algorithm.reward_cap:g} caps the judged reward, which credit=turns does not use; expected null",
+        )
+
+
+def ewc(ewc: EWCSpec | None, warmup: WarmupSpec | None, fork: str | None, rounds: int) -> Iterator[Problem]:
+    if ewc is not None and rounds and warmup is None and fork is None:
+        yield Problem("ewc", "there is nothing to hold on to: expected a warmup, a fork, or null")
