@@ -8,7 +8,10 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import io
+import json
 import re
+import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -207,19 +210,31 @@ def test_the_table_of_kills_is_what_was_recorded():
     assert faults.page() == faults.PAGE.read_text(encoding="utf-8"), "run `python -m docs.faults`"
 
 
-def test_the_table_of_speed_is_what_was_measured():
-    speed = script("speed")
-    assert speed.page() == speed.PAGE.read_text(encoding="utf-8"), "run `python -m docs.speed`"
+@pytest.mark.parametrize("name", ["speed", "rollouts", "played"])
+def test_tables_are_what_was_measured(name):
+    table = script(name).TABLE
+    assert table.made() == table.written(), f"run `python -m docs.{name}`"
 
 
-def test_the_table_of_rollouts_is_what_was_measured():
-    rollouts = script("rollouts")
-    assert rollouts.page() == rollouts.PAGE.read_text(encoding="utf-8"), "run `python -m docs.rollouts`"
-
-
-def test_the_table_of_environments_is_what_was_measured():
-    played = script("played")
-    assert played.page() == played.PAGE.read_text(encoding="utf-8"), "run `python -m docs.played`"
+def test_results_are_kept_and_one_that_was_not_measured_takes_no_place(tmp_path, monkeypatch):
+    played, recorded = script("played"), sys.modules["docs.recorded"]
+    monkeypatch.setattr(recorded, "DOCS", tmp_path)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "environments.md").write_text("before <!-- played --> old <!-- /played --> after")
+    one = {"train": 1000, "heldout": 64, "chance": {"won": 1, "tried": 20}, "steps_per_s": 12.4}
+    gone = {"not_measured": "not installed"}
+    for results in ({"maze": one, "gym": gone}, {"maze": gone, "shop": one}):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"noise\n{json.dumps(results)}\n"))
+        played.TABLE.main(["add"])
+    assert (tmp_path / "environments.md").read_text() == (
+        "before <!-- played -->\n"
+        "| `environment=` | Scenarios, train and held out | Solver succeeds | Chance succeeds | Steps per second |\n"
+        "|---|---|---|---|---|\n"
+        "| `maze` | 1,000, 64 | none | 1 of 20 | 12 |\n"
+        "| `shop` | 1,000, 64 | none | 1 of 20 | 12 |\n"
+        "\nNot measured: `gym` (not installed).\n"
+        "<!-- /played --> after"
+    )
 
 
 def test_the_table_of_chat_templates_is_what_they_do():
