@@ -262,3 +262,15 @@ def test_what_a_kill_accounts_for():
     assert kill.unexplained(["evaluate[start]", "deploy"], {"evaluate[start]"}) == []
     assert kill.unexplained(["evaluate[start]", "train[1]"], {"evaluate[start]"}) == ["train[1]"]
     assert kill.unexplained(["collect[1]", "train[1]"], {"train[1]"}) == ["collect[1]", "train[1]"]
+
+
+def test_a_kill_beside_a_training_falls_into_the_collecting_too():
+    labels = ["collect[1]", "train[1]", "collect[2]", "train[2]"]
+
+    def log(*done: str) -> str:
+        return "\n".join(["Beginning flow run", *(f"flows.execution: {one} ran in 1 s" for one in done)])
+
+    assert kill.hit_by(log("collect[1]"), labels, overlap=True) == {"train[1]", "collect[2]"}
+    assert kill.hit_by(log("collect[1]"), labels, overlap=False) == {"train[1]"}
+    assert kill.hit_by(log("collect[1]", "collect[2]"), labels, overlap=True) == {"train[1]"}
+    assert kill.at_work(log("collect[1]", "collect[2]", "train[1]"), labels) == "train[2]"

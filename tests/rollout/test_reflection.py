@@ -105,6 +105,7 @@ def test_a_scenario_cannot_have_the_name_of_a_second_attempt():
 def test_second_attempts_as_demonstrations():
     found = reflecting(Learner())
     shown = list(demonstrations(found, group_size=2))
+    assert {one.policy for one in shown} == {"demonstration"}
     assert [(one.id, one.group, one.success) for one in shown] == [("s1/2", "s1", True), ("s1/3", "s1", True)]
     for one in shown:
         (history,) = one.histories
