@@ -31,6 +31,7 @@ from typing import Any
 from components.artifacts import Artifact, Store, stage_key
 from components.errors import EspalierError, GuardStruck, ResourceError, SpecError
 from components.rollout.live import FILE as LIVE
+from components.rollout.spec import CollectSpec
 from flows.fork import resolve
 from flows.online_rl import online_rl
 from flows.overlap import Ahead, Found, one_by_one
@@ -75,6 +76,9 @@ class Planned:
     """Label of the stage during which it runs; None where the run waits for it."""
     unnoticed: float = 0.0
     """Seconds of it for which the run does not wait."""
+    episodes: int | None = None
+    """That it plays at most: second attempts, other players', a teacher's and continuations are counted too. None of
+    other stages, and of an evaluation on all scenarios of its split."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +213,7 @@ class _Planner:
                 seconds=seconds,
                 cost=None if seconds is None else seconds / 3600 * price,
                 key=key,
+                episodes=most_episodes(request),
             )
         )
         if artifact is None:
@@ -342,6 +347,25 @@ def _size(request: Request) -> int | None:
     return request.spec["evaluate"]["scenarios"] if request.stage == "evaluate" else None
 
 
+def most_episodes(request: Request) -> int | None:
+    """As `Planned.episodes`."""
+    if request.stage == "evaluate":
+        return request.spec["evaluate"]["scenarios"]
+    if request.stage != "collect":
+        return None
+    ways = CollectSpec.model_validate(request.spec["collect"])
+    actor = request.spec["actor"]
+    if actor == "solver":
+        return ways.scenarios
+    first = ways.scenarios * ways.group_size
+    if actor == "teacher":
+        return first
+    turns = request.spec["agent"]["max_turns"]
+    shown = ways.scenarios * min(ways.teacher.samples, ways.group_size) if ways.teacher else 0
+    twice = ways.reflection is not None or ways.opponent == "policy"
+    return first * (1 + twice + (turns - 1) * ways.continuations) + shown
+
+
 def _sum(values: Iterator[float | None]) -> float | None:
     found = list(values)
     return None if None in found else sum(value for value in found if value is not None)
@@ -355,7 +379,7 @@ def show(planned: Plan) -> str:
     from flows.console import duration
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("stage", "from", "", "where", "time", "cost", "why"):
+    for name in ("stage", "from", "", "where", "episodes", "time", "cost", "why"):
         table.add_column(name, overflow="fold", ratio=1 if name == "why" else None)
     marks = {"cached": "found", "unfinished": "goes on", "run": "runs"}
     for one in planned.stages:
@@ -364,6 +388,7 @@ def show(planned: Plan) -> str:
             ", ".join(one.inputs.values()),
             marks[one.status],
             "" if one.status == "cached" else one.where + (f", beside {one.beside}" if one.beside else ""),
+            "" if one.status == "cached" or one.episodes is None else str(one.episodes),
             "" if one.status == "cached" else _or_unknown(one.seconds, duration),
             "" if one.status == "cached" else _or_unknown(one.cost, "{:.2f}".format),
             "; ".join(one.why),

@@ -162,6 +162,26 @@ def test_what_a_newer_version_has_written_is_refused(tmp_path):
         plan(spec_of(tmp_path, rounds=1))
 
 
+@pytest.mark.parametrize(
+    ("collect", "count"),
+    [
+        ({}, 16),
+        ({"reflection": {}}, 32),
+        ({"opponent": "policy", "environment": "tictactoe"}, 32),
+        ({"opponent": "base", "environment": "tictactoe"}, 16),
+        ({"continuations": 3}, 16 * (1 + 3 * 3)),
+        ({"teacher": {"model": {"name": "tiny", "source": "random"}, "samples": 2}}, 16 + 4 * 2),
+    ],
+)
+def test_a_plan_says_how_many_episodes_are_played_at_most(tmp_path, collect, count):
+    collect = {"scenarios": 4, "group_size": 4, **collect}
+    game = {"_target_": "components.environments.tictactoe.TicTacToe", "train": 8, "heldout": 4}
+    changes = {"environment": game} if collect.pop("environment", None) else {}
+    found = plan(spec_of(tmp_path, collect=collect, agent={"max_turns": 4}, algorithm={"name": "sft"}, **changes))
+    assert {one.label: one.episodes for one in found.stages}["collect[1]"] == count
+    assert f" {count} " in next(line for line in show(found).splitlines() if line.startswith("collect[1]"))
+
+
 def test_a_plan_changes_nothing(tmp_path):
     run = pretend(tmp_path)
     (tmp_path / "artifacts" / run.stages[3].key / "data").write_text("damaged")
@@ -249,6 +269,7 @@ def test_the_command(tmp_path, capsys):
         "key": None,
         "beside": None,
         "unnoticed": 0.0,
+        "episodes": None,
     }
     assert command.main(["+experiment=smok"]) == 2
     assert "+experiment=smoke" in capsys.readouterr().err
