@@ -1,6 +1,6 @@
 """What was played for real in each environment, in docs/environments.md.
 
-python tests/benchmarks/environments.py --json | python -m docs.played add     keep the results
+python -m tests.benchmarks.environments --json | python -m docs.played add     keep the results
 python -m docs.played                                                          write the table
 """
 
@@ -25,7 +25,14 @@ def _rows(known: Known) -> list[list[str]]:
 
 def _row(name: str, one: dict[str, Any]) -> list[str]:
     counts = f"{one['train']:,}, {one['heldout']:,}"
-    return [f"`{name}`", counts, _rate(one.get("solver")), _rate(one["chance"]), _speed(one["steps_per_s"])]
+    return [
+        f"`{name}`",
+        one.get("plays", "Espalier"),
+        counts,
+        _rate(one.get("solver")),
+        _rate(one["chance"]),
+        _speed(one["steps_per_s"]),
+    ]
 
 
 def _rate(found: dict[str, Any] | None) -> str:
@@ -49,6 +56,7 @@ TABLE = Recorded(
     "environments.json",
     [
         "`environment=`",
+        "Played by",
         "Scenarios, train and held out",
         "Solver succeeds",
         "Chance succeeds",

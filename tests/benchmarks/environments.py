@@ -1,8 +1,9 @@
 """Every environment option that runs here: its scenarios, what its solver and what chance make of them, how fast it is.
 
-    python tests/benchmarks/environments.py [--json] [--only shop,maze] [--scenarios 24] [--seconds 60]
+    python -m tests.benchmarks.environments [--json] [--only shop,maze] [--scenarios 24] [--seconds 60]
 
-An option whose package is missing, or that needs a server beside it, is named with its reason. The solver plays the
+An option whose package is missing, or that needs a server that `beside` does not start, is named with its reason. One
+that a package plays says which (`plays`). The solver plays the
 environment's own solutions. Chance draws actions that look legal: half of them from the solutions of training
 scenarios, words and numbers exchanged for such as were said; else a random tool with arguments drawn from what was
 said, or in an environment of text a word or a line of it. Both play held-out scenarios spread evenly over the split,
@@ -13,6 +14,9 @@ included, one episode at a time.
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
+import inspect
 import json
 import random
 import re
@@ -27,7 +31,7 @@ from components.errors import ResourceError, SpecError
 from components.rollout.agent import as_messages, as_step
 from components.trajectories.schema import Scenario
 from flows.config import CONF, compose
-from tests.environments.checks import asked
+from tests.benchmarks.beside import beside
 
 KNOWN = 24
 """Training scenarios whose solutions chance knows."""
@@ -56,16 +60,34 @@ def main() -> None:
 
 
 def measure(name: str, count: int, seconds: float) -> dict[str, Any]:
-    try:
-        environment: Environment = compose([f"environment={name}", "warmup=none"]).environment.build()
-    except SpecError as error:
-        needs = [one.path for one in error.problems if "needs a value" in one.message]
-        return {"not_measured": f"needs {', '.join(needs)}" if needs else str(error.problems[0].message)}
-    except ResourceError as error:
-        return {"not_measured": str(error)}
+    with contextlib.ExitStack() as stack:
+        try:
+            given, plays = stack.enter_context(beside(name))
+            environment = compose([f"environment={name}", *given, "warmup=none"]).environment.build()
+        except SpecError as error:
+            needs = [one.path for one in error.problems if "needs a value" in one.message]
+            return {"not_measured": f"needs {', '.join(needs)}" if needs else str(error.problems[0].message)}
+        except ResourceError as error:
+            return {"not_measured": str(error)}
+        runner = stack.enter_context(asyncio.Runner())
+        found = played(environment, count, seconds, lambda answer: ran(runner, answer))
+        return {"plays": plays, **found} if plays else found
+
+
+def ran(runner: asyncio.Runner, answer: Any) -> Any:
+    """The answer of a method that may be asynchronous; all on one loop, since connections belong to it."""
+
+    async def wait() -> Any:
+        return await answer
+
+    return runner.run(wait()) if inspect.isawaitable(answer) else answer
+
+
+def played(environment: Environment, count: int, seconds: float, asked: Callable[[Any], Any]) -> dict[str, Any]:
+    """asked: turns what a method returns into its answer."""
     try:
         scenarios = {split: list(asked(environment.scenarios(split))) for split in ("train", "heldout")}
-        played = spread(scenarios["heldout"], count)
+        chosen = spread(scenarios["heldout"], count)
         result: dict[str, Any] = {split: len(listed) for split, listed in scenarios.items()}
         tools = asked(environment.tools())
         steps, elapsed = 0, 0.0
@@ -81,7 +103,7 @@ def measure(name: str, count: int, seconds: float) -> dict[str, Any]:
                 if time.monotonic() > until:
                     break
         for way, actions in ways.items():
-            result[way], did, took = rate(environment, played, actions, seconds)
+            result[way], did, took = rate(environment, chosen, actions, seconds, asked)
             steps, elapsed = steps + did, elapsed + took
         return result | {"steps_per_s": round(steps / elapsed, 1)}
     finally:
@@ -95,7 +117,11 @@ def spread(scenarios: list[Scenario], count: int) -> list[Scenario]:
 
 
 def rate(
-    environment: Environment, scenarios: list[Scenario], actions: Actions, seconds: float
+    environment: Environment,
+    scenarios: list[Scenario],
+    actions: Actions,
+    seconds: float,
+    asked: Callable[[Any], Any],
 ) -> tuple[dict[str, int], int, float]:
     """Episodes tried and won, steps, and the seconds that the environment took."""
     began, spent = time.monotonic(), 0.0
