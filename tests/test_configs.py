@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
@@ -17,6 +18,7 @@ from flows.guards import GuardsSpec
 from flows.help import describe
 from flows.spec import ExperimentSpec
 from flows.stopping import EarlyStoppingSpec
+from tests.environments import alfworld_games
 
 FILES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.rglob("*.yaml"))
 OPTIONS = [file for file in FILES if len(file.parts) == 2]
@@ -28,7 +30,7 @@ GROUPS = {
     "collect": 3,
     "compute": 2,
     "deploy": 3,
-    "environment": 28,
+    "environment": 29,
     "evaluate": 1,
     "experiment": 22,
     "filter": 3,
@@ -44,6 +46,8 @@ GROUPS = {
 
 TASKS = Path(__file__).parent / "environments" / "tasks.json"
 VERIFIERS_TASKS = TASKS.with_name("verifiers_tasks")
+ALFWORLD = TemporaryDirectory(prefix="espalier-alfworld-")
+alfworld_games.write(Path(ALFWORLD.name))
 NEEDED = {
     "hf": ["model.name=organisation/name"],
     "remote": ["inference.url=http://there/v1", "inference.model=name"],
@@ -51,6 +55,7 @@ NEEDED = {
     "teacher": ["warmup.teacher.model.name=organisation/name"],
     "distill": ["algorithm.teacher.name=organisation/name", "filter=everything"],
     "learned": ["reward.path=folder"],
+    "alfworld": [f"environment.data={ALFWORLD.name}", "collect.scenarios=4", "warmup.demonstrations=4"],
     "agentgym": ["environment.kind=textcraft", "environment.url=http://127.0.0.1:36001", "warmup=none"],
     "mcp": [
         f"environment.scenarios={TASKS}",
@@ -66,6 +71,7 @@ NEEDED = {
 
 
 PACKAGES = {
+    "alfworld": "fast_downward",
     "babyai": "minigrid",
     "gym": "gymnasium",
     "mcp": "mcp",

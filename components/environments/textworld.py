@@ -63,7 +63,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 """How games are made, by difficulty."""
 
 
-_ONE_AT_A_TIME = threading.Lock()
+ONE_AT_A_TIME = threading.Lock()
 """The package reads games and rules with one parser, which threads must not share."""
 
 
@@ -125,7 +125,7 @@ class TextWorld(TextEnvironment):
         )
         # Generated games say more of themselves than the interpreter can read, of which it warns each time.
         warnings.filterwarnings("ignore", category=needed("jericho.jericho", "textworld").UnsupportedGameWarning)
-        with _ONE_AT_A_TIME:
+        with ONE_AT_A_TIME:
             self.game = self.textworld.start(str(path), infos)
             self.game.seed(scenario.input["seed"])
             self.state = self.game.reset()
@@ -145,7 +145,7 @@ class TextWorld(TextEnvironment):
             raise Invalid(f"say one command that begins with one of: {', '.join(verbs)}")
         self.invalid_actions += command not in self.state.admissible_commands and command not in ALWAYS
         before = self.state.score or 0
-        with _ONE_AT_A_TIME:
+        with ONE_AT_A_TIME:
             self.state, score, done = self.game.step(command)
         self.said_commands.append(command)
         self.reward += ((score or 0) - before) / max(1, self.state.max_score or 1)
