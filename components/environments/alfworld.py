@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from components.environments.alfworld_game import EXTRA, Game
+from components.environments.alfworld_game import EXTRA, Game, planned
 from components.environments.optional import needed
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.errors import EnvironmentFailed, ResourceError
@@ -51,7 +51,8 @@ class ALFWorld(TextEnvironment):
     """data: ALFWorld's folder; null: what the variable ALFWORLD_DATA says, else ~/.cache/alfworld. tasks: mixed evenly;
     null: all six. unseen: whether the held-out games are in rooms that the others are not in (`valid_unseen`; else
     `valid_seen`). commands: whether those that are possible are shown. seed: of the choice of games. train, heldout:
-    most scenarios of the two splits; null: all that there are. max_steps: after which an episode ends.
+    most scenarios of the two splits; null: all that there are. max_steps: after which an episode ends. plan_timeout:
+    seconds that the planner may take for a solution where the walkthrough does not win.
 
     Scenario types: the tasks. Difficulty: 1 to 4, by what is to be done; see DIFFICULTY.
     """
@@ -69,6 +70,7 @@ class ALFWorld(TextEnvironment):
         train: Annotated[int, Field(ge=1)] | None = 512,
         heldout: Annotated[int, Field(ge=1)] | None = None,
         max_steps: Annotated[int, Field(ge=1)] = 50,
+        plan_timeout: Annotated[float, Field(gt=0)] = 300.0,
     ):
         needed("textworld", EXTRA)
         needed("fast_downward", EXTRA)
@@ -84,15 +86,15 @@ class ALFWorld(TextEnvironment):
             for split, name in folders.items()
             for task, game, digest in chosen(str(self.root), name, asked, counts[split], seed)
         ]
-        self.commands, self.max_steps = commands, max_steps
+        self.commands, self.max_steps, self.plan_timeout = commands, max_steps, plan_timeout
         self.system = SYSTEM
         self.game: Game | None = None
         self.over = True
 
     @staticmethod
     def key_arguments(given: dict[str, Any]) -> dict[str, Any]:
-        """The games count by what they hold, not by where they are."""
-        kept = {name: value for name, value in given.items() if name != "data"}
+        """The games count by what they hold, not by where they are; our patience with the planner does not."""
+        kept = {name: value for name, value in given.items() if name not in ("data", "plan_timeout")}
         held = [one.input for one in ALFWorld(**given)._scenarios]
         return kept | {"games": hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()}
 
@@ -130,7 +132,7 @@ class ALFWorld(TextEnvironment):
         """In a game of its own: the episode under way stays as it is."""
         path, game = self._path(scenario), Game()
         try:
-            for way in (game.walkthrough, game.plan):
+            for way in (game.walkthrough, lambda path: planned(path, self.plan_timeout)):
                 commands = way(path)
                 if commands and game.wins(path, commands):
                     return acts(commands)

@@ -2,13 +2,16 @@
 
 Loading a game replaces the process's stdout for a moment and its arguments for good, and the engine's parsers are
 shared: games begin one at a time, and the arguments are put back. Things are named as ALFWorld names them ("mug 2"), so
-that the walkthroughs of its data fit.
+that the walkthroughs of its data fit. The planner's search has no limit: it runs in a process of its own,
+
+    python -m components.environments.alfworld_game PATH        writes the plan as a JSON list
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -58,7 +61,7 @@ class Game:
         return bool(self.state["won"])
 
     def plan(self, path: str) -> list[str]:
-        """The planner's commands from the start of a game to its goal; none where it finds none."""
+        """The planner's commands from the start of a game to its goal; none where it finds none. May take for ever."""
         self.begin(path)
         with self._inside() as engine:
             return list(engine._pddl_state.replan(engine._entity_infos))
@@ -90,6 +93,22 @@ class Game:
                 sys.argv = arguments
 
 
+def planned(path: str, seconds: float) -> list[str]:
+    """The planner's commands, found in a process of its own. Raises EnvironmentFailed where that takes too long."""
+    root, module = Path(__file__).resolve().parents[2], "components.environments.alfworld_game"
+    command = [sys.executable, "-W", "ignore", "-m", module, path]
+    try:
+        found = subprocess.run(command, capture_output=True, cwd=root, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        raise EnvironmentFailed(
+            f"the planner found nothing for {path} within {seconds:g} s (environment.plan_timeout)"
+        ) from None
+    if found.returncode:
+        told = found.stderr.decode(errors="replace")[-500:].strip()
+        raise EnvironmentFailed(f"the planner failed at {path}: {told}")
+    return list(json.loads(found.stdout.splitlines()[-1]))
+
+
 def names(identifiers: Iterable[str]) -> dict[str, str]:
     """What ALFWorld calls things: their kind and a number, the last one by its identifier being the first. An
     identifier is `KIND_bar_...`, that of a basin says so further on; any other is a name as it is."""
@@ -103,3 +122,7 @@ def names(identifiers: Iterable[str]) -> dict[str, str]:
         found[one] = f"{kind} {left[kind]}" if kind else one
         left[kind] -= 1
     return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(Game().plan(sys.argv[1])))  # noqa: T201  its answer

@@ -1,5 +1,6 @@
 """What an environment needs beside it to be measured: a server, tasks, an interpreter that has its package.
 
+    alfworld     kitchens of tests/environments/alfworld_games.py, in the form of ALFWorld's data
     mcp          tests/environments/mcp_server.py over stdio: baskets to be filled
     openenv      tests/environments/openenv_server.py, served by the package: numbers to be guessed; in OPENENV_PYTHON
     verifiers    the taskset vf_tools of tests/environments, played by the package in VERIFIERS_PYTHON
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import ResourceError
+from tests.environments import alfworld_games
 
 TESTS = Path(__file__).resolve().parents[1] / "environments"
 PACKAGES = {
@@ -43,6 +45,10 @@ SUMS = 60
 def beside(name: str) -> Iterator[tuple[list[str], str]]:
     """Overrides for the option `name`, and what plays it: a package with its version, or nothing for our own."""
     match name:
+        case "alfworld":
+            with tempfile.TemporaryDirectory() as folder:
+                alfworld_games.write(Path(folder), train=16, valid=8)
+                yield [f"environment.data={folder}"], f"textworld {_version('textworld')}"
         case "mcp":
             with tempfile.TemporaryDirectory() as folder:
                 tasks = Path(folder) / "tasks.json"

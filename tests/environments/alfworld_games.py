@@ -167,24 +167,24 @@ def game(task: str, mug: str, apple: str, *, domain: str = DOMAIN, rules: str = 
     return {**found, "solvable": True, "walkthrough": None, **more}
 
 
-def write(folder: Path, *, domain: str = DOMAIN, rules: str = "") -> None:
-    """Two games of each of two tasks to train on, one of each for the others; and some that are left out."""
+def write(folder: Path, *, train: int = 2, valid: int = 1, domain: str = DOMAIN, rules: str = "") -> None:
+    """So many games of each of two tasks, and some that are left out."""
     places = [name for name in RECEPTACLES if name != "cabinet_bar_1"]
     number = 0
-    for split, count in (("train", 2), ("valid_seen", 1), ("valid_unseen", 1)):
+    for split, count in (("train", train), ("valid_seen", valid), ("valid_unseen", valid)):
         for task in GOALS:
             for _ in range(count):
                 mug, apple = places[number % len(places)], places[number // 2 % len(places)]
                 trial = folder / "json_2.1.1" / split / f"{task}-Mug-None-Cabinet-{number}" / f"trial_{number}"
                 keep(trial, task, game(task, mug, apple, domain=domain, rules=rules))
                 number += 1
-    train, simple = folder / "json_2.1.1" / "train", "pick_and_place_simple"
+    others, simple = folder / "json_2.1.1" / "train", "pick_and_place_simple"
     left = game(simple, places[0], places[0], domain=domain, rules=rules)
-    keep(train / f"{simple}-Mug-None-Cabinet-90" / "trial_90", simple, left | {"solvable": False})
-    keep(train / "pick_and_place_with_movable_recep-Mug-Pot-Cabinet-91" / "trial_91", simple, left)
-    keep(train / f"{simple}-MugSliced-None-Cabinet-92" / "trial_92", simple, left)
-    keep(train / "pick_and_fly-Mug-None-Cabinet-93" / "trial_93", "pick_and_fly", left)
-    (train / f"{simple}-Mug-None-Cabinet-94" / "trial_94").mkdir(parents=True)
+    keep(others / f"{simple}-Mug-None-Cabinet-990" / "trial_990", simple, left | {"solvable": False})
+    keep(others / "pick_and_place_with_movable_recep-Mug-Pot-Cabinet-991" / "trial_991", simple, left)
+    keep(others / f"{simple}-MugSliced-None-Cabinet-992" / "trial_992", simple, left)
+    keep(others / "pick_and_fly-Mug-None-Cabinet-993" / "trial_993", "pick_and_fly", left)
+    (others / f"{simple}-Mug-None-Cabinet-994" / "trial_994").mkdir(parents=True)
 
 
 def keep(trial: Path, task: str, found: dict[str, Any]) -> None:

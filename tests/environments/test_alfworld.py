@@ -126,6 +126,13 @@ def test_the_walkthrough_of_the_data_is_the_solution_if_it_wins_and_else_the_pla
         environment.close()
 
 
+def test_planning_is_bounded(data):
+    environment = ALFWorld(data, plan_timeout=0.01)
+    with pytest.raises(EnvironmentFailed, match=r"found nothing for .* within 0\.01 s \(environment.plan_timeout\)"):
+        environment.solve(environment.scenarios("train")[0])
+    environment.close()
+
+
 def test_a_solution_leaves_the_episode_under_way_as_it_is(data):
     environment = ALFWorld(data)
     scenario = environment.scenarios("train")[0]
