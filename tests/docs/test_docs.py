@@ -223,15 +223,16 @@ def test_results_are_kept_and_one_that_was_not_measured_takes_no_place(tmp_path,
     (tmp_path / "environments.md").write_text("before <!-- played --> old <!-- /played --> after")
     one = {"train": 1000, "heldout": 64, "chance": {"won": 1, "tried": 20}, "steps_per_s": 12.4}
     gone = {"not_measured": "not installed"}
-    for results in ({"maze": one, "gym": gone}, {"maze": gone, "shop": one}):
+    for results in ({"maze": {**one, "plays": "labyrinth 2.0"}, "gym": gone}, {"maze": gone, "shop": one}):
         monkeypatch.setattr(sys, "stdin", io.StringIO(f"noise\n{json.dumps(results)}\n"))
         played.TABLE.main(["add"])
     assert (tmp_path / "environments.md").read_text() == (
         "before <!-- played -->\n"
-        "| `environment=` | Scenarios, train and held out | Solver succeeds | Chance succeeds | Steps per second |\n"
-        "|---|---|---|---|---|\n"
-        "| `maze` | 1,000, 64 | none | 1 of 20 | 12 |\n"
-        "| `shop` | 1,000, 64 | none | 1 of 20 | 12 |\n"
+        "| `environment=` | Played by | Scenarios, train and held out | Solver succeeds | Chance succeeds "
+        "| Steps per second |\n"
+        "|---|---|---|---|---|---|\n"
+        "| `maze` | labyrinth 2.0 | 1,000, 64 | none | 1 of 20 | 12 |\n"
+        "| `shop` | Espalier | 1,000, 64 | none | 1 of 20 | 12 |\n"
         "\nNot measured: `gym` (not installed).\n"
         "<!-- /played --> after"
     )

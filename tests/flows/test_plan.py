@@ -269,7 +269,7 @@ def test_the_command(tmp_path, capsys):
         "key": None,
         "beside": None,
         "unnoticed": 0.0,
-        "episodes": None,
+        "episodes": 8,
     }
     assert command.main(["+experiment=smok"]) == 2
     assert "+experiment=smoke" in capsys.readouterr().err
