@@ -1,7 +1,7 @@
 """What the collector costs while thousands of episodes wait for an engine, beside what its peers cost.
 
     python tests/benchmarks/rollouts.py [--json] [--at 1 64 512 2048] [--repeat 3]
-        [--art PYTHON] [--verifiers PYTHON]
+        [--art PYTHON] [--verifiers PYTHON] [--no-overlap]
 
 An OpenAI-compatible endpoint in a process of its own (`stub`, on uvloop) answers every request half a second after it
 came. Episodes of four turns, with a system message and a task of 300 tokens, answers of 30 and observations of 40,
@@ -78,8 +78,11 @@ def main() -> None:
                     runs[name].append(in_own_process(python, name, url, count))
                     say(f"{count} at once, {name}: {runs[name][-1]}")
             found[str(count)] = summary(runs)
-    if (overlap := overlap_speedup()) is not None:
-        found["overlap_speedup"] = overlap
+    if options.overlap:
+        sys.path.insert(0, str(CODE))
+        from tests.benchmarks.overlap import overlap
+
+        found["overlap_speedup"] = overlap()
     print(json.dumps(found) if options.json else json.dumps(found, indent=1))
 
 
@@ -101,15 +104,6 @@ def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
         **ratios,
         "kb_per_episode": round(ours["kb_per_episode"], 1),
     }
-
-
-def overlap_speedup() -> float | None:
-    """None where it is not measured."""
-    try:
-        from tests.benchmarks.overlap import overlap
-    except ImportError:
-        return None
-    return overlap()
 
 
 # --- one measurement --------------------------------------------------------------------------------------------------
@@ -318,6 +312,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print the result on one line")
     parser.add_argument("--at", type=int, nargs="+", default=list(AT), metavar="N", help="episodes at once")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="times, of which the median counts")
+    parser.add_argument(
+        "--overlap", action=argparse.BooleanOptionalAction, default=True, help="also measure collect.overlap: minutes"
+    )
     for name in PEERS:
         parser.add_argument(f"--{name}", metavar="PYTHON", help=f"interpreter of an environment that has {name}")
     parser.add_argument("--form", choices=list(FORMS), help=argparse.SUPPRESS)  # one measurement, in this process
