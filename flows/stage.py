@@ -169,6 +169,10 @@ def _next(lines: queue.SimpleQueue[str]) -> Request:
 def _follow(root: Path, stage: str, wait: float) -> int:
     from flows.watch import follow
 
+    if not root.is_dir():
+        print(f"--root {root}: there is no such folder; expected that of your runs", file=sys.stderr)
+        return 2
+    print(f"looking for a stage {stage} at work below {root}, for {wait:g} s (--wait)", file=sys.stderr)
     try:
         if follow(root, stage, wait, sys.stdout):
             return 0

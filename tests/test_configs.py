@@ -293,6 +293,8 @@ class Leaky(World):
     splits = {"train": ["a", "b"], "heldout": ["b"]}
 class Twice(World):
     splits = {"train": ["a", "a"], "heldout": ["c"]}
+class Marked(World):
+    splits = {"train": ["a", "b~second"], "heldout": ["c"]}
 class Slow(World):
     async def scenarios(self, split): return World.scenarios(self, split)
 class Broken(World):
@@ -302,6 +304,7 @@ class Rows(World):
 class Half:
     def reset(self, scenario): return []
 def kind(trajectory, weight: float = 1.0) -> float: return weight
+async def asks(scenario, client, nope): return 1.0
 """
 
 
@@ -329,9 +332,17 @@ def test_environments_of_a_user_are_held_to_the_protocol(mine):
     assert "warmup=none" in mine("World")["warmup"]
     assert "'b'" in mine("Leaky", "warmup=none")["environment"]
     assert "same id" in mine("Twice", "warmup=none")["environment"]
+    assert "the scenario id 'b~second'; expected one without '~'" in mine("Marked", "warmup=none")["environment"]
     assert "KeyError: 'no data'" in mine("Broken", "warmup=none")["environment"]
     assert "{'id': 'a'} (dict) for a scenario; expected" in mine("Rows", "warmup=none")["environment"]
     assert "scenarios, tools, step, close" in mine("Half", "warmup=none")["environment._target_"]
+
+
+def test_an_agent_that_asks_for_what_nobody_gives_is_told_so(mine):
+    found = mine("World", "warmup=none", "agent.function=my_world.asks")
+    assert set(found) == {"agent.function"}
+    assert "my_world.asks asks for nope; expected some of scenario, client" in found["agent.function"]
+    assert isinstance(mine("World", "warmup=none", "agent.function={_target_: my_world.asks, nope: 3}"), ExperimentSpec)
 
 
 def test_an_experiment_without_its_package_line_is_told_so(tmp_path):

@@ -37,7 +37,7 @@ from components.rollout.player import Once, Player, episode_number
 from components.rollout.pool import Pool, close
 from components.sandbox import Limits
 from components.trajectories.convert import to_message
-from components.trajectories.groups import ASIDE, by_scenario
+from components.trajectories.groups import by_scenario, misnamed
 from components.trajectories.parts import SOLVER
 from components.trajectories.schema import Failure, History, Scenario, Trajectory
 
@@ -127,9 +127,8 @@ def run_episodes(
     """
     if len({scenario.id for scenario in scenarios}) < len(scenarios):
         raise SpecError([Problem("environment", "gives the same id to several scenarios; ids must be unique")])
-    if marked := next((one.id for one in scenarios if ASIDE in one.id), None):
-        text = f"gives the scenario id {marked!r}; expected one without {ASIDE!r}, which stands before names of groups"
-        raise SpecError([Problem("environment", text)])
+    if (wrong := misnamed(scenarios)) is not None:
+        raise SpecError([Problem("environment", wrong)])
     jobs = [(scenario, sample) for scenario in scenarios for sample in range(group_size)]
     allowed = failures_allowed(max_failures, len(jobs))
     pool = environments if isinstance(environments, Pool) else Pool(environments)

@@ -222,6 +222,11 @@ def _check_arguments(
     called_with: tuple[str, ...] | None,
 ) -> dict[str, Any]:
     parameters = settable(thing, called_with)
+    lacking = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in arguments]
+    if called_with is not None and lacking:
+        known = f"expected some of {', '.join(called_with)}, and values for others in the configuration"
+        message = f"{path} asks for {', '.join(lacking)}; {known}"
+        raise PydanticCustomError("target", "{message}", {"message": message})
     free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in _parameters(thing).values())
     fields: dict[str, Any] = {}
     for i, (name, parameter) in enumerate(parameters.items()):

@@ -27,6 +27,14 @@ def scenario_of(group: str) -> str:
     return group.partition(ASIDE)[0]
 
 
+def misnamed(scenarios: Iterable[Scenario]) -> str | None:
+    """What is wrong with an id that looks like that of a group; None where none does."""
+    marked = next((one.id for one in scenarios if ASIDE in one.id), None)
+    if marked is None:
+        return None
+    return f"gives the scenario id {marked!r}; expected one without {ASIDE!r}, which stands before names of groups"
+
+
 def by_scenario(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
     """Groups by scenario id, groups and members in the order in which they come."""
     groups: dict[str, list[Trajectory]] = {}

@@ -13,6 +13,7 @@ from components.evaluation.spec import EvaluateSpec
 from components.rollout.collector import choose_scenarios
 from components.rollout.spec import CollectSpec
 from components.specs import Target
+from components.trajectories.groups import misnamed
 from components.trajectories.schema import Scenario
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def environment(
         what = f"{environment.target} gives {other[0]!r:.80} ({type(other[0]).__name__}) for a scenario"
         yield Problem("environment", f"{what}; expected components.trajectories.schema.Scenario")
         return
+    if (wrong := misnamed((*train, *heldout))) is not None:
+        yield Problem("environment", f"{environment.target} {wrong}")
     if not heldout:
         yield Problem(
             "evaluate.split", f"{environment.target} has no scenarios in split {evaluate.split!r} to evaluate on"

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
-from components.errors import EnvironmentAway, Problem, SpecError, TooManyFailures
+from components.causes import passes
+from components.errors import (
+    BoundaryError,
+    EnvironmentAway,
+    EnvironmentFailed,
+    Problem,
+    ResourceError,
+    SpecError,
+    TooManyFailures,
+)
 from components.inference.protocol import BASE_POLICY, Engine, Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
@@ -72,13 +81,19 @@ class Episodes:
 
 
 def scenarios_of(environment: Target, split: str, context: Context) -> list[Scenario]:
-    """All scenarios of a split. Raises SpecError where there are none."""
+    """All scenarios of a split. Raises SpecError where there are none, EnvironmentFailed where it cannot say them."""
 
     def build() -> list[Scenario]:
-        instance = environment.build()
-        found = list(_result(instance.scenarios(split)))
-        _result(instance.close())
-        return found
+        try:
+            instance = environment.build()
+            found = list(_result(instance.scenarios(split)))
+            _result(instance.close())
+            return found
+        except (BoundaryError, SpecError, ResourceError):
+            raise
+        except Exception as error:
+            text = f"{environment.target} cannot state its scenarios: {type(error).__name__}: {error}"
+            raise (EnvironmentAway if passes(error) else EnvironmentFailed)(text) from error
 
     found = context.warm.get(f"scenarios/{split}", environment.model_dump(), build)
     if not found:

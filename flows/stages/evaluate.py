@@ -80,7 +80,7 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     tally = judge.Tally()
     reward = judge.ready(spec.reward.build(), spec.reward.resolved(), context, spec.model)
     scores = list(tally.over(judge.judged(reward, trajectories, context, spec.judge)))
-    tally.demand_some()  # the episodes are in scratch: the next try does not play them again
+    tally.demand_some(spec.reward.target)  # the episodes are in scratch: the next try does not play them again
     write_trajectories(draft.path / "trajectories.parquet", trajectories)
     write_scores(draft.path / "scores.parquet", scores)
     write_times(draft.path / "times.json", times)

@@ -83,7 +83,7 @@ def judge(spec: JudgeStage, inputs: Inputs, draft: Draft, context: Context) -> d
     trajectories = _noted(read_trajectories(path), parts)
     scores = tally.over(judged(reward, trajectories, context, spec.judge), parts)
     write_scores(draft.path / "scores.parquet", followed(scores, count_trajectories(path), context.progress))
-    tally.demand_some()
+    tally.demand_some("reward models" if spec.learned else spec.reward.target)
     return tally.figures()
 
 
@@ -192,12 +192,12 @@ class Tally:
             self._broken += 1
             self._first = self._first or score.failure
 
-    def demand_some(self) -> None:
+    def demand_some(self, judge: str) -> None:
         """Raises JudgeError where the reward could score none of the finished episodes: then it is the reward that is
         broken, and a run that went on would train on nothing."""
         if self._first is not None and not self._scored:
             raise JudgeError(
-                f"the reward could score none of the {self._broken} finished episodes; the first one: "
+                f"reward: {judge} could score none of the {self._broken} finished episodes; the first one: "
                 f"{self._first.kind}: {self._first.message}"
             )
 

@@ -15,7 +15,14 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from components.errors import ArtifactDamaged, JudgeError, ResourceError, SpecError
+from components.errors import (
+    ArtifactDamaged,
+    EnvironmentAway,
+    EnvironmentFailed,
+    JudgeError,
+    ResourceError,
+    SpecError,
+)
 from components.inference.protocol import ChatCompletion
 from components.inference.spec import EmbeddedSpec
 from components.models.spec import ModelSpec
@@ -30,7 +37,8 @@ from components.trajectories.store import (
 )
 from flows.stages import STAGES
 from flows.stages.base import Request, Warm
-from flows.stages.episodes import Episodes
+from flows.stages.collect import CollectStage
+from flows.stages.episodes import Episodes, scenarios_of
 from flows.stages.execute import find_stage, request_key, run_stage
 from flows.stages.judge import Tally
 from tests.flows import paid
@@ -232,10 +240,23 @@ def test_demonstrations_judge_and_filter_from_end_to_end(context):
     assert (kept.metrics["kept"], kept.metrics["dropped"]) == (2, 0)
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no licence"), ConnectionRefusedError("nobody listens")])
+def test_an_environment_that_cannot_be_built_any_more_ends_the_stage_with_its_name(context, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("components.environments.shop.Shop.__init__", fail)
+    kind = EnvironmentAway if isinstance(error, OSError) else EnvironmentFailed
+    with pytest.raises(kind, match=rf"shop\.Shop cannot state its scenarios: {type(error).__name__}: {error}"):
+        scenarios_of(validate(CollectStage, {**COLLECT, "actor": "solver"}, allow=()).environment, "train", context)
+
+
 def test_a_reward_that_can_score_nothing_fails_the_stage(context):
     shown, _ = run_stage(Request("collect", {**COLLECT, "actor": "solver"}), context)
     broken = {"_target_": "components.evaluation.metrics.summarise"}
-    with pytest.raises(JudgeError, match="the reward could score none of the 2 finished episodes; the first one"):
+    with pytest.raises(
+        JudgeError, match=r"reward: .*\.summarise could score none of the 2 finished episodes; the first one"
+    ):
         run_stage(Request("judge", {"reward": broken}, {"trajectories": shown.key}), context)
 
 
@@ -338,7 +359,7 @@ def test_figures_of_scores_in_one_pass():
     scores += [Score("unscored", None, {"z": 2.0}, failure=FAILURE)]
     tally = Tally()
     assert list(tally.over(iter(scores))) == scores
-    tally.demand_some()
+    tally.demand_some("mine")
     assert tally.figures() == {
         "scored": 5.0,
         "unscored": 1.0,

@@ -128,6 +128,7 @@ def test_a_stage_that_is_run_shows_its_episodes_beside_its_report(tmp_path):
         (("collect", "--watch", "--run", "latest", "--label", "collect[1]"), "expected one of"),
         (("train", "--watch"), "invalid choice: 'train'"),
         (("collect", "--watch", "--wait", "0"), "no stage collect has played episodes below"),
+        (("collect", "--watch", "--wait", "0"), "looking for a stage collect at work below"),
     ],
 )
 def test_what_cannot_be_watched_is_refused(tmp_path, arguments, words):
@@ -135,6 +136,12 @@ def test_what_cannot_be_watched_is_refused(tmp_path, arguments, words):
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_is_not_there_is_said_at_once(tmp_path):
+    done = stage("collect", "--watch", "--root", str(tmp_path / "nothing"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "nothing: there is no such folder" in done.stderr
 
 
 def _until(condition):

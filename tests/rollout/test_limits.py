@@ -163,6 +163,23 @@ def test_a_step_that_takes_too_long_fails_its_episode(made, place, what, blockin
     assert one.failure.message == f"{what} took longer than 0.1 s (step_timeout of this stage)"
 
 
+@pytest.mark.parametrize("place", ["reset", "step"])
+def test_a_plain_step_that_took_too_long_fails_its_episode_when_it_has_ended(made, place):
+    class Slow(Echo):
+        pass
+
+    def wait(self, *given):
+        time.sleep(0.3)
+        return getattr(Echo, place)(self, *given)
+
+    setattr(Slow, place, wait)
+    (one,) = collect(Parrot(), Slow, scenarios(1), group_size=1, step_timeout=0.1)
+    assert (one.failure.boundary, one.failure.kind) == ("environment", "WaitTimeout")
+    assert "took longer than 0.1 s (step_timeout of this stage)" in one.failure.message
+    (one,) = collect(Parrot(), Slow, scenarios(1), group_size=1, step_timeout=30.0)
+    assert one.failure is None
+
+
 def test_the_limit_of_a_step_is_not_that_of_the_engine():
     (one,) = collect(Parrot(seconds=0.9), AsyncEcho, scenarios(1), group_size=1, step_timeout=0.6)
     assert one.failure is None
