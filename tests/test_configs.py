@@ -345,6 +345,16 @@ def test_an_agent_that_asks_for_what_nobody_gives_is_told_so(mine):
     assert isinstance(mine("World", "warmup=none", "agent.function={_target_: my_world.asks, nope: 3}"), ExperimentSpec)
 
 
+def test_what_is_not_set_is_said_once_and_what_an_environment_refuses_is_not_wrapped(tmp_path):
+    assert mistakes("environment=mcp", "environment.command=[server]") == {
+        "environment.scenarios": "needs a value: environment.scenarios=VALUE"
+    }
+    (tmp_path / "tasks.json").write_text("[{}]")
+    found = mistakes("environment=mcp", "environment.command=[server]", f"environment.scenarios={tmp_path}/tasks.json")
+    assert all(path.startswith("environment") for path in found)
+    assert not any("problem in the configuration" in message for message in found.values())
+
+
 def test_an_experiment_without_its_package_line_is_told_so(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text("rounds: 1\n")

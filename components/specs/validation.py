@@ -63,7 +63,7 @@ def validate(
     spec = None
     try:
         spec = cls.model_validate(data, context=context)
-        parts = {name: getattr(spec, name) for name in cls.model_fields}
+        parts = {name: getattr(spec, name) for name in cls.model_fields if name not in {u[0] for u in unset}}
     except ValidationError as error:
         problems += [p for p in _problems(cls, data, error, context) if p.path not in {_key(u) for u in unset}]
         parts = dict(_valid_parts(cls, data, context, {u[0] for u in unset}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from components.environments.protocol import Environment
@@ -50,6 +51,11 @@ def environment(
             train, heldout = (list(_result(built.scenarios(split))) for split in (TRAIN, evaluate.split))
         finally:
             _result(built.close())
+    except SpecError as error:
+        yield from (
+            one if one.path.startswith("environment") else replace(one, path="environment") for one in error.problems
+        )
+        return
     except Exception as error:  # noqa: BLE001  code of the user: whatever it raises is the answer
         yield Problem(
             "environment", f"{environment.target} cannot state its scenarios: {type(error).__name__}: {error}"
