@@ -190,7 +190,9 @@ class Composer:
             for option in wrong:
                 near = nearest(option, options)
                 hint = f"{name}={near}" if near else None
-                problems.append(Problem(name, f"{option!r}: expected one of {', '.join(options)}", hint))
+                own = f". For one of your own, write DIR/{group}/NAME.yaml and add --config-dir DIR {name}=NAME"
+                text = f"{option!r}: expected one of {', '.join(options)}{own if isinstance(option, dict) else ''}"
+                problems.append(Problem(name, text, hint))
             if len(meant) == len(wanted):
                 lines.append(f"{name}={'[' + ','.join(meant) + ']' if isinstance(value, list) else meant[0]}")
             else:

@@ -355,6 +355,12 @@ def test_what_is_not_set_is_said_once_and_what_an_environment_refuses_is_not_wra
     assert not any("problem in the configuration" in message for message in found.values())
 
 
+def test_a_class_in_place_of_an_option_is_told_where_it_goes():
+    found = mistakes("environment={_target_: my_world.World}")["environment"]
+    assert "write DIR/environment/NAME.yaml and add --config-dir DIR environment=NAME" in found
+    assert "NAME.yaml" not in mistakes("environment=shopp")["environment"]
+
+
 def test_an_experiment_without_its_package_line_is_told_so(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text("rounds: 1\n")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from components.environments.protocol import Environment
-from components.errors import Problem, SpecError
+from components.errors import Problem, ResourceError, SpecError
 from components.evaluation.spec import EvaluateSpec
 from components.rollout.collector import choose_scenarios
 from components.rollout.spec import CollectSpec
@@ -51,6 +52,10 @@ def environment(
             train, heldout = (list(_result(built.scenarios(split))) for split in (TRAIN, evaluate.split))
         finally:
             _result(built.close())
+    except ResourceError as error:
+        path, _, text = str(error).partition(": ")
+        yield Problem(path, text) if re.fullmatch(r"environment[\w.]*", path) else Problem("environment", str(error))
+        return
     except SpecError as error:
         yield from (
             one if one.path.startswith("environment") else replace(one, path="environment") for one in error.problems
