@@ -67,7 +67,7 @@ async def in_thread(work: Callable[[], Any]) -> Any:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=run, daemon=True, name="episode").start()
+    threading.Thread(target=run, daemon=True, name="in-thread").start()
     return await future
 
 
@@ -87,7 +87,8 @@ def in_order(work: Callable[[Item], Awaitable[Result]], items: Iterable[Item], a
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:
             task.cancel()
-        await asyncio.wait(rest, timeout=PATIENCE) if rest else None
+        if rest:
+            await asyncio.wait(rest, timeout=PATIENCE)
         await loop.shutdown_asyncgens()
 
     thread.start()
