@@ -16,6 +16,7 @@
     │   ├── AgentError                      an agent loop raised
     │   └── JudgeError                      a reward raised or returned something that is no score
     ├── TooManyFailures (RuntimeError)      more episodes failed than the collect spec allows
+    ├── BudgetSpent (RuntimeError)          judging would cost more than the experiment allows; what was judged is kept
     ├── TrainingDiverged (ArithmeticError)  NaN, infinity or a KL blow-up; no checkpoint was written
     ├── GuardStruck (RuntimeError)          a guard of the flow ended the run; what was finished is kept
     └── WaitTimeout (TimeoutError)          a wait ran out; says what was awaited and for how long
@@ -127,6 +128,10 @@ class JudgeError(BoundaryError):
 
 class TooManyFailures(EspalierError, RuntimeError):
     """More episodes failed than the collect spec allows."""
+
+
+class BudgetSpent(EspalierError, RuntimeError):
+    """Judging would cost more than `judge.budget`; the message says what is kept and how to go on."""
 
 
 class TrainingDiverged(EspalierError, ArithmeticError):

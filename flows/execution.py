@@ -204,7 +204,8 @@ class Execution:
         if status == "cached":
             return 0.0
         price = self.spec.compute.hourly_price(artifact.stage)  # type: ignore[arg-type]  # a stage's name
-        return artifact.metrics.get("cost", 0.0) + seconds / 3600 * price
+        spent = artifact.metrics.get("spent", artifact.metrics.get("cost", 0.0))
+        return spent + seconds / 3600 * price
 
     def _run_here(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
         def progress(done: int, total: int, values: Mapping[str, float] | None = None) -> None:

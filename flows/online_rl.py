@@ -28,6 +28,7 @@ from pathlib import Path
 from components.artifacts import Artifact
 from components.errors import ResourceError
 from components.inference.spec import RemoteSpec
+from components.rewards.asking.spec import LiteLLMJudge, ServedJudge, asked_by
 from flows import fork
 from flows.fork import Fork
 from flows.guards import Guards
@@ -220,7 +221,7 @@ def _gather(
 
     def gather(label: str, request: Request) -> tuple[Artifact, Artifact, Artifact]:
         played = call(f"collect[{label}]", number, request)
-        scores = call(f"judge[{label}]", number, requests.judge(played, judges))
+        scores = call(f"judge[{label}]", number, requests.judge(played, policy, judges))
         return played, scores, call(f"filter[{label}]", number, requests.filter(played, scores))
 
     made = gather(str(number), requests.collect(policy, number))
@@ -253,11 +254,14 @@ def _take_best(spec: ExperimentSpec, outcome: Outcome, on_notice: OnNotice) -> N
 
 
 def _check_key(spec: ExperimentSpec) -> None:
-    """Raises ResourceError where the key of a remote engine is not in the environment."""
+    """Raises ResourceError where the key of a remote engine or of a judge is not in the environment."""
     teachers = [one for one in (spec.warmup and spec.warmup.teacher, spec.collect.teacher) if one]
     for inference in (spec.inference, *(one.inference for one in teachers)):
         if isinstance(inference, RemoteSpec):
             inference.key()
+    for judge in asked_by(spec.reward):
+        if isinstance(judge, ServedJudge | LiteLLMJudge):
+            judge.key()
 
 
 def _writable(root: Path) -> None:

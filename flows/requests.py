@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from components.artifacts import Artifact
+from components.rewards.asking.spec import asks_policy
 from components.rollout.spec import WAYS, CollectSpec
 from flows.spec import ExperimentSpec
 from flows.stages.base import Request
@@ -87,12 +88,18 @@ class Requests:
         part = self._training(self._data["reward_model"]["algorithm"])
         return self._request("reward_model", part, inputs, seed=self.spec.seed + REWARD_SEED * (member - 1))
 
-    def judge(self, trajectories: Artifact, reward_models: Sequence[Artifact] = ()) -> Request:
+    def judge(
+        self, trajectories: Artifact, policy: Artifact | None = None, reward_models: Sequence[Artifact] = ()
+    ) -> Request:
+        """policy: the one that played the episodes, for a reward that asks it."""
         part = {**self._parts("reward", "judge"), "model": self.spec.model.base()}
+        asked: dict[str, Artifact | None] = {}
+        if asks_policy(self.spec.reward):
+            part["inference"], asked = self._data["inference"], {"policy": policy}
         if reward_models:
             assert self.spec.reward_model is not None
             part["learned"] = self.spec.reward_model.learned()
-        return self._request("judge", part, {"trajectories": trajectories, **name_models(reward_models)})
+        return self._request("judge", part, {"trajectories": trajectories, **asked, **name_models(reward_models)})
 
     def filter(self, trajectories: Artifact, scores: Artifact, *, warmup: bool = False) -> Request:
         part = self._data["warmup"] if warmup else self._data

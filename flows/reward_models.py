@@ -40,7 +40,7 @@ class RewardModels:
         at = f"@{step}" if step else ""
         number = self._after.index(step) + 1 if step else 0
         shown = self._call(f"collect[reward{at}]", step, self._requests.collect_for_reward(policy, number))
-        scores = self._call(f"judge[reward{at}]", step, self._requests.judge(shown))
+        scores = self._call(f"judge[reward{at}]", step, self._requests.judge(shown, policy))
         self._collections.insert(0, {"trajectories": shown, "scores": scores})
         before: list[Artifact | None] = [*self.in_force] or [policy] * self._part.models
         self.trained[step] = [

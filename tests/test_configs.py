@@ -35,8 +35,9 @@ GROUPS = {
     "experiment": 22,
     "filter": 3,
     "inference": 2,
+    "judge_model": 4,
     "model": 4,
-    "reward": 5,
+    "reward": 6,
     "reward_model": 3,
     "tracking": 1,
     "warmup": 4,
@@ -55,6 +56,7 @@ NEEDED = {
     "teacher": ["warmup.teacher.model.name=organisation/name"],
     "distill": ["algorithm.teacher.name=organisation/name", "filter=everything"],
     "learned": ["reward.path=folder"],
+    "ruler": ["reward.model.url=http://there/v1", "reward.model.model=name"],
     "alfworld": [f"environment.data={ALFWORLD.name}", "collect.scenarios=4", "warmup.demonstrations=4"],
     "agentgym": ["environment.kind=textcraft", "environment.url=http://127.0.0.1:36001", "warmup=none"],
     "mcp": [
@@ -68,6 +70,13 @@ NEEDED = {
     "verifiers": ["environment.taskset=vf_sums", f"environment.folders=[{VERIFIERS_TASKS}]", "warmup=none"],
 }
 """What an option cannot know."""
+JUDGES = {
+    "served": NEEDED["ruler"],
+    "litellm": ["reward.model.model=provider/name"],
+    "embedded": ["reward.model.model.name=organisation/name"],
+    "policy": [],
+}
+"""What a judge needs."""
 
 
 PACKAGES = {
@@ -90,6 +99,8 @@ def overrides(file: Path) -> list[str]:
         pytest.skip(f"{PACKAGES[option]} is not installed")
     if option == "scienceworld" and shutil.which("java") is None:
         pytest.skip("there is no Java")
+    if group == "judge_model":
+        return ["reward=ruler", f"judge_model@reward.model={option}", *JUDGES[option]]
     lines = [f"{'+' if group == 'experiment' else ''}{group}={option}"]
     return [*lines, *NEEDED.get(option, [])]
 

@@ -4,8 +4,8 @@ What a reward does wrong stays with the trajectories it was asked about: where i
 no finite number, they are unscored and the Score says why. A failed episode is not shown to the reward; it is unscored
 with its own failure. Nothing is ever scored zero because something broke.
 
-Two kinds of error pass through, because every trajectory would meet them again: SpecError and ResourceError (a missing
-key, a missing model). So does cancellation.
+Errors pass through that every trajectory would meet again: SpecError and ResourceError (a missing key, a missing
+model), and BudgetSpent, once the judgements that are under way are there. So does cancellation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from components.errors import JudgeError, Problem, ResourceError, SpecError
+from components.errors import BudgetSpent, JudgeError, Problem, ResourceError, SpecError
 from components.loops import in_order, in_thread
 from components.rewards.protocol import GroupReward, Reward
 from components.trajectories.groups import adjacent_groups
@@ -47,8 +47,8 @@ def judge(
     group not where the scores of all its episodes are there. on_judged is called with the new scores of each
     trajectory, or of each group, always in the same thread.
 
-    Raises SpecError where `reward` is neither; ArtifactError where the episodes of a scenario, to be judged together,
-    do not lie next to each other.
+    Raises SpecError where `reward` is neither; BudgetSpent; ArtifactError where the episodes of a scenario, to be
+    judged together, do not lie next to each other.
     """
     known, tell = finished or {}, on_judged or (lambda scores: None)
     grouped = isinstance(reward, GroupReward)
@@ -117,9 +117,16 @@ def _scored(
         on_judged(scores)
         return scores
 
+    spent: list[BudgetSpent] = []
+
     async def later(unit: list[Trajectory]) -> tuple[list[Trajectory], list[Score]]:
         scores = known(unit)
-        return unit, told(await asked.later(shown(unit))) if scores is None else scores
+        if scores is None and not spent:
+            try:
+                scores = told(await asked.later(shown(unit)))
+            except BudgetSpent as error:  # what is under way is paid for, and kept
+                spent.append(error)
+        return unit, scores or []
 
     def now(unit: list[Trajectory]) -> tuple[list[Trajectory], list[Score]]:
         scores = known(unit)
@@ -127,9 +134,13 @@ def _scored(
 
     judged = in_order(later, units, concurrency) if asked.waits else map(now, units)
     for unit, scores in judged:
+        if spent:
+            continue
         rest = iter(scores)
         for one in unit:
             yield one, _failed(one) if one.failure else next(rest)
+    if spent:
+        raise spent[0]
 
 
 def _failed(trajectory: Trajectory) -> Score:
@@ -172,7 +183,7 @@ def _checked(score: Score, trajectory: Trajectory) -> Score:
             components={name: _number(value, f"component '{name}'") for name, value in score.components.items()},
             step_rewards=[_number(value, "a step reward") for value in score.step_rewards],
             explanation=score.explanation,
-            cost=_number(score.cost, "the cost"),
+            cost=None if score.cost is None else _number(score.cost, "the cost"),
             failure=score.failure or (_no_reason() if score.reward is None else None),
         )
     except JudgeError as error:
@@ -197,7 +208,7 @@ def _no_reason() -> Failure:
 
 def _broken(shown: Sequence[Trajectory], error: BaseException) -> list[Score]:
     """What the reward raised; every trajectory would meet a missing key or model again, so that is raised."""
-    if isinstance(error, SpecError | ResourceError):
+    if isinstance(error, SpecError | ResourceError | BudgetSpent):
         raise error
     return [_unscored(one, error) for one in shown]
 

@@ -23,7 +23,7 @@ from pydantic import Field, FiniteFloat
 from components.errors import ArtifactError, BoundaryError, JudgeError, Problem, ResourceError, SpecError
 from components.models.spec import ModelSpec
 from components.rewards.judge import judge
-from components.rewards.protocol import ModelReward
+from components.rewards.protocol import Means, ModelReward
 from components.trajectories.schema import Failure, Score, Trajectory
 
 if TYPE_CHECKING:
@@ -87,18 +87,21 @@ class Learned:
 
         return {**arguments, "path": [content_digest(folder) for folder in _folders(arguments["path"])]}
 
-    def use(self, cache: Path, model: ModelSpec) -> None:
-        """Loads the reward models. cache: folder of converted weights. model: whose episodes are scored; it decides on
-        device, type of numbers and longest episode. Raises ArtifactError where a reward model has another base or is
-        damaged, or where several are not alike."""
-        self._scorer = _Scorer(self.folders, cache, model, self.pack_tokens)
+    def use(self, means: Means) -> None:
+        """Loads the reward models. Raises ArtifactError where one has another base or is damaged, or where several are
+        not alike."""
+        from components.algorithms.reward_card import content_digest
+
+        recipe = [content_digest(folder) for folder in self.folders], self.pack_tokens, means.model.model_dump()
+        model = means.model
+        self._scorer = means.keep("reward", recipe, lambda: _Scorer(self.folders, means.cache, model, self.pack_tokens))
         if isinstance(self.task, ModelReward):
-            self.task.use(cache, model)
+            self.task.use(means)
 
     def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
         """One score for each trajectory. Raises ResourceError before `use`."""
         if self._scorer is None:
-            raise ResourceError("the learned reward has no model yet: call use(cache, model) first")
+            raise ResourceError("the learned reward has no model yet: call use(means) first")
         tasks = list(judge(self.task, group)) if self.task is not None else [Score(one.id, 0.0) for one in group]
         read, why = self._scorer.readable(group)
         found = iter(self._scorer.scores(list(read.values())))

@@ -10,12 +10,17 @@ judgement after the other, in the main thread.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from components.inference.protocol import Engine
 from components.models.spec import ModelSpec
+from components.rewards.asking.meter import Meter
 from components.trajectories.schema import Score, Trajectory
+
+T = TypeVar("T")
 
 
 class Reward(Protocol):
@@ -29,10 +34,41 @@ class GroupReward(Protocol):
         ...
 
 
+def _built(kind: str, recipe: Any, build: Callable[[], T]) -> T:
+    return build()
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a reward that computes with models, or asks them, is given before its first score."""
+
+    cache: Path
+    """Folder of converted weights."""
+    model: ModelSpec
+    """Whose episodes are judged; it decides on device, type of numbers and longest episode."""
+    meter: Meter = field(default_factory=Meter)
+    """Counts what is asked, and says when no more may be."""
+    answers: Path | None = None
+    """Folder in which answers of judges are kept; None keeps none."""
+    engine: Callable[[ModelSpec | None], Engine] | None = None
+    """An engine with that model as it is, or, for None, with the policy whose episodes are judged."""
+    keep: Callable[[str, Any, Callable[[], Any]], Any] = _built
+    """(kind, recipe, build): what `build` makes, or what an equal recipe of the kind has made before."""
+
+
 @runtime_checkable
 class ModelReward(Protocol):
-    """A reward that computes with a model. A reward that is made of others hands the word on to them."""
+    """A reward that computes with a model, or asks one. A reward that is made of others hands the word on to them."""
 
-    def use(self, cache: Path, model: ModelSpec) -> None:
-        """Told before the first score: the folder of converted weights, and the model whose episodes are judged."""
+    def use(self, means: Means) -> None:
+        """Told before the first score."""
+        ...
+
+
+@runtime_checkable
+class AskingReward(ModelReward, Protocol):
+    """A reward that holds something open for its questions."""
+
+    def close(self) -> None:
+        """Told after the last score."""
         ...

@@ -149,8 +149,9 @@ class Score:
     step_rewards: list[float] = field(default_factory=list)
     """Of each turn, where the judge scores turns; they replace the environment's for training."""
     explanation: str = ""
-    cost: float = 0.0
-    """Currency spent on judging this trajectory."""
+    cost: float | None = 0.0
+    """What judging this trajectory costs, in the currency of the prices; None where a price is not known. The same
+    whether it was paid now or an answer was kept from before."""
     failure: Failure | None = None
 
 

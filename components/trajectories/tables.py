@@ -103,7 +103,7 @@ SCORE_SCHEMA = pa.schema(
         _required("components", _NUMBERS),
         _required("step_rewards", _list(_REAL)),
         _required("explanation", _TEXT),
-        _required("cost", _REAL),
+        pa.field("cost", _REAL),
         pa.field("failure", _FAILURE),
     ]
 )
@@ -334,7 +334,7 @@ def scores(batch: pa.RecordBatch) -> Iterable[Score]:
         _numbers(batch.column("components")),
         _lists(_plain, batch.column("step_rewards")),
         _texts(batch.column("explanation")),
-        _plain(batch.column("cost")),
+        _optional(_plain, batch.column("cost")),
         _optional(_failures, batch.column("failure")),
     )
     return map(Score, *columns)

@@ -30,7 +30,7 @@ class EvaluateStage(StageSpec):
     evaluate: EvaluateSpec
     inference: InferenceSpec = EmbeddedSpec()
     judge: JudgeSpec = JudgeSpec()
-    """How fast; in no key."""
+    """How fast, and for how much; in no key."""
 
     def key_part(self) -> dict[str, Any]:
         return {
@@ -78,9 +78,10 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
             text = '%s returned `success` for no episode: none counts as one; return {"success": ..., "reward": ...}'
             log.warning(text, spec.agent.function.target)
     tally = judge.Tally()
-    reward = judge.ready(spec.reward.build(), spec.reward.resolved(), context, spec.model)
-    scores = list(tally.over(judge.judged(reward, trajectories, context, spec.judge)))
-    tally.demand_some(spec.reward.target)  # the episodes are in scratch: the next try does not play them again
+    policy = inputs.get("policy")
+    with judge.judging(spec.reward.build(), context, spec.judge, spec.model, policy, spec.inference) as judged:
+        scores = list(tally.over(judged(trajectories)))
+        tally.demand_some(spec.reward.target)  # the episodes are in scratch: the next try does not play them again
     write_trajectories(draft.path / "trajectories.parquet", trajectories)
     write_scores(draft.path / "scores.parquet", scores)
     write_times(draft.path / "times.json", times)
@@ -89,7 +90,7 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     (draft.path / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     limits = {f"{name}_{end}": summary[name][end] for name in ("success", "reward") for end in ("low", "high")}
     found = {name: value for name, value in limits.items() if value is not None}
-    return figures(trajectories) | tally.figures() | found | speed
+    return figures(trajectories) | tally.figures() | judged.figures() | found | speed
 
 
-STAGE = Stage("evaluate", 5, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))
+STAGE = Stage("evaluate", 6, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))

@@ -10,17 +10,24 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from components.artifacts import Draft
+from components.artifacts import Artifact, Draft
 from components.errors import JudgeError, Problem, SpecError
+from components.inference.protocol import Engine
+from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
-from components.rewards.protocol import GroupReward, ModelReward, Reward
+from components.rewards.asking.spec import asks_policy
+from components.rewards.protocol import AskingReward, GroupReward, Means, ModelReward, Reward
 from components.rewards.spec import JudgeSpec, LearnedSpec
 from components.specs import Target
 from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model, followed
 from flows.stages.shards import Shards
+
+if TYPE_CHECKING:
+    from components.rewards.asking.meter import Meter
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +41,16 @@ class JudgeStage(StageSpec):
     learned: LearnedSpec | None = None
     """None judges by the declared reward alone."""
     judge: JudgeSpec = JudgeSpec()
-    """How fast; in no key."""
+    """How fast, and for how much; in no key."""
+    inference: InferenceSpec = EmbeddedSpec()
+    """Engine of the policy; read only by a reward that asks the policy itself."""
 
     def key_part(self) -> dict[str, Any]:
         if self.learned is None:
             part = {"reward": self.reward.resolved()}
             computes = hasattr(self.reward.factory(), "use") and self.model is not None
+            if asks_policy(self.reward):
+                part |= self.inference.key_part()
             return {**part, "model": base_model(self.model)} if computes and self.model else part
         learned: dict[str, Any] = {"learned": self.learned.model_dump(mode="json")}
         if self.model is not None:
@@ -72,19 +83,19 @@ def _number(name: str) -> int:
 
 
 def judge(spec: JudgeStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
-    """Writes `scores.parquet`. Input: `trajectories`; with `learned`, the reward models."""
+    """Writes `scores.parquet`. Inputs: `trajectories`; with `learned`, the reward models; `policy`, for a
+    reward that asks it (without: the base model)."""
     from components.trajectories.store import count_trajectories, read_trajectories, write_scores
 
     path = inputs["trajectories"].path / "trajectories.parquet"
     tally = Tally()
-    recipe = [spec.key_part(), sorted((name, one.digest) for name, one in inputs.items() if name != "trajectories")]
-    reward = ready(spec.build(inputs), recipe, context, spec.model)
     parts: dict[str, str] = {}
     trajectories = _noted(read_trajectories(path), parts)
-    scores = tally.over(judged(reward, trajectories, context, spec.judge), parts)
-    write_scores(draft.path / "scores.parquet", followed(scores, count_trajectories(path), context.progress))
-    tally.demand_some("reward models" if spec.learned else spec.reward.target)
-    return tally.figures()
+    with judging(spec.build(inputs), context, spec.judge, spec.model, inputs.get("policy"), spec.inference) as judged:
+        scores = tally.over(judged(trajectories), parts)
+        write_scores(draft.path / "scores.parquet", followed(scores, count_trajectories(path), context.progress))
+        tally.demand_some("reward models" if spec.learned else spec.reward.target)
+        return tally.figures() | judged.figures()
 
 
 def _noted(trajectories: Iterable[Trajectory], parts: dict[str, str]) -> Iterator[Trajectory]:
@@ -96,47 +107,94 @@ def _noted(trajectories: Iterable[Trajectory], parts: dict[str, str]) -> Iterato
         yield one
 
 
-def ready(reward: Reward | GroupReward, recipe: Any, context: Context, model: ModelSpec | None) -> Reward | GroupReward:
-    """The reward, with its models loaded where it computes with any; those stay warm. recipe: what decides the reward.
-    model: whose episodes are judged."""
-    if not isinstance(reward, ModelReward):
-        return reward
-    if model is None:
-        problem = "is not given, and the reward computes with a model; expected that of the experiment"
-        raise SpecError([Problem("judge.model", problem)])
-
-    def load() -> ModelReward:
-        reward.use(context.cache, model)
-        return reward
-
-    return context.warm.get("reward", [recipe, model.model_dump(mode="json")], load)
-
-
-def judged(
-    reward: Reward | GroupReward, trajectories: Iterable[Trajectory], context: Context, how: JudgeSpec
-) -> Iterator[Score]:
-    """One Score for each trajectory, in order.
+class Judged:
+    """A reward with all that it needs. Gives one Score for each trajectory, in order.
 
     Those that an earlier try of this stage has kept are taken as they are. What could not be scored is judged again,
     and with a reward for groups the whole group of it.
     """
-    from components.rewards.judge import judge as apply
-    from components.trajectories.store import read_scores, write_scores
 
-    assert context.scratch is not None
-    shards = Shards(context.scratch, "scores", write_scores, read_scores)
-    finished = {score.trajectory_id: score for score in shards.read()}
-    if finished:
-        log.info("%d scores of an earlier try are taken as they are", len(finished))
+    def __init__(self, reward: Reward | GroupReward, meter: Meter, context: Context, how: JudgeSpec):
+        self._reward = reward
+        self._meter = meter
+        self._context = context
+        self._how = how
+        self._paid = 0.0
 
-    def keep(scores: Sequence[Score]) -> None:
-        if all(score.reward is not None for score in scores):
-            shards.add(scores)
+    def __call__(self, trajectories: Iterable[Trajectory]) -> Iterator[Score]:
+        from components.rewards.judge import judge as apply
+        from components.trajectories.store import read_scores, write_scores
 
+        assert self._context.scratch is not None
+        shards = Shards(self._context.scratch, "scores", write_scores, read_scores)
+        finished = {score.trajectory_id: score for score in shards.read()}
+        if finished:
+            log.info("%d scores of an earlier try are taken as they are", len(finished))
+        self._paid = sum(score.cost or 0.0 for score in finished.values())
+        self._meter.spent += self._paid
+
+        def keep(scores: Sequence[Score]) -> None:
+            if all(score.reward is not None for score in scores):
+                shards.add(scores)
+
+        at_once = self._how.concurrency
+        try:
+            yield from apply(self._reward, trajectories, concurrency=at_once, finished=finished, on_judged=keep)
+        finally:
+            shards.flush()
+
+    def figures(self) -> dict[str, float]:
+        """What was spent now, and on what."""
+        meter = self._meter
+        if not meter.calls and not meter.kept:
+            return {}
+        return {
+            "spent": meter.spent - self._paid,
+            "calls": float(meter.calls),
+            "kept_answers": float(meter.kept),
+            "unpriced_calls": float(meter.unpriced),
+            "prompt_tokens": float(meter.prompt_tokens),
+            "completion_tokens": float(meter.completion_tokens),
+        }
+
+
+@contextmanager
+def judging(
+    reward: Reward | GroupReward,
+    context: Context,
+    how: JudgeSpec,
+    model: ModelSpec | None,
+    policy: Artifact | None = None,
+    inference: InferenceSpec | None = None,
+) -> Iterator[Judged]:
+    """The reward, with its models and judges at hand until the end. model: whose episodes are judged. policy: the one
+    that played them, and its engine."""
+    from components.rewards.asking.meter import Meter
+
+    meter = Meter(how.budget)
+    if isinstance(reward, ModelReward):
+        if model is None:
+            problem = "is not given, and the reward computes with a model; expected that of the experiment"
+            raise SpecError([Problem("judge.model", problem)])
+        reward.use(_means(meter, context, model, policy, inference))
     try:
-        yield from apply(reward, trajectories, concurrency=how.concurrency, finished=finished, on_judged=keep)
+        yield Judged(reward, meter, context, how)
     finally:
-        shards.flush()
+        if isinstance(reward, AskingReward):
+            reward.close()
+
+
+def _means(
+    meter: Meter, context: Context, model: ModelSpec, policy: Artifact | None, inference: InferenceSpec | None
+) -> Means:
+    def engine(other: ModelSpec | None) -> Engine:
+        from flows.stages.episodes import warm_engine
+
+        if other is None:
+            return warm_engine(model, policy, context, inference)
+        return warm_engine(other, None, context, kind="judge")
+
+    return Means(context.cache, model, meter, context.cache.parent / "answers", engine, context.warm.get)
 
 
 class Mean:
@@ -169,6 +227,7 @@ class Tally:
         self._scored = 0
         self._unscored = 0
         self._cost = 0.0
+        self._unpriced = 0
         self._broken = 0
         self._first: Failure | None = None
 
@@ -180,7 +239,8 @@ class Tally:
 
     def _add(self, score: Score, part: str) -> None:
         self._parts.add(part)
-        self._cost += score.cost
+        self._cost += score.cost or 0.0
+        self._unpriced += score.cost is None
         if score.reward is None:
             self._unscored += 1
         else:
@@ -203,15 +263,18 @@ class Tally:
 
     def figures(self) -> dict[str, float]:
         """Of the policy's own attempts mean reward, its spread, and components by name; of other parts of a collection
-        the mean reward, such as `second/reward`; of all what was scored and unscored, and what it cost."""
+        the mean reward, such as `second/reward`; of all what was scored and unscored, and what that costs, less those
+        of which nobody knows it (`unpriced`)."""
         from components.trajectories.parts import main_of
 
         main = main_of(self._parts)
         values = {"scored": float(self._scored), "unscored": float(self._unscored), "cost": self._cost}
+        if self._unpriced:
+            values["unpriced"] = float(self._unpriced)
         if main in self._rewards:
             values |= {"reward": self._rewards[main].mean, "reward_std": self._rewards[main].std}
         beside = {f"{part}/reward": mean.mean for part, mean in sorted(self._rewards.items()) if part != main}
         return values | beside | {f"components/{name}": of.mean for name, of in sorted(self._components[main].items())}
 
 
-STAGE = Stage("judge", 2, JudgeStage, "scores", SCHEMA_VERSION, judge)
+STAGE = Stage("judge", 3, JudgeStage, "scores", SCHEMA_VERSION, judge)

@@ -88,7 +88,7 @@ def test_the_declared_reward_counts_in_the_rounds_only_where_it_has_a_weight(tmp
     for part, differs in ((BT, False), ({**BT, "task_weight": 1.0}, True)):
         runs = [Requests(spec_of(tmp_path, reward_model=part, reward=r)) for r in (DATA["reward"], other)]
         artifact = pretend(tmp_path, stop_at="judge[sft]").stage("collect[sft]")
-        keys = [json.dumps(_key_part(one.judge(artifact, [artifact]))) for one in runs]
+        keys = [json.dumps(_key_part(one.judge(artifact, None, [artifact]))) for one in runs]
         assert (keys[0] != keys[1]) == differs
 
 

@@ -1,0 +1,1 @@
+"""Asking a model for a judgement: which one, in what words, at what price, and what its answer says."""

@@ -1,0 +1,48 @@
+"""A judge on this machine: a model of its own, or the policy whose episodes are judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from components.errors import EngineError, JudgeError, ResourceError
+from components.inference.protocol import ChatRequest, Sampling
+from components.models.spec import LoraSpec
+from components.rewards.asking.asker import Answer, Messages
+from components.rewards.asking.spec import EmbeddedJudge, PolicyJudge, PriceSpec
+from components.rewards.protocol import Means
+
+
+class Embedded:
+    """Costs nothing but the time of the stage. Raises ResourceError where there is no engine."""
+
+    price: PriceSpec | None = PriceSpec(input=0.0, output=0.0)
+    price_known = True
+
+    def __init__(self, spec: EmbeddedJudge | PolicyJudge, means: Means):
+        if means.engine is None:
+            raise ResourceError("a judge on this machine needs an engine, and there is none: Means(engine=...)")
+        self._spec = spec
+        own = isinstance(spec, EmbeddedJudge)
+        self.who = spec.model.name if isinstance(spec, EmbeddedJudge) else "the policy itself"
+        model = spec.model.model(spec.context, LoraSpec()) if isinstance(spec, EmbeddedJudge) else None
+        self._engine = means.engine(model)
+        self.version = "" if own else self._engine.policy
+
+    async def call(self, messages: Messages, schema: dict[str, Any] | None) -> Answer:
+        sampling = Sampling(temperature=self._spec.temperature, max_tokens=self._spec.max_tokens)
+        request = ChatRequest([dict(one) for one in messages], policy=self._engine.policy, sampling=sampling)
+        try:
+            found = await self._engine.chat(request)
+        except EngineError as error:
+            raise JudgeError(f"{self.who}: {error}") from error
+        return Answer(
+            text=str(found.message.get("content") or ""),
+            prompt_tokens=len(found.prompt_token_ids),
+            completion_tokens=len(found.token_ids),
+            cut_off=found.finish_reason == "length",
+        )
+
+    def close(self) -> None:
+        release = getattr(self._engine, "release", None)
+        if release is not None:
+            release()

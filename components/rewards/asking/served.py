@@ -1,0 +1,131 @@
+"""A judge behind a URL that speaks OpenAI's chat completions.
+
+It is asked for JSON by its schema. A server that does not know how is asked for any JSON, then in words alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from components.client import Client, Failed, Patience, Reply
+from components.errors import JudgeError, ResourceError
+from components.rewards.asking.asker import Answer, Messages
+from components.rewards.asking.spec import PaidSpec, ServedJudge
+
+Structured = Literal["schema", "object", "none"]
+LESS: dict[Structured, Structured] = {"schema": "object", "object": "none"}
+"""The next way of asking for JSON."""
+NOT_KNOWN = (400, 404, 415, 422, 501)
+"""Statuses with which servers refuse a parameter that they do not know."""
+
+
+class TooLong(JudgeError):
+    """The question is longer than the judge's context."""
+
+
+class _NotKnown(Exception):
+    """The server does not know this way of asking for JSON."""
+
+
+class Served:
+    """Raises ResourceError where the variable of the key is not set."""
+
+    def __init__(self, spec: ServedJudge):
+        self.who = f"{spec.model} at {spec.url}"
+        self.price = spec.price
+        self.price_known = spec.price is not None
+        self._spec = spec
+        self._structured = spec.structured
+        self._client = Client(
+            spec.url,
+            spec.key(),
+            Patience(spec.timeout, spec.retry_for, spec.key_path),
+            key_hint=f"set {spec.key_variable or 'one: reward.model.key_variable=NAME'}",
+            error=JudgeError,
+        )
+
+    async def call(self, messages: Messages, schema: dict[str, Any] | None) -> Answer:
+        while True:
+            structured: Structured = self._structured if schema is not None else "none"
+            sent = body(self._spec, self._spec.model, messages, schema, structured)
+            try:
+                return await self._client.post("/chat/completions", sent, read, self._refused(structured))
+            except _NotKnown:
+                if self._structured == structured:
+                    self._structured = LESS[structured]
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _refused(self, structured: Structured) -> Any:
+        def refused(reply: Reply, text: str) -> Exception | None:
+            code, said = reply.error()
+            if code == "context_length_exceeded" or "maximum context length" in said:
+                return TooLong(f"{text}; show the judge less: reward.model.longest={self._spec.longest}")
+            if structured in LESS and reply.status in NOT_KNOWN and _about_format(said):
+                return _NotKnown()
+            if reply.status == 404:
+                return ResourceError(
+                    f"{self._spec.url} has no /chat/completions or no model {self._spec.model} ({text}); see "
+                    "reward.model.url and reward.model.model"
+                )
+            return None
+
+        return refused
+
+
+def _about_format(said: str) -> bool:
+    return any(word in said.lower() for word in ("response_format", "json_schema", "json_object", "schema", "guided"))
+
+
+def body(
+    spec: PaidSpec, model: str, messages: Messages, schema: dict[str, Any] | None, structured: Structured
+) -> dict[str, Any]:
+    """A request. What `extra` sets to null is left out."""
+    sent: dict[str, Any] = {
+        "model": model,
+        "messages": messages,
+        "temperature": spec.temperature,
+        "max_tokens": spec.max_tokens,
+    }
+    if structured == "schema":
+        wanted = {"name": "judgement", "schema": schema, "strict": True}
+        sent["response_format"] = {"type": "json_schema", "json_schema": wanted}
+    elif structured == "object":
+        sent["response_format"] = {"type": "json_object"}
+    return {name: value for name, value in (sent | spec.extra).items() if value is not None}
+
+
+def read(reply: Reply) -> Answer:
+    """The answer of a `chat.completion` object. Raises Failed for what is none."""
+    return of_completion(reply.json())
+
+
+def of_completion(found: dict[str, Any]) -> Answer:
+    try:
+        choice = found["choices"][0]
+        message = choice["message"]
+        usage = found.get("usage") or {}
+        answer = Answer(
+            text=_text(message.get("content")),
+            prompt_tokens=_count(usage.get("prompt_tokens")),
+            completion_tokens=_count(usage.get("completion_tokens")),
+            cut_off=choice.get("finish_reason") == "length",
+            refusal=str(message.get("refusal") or ""),
+        )
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise Failed(f"an answer that is none ({type(error).__name__}: {error})", empty=True) from None
+    if not answer.text.strip() and not answer.refusal and not answer.cut_off:
+        raise Failed("an empty answer", empty=True)
+    return answer
+
+
+def _text(content: Any) -> str:
+    """Of a message's content, which some servers give in parts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return str(content or "")
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and value >= 0 else None
