@@ -79,7 +79,8 @@ def _options(group: str) -> str:
     lines = []
     for path in _files(group):
         mark = " (default)" if chosen.get(group) == path.stem else ""
-        lines.append(f"- `{sign}{group}={path.stem}`{mark}: {describe(path)}.")
+        name = f"{JUDGES}@reward.model" if group == JUDGES else f"{sign}{group}"
+        lines.append(f"- `{name}={path.stem}`{mark}: {describe(path)}.")
     return "\n".join(lines)
 
 

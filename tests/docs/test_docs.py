@@ -22,7 +22,7 @@ from components.specs import names_below
 from flows.config import CONF, Composer, check
 from flows.spec import ExperimentSpec
 from tests.docs.pages import PAGES, ROOT, anchors, blocks, commands, prose, words
-from tests.test_configs import NEEDED, PACKAGES
+from tests.test_configs import JUDGES, NEEDED, PACKAGES
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 COMMANDS = [(page, line) for page in PAGES for line in commands(page)]
@@ -101,6 +101,7 @@ def every_option() -> tuple[list[str], list[Any]]:
     groups = [name for name in ExperimentSpec.model_fields if composer._is_group(name)]
     options = [f"{path.parent.name}={path.stem}" for group in groups for path in (CONF / group).glob("*.yaml")]
     lines = [[one, *NEEDED.get(one.partition("=")[2], [])] for one in options]
+    lines += [["reward=ruler", f"judge_model@reward.model={one}", *needed] for one, needed in JUDGES.items()]
     return groups, [composer.point(composer.parse(line)[0])[0] for line in lines]
 
 
