@@ -34,14 +34,10 @@ import atexit
 import contextlib
 import gc
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,25 +61,42 @@ def main() -> None:
     if options.form:
         print(json.dumps(measure(options.form, options.url, options.at[0])))
         return
+    sys.path.insert(0, str(CODE))
+    from tests.benchmarks.apart import say
+
     found: dict[str, Any] = {}
     pythons = {"ours": sys.executable} | {name: getattr(options, name) for name in PEERS if getattr(options, name)}
     for name in PEERS:
         if name not in pythons:
             say(f"{name} is left out: --{name} PYTHON names the interpreter of an environment that has it.")
-    with stub() as url:
+    with endpoint() as url:
         for count in options.at:
             runs: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
             for _ in range(options.repeat):
                 for name, python in pythons.items():
-                    runs[name].append(in_own_process(python, name, url, count))
+                    runs[name].append(one_run(python, name, url, count))
                     say(f"{count} at once, {name}: {runs[name][-1]}")
             found[str(count)] = summary(runs)
     if options.overlap:
-        sys.path.insert(0, str(CODE))
         from tests.benchmarks.overlap import overlap
 
         found["overlap_speedup"] = overlap()
     print(json.dumps(found) if options.json else json.dumps(found, indent=1))
+
+
+def endpoint(latency: float = LATENCY) -> contextlib.AbstractContextManager[str]:
+    from tests.benchmarks.apart import stub
+
+    sizes = {"latency": latency, "turns": TURNS, "prompt": PROMPT, "answer": ANSWER, "observation": OBSERVATION}
+    return stub(*(part for name, value in sizes.items() for part in (f"--{name}", value)))
+
+
+def one_run(python: str, form: str, url: str, count: int) -> dict[str, float]:
+    """In a process of its own."""
+    from tests.benchmarks.apart import in_own_process
+
+    found = in_own_process(python, __file__, form, url, "--at", count)
+    return found | {"kb_per_episode": found.pop("peak") / 1000 / count}
 
 
 def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
@@ -239,72 +252,6 @@ def verifiers(url: str) -> Play:
         assert all(len(one["trajectory"]) == TURNS for one in found["outputs"])
 
     return play
-
-
-# --- the endpoint, processes, memory ----------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def stub(latency: float = LATENCY) -> Iterator[str]:
-    """The address of an endpoint in a process of its own."""
-    sizes = {"latency": latency, "turns": TURNS, "prompt": PROMPT, "answer": ANSWER, "observation": OBSERVATION}
-    given = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-    command = [sys.executable, str(CODE / "tests" / "benchmarks" / "stub.py"), *given]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        yield process.stdout.readline().strip()
-        process.stdin.close()
-
-
-def in_own_process(python: str, form: str, url: str, count: int) -> dict[str, float]:
-    command = [python, str(Path(__file__).resolve()), "--form", form, "--url", url, "--at", str(count)]
-    quiet = {"WANDB_MODE": "disabled", "WEAVE_DISABLED": "true", "OPENAI_API_KEY": "none", "TQDM_DISABLE": "1"}
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with (
-        tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(command, **pipes, stderr=errors, cwd="/", env={**os.environ, **quiet}) as process,
-    ):
-        assert process.stdout is not None
-        while (line := process.stdout.readline()) not in ("begin\n", ""):
-            pass
-        with peak(process.pid) as most:
-            said = process.communicate("\n")[0] if line else ""
-        if process.returncode:
-            errors.seek(0)
-            raise SystemExit(f"{form} failed:\n{errors.read()[-4000:]}")
-    return json.loads(said.splitlines()[-1]) | {"kb_per_episode": (most[0] - most[1]) / 1000 / count}
-
-
-@contextlib.contextmanager
-def peak(pid: int) -> Iterator[list[int]]:
-    """The most bytes that are resident in a process within the block, looked at twenty times a second from outside,
-    and those at its start."""
-    page = os.sysconf("SC_PAGE_SIZE")
-
-    def resident() -> int:
-        try:
-            return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * page
-        except OSError:  # it has ended
-            return 0
-
-    most, over = [resident()] * 2, threading.Event()
-
-    def look() -> None:
-        while not over.wait(0.05):
-            most[0] = max(most[0], resident())
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield most
-    finally:
-        over.set()
-        thread.join()
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def arguments() -> argparse.Namespace:

@@ -25,8 +25,8 @@ def test_a_prompt_extends_the_tokens_of_the_turn_before():
 @pytest.mark.timeout(240)
 def test_it_plays_and_counts():
     """Over the real socket, with a latency that tests can bear."""
-    with rollouts.stub(0.02) as url:
-        found = rollouts.in_own_process(sys.executable, "ours", url, 8)
+    with rollouts.endpoint(0.02) as url:
+        found = rollouts.one_run(sys.executable, "ours", url, 8)
     assert set(found) == {"wall_over_ideal", "cpu_ms_per_call", "kb_per_episode"}
     assert found["wall_over_ideal"] >= 0.02 / rollouts.LATENCY
     assert 0 < found["cpu_ms_per_call"] < 1000
