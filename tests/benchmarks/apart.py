@@ -60,8 +60,8 @@ def in_own_process(python: str, script: str, form: str, url: str, *options: obje
 
 @contextlib.contextmanager
 def peak(pid: int) -> Iterator[list[int]]:
-    """The most bytes that are resident in a process within the block, looked at two hundred times a second from outside,
-    and those at its start."""
+    """The most bytes that are resident in a process within the block, looked at two hundred times a second from
+    outside, and those at its start."""
     page = os.sysconf("SC_PAGE_SIZE")
 
     def resident() -> int:

@@ -110,7 +110,9 @@ class Stub(asyncio.Protocol):
             return
         self.buffer = b""
         if head.startswith(b"GET"):
-            self.transport.write(packed(b'{"object":"list","data":[{"id":"policy","object":"model"},{"id":"judge","object":"model"}]}'))
+            self.transport.write(
+                packed(b'{"object":"list","data":[{"id":"policy","object":"model"},{"id":"judge","object":"model"}]}')
+            )
             return
         asyncio.get_running_loop().call_later(self.latency, self._send, self.answer(rest))
 

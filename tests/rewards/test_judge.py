@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import threading
 import time
-from concurrent.futures import Future
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -23,6 +21,7 @@ from components.rewards import judge as judging
 from components.trajectories.schema import Failure, Score
 from components.trajectories.store import read_scores, write_scores
 from tests.docs.pages import ROOT, blocks
+from tests.rewards.judge_server import served
 from tests.trajectories.builders import FAILURE, episode
 
 
@@ -421,31 +420,3 @@ def test_the_judge_of_the_documentation_asks_a_server_many_times_at_once(monkeyp
     key, body = seen[0]
     assert (key, body["model"]) == ("Bearer sesame", "m")
     assert body["messages"][-1]["content"].startswith("How helpful")
-
-
-@contextlib.contextmanager
-def served(app):
-    """The address of an application that runs in a thread."""
-    loop = asyncio.new_event_loop()
-    runner = web.AppRunner(app)
-    ready: Future = Future()
-
-    async def start():
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        ready.set_result(f"http://127.0.0.1:{runner.addresses[0][1]}")
-
-    def work():
-        loop.run_until_complete(start())
-        loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield ready.result(10)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
