@@ -302,7 +302,7 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
     stdout = sys.stdout
     with ExitStack() as stack:
         interruption = stack.enter_context(Interruption())
-        for model in (spec.model, *spec.teachers()):
+        for model in (spec.model, *spec.teachers(), *spec.judges()):
             check_weights(model, context.cache)
         stack.enter_context(redirect_stdout(sys.stderr))  # what libraries print is no result
         console = Console()

@@ -27,6 +27,7 @@ from components.errors import Problem
 from components.evaluation.spec import EvaluateSpec
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec, TeacherSpec
+from components.rewards.asking.spec import EmbeddedJudge, asked_by
 from components.rewards.spec import JudgeSpec, LearnedSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Spec, Target
@@ -182,6 +183,11 @@ class ExperimentSpec(Spec):
         if self.collect.teacher is not None and self.collect.teacher.model is not None and self.rounds:
             found.append(self.collect.teacher.model)
         return [one.model(self.model.max_length) for one in found]
+
+    def judges(self) -> list[ModelSpec]:
+        """The models on this machine that are asked for judgements."""
+        found = [one for one in asked_by(self.reward) if isinstance(one, EmbeddedJudge)]
+        return [one.model.model(one.context) for one in found]
 
     @classmethod
     def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
