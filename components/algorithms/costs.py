@@ -9,10 +9,10 @@ as PPO-Lagrangian does it (Ray, Achiam, Amodei, "Benchmarking Safe Exploration i
 The division, which `cost_scaling` turns off, keeps r' in the range of rewards and costs, however large a multiplier
 grows.
 
-A cost is a metric of the episode, or where it has none of that name, a component of the judge's score (`join`), or a
-number among what the environment said of its outcome. The mean is over all scored episodes of the round, whatever the
-filter has left of them; multipliers are a part of the checkpoint. They follow from the checkpoint before and the
-round's episodes, so a training that is killed finds the same ones.
+A cost is a metric of the episode, or where it has none of that name, a component of the judge's score
+(`trajectories.store.read_scored`), or a number among what the environment said of its outcome. The mean is over all
+scored episodes of the round, whatever the filter has left of them; multipliers are a part of the checkpoint. They
+follow from the checkpoint before and the round's episodes, so a training that is killed finds the same ones.
 """
 
 from __future__ import annotations
@@ -26,23 +26,12 @@ from pathlib import Path
 from components.algorithms.replay import ROUNDS_AGO
 from components.algorithms.spec import CostSpec, PolicyGradientSpec
 from components.errors import ArtifactError
-from components.trajectories.schema import Score, Trajectory
+from components.trajectories.schema import Trajectory
 
 FILE = "multipliers.json"
 """In a checkpoint: λ by name."""
 
 Multipliers = dict[str, float]
-
-
-def join(trajectories: Iterable[Trajectory], scores: Iterable[Score]) -> list[Trajectory]:
-    """The trajectories with the components of their scores among their metrics. A metric of the same name stays, and
-    so does a number of the outcome: a component is a part of a reward, and has its sign."""
-    found = []
-    components = {score.trajectory_id: score.components for score in scores}
-    for one in trajectories:
-        new = {name: value for name, value in components.get(one.id, {}).items() if name not in one.outcome}
-        found.append(replace(one, metrics={**new, **one.metrics}))
-    return found
 
 
 def mean_costs(costs: Mapping[str, CostSpec], trajectories: Iterable[Trajectory]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.filters.select import decide
+from components.filters.decide import decide_each
 from components.trajectories.schema import Selection, Trajectory
 
 
@@ -12,4 +12,4 @@ class Everything:
     """Keeps every scored trajectory."""
 
     def select(self, group: Sequence[Trajectory]) -> list[Selection]:
-        return [decide(trajectory, None) for trajectory in group]
+        return decide_each(group, lambda one: None)

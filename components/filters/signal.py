@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from components.filters.select import decide
+from components.filters.decide import decide
 from components.trajectories.groups import RELATIVE_TOLERANCE, have_spread
 from components.trajectories.schema import Selection, Trajectory
 

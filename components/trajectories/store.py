@@ -145,22 +145,29 @@ def read_selection(path: Path) -> Iterator[Selection]:
     return _SELECTION.read(path)
 
 
-def read_scored(trajectories: Path, scores: Path, selection: Path | None = None) -> Iterator[Trajectory]:
+def read_scored(
+    trajectories: Path, scores: Path, selection: Path | None = None, *, components: bool = False
+) -> Iterator[Trajectory]:
     """Trajectories with their rewards joined on, a few at a time in memory: those that `selection` keeps, or all where
     it is None. A reward of None means unscored. Where the judge gave step rewards, they stand in place of those of the
     environment: whoever judges turns has the last word on them. Where it gave none, the environment's stay.
 
+    components: those of the scores are joined on too, among the metrics. A metric of the same name stays, and so does a
+    number of the outcome: a component is a part of a reward, and has its sign.
+
     The files are read side by side: each has one row for each trajectory, in the same order, as judge and filter write
     them. Raises ArtifactDamaged, naming the file, at the first row where that is not so, and as read_trajectories.
     """
-    rewards = _Beside(scores, _rewards(scores), trajectories)
+    rewards = _Beside(scores, _rewards(scores, components), trajectories)
     kept = None
     if selection is not None:
         kept = _Beside(selection, ((item.trajectory_id, item.kept) for item in read_selection(selection)), trajectories)
     for trajectory in read_trajectories(trajectories):
-        trajectory.reward, judged_steps = rewards.take(trajectory.id)
+        trajectory.reward, judged_steps, parts = rewards.take(trajectory.id)
         if judged_steps:
             trajectory.step_rewards = judged_steps
+        new = {name: value for name, value in parts.items() if name not in trajectory.outcome}
+        trajectory.metrics = {**new, **trajectory.metrics}
         if kept is None or kept.take(trajectory.id):
             yield trajectory
     rewards.end()
@@ -168,15 +175,21 @@ def read_scored(trajectories: Path, scores: Path, selection: Path | None = None)
         kept.end()
 
 
-def load_scored(trajectories: Path, scores: Path, selection: Path | None) -> list[Trajectory]:
+def load_scored(
+    trajectories: Path, scores: Path, selection: Path | None, *, components: bool = False
+) -> list[Trajectory]:
     """As read_scored, all at once: for what needs every trajectory, as training does."""
-    return list(read_scored(trajectories, scores, selection))
+    return list(read_scored(trajectories, scores, selection, components=components))
 
 
-def _rewards(path: Path) -> Iterator[tuple[str, tuple[float | None, list[float]]]]:
-    for batch in _SCORES.batches(path, ["trajectory_id", "reward", "step_rewards"]):
-        for name, reward, steps in tables.rewards(batch):
-            yield name, (reward, steps)
+_Given = tuple[float | None, list[float], dict[str, float]]
+
+
+def _rewards(path: Path, components: bool) -> Iterator[tuple[str, _Given]]:
+    columns = ["trajectory_id", "reward", "step_rewards", *(["components"] if components else [])]
+    for batch in _SCORES.batches(path, columns):
+        for name, reward, steps, parts in tables.rewards(batch):
+            yield name, (reward, steps, parts)
 
 
 Value = TypeVar("Value")

@@ -340,12 +340,14 @@ def scores(batch: pa.RecordBatch) -> Iterable[Score]:
     return map(Score, *columns)
 
 
-def rewards(batch: pa.RecordBatch) -> Iterable[tuple[str, float | None, list[float]]]:
-    """Trajectory id, reward and step rewards of scores."""
+def rewards(batch: pa.RecordBatch) -> Iterable[tuple[str, float | None, list[float], dict[str, float]]]:
+    """Trajectory id, reward and step rewards of scores, and where they were read, components."""
+    read = "components" in batch.schema.names
     return zip(
         _texts(batch.column("trajectory_id")),
         _optional(_plain, batch.column("reward")),
         _lists(_plain, batch.column("step_rewards")),
+        _numbers(batch.column("components")) if read else ({} for _ in range(len(batch))),
         strict=True,
     )
 

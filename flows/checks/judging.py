@@ -10,7 +10,8 @@ from components.algorithms.spec import (
     DistillSpec,
     ProcessRewardModelSpec,
 )
-from components.errors import Problem
+from components.errors import Problem, SpecError
+from components.filters.chain import Chain, links
 from components.inference.spec import InferenceSpec, RemoteSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
@@ -113,5 +114,34 @@ def reward_model(
 
 def filters(filter: Target, warmup: WarmupSpec | None) -> Iterator[Problem]:
     for path, target in [("filter", filter), *([("warmup.filter", warmup.filter)] if warmup else [])]:
-        if "select" not in dir(target.factory()):
-            yield Problem(f"{path}._target_", f"{target.target} is no filter; expected a class with a method `select`")
+        found = [one for end, link in links(target).items() for one in _filter(f"{path}{end}", link)]
+        yield from found or (_built(path, target) if target.factory() is Chain else ())
+
+
+def _filter(path: str, target: Any) -> Iterator[Problem]:
+    expected = "expected a function (trajectory) -> bool, or a class with a method `select` or `survey`"
+    if not isinstance(target, Target):
+        yield Problem(path, f"{target!r:.80} is no filter; {expected}, as _target_")
+        return
+    thing = target.factory()
+    if inspect.isclass(thing):
+        usable = bool({"select", "survey", "__call__"} & set(dir(thing)))
+    else:
+        usable = any(one.kind in _POSITIONAL for one in inspect.signature(thing).parameters.values())
+    if not usable:
+        yield Problem(f"{path}._target_", f"{target.target} is no filter; {expected}")
+        return
+    yield from _built(path, target)
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _built(path: str, target: Target) -> Iterator[Problem]:
+    """What a filter says of its arguments together."""
+    try:
+        target.build()
+    except SpecError as error:
+        yield from (Problem(path + one.path.removeprefix("filter"), one.message, one.nearest) for one in error.problems)
+    except Exception as error:  # noqa: BLE001  code of the user: whatever it raises is the answer
+        yield Problem(path, f"{target.target} cannot be built: {type(error).__name__}: {error}")

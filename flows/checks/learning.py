@@ -16,8 +16,12 @@ from components.algorithms.spec import (
 )
 from components.errors import Problem
 from components.evaluation.spec import EvaluateSpec
+from components.filters.best import Best
+from components.filters.chain import links
+from components.filters.distinct import Distinct
 from components.filters.everything import Everything
 from components.filters.signal import Signal
+from components.filters.top import Top
 from components.inference.spec import InferenceSpec, RemoteSpec
 from components.models.spec import ModelSpec
 from components.rollout.spec import CollectSpec
@@ -105,26 +109,53 @@ def weights(model: ModelSpec, inference: InferenceSpec, algorithm: Any, rounds: 
 
 
 def signal(filter: Target, algorithm: Any, collect: CollectSpec, rounds: int) -> Iterator[Problem]:
-    if rounds and collect.group_size == 1 and not _compares(algorithm) and filter.factory() is Signal:
-        yield Problem(
-            "filter",
-            "signal keeps groups whose rewards differ, and with collect.group_size=1 none do; expected "
-            "filter=everything, or a collect.group_size of at least 2",
-        )
-    elif rounds and filter.factory() is Signal and (isinstance(algorithm, DistillSpec) or _limits(algorithm)):
-        what = (
-            "learns from no reward" if isinstance(algorithm, DistillSpec) else "has costs, in which groups differ too"
-        )
-        yield Problem(
-            "filter",
-            f"signal keeps groups whose rewards differ, and {algorithm.name} {what}; expected filter=everything",
-        )
-    if rounds and collect.refills and filter.factory() is Everything:
+    if not rounds:
+        return
+    parts = {f"filter{end}": one for end, one in links(filter).items() if isinstance(one, Target)}
+    for path, one in parts.items():
+        kind = one.factory()
+        if kind is Signal and collect.group_size == 1 and not _compares(algorithm):
+            yield Problem(
+                path,
+                "signal keeps groups whose rewards differ, and with collect.group_size=1 none do; expected "
+                "filter=everything, or a collect.group_size of at least 2",
+            )
+        elif kind is Signal and (isinstance(algorithm, DistillSpec) or _limits(algorithm)):
+            learns = (
+                "learns from no reward"
+                if isinstance(algorithm, DistillSpec)
+                else "has costs, in which groups differ too"
+            )
+            yield Problem(
+                path,
+                f"signal keeps groups whose rewards differ, and {algorithm.name} {learns}; expected filter=everything",
+            )
+        elif kind is Best and one.arguments.get("count", 1) == 1 and _compares(algorithm):
+            yield Problem(
+                f"{path}.count",
+                f"1 of each group is kept, and {algorithm.name} compares the episodes of a group with each other; "
+                "expected at least 2, filter=signal, or algorithm=sft",
+            )
+    if collect.refills and all(_leaves_out_none(one) for one in parts.values()):
         yield Problem(
             "collect.refills",
-            f"{collect.refills} replace scenarios that the filter leaves out, and filter=everything leaves out none; "
+            f"{collect.refills} replace scenarios that the filter leaves out, and {_named(filter)} leaves out none; "
             "expected 0, or filter=signal",
         )
+
+
+def _leaves_out_none(filter_: Target) -> bool:
+    """Whether of every scenario with a scored episode at least one is kept."""
+    kind, given = filter_.factory(), filter_.arguments
+    of_group = (kind is Top and given.get("of") == "group") or (
+        kind is Distinct and given.get("of", "group") == "group"
+    )
+    return kind in (Everything, Best) or of_group
+
+
+def _named(filter_: Target) -> str:
+    kind = filter_.factory()
+    return "filter=everything" if kind is Everything else f"filter {kind.__name__}"
 
 
 def overlap(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import Field
@@ -11,7 +11,7 @@ from pydantic import Field
 from components.artifacts import Draft
 from components.specs import Target
 from components.trajectories.groups import scenario_of
-from components.trajectories.schema import SCHEMA_VERSION, Selection, Trajectory
+from components.trajectories.schema import SCHEMA_VERSION, Selection
 from flows.stages.base import Context, Inputs, Stage, StageSpec, followed
 
 
@@ -28,28 +28,20 @@ def filter_(spec: FilterStage, inputs: Inputs, draft: Draft, context: Context) -
     from components.trajectories.store import count_trajectories, read_scored, write_selection
 
     path = inputs["trajectories"].path / "trajectories.parquet"
+    scores = inputs["scores"].path / "scores.parquet"
     reasons: Counter[str] = Counter()
+    scenarios: set[str] = set()
 
-    def counted(selections: Iterable[Selection]) -> Iterator[Selection]:
-        for selection in selections:
-            reasons[selection.reason] += not selection.kept
-            group = waiting.pop(selection.trajectory_id)
+    def decided() -> Iterator[Selection]:
+        for trajectory, selection in apply(spec.filter_.build(), lambda: read_scored(path, scores, components=True)):
             if selection.kept:
-                scenarios.add(scenario_of(group))
+                scenarios.add(scenario_of(trajectory.group))
+            else:
+                reasons[selection.reason] += 1
             yield selection
 
-    scenarios: set[str] = set()
-    waiting: dict[str, str] = {}  # group by trajectory: of those whose selection is still to come
-
-    def seen(trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
-        for one in trajectories:
-            waiting[one.id] = one.group
-            yield one
-
-    trajectories = seen(read_scored(path, inputs["scores"].path / "scores.parquet"))
-    selections = counted(apply(spec.filter_.build(), trajectories))
     total = write_selection(
-        draft.path / "selection.parquet", followed(selections, count_trajectories(path), context.progress)
+        draft.path / "selection.parquet", followed(decided(), count_trajectories(path), context.progress)
     )
     kept = total - reasons.total()
     return {
@@ -57,8 +49,8 @@ def filter_(spec: FilterStage, inputs: Inputs, draft: Draft, context: Context) -
         "scenarios": float(len(scenarios)),
         "dropped": float(total - kept),
         "kept_share": kept / total if total else 0.0,
-        **{f"dropped/{reason}": float(count) for reason, count in sorted(reasons.items()) if count},
+        **{f"dropped/{reason}": float(count) for reason, count in sorted(reasons.items())},
     }
 
 
-STAGE = Stage("filter", 2, FilterStage, "selection", SCHEMA_VERSION, filter_)
+STAGE = Stage("filter", 3, FilterStage, "selection", SCHEMA_VERSION, filter_)

@@ -141,8 +141,7 @@ def _scored(
 ) -> list[Trajectory]:
     """The trajectories of this round, or of the one that the ending of the inputs' names says; all, or those that were
     selected. components: with those of their scores among their metrics."""
-    from components.algorithms.costs import join
-    from components.trajectories.store import load_scored, read_scores
+    from components.trajectories.store import load_scored
 
     found: list[Trajectory] = []
     for more in ["", *(f"+{number}" for number in range(1, len(inputs)))]:
@@ -152,8 +151,7 @@ def _scored(
             inputs[f"{when}{name}{more}{ago}"].path / f"{name}.parquet"
             for name in ("trajectories", "scores", "selection")
         )
-        part = load_scored(trajectories, scores, selection if selected else None)
-        found += join(part, read_scores(scores)) if components else part
+        found += load_scored(trajectories, scores, selection if selected else None, components=components)
     return found
 
 

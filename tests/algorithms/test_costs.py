@@ -15,7 +15,6 @@ from components.algorithms.spec import CostSpec, GRPOSpec, RLOOSpec
 from components.algorithms.train import train
 from components.errors import ArtifactError
 from components.specs import validate
-from components.trajectories.schema import Score
 from flows.spec import ExperimentSpec
 from tests.algorithms.builders import MODEL, VOCABULARY, batch, history, make_policy, trajectory
 from tests.algorithms.test_learning import PROMPT
@@ -77,24 +76,6 @@ def test_the_outcome_may_say_what_an_episode_costs_too():
     one.outcome = {"success": True, "slips": 3, "calls": 2, "said": "text"}
     one.metrics = {"calls": 5.0}
     assert costs.mean_costs(COSTS, [one]) == {"slips": 3.0, "calls": 5.0}
-
-
-def test_components_of_a_score_are_costs_but_metrics_come_first():
-    made = costly()[:2]
-    scores = [Score(one.id, 1.0, {"slips": 9.0, "spent": index}) for index, one in enumerate(made)]
-    found = costs.join(made, scores)
-    assert [one.metrics for one in found] == [
-        {"slips": 0.0, "calls": 0.0, "spent": 0},
-        {"slips": 1.0, "calls": 1.0, "spent": 1},
-    ]
-
-
-def test_what_an_episode_did_is_its_cost_and_not_the_part_of_a_reward_of_that_name():
-    """Components have the sign of the reward: what costs is negative there."""
-    (one,) = costly()[:1]
-    one.metrics, one.outcome = {"calls": 1.0}, {"slips": 3}
-    joined = costs.join([one], [Score(one.id, 0.7, {"slips": -0.3})])
-    assert costs.mean_costs(COSTS, joined) == {"slips": 3.0, "calls": 1.0}
 
 
 @pytest.mark.parametrize(("value", "message"), [(None, "has no cost of this name"), (math.nan, "has a cost of nan")])

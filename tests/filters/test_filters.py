@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
+import functools
+import json
+
+import numpy as np
 import pytest
 
 from components.errors import ArtifactError, SpecError
+from components.filters.best import Best
+from components.filters.between import Between
+from components.filters.chain import Chain
+from components.filters.distinct import Distinct
 from components.filters.everything import Everything
-from components.filters.protocol import Filter
+from components.filters.percentiles import Percentiles
 from components.filters.select import apply
 from components.filters.signal import Signal
 from components.filters.successful import Successful
+from components.filters.top import Top
 from components.specs import Spec, Target, validate
-from components.trajectories.schema import Selection
+from components.trajectories.schema import History, Message, Selection
 from tests.trajectories.builders import FAILURE, episode
 
 GROUPS = (("a", (1.0, 1.0)), ("b", (0.0, 1.0)))
-FILTERS = [Signal(), Successful(), Everything()]
+FILTERS = [
+    Signal(),
+    Successful(),
+    Everything(),
+    Between("reward", minimum=-9.0),
+    Best(3),
+    Top(1.0),
+    Top(1.0, of="group"),
+    Percentiles(0.0),
+    Percentiles(0.0, of="group"),
+    Distinct(),
+    Distinct(of="collection", similarity=0.5),
+    Chain({"first": Everything(), "then": Top(1.0)}),
+    lambda trajectory: True,
+]
+
+
+def selections_of(filter_, rows):
+    return [selection for _, selection in apply(filter_, lambda: rows)]
 
 
 def reasons(filter_, *rewards):
     """What the filter says about a group with these rewards."""
-    selections = list(apply(filter_, [episode("a", i, reward=reward) for i, reward in enumerate(rewards)]))
-    assert all(selection.kept == (selection.reason == "kept") for selection in selections)
-    return [selection.reason for selection in selections]
+    rows = [episode("a", i, reward=reward) for i, reward in enumerate(rewards)]
+    return [selection.reason for selection in selections_of(filter_, rows)]
 
 
 class TestSignal:
@@ -52,7 +78,7 @@ class TestSignal:
 
     def test_each_group_for_itself(self):
         rows = [episode(name, i, reward=r) for name, rewards in GROUPS for i, r in enumerate(rewards)]
-        assert [(s.trajectory_id, s.reason) for s in apply(Signal(), rows)] == [
+        assert [(s.trajectory_id, s.reason) for s in selections_of(Signal(), rows)] == [
             ("a/0", "no_spread"),
             ("a/1", "no_spread"),
             ("b/0", "kept"),
@@ -60,9 +86,15 @@ class TestSignal:
         ]
 
 
-def test_successful_keeps_from_the_threshold_on():
-    assert reasons(Successful(), 1.0, 0.99, None, 2.0) == ["kept", "below_threshold", "unscored", "kept"]
-    assert reasons(Successful(threshold=-1.0), -1.0, -1.5) == ["kept", "below_threshold"]
+def test_successful_keeps_what_the_environment_calls_a_success_whatever_its_reward():
+    rows = [
+        episode("a", 0, reward=0.2, success=True),
+        episode("a", 1, reward=1.0, success=False),
+        episode("a", 2, reward=1.0),
+        episode("a", 3, success=True),
+    ]
+    found = [one.reason for one in selections_of(Successful(), rows)]
+    assert found == ["kept", "no_success", "no_success", "unscored"]
 
 
 def test_everything_keeps_all_that_is_scored():
@@ -70,32 +102,91 @@ def test_everything_keeps_all_that_is_scored():
 
 
 @pytest.mark.parametrize("filter_", FILTERS, ids=lambda filter_: type(filter_).__name__)
-def test_no_filter_keeps_a_failed_episode(filter_):
-    assert isinstance(filter_, Filter)
-    rows = [episode("a", 0, reward=1.0), episode("a", 1, reward=0.0), episode("a", 2, failure=FAILURE)]
-    assert list(apply(filter_, rows))[2] == Selection("a/2", False, "unscored")
-    assert list(apply(filter_, [])) == []
+def test_no_filter_keeps_an_episode_that_failed_or_has_no_reward(filter_):
+    rows = [episode("a", 0, reward=1.0), episode("a", 1, reward=0.0), episode("a", 2, failure=FAILURE), episode("a", 3)]
+    found = selections_of(filter_, rows)
+    assert found[2:] == [Selection("a/2", False, "failed"), Selection("a/3", False, "unscored")]
+    assert selections_of(filter_, rows[2:]) == found[2:]
+    assert selections_of(filter_, []) == []
 
 
-def test_decisions_stream_group_by_group():
-    pulled = []
+@pytest.mark.parametrize("filter_", FILTERS, ids=lambda filter_: type(filter_).__name__)
+def test_a_filter_decides_the_same_again(filter_):
+    rows = [episode(name, i, reward=i / 2) for name in "abc" for i in range(3)]
+    assert selections_of(filter_, rows) == selections_of(filter_, rows)
 
-    def rows():
+
+def test_decisions_come_with_their_episodes_so_they_are_traceable_to_their_group():
+    rows = [episode(name, i, reward=float(i)) for name in "ab" for i in range(2)]
+    assert [(one.group, made.trajectory_id, made.kept) for one, made in apply(Best(1), lambda: rows)] == [
+        ("a", "a/0", False),
+        ("a", "a/1", True),
+        ("b", "b/0", False),
+        ("b", "b/1", True),
+    ]
+
+
+class Reading:
+    """Episodes that are read as a stream, and how far."""
+
+    def __init__(self):
+        self.pulled = []
+
+    def __call__(self):
         for name, rewards in GROUPS:
             for sample, reward in enumerate(rewards):
-                pulled.append(f"{name}/{sample}")
+                self.pulled.append(f"{name}/{sample}")
                 yield episode(name, sample, reward=reward)
 
-    selections = apply(Signal(), rows())
-    assert pulled == []
-    assert next(selections).trajectory_id == "a/0"
-    assert pulled == ["a/0", "a/1", "b/0"]
+
+@pytest.mark.parametrize("filter_", [Signal(), Best(), Distinct(), Top(0.5, of="group"), Chain({"one": Signal()})])
+def test_decisions_stream_group_by_group(filter_):
+    read = Reading()
+    decided = apply(filter_, read)
+    assert read.pulled == []
+    assert next(decided)[1].trajectory_id == "a/0"
+    assert read.pulled == ["a/0", "a/1", "b/0"]
+
+
+@pytest.mark.parametrize("filter_", [Top(0.5), Percentiles(), Distinct(of="collection")])
+def test_what_needs_the_whole_collection_reads_it_once_before_it_decides(filter_):
+    read = Reading()
+    assert next(apply(filter_, read))[1].trajectory_id == "a/0"
+    assert read.pulled == ["a/0", "a/1", "b/0", "b/1", "a/0", "a/1", "b/0"]
+
+
+def test_a_survey_holds_one_group_at_a_time():
+    """Of 200 groups, what is in memory at once is a few."""
+    alive = peak = 0
+
+    class Counted(str):
+        def __new__(cls, text):
+            nonlocal alive, peak
+            alive += 1
+            peak = max(peak, alive)
+            return super().__new__(cls, text)
+
+        def __del__(self):
+            nonlocal alive
+            alive -= 1
+
+    def read():
+        for number in range(200):
+            for sample in range(2):
+                said = History([Message("assistant", Counted(f"answer {number} {sample}"))])
+                yield episode(str(number), sample, reward=float(sample), histories=[said])
+
+    for filter_ in (Top(0.5), Percentiles(), Distinct(of="collection", similarity=0.9)):
+        peak = 0
+        assert sum(made.kept for _, made in apply(filter_, read)) >= 200
+        assert peak <= 8
 
 
 def test_a_scenario_that_comes_back_is_refused():
     rows = [episode(name, i, reward=1.0) for i in range(2) for name in ("a", "b")]
-    with pytest.raises(ArtifactError, match="scenario a do not lie next to each other"):
-        list(apply(Everything(), rows))
+    for filter_ in (Everything(), Top(0.5)):
+        with pytest.raises(ArtifactError, match="scenario a do not lie next to each other"):
+            selections_of(filter_, rows)
 
 
 class Broken:
@@ -111,39 +202,122 @@ class Broken:
         (lambda group: [], "decided about"),
         (lambda group: [Selection("else", True, "kept") for _ in group], "else"),
         (lambda group: [Selection(row.id, True, "kept") for row in group], "has no reward"),
+        (
+            lambda group: [Selection(row.id, False, "kept") for row in group],
+            "drops a/0 for the reason 'kept'; expected ",
+        ),
+        (
+            lambda group: [Selection(row.id, False, "") for row in group],
+            "drops a/0 for the reason ''; expected the name",
+        ),
+        (lambda group: [Selection("a/0", True, "good"), *[Selection("a/1", False, "bad")]], "keeps a/0 .* 'good'"),
     ],
-    ids=["too few", "other ids", "keeps unscored"],
+    ids=["too few", "other ids", "keeps unscored", "drops as kept", "no reason", "keeps for another reason"],
 )
 def test_a_filter_that_breaks_its_protocol_is_refused_by_name(decide, said):
-    with pytest.raises(SpecError, match=f"Broken .*{said}"):
-        list(apply(Broken(decide), [episode("a", 0, reward=1.0), episode("a", 1)]))
+    rows = [episode("a", 0, reward=1.0), episode("a", 1)]
+    for filter_, who in ((Broken(decide), "Broken"), (Chain({"mine": Broken(lambda group: [])}), "Broken")):
+        with pytest.raises(SpecError, match=f"{who} .*{said if filter_.__class__ is Broken else 'decided about'}"):
+            selections_of(filter_, rows)
+
+
+def test_what_is_no_filter_is_refused():
+    with pytest.raises(SpecError, match=r"int is no filter: expected a function \(trajectory\) -> bool"):
+        selections_of(3, [])
+
+
+class TestAFunctionOfTheUser:
+    def test_its_name_is_the_reason_and_it_is_asked_about_scored_episodes_only(self):
+        asked = []
+
+        def short(trajectory, most):
+            asked.append(trajectory.id)
+            return trajectory.metrics["turns"] <= most
+
+        rows = [episode("a", i, reward=1.0, turns=float(i)) for i in range(3)] + [episode("a", 3)]
+        found = [one.reason for one in selections_of(functools.partial(short, most=1), rows)]
+        assert found == ["kept", "kept", "short", "unscored"]
+        assert asked == ["a/0", "a/1", "a/2"]
+
+    def test_an_answer_of_numpy_counts(self):
+        row = episode("a", 0, reward=1.0)
+        assert selections_of(lambda one: np.bool_(True), [row])[0].kept
+
+    @pytest.mark.parametrize(
+        ("answer", "said"),
+        [
+            (lambda one: None, r"returned None \(NoneType\), expected true or false, about trajectory a/0"),
+            (lambda one: 0.7, r"returned 0.7 \(float\)"),
+            (lambda one: one.metrics["missing"], "raised KeyError: 'missing', about trajectory a/0"),
+            (lambda: True, "raised TypeError"),
+        ],
+    )
+    def test_what_it_does_wrong_is_said_with_the_trajectory(self, answer, said):
+        with pytest.raises(SpecError, match=f"filter: <lambda> {said}"):
+            selections_of(answer, [episode("a", 0, reward=1.0)])
 
 
 class Part(Spec):
     filter: Target
 
 
-@pytest.mark.parametrize(
-    ("target", "arguments"),
-    [
-        ("signal.Signal", {"relative_tolerance": 1e-6}),
-        ("successful.Successful", {"threshold": 0.5}),
-        ("everything.Everything", {}),
-    ],
-)
-def test_filters_are_built_from_configuration(target, arguments):
-    part = validate(Part, {"filter": {"_target_": f"components.filters.{target}", **arguments}})
-    assert vars(part.filter.build()) == arguments
+WRONG = [
+    ("signal.Signal", {"relative_tolerance": -1e-9}, "relative_tolerance"),
+    ("signal.Signal", {"relative_tolerance": 1}, "relative_tolerance"),
+    ("between.Between", {"number": "reward", "minimum": float("nan")}, "minimum"),
+    ("between.Between", {"number": "reward", "maximum": "much"}, "maximum"),
+    ("between.Between", {"minimum": 0.5}, "number"),
+    ("best.Best", {"count": 0}, "count"),
+    ("best.Best", {"count": 1.5}, "count"),
+    ("top.Top", {"share": 0}, "share"),
+    ("top.Top", {"share": 1.1}, "share"),
+    ("top.Top", {"of": "batch"}, "of"),
+    ("percentiles.Percentiles", {"lowest": -1}, "lowest"),
+    ("percentiles.Percentiles", {"highest": 101}, "highest"),
+    ("distinct.Distinct", {"similarity": 0}, "similarity"),
+    ("distinct.Distinct", {"similarity": 1.01}, "similarity"),
+    ("distinct.Distinct", {"words": 0}, "words"),
+    ("distinct.Distinct", {"compared": 0}, "compared"),
+    ("distinct.Distinct", {"read": "thoughts"}, "read"),
+    ("chain.Chain", {"filters": {}}, "filters"),
+    ("chain.Chain", {"filters": {"a": {"_target_": "components.filters.top.Top", "share": 0}}}, r"filters\.a\.share"),
+    ("chain.Chain", {"filters": {"a": {"_target_": "components.filters.top.Tip"}}}, r"filters\.a\._target_.*'Tip'"),
+]
+
+
+@pytest.mark.parametrize(("target", "arguments", "path"), WRONG)
+def test_arguments_out_of_range_are_refused_in_the_configuration(target, arguments, path):
+    with pytest.raises(SpecError, match=rf"filter\.{path}"):
+        validate(Part, {"filter": {"_target_": f"components.filters.{target}", **arguments}})
 
 
 @pytest.mark.parametrize(
-    ("target", "argument", "value"),
+    ("make", "said"),
     [
-        ("signal.Signal", "relative_tolerance", -1e-9),
-        ("signal.Signal", "relative_tolerance", 1),
-        ("successful.Successful", "threshold", float("nan")),
+        (lambda: Between("reward"), r"filter\.minimum: null, as maximum: no reward is dropped"),
+        (lambda: Between("turns", 3.0, 2.0), r"filter\.minimum: 3 is more than maximum=2"),
+        (lambda: Percentiles(60.0, 40.0), r"filter\.lowest: 60 is more than highest=40"),
+        (lambda: Chain({}), r"filter\.filters: {} is no mapping"),
+        (lambda: Chain([Top()]), r"filter\.filters: \[.* is no mapping"),
+        (lambda: Chain({"a/b": Top()}), r"filter\.filters: 'a/b' is no name"),
     ],
 )
-def test_arguments_out_of_range_are_refused_in_the_configuration(target, argument, value):
-    with pytest.raises(SpecError, match=rf"filter\.{argument}"):
-        validate(Part, {"filter": {"_target_": f"components.filters.{target}", argument: value}})
+def test_arguments_that_make_no_sense_together_are_refused(make, said):
+    with pytest.raises(SpecError, match=said):
+        make()
+
+
+def test_a_chain_is_built_from_configuration_and_its_key_has_the_order():
+    def part(*names):
+        links = {name: {"_target_": f"components.filters.{name}"} for name in names}
+        return validate(Part, {"filter": {"_target_": "components.filters.chain.Chain", "filters": links}}).filter
+
+    one, other = part("top.Top", "best.Best"), part("best.Best", "top.Top")
+    with pytest.raises(SpecError, match=r"'top\.Top' is no name"):
+        one.build()
+    keys = [json.dumps(found.resolved(), sort_keys=True) for found in (one, other)]
+    assert keys[0] != keys[1]
+    assert json.loads(keys[1])["filters"][1] == [
+        "top.Top",
+        {"_target_": "components.filters.top.Top", "share": 0.5, "of": "collection"},
+    ]

@@ -415,6 +415,28 @@ def test_a_filter_counts_what_it_drops_and_why(context):
     assert (told[0], told[-1]) == ((0, 6), (6, 6))
 
 
+def test_a_filter_that_needs_the_whole_collection_reads_it_twice_and_knows_components(context):
+    scores = [Score(row.id, float(number), {"spread": number / 10}) for number, row in enumerate(EPISODES)]
+    inputs = stored(context, EPISODES, scores)
+    told = []
+    watched = replace(context, progress=lambda done, total, values=None: told.append((done, total)))
+    links = {
+        "agreed": {"_target_": "components.filters.between.Between", "number": "spread", "maximum": 0.35},
+        "top": {"_target_": "components.filters.top.Top", "share": 0.5},
+    }
+    chain = {"_target_": "components.filters.chain.Chain", "filters": links}
+    artifact, _ = run_stage(Request("filter", {"filter": chain}, inputs), watched)
+    expected = {"kept": 2.0, "scenarios": 1.0, "dropped": 4.0, "kept_share": 1 / 3}
+    expected |= {"dropped/agreed/spread_above_maximum": 2.0, "dropped/top/below_top_share": 2.0}
+    assert artifact.metrics == expected
+    selections = read_selection(artifact.path / "selection.parquet")
+    assert [one.trajectory_id for one in selections if one.kept] == ["b/0", "b/1"]
+    assert [done for done, _ in told] == sorted(done for done, _ in told)  # progress does not start again
+    turned = {**chain, "filters": dict(reversed(links.items()))}
+    other, status = run_stage(Request("filter", {"filter": turned}, inputs), watched)
+    assert (status, other.metrics["kept"]) == ("ran", 1.0)
+
+
 def test_scores_of_other_trajectories_fail_the_filter_by_name(context):
     inputs = stored(context, EPISODES, [Score(row.id, 1.0) for row in EPISODES[1:]])
     signal_ = {"_target_": "components.filters.signal.Signal"}

@@ -231,6 +231,16 @@ class TestScored:
         write_scores(files[1], judged)
         assert [row.step_rewards for row in load_scored(files[0], files[1], None)] == [[1.0, 2.0], [0.25], []]
 
+    def test_components_are_joined_on_where_asked_for_but_what_the_episode_did_comes_first(self, files):
+        """Components have the sign of the reward: what costs is negative there."""
+        rows = [episode("a", 0, outcome={"slips": 3}), episode("a", 1), episode("b", 0, failure=FAILURE)]
+        write_trajectories(files[0], rows)
+        judged = [Score("a/0", 0.7, {"slips": -0.3, "turns": -0.2, "spread": 0.5}), Score("a/1", 0.25)]
+        write_scores(files[1], [*judged, Score("b/0", None, failure=FAILURE)])
+        with_them = [row.metrics for row in load_scored(files[0], files[1], None, components=True)]
+        assert with_them == [{"spread": 0.5, "turns": 2.0}, {"turns": 2.0}, {"turns": 2.0}]
+        assert [row.metrics for row in load_scored(files[0], files[1], None)] == [{"turns": 2.0}] * 3
+
     def test_a_stream_holds_a_few(self, tmp_path, monkeypatch):
         monkeypatch.setattr(store, "ROWS_PER_BATCH", 2)
         files = [tmp_path / "trajectories.parquet", tmp_path / "scores.parquet"]
