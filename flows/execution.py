@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from components.artifacts import Artifact
 from components.compute.runners import Event, KeptProcessRunner, LocalRunner, ProcessRunner, Result, Runner
 from components.compute.watchdog import Watchdog, watch
+from flows import selections
 from flows.ancestry import Lineage
 from flows.console import Console, duration
 from flows.records import Notice, StageRecord, Writer
@@ -44,7 +45,7 @@ UNITS = {
 
 _OF_ROUND = re.compile(r"(collect|judge|filter|train)\[\d+(\+\d+)?\]")
 
-SHOWN = ("episodes", "failed", "success", "reward", "kept", "loss", "heldout_accuracy", "unscored")
+SHOWN = ("episodes", "failed", "success", "reward", "loss", "heldout_accuracy", "unscored")
 """Metrics in the line about a stage."""
 
 
@@ -147,6 +148,8 @@ class Execution:
         if not _OF_ROUND.fullmatch(done.label):  # those are summed up in the line of the round
             metrics = done.artifact.metrics
             figures = [f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics]
+            if done.artifact.stage == "filter":
+                figures = [selections.told(metrics)]
             self.console.line("  ".join([f"{done.label} {done.status} in {duration(done.seconds)}", *figures]))
 
     def write_down(self, done: Done) -> None:

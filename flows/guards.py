@@ -19,6 +19,7 @@ from pydantic import field_validator
 from components.artifacts import Artifact
 from components.errors import GuardStruck
 from components.specs import Spec
+from flows import selections
 from flows.records import Notice
 from flows.stopping import Measured
 
@@ -53,10 +54,8 @@ def no_signal(label: str, metrics: Mapping[str, float]) -> str | None:
     nothing. label: of the filter stage."""
     if metrics.get("kept") != 0:
         return None
-    found = {name.removeprefix("dropped/"): count for name, count in metrics.items() if name.startswith("dropped/")}
-    reasons = ", ".join(f"{count:.0f} {reason}" for reason, count in sorted(found.items(), key=lambda item: -item[1]))
     kept = f"{label} left nothing to train on: none of {metrics.get('dropped', 0):.0f} episodes was kept"
-    return f"{kept} ({reasons})" if reasons else kept
+    return f"{kept} ({why})" if (why := selections.counted(selections.reasons(metrics))) else kept
 
 
 def spans(steps: Sequence[int], rounds: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
 from components.trajectories.schema import Trajectory
+from flows import selections
 from flows.console import duration
 from flows.execution import Execution
 from flows.online_rl import Outcome
 from flows.spec import ExperimentSpec
 
 if TYPE_CHECKING:
-    from components.evaluation.report import RewardTraining
+    from components.evaluation.report import RewardTraining, SelectionRow
 
 
 def titles_by(algorithm: str, warmup: bool) -> dict[str, str]:
@@ -138,6 +139,9 @@ def round_teller(execution: Execution) -> Callable[[int, dict[str, Artifact]], N
         parts += [f"{title} {row[name]:{form}}" for name, title, form in _ROUND if name in row]
         if "skipped" in row:
             parts.append("nothing to learn from: no training")
+        filters = [one.artifact.metrics for one in (*done.values(), *more) if one.artifact.stage == "filter"]
+        if text := selections.told(selections.total(filters)):
+            parts.append(text)
         if more:
             parts.append(f"{sum(one.artifact.stage == 'collect' for one in more)} refilled")
         if all(one.status == "cached" for one in (*done.values(), *more)):
@@ -313,6 +317,7 @@ def _report(
             differences=differences,
             rounds=_rounds(execution.spec, outcome),
             notes=outcome.decisions,
+            selections=_selections(execution),
             reward_models=_reward_models(outcome),
             stages=stages,
             lineage=origins(execution.lineage, outcome.checkpoint.key)
@@ -335,6 +340,24 @@ def _rounds(spec: ExperimentSpec, outcome: Outcome) -> list[dict[str, float]]:
         round_figures(artifacts)
         | {f"heldout_{name}": held_out[n][name] for name in ("success", "reward") if name in held_out.get(n, {})}
         for n, artifacts in enumerate(outcome.rounds, outcome.first_step + 1)
+    ]
+
+
+def _selections(execution: Execution) -> list[SelectionRow]:
+    """What each filter has kept, and why not the rest."""
+    from components.evaluation.report import SelectionRow
+
+    found = [(label, one.artifact.metrics) for label, one in execution.done.items() if one.artifact.stage == "filter"]
+    return [
+        SelectionRow(
+            label,
+            episodes=round(metrics["kept"] + metrics["dropped"]),
+            kept=round(metrics["kept"]),
+            scenarios=round(metrics["scenarios"]),
+            dropped=selections.reasons(metrics),
+        )
+        for label, metrics in found
+        if metrics
     ]
 
 

@@ -49,6 +49,20 @@ class RewardTraining:
 
 
 @dataclass(frozen=True)
+class SelectionRow:
+    """What one filter has kept."""
+
+    label: str
+    """Where it stands in the run: `filter[3]`."""
+    episodes: int
+    kept: int
+    scenarios: int
+    """Those of which something was kept."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """How many by the name of the rule that dropped them."""
+
+
+@dataclass(frozen=True)
 class StageRow:
     """One stage of the run."""
 
@@ -99,6 +113,8 @@ class Report:
     """Metrics of each round, from round 1; see `CURVES` and `TIMES` for the names that are plotted."""
     notes: Sequence[str] = ()
     """What was decided in the course of the run, each in a sentence: why it ended early, how the policy was chosen."""
+    selections: Sequence[SelectionRow] = ()
+    """Of each filter, in the order of the run."""
     reward_models: Sequence[RewardTraining] = ()
     stages: Sequence[StageRow] = ()
     lineage: Sequence[Origin] = ()

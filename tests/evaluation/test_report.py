@@ -10,7 +10,7 @@ import pytest
 
 from components.evaluation import plots
 from components.evaluation.metrics import paired_difference, summarise
-from components.evaluation.report import Evaluation, Origin, Report, RewardTraining, StageRow, render
+from components.evaluation.report import Evaluation, Origin, Report, RewardTraining, SelectionRow, StageRow, render
 from components.trajectories.schema import Failure, History, Message, Scenario, ToolCall, Trajectory
 
 INJECTION = "</pre><script>alert('x')</script><img src=x onerror=alert(1)>\"' onmouseover='alert(2)"
@@ -108,6 +108,16 @@ def test_everything_that_was_put_in_can_be_read(full):
     ):  # fmt: skip
         assert expected in page.text, expected
     assert "8 min 13 s" in page.text.replace("\N{NARROW NO-BREAK SPACE}", " ")
+
+
+def test_what_each_filter_kept_and_why_not_the_rest():
+    rows = [SelectionRow("filter[1]", 48, 40, 5, {"no_spread": 6, "<own>": 2}), SelectionRow("filter[2]", 48, 48, 8)]
+    html = render(Report("x", selections=rows))
+    page = Page(html)
+    assert "filter[1] 48 40 5 6 no_spread, 2 <own>" in page.text
+    assert "filter[2] 48 48 8 –" in page.text
+    assert "<own>" not in html
+    assert "Selection" not in Page(render(Report("x"))).text
 
 
 def test_secrets_are_masked(full):

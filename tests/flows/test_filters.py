@@ -1,0 +1,160 @@
+"""Filters in an experiment: what is refused before the start, and what is told of them."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from components.artifacts import Artifact
+from components.errors import SpecError
+from components.specs import validate
+from flows import selections
+from flows.config import compose
+from flows.execution import Execution
+from flows.results import round_teller
+from flows.spec import ExperimentSpec
+from flows.stages.base import Context, Request
+from tests.flows.pretend import spec_of
+from tests.flows.test_online_rl import DATA
+
+METRICS = {"kept": 5.0, "scenarios": 2.0, "dropped": 3.0, "kept_share": 5 / 8}
+METRICS |= {"dropped/good/unspoken": 1.0, "dropped/no_spread": 2.0}
+
+
+def problems(*overrides: str) -> dict[str, str]:
+    with pytest.raises(SpecError) as caught:
+        compose(overrides)
+    return {problem.path: problem.message for problem in caught.value.problems}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "said"),
+    [
+        (["filter=threshold", "filter.minimum=null"], "filter.minimum", "no reward is dropped"),
+        (["filter=turns", "filter.minimum=5", "filter.maximum=2"], "filter.minimum", "5 is more than maximum=2"),
+        (["filter=percentiles", "filter.highest=20"], "filter.lowest", "50 is more than highest=20"),
+        (["filter=top", "filter.share=0"], "filter.share", "more than 0"),
+        (["filter=best"], "filter.count", "grpo compares the episodes of a group"),
+        (["filter=agent_evol"], "filter.filters.one.count", "grpo compares"),
+        (["filter=agent_evol", "algorithm=sft", "filter.filters.good.minimum=null"], "filter.filters.good.minimum",
+         "no reward is dropped"),
+        (["filter=agent_evol", "algorithm=sft", "+filter.filters.more=3"], "filter.filters.more", "3 is no filter"),
+        (["filter=agent_evol", "algorithm=sft", "+filter.filters={a b: {_target_: components.filters.top.Top}}"],
+         "filter.filters", "'a b' is no name"),
+        (["filter=agent_evol", "algorithm=sft", "filter.filters.share._target_=components.environments.shop.Shop",
+          "~filter.filters.share.share", "~filter.filters.share.of"],
+         "filter.filters.share._target_", "is no filter; expected a function"),
+        (["filter@warmup.filter=threshold", "warmup.filter.minimum=null"], "warmup.filter.minimum", "is dropped"),
+        (["filter=best", "filter.count=2", "collect.refills=1"], "collect.refills", "filter Best leaves out none"),
+        (["filter=top", "filter.of=group", "collect.refills=1"], "collect.refills", "filter Top leaves out none"),
+        (["filter=distinct", "collect.refills=1"], "collect.refills", "filter Distinct leaves out none"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_before_the_start(overrides, path, said):
+    found = problems(*overrides)
+    assert path in found, found
+    assert said in found[path]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["filter=best", "filter.count=2"],
+        ["filter=best", "algorithm=sft"],
+        ["filter=top", "collect.refills=1"],
+        ["filter=distinct", "filter.of=collection", "collect.refills=1"],
+        ["filter=agent_evol", "algorithm=sft", "collect.refills=1"],
+    ],
+)
+def test_what_makes_sense_is_not(overrides):
+    assert compose(overrides)
+
+
+OWN = """
+def short(trajectory, most=3):
+    return trajectory.metrics["turns"] <= most
+
+def nothing():
+    return True
+
+class Good:
+    def select(self, group):
+        return []
+
+class Late:
+    def survey(self, groups):
+        return Good()
+
+class Bare:
+    pass
+
+class Raises:
+    def __init__(self):
+        raise OSError("no such file")
+
+    def select(self, group):
+        return []
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_filters.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield lambda name, **more: validate(
+        ExperimentSpec, {**DATA, "allow": ["own_filters"], "filter": {"_target_": f"own_filters.{name}", **more}}
+    )
+    sys.modules.pop("own_filters", None)
+
+
+def test_a_function_or_class_of_the_user_is_a_filter(own):
+    assert own("short", most=2).filter.build()(SimpleNamespace(metrics={"turns": 2.0}))
+    assert own("Good")
+    assert own("Late")
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "said"),
+    [
+        ("shorter", {}, r"filter\._target_: 'shorter' is not there in own_filters; .* Did you mean 'short'"),
+        ("short", {"least": 2}, r"filter\.least: no such key"),
+        ("nothing", {}, r"filter\._target_: own_filters\.nothing is no filter; expected a function \(trajectory\)"),
+        ("Bare", {}, r"filter\._target_: own_filters\.Bare is no filter"),
+        ("Raises", {}, r"filter: own_filters\.Raises cannot be built: OSError: no such file"),
+    ],
+)
+def test_what_is_no_filter_of_the_user_is_refused(own, name, more, said):
+    with pytest.raises(SpecError, match=said):
+        own(name, **more)
+
+
+def test_what_a_filter_has_left_in_words():
+    assert selections.told(METRICS) == "kept 5 of 8 (2 no_spread, 1 good/unspoken)"
+    assert selections.told({"kept": 4.0, "dropped": 0.0}) == "kept 4 of 4"
+    assert selections.told({}) == ""
+    assert selections.told(selections.total([METRICS, METRICS])) == "kept 10 of 16 (4 no_spread, 2 good/unspoken)"
+
+
+def test_the_line_of_a_round_says_what_was_kept_of_all_its_collections_and_why_not_the_rest(tmp_path, screen):
+    def artifact(stage, metrics):
+        return Artifact(stage, stage, stage, 1, stage, tmp_path, metrics, {}, (), 2.0)
+
+    console, stream = screen
+    execution = Execution(spec_of(tmp_path), Context.at(tmp_path), console, None, tmp_path / "log")
+    artifacts = {stage: artifact(stage, METRICS if stage == "filter" else {}) for stage in ("collect", "filter")}
+    for label, one in (("collect[1]", artifacts["collect"]), ("filter[1]", artifacts["filter"]),
+                       ("filter[1+1]", artifacts["filter"])):  # fmt: skip
+        execution.done[label] = SimpleNamespace(artifact=one, status="ran", waited=1.0, seconds=1.0)
+    round_teller(execution)(1, artifacts)
+    assert "kept 10 of 16 (4 no_spread, 2 good/unspoken)" in stream.getvalue()
+
+
+def test_the_line_of_a_filter_before_the_rounds_says_it_too(tmp_path, tiny_stages, screen, monkeypatch):
+    execution = Execution(spec_of(tmp_path), Context.at(tmp_path), screen[0], None, tmp_path / "log")
+    found = Artifact("key", "selection", "filter", 1, "digest", tmp_path, METRICS, {}, (), 2.0)
+    monkeypatch.setattr(execution, "_artifact", lambda *_: (found, "ran"))
+    execution.stage("filter[sft]", 0, Request("add", {"amount": 1.0}))
+    assert "filter[sft] ran in" in screen[1].getvalue()
+    assert "kept 5 of 8 (2 no_spread, 1 good/unspoken)" in screen[1].getvalue()
