@@ -1,0 +1,113 @@
+"""R = α·R_task + β·ΣR_step - γ·KL, from the judge to the advantages, against the formula written out with a process
+reward model and a policy as PEFT and transformers make them, one sequence at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from components.algorithms import reward_model
+from components.algorithms.policy_gradient import prepare
+from components.algorithms.reward_data import episode
+from components.algorithms.reward_examples import Judged
+from components.algorithms.spec import GRPOSpec, ProcessRewardModelSpec
+from components.algorithms.train_reward import train_reward_model
+from components.models.weights import load_tokenizer
+from components.models.weights import prepare as prepare_weights
+from components.rewards.judge import judge
+from components.rewards.learned import Learned
+from components.rewards.protocol import Means
+from components.trajectories.chat import ChatFormat
+from components.trajectories.schema import Score
+from components.trajectories.store import read_scored, write_scores, write_trajectories
+from tests.algorithms.builders import MODEL, TEMPERATURE, batch, make_policy, plain_logprobs, plain_model
+
+ALPHA, BETA, GAMMA = 0.7, 2.0, 0.3
+
+
+def task(one) -> float:
+    return 10.0 + one.sample
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def process_model(cache, tmp_path_factory):
+    """Has learned labels of turns, a little."""
+    found = batch(seed=1, groups=2, size=3)
+    scores = [Score(one.id, 0.0, {"good/0": one.reward, "good/1": 0.5}) for one in found]
+    out, scratch = tmp_path_factory.mktemp("process"), tmp_path_factory.mktemp("scratch")
+    spec = ProcessRewardModelSpec(learning_rate=5e-3, held_out=0.0, heads={"good": 1.0})
+    train_reward_model(
+        spec, MODEL, prepare_weights(MODEL, cache), [Judged(found, scores)],
+        start=None, out=out, scratch=scratch, seed=0, on_step=lambda _: None,
+    )  # fmt: skip
+    return out
+
+
+def steps_alone(process_model, cache, one) -> list[float]:
+    """R_step of each turn."""
+    model, _ = reward_model.load(process_model, prepare_weights(MODEL, cache), MODEL)
+    chat = ChatFormat(load_tokenizer(prepare_weights(MODEL, cache)))
+    return model.scores([episode(chat, one, turns=True)], 1024)[:, 0].tolist()
+
+
+def kl_alone(policy, base_dir, one) -> list[float]:
+    """log π - log π_ref of each sampled token: the k1 estimate."""
+    model = plain_model(base_dir, policy)
+    (history,) = one.histories
+    with torch.no_grad():
+        of_policy = plain_logprobs(model, history.token_ids, TEMPERATURE)
+        with model.disable_adapter():
+            of_reference = plain_logprobs(model, history.token_ids, TEMPERATURE)
+    mask = torch.tensor(history.sampled_mask()[1:])
+    return (of_policy - of_reference)[mask].tolist()
+
+
+@pytest.fixture
+def played(process_model, cache, tmp_path):
+    """Episodes as training reads them: judged, stored, joined."""
+    found = batch(seed=7, groups=2, size=2)
+    for one in found:
+        one.reward = None
+    reward = Learned(str(process_model), task=task, task_weight=ALPHA, weight=BETA)
+    reward.use(Means(cache, MODEL))
+    files = tmp_path / "trajectories.parquet", tmp_path / "scores.parquet"
+    write_trajectories(files[0], found)
+    write_scores(files[1], judge(reward, found))
+    return list(read_scored(*files))
+
+
+PLAIN = {"baseline": "none", "scale": "none", "kl_coefficient": GAMMA, "kl_estimator": "k1", "pack_tokens": 64}
+"""Settings in which the advantage of an episode is R itself."""
+
+
+def test_the_advantage_of_an_episode_is_the_formula(played, process_model, cache, tmp_path):
+    base_dir = prepare_weights(MODEL, cache)
+    policy = make_policy(base_dir)
+    prepare(GRPOSpec(**PLAIN, kl_in="reward"), policy, played, tmp_path)
+    for one in played:
+        kl = kl_alone(policy, base_dir, one)
+        parts = ALPHA * task(one), BETA * sum(steps_alone(process_model, cache, one)), -GAMMA * sum(kl)
+        assert one.advantage == pytest.approx(sum(parts), rel=1e-4)
+        assert min(map(abs, parts)) > 1e-3  # each counts
+
+
+def test_with_credit_by_turn_each_turn_has_its_part_and_all_add_up(played, process_model, cache, tmp_path):
+    """Discount 0: of turn t, β·R_step_t, and α·R_task at the last one; each token less the KL from it on."""
+    base_dir = prepare_weights(MODEL, cache)
+    policy = make_policy(base_dir)
+    spec = GRPOSpec(**PLAIN, kl_in="token_rewards", credit="turns", discount=0.0)
+    _, learning = prepare(spec, policy, played, tmp_path)
+    for one in played:
+        kl, steps = kl_alone(policy, base_dir, one), steps_alone(process_model, cache, one)
+        spans = [message.span for message in one.histories[0].messages if message.span]
+        rewards = [BETA * step for step in steps]
+        rewards[-1] += ALPHA * task(one)
+        by_token = [reward for reward, (start, end) in zip(rewards, spans, strict=True) for _ in range(end - start)]
+        expected = [reward - GAMMA * sum(kl[t:]) for t, reward in enumerate(by_token)]
+        assert learning.advantages[one.id] == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        assert sum(one.step_rewards) == pytest.approx(ALPHA * task(one) + BETA * sum(steps), rel=1e-5)
