@@ -32,8 +32,8 @@ class Distinct:
         compared: Of `collection`, near duplicates are looked for among so many of the latest kept episodes; exact ones
             among all.
 
-    In memory: of `collection` about 100 bytes for each episode; with a similarity, about 100 bytes more for each word
-    of those that are compared.
+    In memory: of `collection` about 130 bytes for each episode; with a similarity, as many for each word of those that
+    are compared.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Distinct:
         similarity: Annotated[float, Field(gt=0, le=1)] | None = None,
         words: Annotated[int, Field(ge=1)] = 3,
         of: Literal["group", "collection"] = "group",
-        compared: Annotated[int, Field(ge=1)] = 10_000,
+        compared: Annotated[int, Field(ge=1)] = 1_000,
     ):
         self.read = read
         self.similarity = similarity

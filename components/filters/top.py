@@ -27,7 +27,7 @@ class Top:
         of: `group`: of each scenario's own episodes, of equal ones the first. `collection`: of all, of equal ones those
             whose id has the lowest digest, so that equals come from all scenarios and not from the first.
 
-    In memory: of `collection` 16 bytes for each scored episode, a few times that while they are sorted.
+    In memory: of `collection` about 150 bytes for each scored episode.
     """
 
     def __init__(
