@@ -98,7 +98,7 @@ def test_what_holds_is_told_once_and_again_where_it_changes(tmp_path):
     assert set(facts[2]) == {"run", "reward"}
     assert "turn_cost=0.0" in facts[2]["reward"]
     assert set(facts[3]) == {"algorithm", "filter", "actor", "agent"}
-    assert facts[3]["filter"].startswith("components.filters.successful.Successful ")
+    assert facts[3]["filter"] == "components.filters.successful.Successful"
 
 
 def test_the_run_that_made_it_is_not_the_one_that_found_it(tmp_path):
