@@ -186,7 +186,7 @@ def test_a_guard_that_stops_ends_the_run_with_its_reason(first, place):
     process = place.start("filter=successful", "guards.no_signal=stop")
     out, errors = process.communicate(timeout=500)
     assert (process.returncode, out, "Traceback" in errors) == (1, "", False)
-    assert "GuardStruck: filter[1] left nothing to train on: none of 4 episodes was kept (4 below_threshold)" in errors
+    assert "GuardStruck: filter[1] left nothing to train on: none of 4 episodes was kept (4 no_success)" in errors
 
 
 SLOW = ("rounds=0", "deploy=none", "evaluate.scenarios=16", "agent.max_tokens=120", "evaluate.concurrency=2")
