@@ -6,16 +6,16 @@
 An OpenAI-compatible judge in a process of its own (`stub.py --judge`, on uvloop) answers every request a tenth of a
 second after it came, with the score that stands in each trajectory's text. Groups of eight trajectories, which share
 a system message and a task and then have four turns of about 300 tokens together, all different, are scored, so many
-groups at once. `ours` is RULER through `judge`; `art` is `ruler_score_group` of openpipe-art, gathered. Every
-measurement has a fresh process and scores a few groups before it begins; that all scores are what the judge said is
-checked.
+groups at once. `ours` is RULER through `judge`, with its store of answers; `art` is `ruler_score_group` of openpipe-art,
+gathered. Every measurement has a fresh process and scores a few groups before it begins; that all scores are what the
+judge said is checked.
 
     wall_over_ideal     wall-clock time over ceil(groups / at once) · latency
     cpu_ms_per_group    CPU time of the calling process, all threads, per group
     cpu_ratio_vs_art    its CPU time per group over ours, in turn in the same run
     peak_mb             most resident memory (10^6 bytes) while it judges, beyond what was there before with all
                         trajectories in memory
-    stream_mb           the same for 500 and 5,000 groups that come from a stream and are let go of, at the most at once
+    stream_mb           the same for 500 and 5,000 groups that come from a stream and are let go of, at the fewest at once
 
 Medians of the repetitions, for each number at once; `wall_over_ideal`, `cpu_ratio_vs_art` and `peak_mb` at the top are
 the worst of them. CPU time hardly depends on what else the machine does; wall-clock time does.
@@ -29,11 +29,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import gc
+import itertools
 import json
 import math
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -82,7 +85,7 @@ def main() -> None:
             for _ in range(options.repeat):
                 for form in pythons:
                     runs[at][form].append(run(form, at, options.groups))
-        streamed = {str(groups): run("ours", max(options.at), groups, "--stream")["peak_mb"] for groups in STREAMED}
+        streamed = {str(groups): run("ours", min(options.at), groups, "--stream")["peak_mb"] for groups in STREAMED}
     found = summary(runs) | {"stream_mb": {groups: round(peak, 1) for groups, peak in streamed.items()}}
     print(json.dumps(found) if options.json else json.dumps(found, indent=1))
 
@@ -157,6 +160,35 @@ Form = tuple[Callable[[Iterator[Group]], Iterable[Any]], Callable[[Iterable[Any]
 judge gave."""
 
 
+def ours(url: str) -> Form:
+    sys.path.insert(0, str(CODE))
+    from components.models.spec import ModelSpec
+    from components.rewards.asking.spec import ServedJudge
+    from components.rewards.judge import judge
+    from components.rewards.protocol import Means
+    from components.rewards.ruler import Ruler
+    from components.trajectories.schema import History, Message, Scenario, Trajectory
+
+    folder = tempfile.TemporaryDirectory()
+    reward = Ruler(ServedJudge(url=url, model="judge"))
+    reward.use(Means(Path(folder.name), ModelSpec(name="none"), answers=Path(folder.name)))
+    atexit.register(lambda: (reward.close(), folder.cleanup()))
+    numbers = itertools.count()
+
+    def prepare(groups: Iterator[Group]) -> Iterator[Any]:
+        for number, group in zip(numbers, groups, strict=False):
+            scenario = Scenario(f"s{number}", {}, "train")
+            for sample, (parts, score) in enumerate(group):
+                said = [Message(one["role"], one["content"]) for one in messages(parts)]
+                yield Trajectory(f"s{number}/{sample}/{score}", scenario, sample, [History(said)])
+
+    def score(trajectories: Iterable[Any], at_once: int) -> int:
+        found = judge(reward, trajectories, concurrency=at_once)
+        return sum(one.reward == float(one.trajectory_id.rpartition("/")[2]) for one in found)
+
+    return prepare, score
+
+
 def art(url: str) -> Form:
     import art  # type: ignore[import-not-found]
     from art.rewards import ruler_score_group  # type: ignore[import-not-found]
@@ -208,7 +240,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-FORMS: dict[str, Callable[[str], Form]] = {"art": art}
+FORMS: dict[str, Callable[[str], Form]] = {"ours": ours, "art": art}
 
 if __name__ == "__main__":
     main()
