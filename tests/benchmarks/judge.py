@@ -6,16 +6,17 @@
 An OpenAI-compatible judge in a process of its own (`stub.py --judge`, on uvloop) answers every request a tenth of a
 second after it came, with the score that stands in each trajectory's text. Groups of eight trajectories, which share
 a system message and a task and then have four turns of about 300 tokens together, all different, are scored, so many
-groups at once. `ours` is RULER through `judge`, with its store of answers; `art` is `ruler_score_group` of openpipe-art,
-gathered. Every measurement has a fresh process and scores a few groups before it begins; that all scores are what the
-judge said is checked.
+groups at once. `ours` is RULER through `judge`, with its store of answers; `art` is `ruler_score_group` of
+openpipe-art, gathered. Every measurement has a fresh process and scores a few groups before it begins; that all scores
+are what the judge said is checked.
 
     wall_over_ideal     wall-clock time over ceil(groups / at once) · latency
     cpu_ms_per_group    CPU time of the calling process, all threads, per group
     cpu_ratio_vs_art    its CPU time per group over ours, in turn in the same run
     peak_mb             most resident memory (10^6 bytes) while it judges, beyond what was there before with all
                         trajectories in memory
-    stream_mb           the same for 500 and 5,000 groups that come from a stream and are let go of, at the fewest at once
+    stream_mb           the same for 500 and 5,000 groups that come from a stream and are let go of, at the fewest
+                        at once
 
 Medians of the repetitions, for each number at once; `wall_over_ideal`, `cpu_ratio_vs_art` and `peak_mb` at the top are
 the worst of them. CPU time hardly depends on what else the machine does; wall-clock time does.
