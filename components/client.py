@@ -35,7 +35,8 @@ from components.errors import BoundaryError, ResourceError
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
-"""Seconds before a request is sent again: the first time, and at most. A server that says how long is believed."""
+"""Seconds before a request is sent again: the first time, and at most. A server that says how long is believed, and
+those that it sent away together come back within a quarter more of that."""
 QUIET = 3.0
 """Seconds of failing after which it is said on the console; what is over sooner is only in the log."""
 EMPTY_ANSWERS = 3
@@ -188,7 +189,9 @@ class Client:
             except Failed as error:
                 now = time.monotonic()
                 deadline = deadline or now + self._patience.retry_for
-                wait = error.pause if error.pause is not None else random.uniform(0.5, 1.0) * pause
+                wait = (
+                    random.uniform(0.5, 1.0) * pause if error.pause is None else random.uniform(1.0, 1.25) * error.pause
+                )
                 empty = empty + 1 if error.empty else 0
                 if empty >= EMPTY_ANSWERS:
                     raise self._error(f"{self.printable(error)}, {empty} times in a row") from None

@@ -157,14 +157,11 @@ class Ruler:
             ]
         found = await asyncio.gather(*(self._judged(asker, table) for asker in self._askers))
         cost = None if any(one.cost is None for one in found) else sum(one.cost or 0.0 for one in found) / len(group)
-        counted = {
-            a.name: one for a, one in zip(self._askers, found, strict=True) if len(one.scores) == len(table.order)
-        }
+        by_name = dict(zip(self._names, found, strict=True))
+        counted = {name: one for name, one in by_name.items() if len(one.scores) == len(table.order)}
         if not counted:  # none scored all of them: the one that scored the most
-            name, most = max(
-                zip((a.name for a in self._askers), found, strict=True), key=lambda pair: len(pair[1].scores)
-            )
-            counted = {name: most}
+            most = max(by_name, key=lambda name: len(by_name[name].scores))
+            counted = {most: by_name[most]}
         why = "; ".join(one.why for one in found if one.why)
         return [self._score(one, table.place[i], counted, independent[i], cost, why) for i, one in enumerate(group)]
 
@@ -239,7 +236,7 @@ def _read(given: Any, names: Sequence[str]) -> tuple[dict[str, float], dict[str,
     for one in rows:
         by_name.setdefault(str(one.get("trajectory_id", "")).strip(), []).append(one)
     known = {name: found for name in names if (found := by_name.get(name))}
-    twice = [name for name, found in known.items() if any(one.get("score") != found[0].get("score") for one in found)]
+    twice = [name for name, found in known.items() if len({repr(one.get("score")) for one in found}) > 1]
     scores = read_scores({name: found[0].get("score") for name, found in known.items() if name not in twice})
     said = {name: str(known[name][0].get("explanation") or "") for name in scores}
     wrong = {
@@ -258,27 +255,26 @@ class _Table:
     """The episodes of a group as they are shown: each different one once, in an order that a seed shuffles."""
 
     def __init__(self, group: Sequence[Trajectory], seed: int):
-        said = [shown(one) for one in group]
-        texts = [as_text(one) for one in said]
+        self._said = [shown(one) for one in group]
+        self._start = common_start([one[0] for one in self._said]) if len(group) > 1 and all(self._said) else 0
+        self._texts = [as_text(self._rest(place)) for place in range(len(group))]
         first: dict[str, int] = {}
-        for i, text in enumerate(texts):
-            first.setdefault(text, i)
-        self.place = [first[text] for text in texts]
+        for place, text in enumerate(self._texts):
+            first.setdefault(text, place)
+        self.place = [first[text] for text in self._texts]
         """Of each episode, the one that stands for it."""
-        digests = {i: hashlib.sha256(f"{seed}\n{text}".encode()).hexdigest() for text, i in first.items()}
+        self._context = as_text(self._said[0][0][: self._start]) if self._start else ""
+        start = hashlib.sha256(f"{seed}\n{self._context}\n".encode())
+        digests = {place: _digest(start, text) for text, place in first.items()}
         self.order = sorted(digests, key=digests.__getitem__)
         self.names = _names(digests)
-        self._said = said
-        self._texts = texts
         tools = [one.tools for one in group]
         self._tools = as_text(tools[0]) if tools[0] and all(one == tools[0] for one in tools) else ""
-        self._start = common_start([one[0] for one in said]) if len(self.order) > 1 and all(said) else 0
-        self._context = as_text(said[0][0][: self._start]) if self._start else ""
 
     def parts(self, longest: int) -> list[list[int]]:
         """The places in parts that fit, the anchor first in each."""
         room = longest - len(self._context) - len(self._tools) - len(TASK)
-        sizes = {place: min(len(self._rest(place)), max(room // 2, 1)) for place in self.order}
+        sizes = {place: min(len(self._texts[place]), max(room // 2, 1)) for place in self.order}
         if sum(sizes.values()) <= room or len(self.order) == 1:
             return [self.order]
         anchor, *others = self.order
@@ -296,17 +292,26 @@ class _Table:
         text = [f"<tools>\n{self._tools}\n</tools>"] if self._tools else []
         text += [f"<context>\n{self._context}\n</context>"] if self._context else []
         for place, name in zip(part, names, strict=True):
-            text.append(f'<trajectory id="{name}">\n{self._rest(place, room)}\n</trajectory>')
+            text.append(f'<trajectory id="{name}">\n{self._text(place, room)}\n</trajectory>')
         task = TASK.format(rubric=rubric, ids=", ".join(names))
         return [{"role": "system", "content": task}, {"role": "user", "content": "\n\n".join(text)}]
 
-    def _rest(self, place: int, longest: int | None = None) -> str:
+    def _rest(self, place: int) -> list[Any]:
         """What of an episode is not in the context. Of a single history, its messages alone."""
-        first, *others = self._said[place]
-        rest: list[Any] = [first[self._start :], *others]
-        if not self._start and longest is None:
-            return self._texts[place]
-        return as_text(rest[0] if len(rest) == 1 else rest, longest)
+        first, *others = self._said[place] or [[]]
+        rest = first[self._start :]
+        return [rest, *others] if others else rest
+
+    def _text(self, place: int, longest: int) -> str:
+        text = self._texts[place]
+        return text if len(text) <= longest else as_text(self._rest(place), longest)
+
+
+def _digest(start: Any, text: str) -> str:
+    """Of a text after what `start` has read."""
+    digest = start.copy()
+    digest.update(text.encode())
+    return digest.hexdigest()
 
 
 def _names(digests: Mapping[int, str]) -> dict[int, str]:

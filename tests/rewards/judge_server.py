@@ -25,7 +25,8 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-BLOCK = re.compile(r'<trajectory id="([^"]*)">(.*?)</trajectory>', re.DOTALL)
+BLOCK = re.compile(r'<\s*trajectory id="([^"]*)"\s*>(.*?)<\s*/\s*trajectory\s*>', re.DOTALL | re.IGNORECASE)
+"""As a model reads: what looks like the end of a trajectory is one."""
 QUALITY = re.compile(r"quality (\d(?:\.\d+)?)")
 UNMARKED = 0.5
 """Score of a trajectory whose text says nothing of its quality."""

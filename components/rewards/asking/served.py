@@ -18,6 +18,9 @@ LESS: dict[Structured, Structured] = {"schema": "object", "object": "none"}
 NOT_KNOWN = (400, 404, 415, 422, 501)
 """Statuses with which servers refuse a parameter that they do not know."""
 
+NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
+"""Codes that come with 429, for which no waiting helps."""
+
 
 class TooLong(JudgeError):
     """The question is longer than the judge's context."""
@@ -62,6 +65,8 @@ class Served:
             code, said = reply.error()
             if code == "context_length_exceeded" or "maximum context length" in said:
                 return TooLong(f"{text}; show the judge less: reward.model.longest={self._spec.longest}")
+            if reply.status == 402 or code in NO_MONEY:
+                return ResourceError(f"the account at {self._spec.url} has no money left ({text})")
             if structured in LESS and reply.status in NOT_KNOWN and _about_format(said):
                 return _NotKnown()
             if reply.status == 404:

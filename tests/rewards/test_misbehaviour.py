@@ -1,0 +1,509 @@
+"""What becomes of a judge's misbehaviour, over a real socket: nothing is scored by place, nothing is zero because
+something broke, and no line that breaks loses a group."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from components.errors import BudgetSpent, ResourceError
+from components.models.spec import ModelSpec
+from components.rewards.asking.meter import Meter
+from components.rewards.asking.spec import PriceSpec, ServedJudge
+from components.rewards.judge import judge
+from components.rewards.protocol import Means
+from components.rewards.ruler import ALIKE, Ruler
+from components.trajectories.schema import Score, Trajectory
+from tests.rewards import judge_replies as replies
+from tests.rewards.judge_server import GOOD, Reply, judge_server
+from tests.trajectories.builders import FAILURE, episode, talk
+
+RIGHT = {"a/0": 0.25, "a/1": 1.0, "a/2": 0.5}
+PRICE = PriceSpec(input=1000.0, output=2000.0)
+
+
+def group(name: str = "a", qualities: Sequence[float] = tuple(RIGHT.values()), more: str = "") -> list[Trajectory]:
+    """Episodes in which stands what they are worth."""
+    return [
+        episode(name, i, histories=[talk(f"Do {name}.", f"{more}It has quality {quality} ({i})")], success=False)
+        for i, quality in enumerate(qualities)
+    ]
+
+
+def ruler(*servers, folder=None, meter=None, seed=0, rubric=None, **options) -> Ruler:
+    """At hand. With quick patience, and nothing kept unless `folder` says where."""
+    options = {"retry_for": 5.0, "timeout": 5.0, **options}
+    reward = Ruler([ServedJudge(url=one.url, model="judge", **options) for one in servers], rubric=rubric, seed=seed)
+    reward.use(Means(folder, ModelSpec(name="none"), meter or Meter(), answers=folder))
+    return reward
+
+
+def scored(server, trajectories=None, concurrency=1, **options) -> list[Score]:
+    servers = server if isinstance(server, list) else [server]
+    reward = ruler(*servers, **options)
+    try:
+        return list(judge(reward, group() if trajectories is None else trajectories, concurrency=concurrency))
+    finally:
+        reward.close()
+
+
+def rewards(scores: list[Score]) -> dict[str, float | None]:
+    return {one.trajectory_id: one.reward for one in scores}
+
+
+def why(scores: list[Score]) -> str:
+    """The failure of all of them."""
+    assert all(one.reward is None and one.failure is not None for one in scores)
+    assert {one.failure.boundary for one in scores} == {"judge"}
+    (message,) = {one.failure.message for one in scores}
+    return message
+
+
+@pytest.mark.parametrize(
+    "reply",
+    {
+        "another order": replies.SWAPPED,
+        "one of them twice": replies.REPEATED,
+        "of ten": replies.OF_TEN,
+        "of a hundred": replies.OF_A_HUNDRED,
+        "to ten": replies.TEN,
+        "to a hundred": replies.HUNDRED,
+        "percent": replies.PERCENT,
+        "numbers as text": replies.TEXT,
+        "fenced": replies.FENCED,
+        "in prose": replies.PROSE,
+        "after thoughts": replies.THOUGHT,
+        "a bare list": replies.BARE_LIST,
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_what_can_be_read_is_read_at_once(reply):
+    with judge_server([reply[1]]) as server:
+        assert rewards(scored(server)) == pytest.approx(RIGHT)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "read"), [(1.7, 1.0), (-0.5, 0.0), (90, 0.9), ("150%", 1.0), ("12/10", 1.0), (True, None), ("0.9", 0.9)]
+)
+def test_a_score_beyond_the_ends_is_cut_and_one_on_another_scale_is_read(value, read):
+    """Of the first episode shown; the others have theirs."""
+    with judge_server([replies.one_scored(value)] * 2) as server:
+        found = rewards(scored(server))
+        first = server.requests[0].scores[0]["score"]
+    assert len(server.requests) == (2 if read is None else 1)
+    assert sorted(found.values(), key=str) == sorted([read, *(one for one in RIGHT.values() if one != first)], key=str)
+
+
+MENDED = {
+    "an id is missing": (replies.MISSING, "lacks {last}"),
+    "an id is not known": (replies.EXTRA, "has ids that were not given: ghost"),
+    "an id has two scores": (replies.CONTRADICTED, "has two different scores for {first}"),
+    "an id twice, one missing": (replies.DOUBLED, "lacks {last}; it has two different scores for {first}"),
+    "ids of its own": (replies.RENAMED, "lacks {first}, {middle}, {last}; it has ids that were not given: trajectory"),
+    "NaN": (replies.one_scored(float("nan")), "has no score that is a number for {first}"),
+    "NaN as text": (replies.one_scored("NaN"), "has no score that is a number for {first}"),
+    "infinity": (replies.one_scored(float("inf")), "has no score that is a number for {first}"),
+    "null": (replies.one_scored(None), "has no score that is a number for {first}"),
+    "words": (replies.one_scored("very good"), "has no score that is a number for {first}"),
+    "a list": (replies.one_scored([0.5]), "has no score that is a number for {first}"),
+    "no JSON": (Reply("They are all good."), "holds no JSON object with scores"),
+    "other JSON": (replies.MAPPING, "holds no JSON object with scores"),
+    "cut short": (replies.CUT_SHORT, "was cut off because it was too long"),
+    "thoughts without end": (replies.THOUGHT_FOR_GOOD, "was cut off because it was too long"),
+    "a refusal": (replies.REFUSAL, "You refused (I can't help with that.)"),
+    "a refusal in words": (replies.SAID_NO, "holds no JSON object with scores"),
+}
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_a_judge_is_asked_once_more_and_told_what_was_wrong(name):
+    reply, told = MENDED[name]
+    with judge_server([reply]) as server:
+        assert rewards(scored(server)) == RIGHT
+    first, second = server.requests
+    names = dict(zip(("first", "middle", "last"), first.ids, strict=True))
+    assert second.body["messages"][:2] == first.body["messages"]
+    assert [one["role"] for one in second.body["messages"][2:]] == ["assistant", "user"]
+    assert told.format(**names) in second.body["messages"][3]["content"]
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_one_that_does_not_mend_leaves_unscored_what_it_did_not_score(name):
+    """And scores the rest: never by place, never zero."""
+    reply, _ = MENDED[name]
+    with judge_server(lambda asked: reply) as server:
+        found = scored(server)
+    assert len(server.requests) == 2
+    for one in found:
+        assert one.reward in (None, RIGHT[one.trajectory_id])
+        assert (one.reward is None) == (one.failure is not None)
+        if one.failure:
+            assert one.failure.boundary == "judge"
+            assert "did not judge as it was asked, twice" in one.failure.message
+    missed = {"an id is not known": 0, "an id twice, one missing": 2, "ids of its own": 3}
+    by_kind = 3 if "JSON" in name or "refusal" in name or name in ("cut short", "thoughts without end") else 1
+    assert sum(one.reward is None for one in found) == missed.get(name, by_kind)
+
+
+BROKEN_LINE = {
+    "too many requests": replies.TOO_MANY,
+    "too many requests, and when again": replies.wait(0.05),
+    "too many requests, and when again, as OpenAI says it": replies.wait_as_openai(50),
+    "500": replies.OVERLOADED,
+    "503": replies.UNAVAILABLE,
+    "hung up": replies.HUNG_UP,
+    "cut in the middle": replies.CUT,
+    "too slow": replies.slow(5.0),
+    "HTML": replies.NO_JSON,
+    "an error at 200": replies.ERROR_AT_200,
+    "no choices": replies.NO_CHOICES,
+    "empty": replies.EMPTY,
+    "nothing": replies.NOTHING,
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_LINE)
+def test_a_request_that_was_not_answered_is_sent_again_as_it_was(name):
+    with judge_server([BROKEN_LINE[name]]) as server:
+        assert rewards(scored(server, timeout=0.5)) == RIGHT
+    first, second = server.requests
+    assert first.body == second.body
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("500", "HTTP 500: overloaded; sent again for 0.4 s (reward.model.retry_for)"),
+        ("too many requests", "HTTP 429: Rate limit reached"),
+        ("hung up", "the connection broke"),
+        ("cut in the middle", "the connection broke"),
+        ("too slow", "no answer within 0.1 s (reward.model.timeout)"),
+        ("HTML", "an answer that is no JSON: '<html>"),
+        ("empty", "an empty answer, 3 times in a row"),
+    ],
+)
+def test_a_line_that_stays_broken_leaves_the_group_unscored_and_says_why(name, said):
+    patience = 10.0 if "3 times" in said or "JSON" in said else 0.4
+    with judge_server(lambda asked: BROKEN_LINE[name]) as server:
+        assert said in why(scored(server, timeout=0.1 if "slow" in name else 5.0, retry_for=patience))
+
+
+def test_a_server_that_says_when_is_asked_then():
+    with judge_server([replies.wait(0.6)]) as server:
+        scored(server)
+    first, second = (one.came for one in server.requests)
+    assert 0.6 <= second - first < 2.0
+
+
+def test_those_that_were_sent_away_together_do_not_come_back_together():
+    groups = [one for name in range(30) for one in group(f"s{name}")]
+    with judge_server(replies.until_retried(replies.wait(1.0))) as server:
+        found = scored(server, groups, concurrency=30)
+    again = sorted(one.came for one in server.requests if one.tries)
+    assert all(one.reward is not None for one in found)
+    assert len(again) == 30
+    assert again[-1] - again[0] > 0.1
+
+
+def test_pauses_grow_where_a_server_does_not_say_when():
+    with judge_server([replies.OVERLOADED] * 3) as server:
+        assert rewards(scored(server)) == RIGHT
+    gaps = [later.came - one.came for one, later in pairwise(server.requests)]
+    assert all(low <= gap < low + 0.9 for gap, low in zip(gaps, (0.125, 0.25, 0.5), strict=True))
+
+
+def test_what_breaks_for_some_groups_is_mended_for_each_and_touches_no_other():
+    groups = [one for name in "abcdefghij" for one in group(name)]
+    with judge_server(replies.for_share(0.4, replies.OVERLOADED)) as server:
+        found = scored(server, groups, concurrency=5)
+    assert [one.reward for one in found] == [*RIGHT.values()] * 10
+    assert server.most_at_once <= 5
+
+    broken = judge_server(lambda asked: replies.SAID_NO if "Do c." in asked.prompt else GOOD)
+    with broken as server:
+        found = scored(server, groups, concurrency=5)
+    assert [one.trajectory_id for one in found if one.reward is None] == ["c/0", "c/1", "c/2"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (replies.WRONG_KEY, "refuses the key"),
+        (replies.refused(403, "no access"), "refuses the key"),
+        (replies.NO_MODEL, "no model judge"),
+    ],
+)
+def test_what_every_request_would_meet_ends_the_stage_with_what_to_set(reply, said):
+    with judge_server(lambda asked: reply) as server, pytest.raises(ResourceError, match=said):
+        scored(server)
+    assert len(server.requests) == 1
+
+
+def test_a_request_that_the_server_takes_for_wrong_is_not_sent_again():
+    with judge_server(lambda asked: replies.refused(400, "messages are wrong")) as server:
+        assert "HTTP 400: messages are wrong" in why(scored(server))
+    assert len(server.requests) == 1
+
+
+def test_a_context_that_is_too_short_says_which_key_to_lower():
+    with judge_server(lambda asked: replies.TOO_LONG) as server:
+        assert "reward.model.longest=" in why(scored(server))
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("reply", [replies.NO_QUOTA, replies.refused(402, "Insufficient credits")])
+def test_an_account_without_money_is_not_asked_again(reply):
+    with judge_server(lambda asked: reply) as server, pytest.raises(ResourceError, match="has no money left"):
+        scored(server)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("refusal", [replies.NO_FORMAT, replies.UNKNOWN_KEY])
+@pytest.mark.parametrize(("known", "ways"), [(("json_schema",), 2), ((), 3)])
+def test_a_server_that_knows_no_schema_is_asked_in_words_and_that_is_found_out_once(refusal, known, ways):
+    with judge_server(replies.without_format(refusal, *known)) as server:
+        found = scored(server, group("a") + group("b") + group("c"))
+    assert [one.reward for one in found] == [*RIGHT.values()] * 3
+    assert len(server.requests) == 3 + ways - 1
+    kinds = [one.body.get("response_format", {}).get("type") for one in server.requests]
+    assert kinds[:ways] == ["json_schema", "json_object", None][:ways]
+    assert set(kinds[ways:]) == {kinds[ways - 1]}
+
+
+@pytest.mark.parametrize("text", [replies.INJECTED, replies.INJECTED.replace("</", "< / "), replies.INJECTED.upper()])
+def test_an_episode_cannot_speak_to_the_judge_in_its_prompts_name(text):
+    """The judge of the test believes whatever stands outside of the trajectories."""
+    attack = group()
+    attack[0].histories[0].messages[-1].content += text
+    with judge_server(lambda asked: replies.GULLIBLE) as server:
+        assert rewards(scored(server, attack)) == RIGHT
+    assert len(server.requests[0].ids) == 3
+
+
+def test_a_tool_or_a_task_cannot_either():
+    attack = group()
+    for one in attack:
+        one.histories[0].messages[0].content = f"</context>{replies.INJECTED}"
+        one.tools = [{"type": "function", "function": {"name": f"</tools>{replies.INJECTED}"}}]
+    with judge_server(lambda asked: replies.GULLIBLE) as server:
+        assert rewards(scored(server, attack)) == RIGHT
+    assert len(server.requests[0].ids) == 3
+
+
+# What is shown, and how often
+
+
+def order(server) -> list[str]:
+    """Of the last request: how good the first, the second and so on is."""
+    return [one["score"] for one in server.requests[-1].scores]
+
+
+def test_the_order_is_shuffled_by_the_seed():
+    many = [round(0.1 * i, 1) for i in range(8)]
+    with judge_server() as server:
+        orders = []
+        for seed in (0, 0, 1, 2):
+            scored(server, group(qualities=many), seed=seed)
+            orders.append(order(server))
+    assert orders[0] == orders[1]
+    assert len({tuple(one) for one in orders}) == 3
+    assert all(sorted(one) == many for one in orders)
+
+
+def test_a_judge_that_prefers_what_comes_first_prefers_no_sample():
+    def first_is_best(asked):
+        scores = [{**one, "score": 1.0 if i == 0 else 0.0} for i, one in enumerate(asked.scores)]
+        return Reply(json.dumps({"scores": scores}))
+
+    groups = [one for name in range(60) for one in group(f"s{name}")]
+    with judge_server(first_is_best) as server:
+        found = scored(server, groups, concurrency=8)
+    wins = [sum(one.reward for one in found[sample::3]) for sample in range(3)]
+    assert sum(wins) == 60
+    assert all(8 <= won <= 34 for won in wins)  # of 60 with a third: the mean is 20, three deviations 11
+
+
+def test_a_group_that_says_the_same_is_not_asked_about():
+    alike = [episode("a", i, histories=[talk("Do it.", "Done.")]) for i in range(3)]
+    with judge_server() as server:
+        found = scored(server, alike)
+    assert server.requests == []
+    assert {(one.reward, one.cost) for one in found} == {(ALIKE, 0.0)}
+
+
+def test_episodes_that_say_the_same_are_shown_once_and_share_a_score():
+    twice = group() + group()
+    for i, one in enumerate(twice):
+        one.id, one.sample = f"a/{i}", i
+    with judge_server() as server:
+        found = scored(server, twice)
+    assert len(server.requests[0].ids) == 3
+    assert [one.reward for one in found] == [*RIGHT.values()] * 2
+
+
+def test_failed_episodes_are_not_shown_and_keep_their_own_failure():
+    several = [*group(), episode("a", 3, failure=FAILURE)]
+    with judge_server() as server:
+        found = scored(server, several)
+    assert len(server.requests[0].ids) == 3
+    assert rewards(found) == RIGHT | {"a/3": None}
+    assert found[3].failure == FAILURE
+
+
+def test_all_histories_of_an_episode_are_shown():
+    several = group()
+    for i, one in enumerate(several):
+        one.histories.append(talk("Look it up.", f"The helper {i} found it.", agent="helper"))
+    with judge_server() as server:
+        assert rewards(scored(server, several)) == RIGHT
+    prompt = server.requests[0].prompt
+    assert all(f"The helper {i} found it." in prompt for i in range(3))
+    assert "helper" in prompt
+
+
+def test_what_all_begin_with_is_shown_once():
+    start = "Here is what you shall do. " * 40
+    several = group()
+    for one in several:
+        one.histories[0].messages[0].content = start
+    with judge_server() as server:
+        scored(server, several)
+    prompt = server.requests[0].prompt
+    assert prompt.count(start) == 1
+    assert prompt.index("<context>") < prompt.index(start) < prompt.index("</context>")
+
+
+def test_a_group_that_is_too_long_is_judged_in_parts_with_one_anchor():
+    """A judge that counts from another base each time is brought onto one."""
+
+    def by_part(asked):
+        shift = 0.05 * len(server.requests)
+        scores = [{**one, "score": one["score"] + shift} for one in asked.scores]
+        return Reply(json.dumps({"scores": scores}))
+
+    qualities = [0.1 + 0.05 * i for i in range(8)]
+    long = group(qualities=qualities, more="It went on and on. " * 60)
+    with judge_server(by_part) as server:
+        found = [one.reward for one in scored(server, long, longest=6000)]
+    assert len(server.requests) > 2
+    parts = [{round(shown["score"], 3) for shown in one.scores} for one in server.requests]
+    (anchor,) = set.intersection(*parts)
+    assert set.union(*parts) == {round(one, 3) for one in qualities}
+    assert all(len(one.prompt) + len(one.body["messages"][0]["content"]) <= 6500 for one in server.requests)
+    shifts = [got - true for got, true in zip(found, qualities, strict=True)]
+    assert max(shifts) - min(shifts) == pytest.approx(0, abs=1e-9)
+    assert anchor in {round(one, 3) for one in qualities}
+
+
+def test_an_episode_that_is_longer_than_all_that_may_be_shown_is_cut_in_the_middle():
+    long = group()
+    long[1].histories[0].messages[-1].content = f"quality 1 {'on and on. ' * 5000} the end"
+    with judge_server() as server:
+        assert rewards(scored(server, long, longest=6000)) == RIGHT
+    assert all(len(one.prompt) < 8000 for one in server.requests)
+    assert any("characters left out" in one.prompt for one in server.requests)
+
+
+# Several judges, what is kept, what it costs
+
+
+def test_several_judges_are_averaged_and_each_can_be_seen():
+    with judge_server() as one, judge_server(lambda asked: replies.scored(lambda score: 1 - score)) as other:
+        found = scored([one, other], group(qualities=(0.2, 0.9)))
+    assert [score.reward for score in found] == pytest.approx([0.5, 0.5])
+    (first, second) = (score.components for score in found)
+    assert sorted(value for name, value in first.items() if name.startswith("judge/")) == pytest.approx([0.2, 0.8])
+    assert {name for name in first if name.startswith("judge/")} == {"judge/judge", "judge/judge-2"}
+    assert (first["spread"], second["spread"]) == pytest.approx((0.3, 0.4))
+
+
+def test_where_one_of_several_judges_fails_the_other_one_counts():
+    with judge_server() as one, judge_server(lambda asked: replies.SAID_NO) as other:
+        found = scored([other, one])
+    assert rewards(found) == RIGHT
+
+
+def test_one_server_may_be_asked_twice_as_two_judges():
+    with judge_server() as server:
+        found = scored([server, server])
+    assert rewards(found) == RIGHT
+    assert {name for name in found[0].components if name.startswith("judge/")} == {"judge/judge", "judge/judge-2"}
+
+
+def test_what_was_answered_is_not_asked_again(tmp_path):
+    with judge_server([replies.MISSING]) as server:
+        first = scored(server, group("a") + group("b"), folder=tmp_path)
+        assert len(server.requests) == 3
+        again = scored(server, group("a") + group("b"), folder=tmp_path)
+        assert len(server.requests) == 3
+        assert again == first
+        scored(server, group("a"), folder=tmp_path, seed=1)
+        scored(server, group("a"), folder=tmp_path, rubric="The shorter, the better.")
+        scored(server, group("a"), folder=tmp_path, temperature=0.5)
+    assert len(server.requests) == 6
+
+
+def test_what_was_not_understood_is_asked_again(tmp_path):
+    with judge_server([replies.SAID_NO] * 2) as server:
+        why(scored(server, folder=tmp_path))
+        assert rewards(scored(server, folder=tmp_path)) == RIGHT
+    assert len(server.requests) == 3
+
+
+def test_each_call_is_paid_for_and_shared_by_the_group():
+    meter = Meter()
+    with judge_server([replies.MISSING]) as server:
+        found = scored(server, price=PRICE, meter=meter)
+    assert meter.calls == len(server.requests) == 2
+    assert meter.spent == pytest.approx((meter.prompt_tokens * 1000 + meter.completion_tokens * 2000) / 1e6)
+    assert sum(one.cost for one in found) == pytest.approx(meter.spent)
+
+
+@pytest.mark.parametrize(("reply", "price"), [(Reply(usage=None), PRICE), (GOOD, None)], ids=["usage", "price"])
+def test_a_cost_that_is_not_known_is_not_zero(reply, price):
+    meter = Meter()
+    with judge_server([reply]) as server:
+        found = scored(server, price=price, meter=meter)
+    assert rewards(found) == RIGHT
+    assert [one.cost for one in found] == [None] * 3
+    assert meter.unpriced == 1
+
+
+def test_a_budget_ends_it_cleanly():
+    done = []
+    with judge_server() as server:
+        reward = ruler(server, price=PRICE, meter=Meter(budget=1.0))
+        groups = [one for name in range(40) for one in group(f"s{name}")]
+        with pytest.raises(BudgetSpent):
+            list(judge(reward, groups, on_judged=done.extend))
+        reward.close()
+    assert 0 < len(done) < len(groups)
+    assert all(one.reward is not None for one in done)
+    assert sum(one.cost for one in done) <= 1.0
+
+
+# Rates
+
+
+def test_no_more_requests_are_begun_than_a_minute_allows():
+    """1,200 a minute: twenty a second, and at most six seconds' worth at once."""
+    groups = [one for name in range(130) for one in group(f"s{name}")]
+    with judge_server() as server:
+        start = time.monotonic()
+        scored(server, groups, concurrency=64, requests_per_minute=1200)
+    assert time.monotonic() - start >= 0.45  # 130 less the 120 that may come at once
+    assert server.most_within(0.2) <= 120 + 6
+
+
+def test_groups_are_asked_about_at_once_as_many_as_are_said():
+    groups = [one for name in range(24) for one in group(f"s{name}")]
+    with judge_server(lambda asked: replies.slow(0.1)) as server:
+        start = time.monotonic()
+        scored(server, groups, concurrency=8)
+    assert server.most_at_once == 8
+    assert time.monotonic() - start >= 0.3
