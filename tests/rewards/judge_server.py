@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-BLOCK = re.compile(r'<\s*trajectory id="([^"]*)"\s*>(.*?)<\s*/\s*trajectory\s*>', re.DOTALL | re.IGNORECASE)
+BLOCK = re.compile(r'<\s*trajectory id=\\?"([^"\\]*)\\?"\s*>(.*?)<\s*/\s*trajectory\s*>', re.DOTALL | re.IGNORECASE)
 """As a model reads: what looks like the end of a trajectory is one."""
 QUALITY = re.compile(r"quality (\d(?:\.\d+)?)")
 UNMARKED = 0.5
