@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Annotated, Any
@@ -155,7 +155,7 @@ class Ruler:
             return [
                 Score(one.id, ALIKE, {"ruler": ALIKE} | independent[i], explanation=why) for i, one in enumerate(group)
             ]
-        found = await asyncio.gather(*(self._judged(asker, table) for asker in self._askers))
+        found = await _all([self._judged(asker, table) for asker in self._askers])
         cost = None if any(one.cost is None for one in found) else sum(one.cost or 0.0 for one in found) / len(group)
         by_name = dict(zip(self._names, found, strict=True))
         counted = {name: one for name, one in by_name.items() if len(one.scores) == len(table.order)}
@@ -196,7 +196,7 @@ class Ruler:
     async def _judged(self, asker: Asker, table: _Table) -> Judged:
         """What one judge says of all."""
         parts = table.parts(asker.spec.longest - len(self.rubric))
-        found = await asyncio.gather(*(self._part(asker, table, part) for part in parts))
+        found = await _all([self._part(asker, table, part) for part in parts])
         if len(found) == 1:
             return found[0]
         anchor = parts[0][0]
@@ -225,6 +225,11 @@ class Ruler:
         scores, said = found.value
         by_place = {names[name]: score for name, score in scores.items()}
         return Judged(by_place, {names[name]: text for name, text in said.items()}, found.cost, found.why)
+
+
+async def _all(works: Sequence[Coroutine[Any, Any, Judged]]) -> list[Judged]:
+    """What they give; one alone needs no task of its own."""
+    return [await works[0]] if len(works) == 1 else await asyncio.gather(*works)
 
 
 def _read(given: Any, names: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
