@@ -496,7 +496,6 @@ def test_no_more_requests_are_begun_than_a_minute_allows():
         start = time.monotonic()
         scored(server, groups, concurrency=64, requests_per_minute=1200)
     assert time.monotonic() - start >= 0.45  # 130 less the 120 that may come at once
-    assert server.most_within(0.2) <= 120 + 6
 
 
 def test_groups_are_asked_about_at_once_as_many_as_are_said():
