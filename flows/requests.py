@@ -6,7 +6,7 @@ A seed is given only to stages that draw at random: the others are then shared b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from components.artifacts import Artifact
 from components.rewards.asking.spec import asks_policy
@@ -38,6 +38,8 @@ class Requests:
             "model": self.spec.model.base(),
             **self._parts("environment", "reward", "agent", "evaluate", "inference", "judge"),
         }
+        if self.spec.evaluate.reward is not None:
+            part["reward"] = self._data["evaluate"]["reward"]
         return self._request("evaluate", part, {"policy": policy}, seed=0 if greedy else self.spec.seed)
 
     def demonstrate(self) -> Request:
@@ -73,6 +75,22 @@ class Requests:
         part |= {"environment": self._collected(), "actor": "policy", "round": number}
         part |= {"collect": {**self._data["collect"], "reflection": None, "teacher": None, **own}}
         return self._request("collect", part, {"policy": policy}, seed=self.spec.seed + REWARD_SEED)
+
+    def collect_heldout(self, actor: Literal["policy", "solver"], scenarios: int) -> Request:
+        """Episodes of the held-out split by the model as it is, or the environment's solutions of the same scenarios."""
+        part = {"model": self.spec.model.base(), **self._parts("environment", "agent", "inference")}
+        once = CollectSpec().model_dump(mode="json", include=set(WAYS))
+        size = self.spec.calibrate.group_size if actor == "policy" else 1
+        part |= {"actor": actor, "round": 0, "split": self.spec.evaluate.split}
+        part |= {"collect": {**self._data["collect"], **once, "scenarios": scenarios, "group_size": size}}
+        return self._request("collect", part, {}, seed=self.spec.seed)
+
+    def calibrate(self, episodes: Mapping[str, Artifact], people: Mapping[str, float] | None = None) -> Request:
+        """episodes: collections and evaluations, by the names that stand before the ids of their episodes. people: the
+        truth about them, in place of the declared one."""
+        part = {**self._parts("reward", "judge"), "model": self.spec.model.base()}
+        part |= {name: self._data["calibrate"][name] for name in ("truth", "repeats")}
+        return self._request("calibrate", part | {"people": people}, dict(episodes), seed=self.spec.seed)
 
     def train_reward(
         self, collections: Sequence[Mapping[str, Artifact]], *, start: Artifact | None, member: int
@@ -140,7 +158,7 @@ class Requests:
     def deploy(self, policy: Artifact, step: int, evaluations: dict[str, Artifact]) -> Request:
         """step: the round after which the policy stood."""
         # When it was decided to go on or to stop has no part in the result, the policy is an input; nor has the place.
-        course = ("early_stopping", "guards", "store")
+        course = ("early_stopping", "guards", "store", "calibrate")
         experiment = {name: value for name, value in self._data.items() if name not in course}
         experiment["evaluate"] = {name: value for name, value in self._data["evaluate"].items() if name != "every"}
         part = {

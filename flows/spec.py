@@ -24,7 +24,7 @@ from components.artifacts import store_uri
 from components.compute.spec import ComputeSpec
 from components.deployment.spec import DeploySpec
 from components.errors import Problem
-from components.evaluation.spec import EvaluateSpec
+from components.evaluation.spec import CalibrateSpec, EvaluateSpec
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec, TeacherSpec
 from components.rewards.asking.spec import EmbeddedJudge, asked_by
@@ -141,6 +141,7 @@ class ExperimentSpec(Spec):
     collect: CollectSpec = CollectSpec()
     judge: JudgeSpec = JudgeSpec()
     evaluate: EvaluateSpec = EvaluateSpec()
+    calibrate: CalibrateSpec = CalibrateSpec()
     deploy: DeploySpec = DeploySpec()
     compute: ComputeSpec = ComputeSpec()
     tracking: TrackingSpec = TrackingSpec()

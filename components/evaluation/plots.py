@@ -14,7 +14,7 @@ from types import MappingProxyType
 WIDTH, HEIGHT = 340, 180
 COLOURS = 6
 """Lines that have a colour of their own; then they begin again."""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 12, 24
+LEFT, RIGHT, TOP, BOTTOM = 44, 12, 12, 24
 """Space for the labels around a chart, in the units of its view box."""
 
 Format = Callable[[float], str]
@@ -44,13 +44,13 @@ def line_chart(
     base = place_y(max(ticks[0], min(0.0, ticks[-1])))
     shapes = []
     for run in runs:
-        path = " L".join(f"{x:.1f} {y:.1f}" for x, y in run)
+        points = " L".join(f"{x:.1f} {y:.1f}" for x, y in run)
         if len(run) > 1:
             shapes.append(
-                f'<path class="area" d="M{run[0][0]:.1f} {base:.1f} L{path} L{run[-1][0]:.1f} {base:.1f} Z"/>'
+                f'<path class="area" d="M{run[0][0]:.1f} {base:.1f} L{points} L{run[-1][0]:.1f} {base:.1f} Z"/>'
             )
-            shapes.append(f'<path class="line" d="M{path}"/>')
-    return _svg(name, [*_axis_y(ticks, place_y, text), *_axis_x(xs, place_x), *shapes, *dots])
+            shapes.append(f'<path class="line" d="M{points}"/>')
+    return svg(name, [*axis_y(ticks, place_y, text), *_axis_x(xs, place_x), *shapes, *dots])
 
 
 def lines_chart(
@@ -82,14 +82,14 @@ def lines_chart(
         said = _with_bounds(text, bounds)
         runs, dots = _points(values, f"dot {colour}", what, said, place_x, place_y)
         bands += _bands(values, bounds, colour, place_x, place_y)
-        lines += [f'<path class="line {colour}" d="{_path(run)}"/>' for run in runs if len(run) > 1]
+        lines += [f'<path class="line {colour}" d="{path(run)}"/>' for run in runs if len(run) > 1]
         marks += dots
         ringed, why = rings.get(label, (None, ""))
         if ringed is not None and (y := values.get(ringed)) is not None:
             title = f"<title>{what} {ringed}: {escape(why)}</title>"
             centre = f'cx="{place_x(ringed):.1f}" cy="{place_y(y):.1f}"'
             marks.append(f'<circle class="ring {colour}" {centre} r="6.5">{title}</circle>')
-    return _svg(name, [*_axis_y(ticks, place_y, text), *_axis_x(xs, place_x), *bands, *lines, *marks])
+    return svg(name, [*axis_y(ticks, place_y, text), *_axis_x(xs, place_x), *bands, *lines, *marks])
 
 
 def stacked_bars(
@@ -102,8 +102,8 @@ def stacked_bars(
     if not totals or max(totals) <= 0:
         return ""
     ticks = nice_ticks(0.0, max(totals))
-    place_x, place_y = _scale_x(xs, width, inset=0.5), _scale_y(ticks)
-    bar = min(34.0, (width - _LEFT - _RIGHT) / len(xs) * 0.68)
+    place_x, place_y = _scale_x(xs, width, inset=0.5), scale_y(ticks)
+    bar = min(34.0, (width - LEFT - RIGHT) / len(xs) * 0.68)
     shapes = []
     for column, x in enumerate(xs):
         below = 0.0
@@ -116,7 +116,7 @@ def stacked_bars(
                     f'<rect class="bar s{index}" x="{place_x(x) - bar / 2:.1f}" y="{top:.1f}" width="{bar:.1f}" '
                     f'height="{bottom - top:.1f}">{title}</rect>'
                 )
-    return _svg(name, [*_axis_y(ticks, place_y, text, width), *_axis_x(xs, place_x), *shapes], width)
+    return svg(name, [*axis_y(ticks, place_y, text, width), *_axis_x(xs, place_x), *shapes], width)
 
 
 def _scales(
@@ -131,7 +131,7 @@ def _scales(
     )
     if low is not None and high is not None:  # a share: the axis ends where the share does
         ticks = [tick for tick in ticks if low - 1e-9 <= tick <= high + 1e-9]
-    return ticks, _scale_x(xs), _scale_y(ticks)
+    return ticks, _scale_x(xs), scale_y(ticks)
 
 
 def _points(
@@ -184,11 +184,11 @@ def _bands(
         edge = [(place_x(x), place_y(bounds[x][1])) for x in stretch]
         edge += [(place_x(x), place_y(bounds[x][0])) for x in reversed(stretch)]
         alone = " alone" if len(stretch) == 1 else ""
-        found.append(f'<path class="band{alone} {colour}" d="{_path(edge)} Z"/>')
+        found.append(f'<path class="band{alone} {colour}" d="{path(edge)} Z"/>')
     return found
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
+def path(points: Sequence[tuple[float, float]]) -> str:
     return "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
@@ -197,22 +197,22 @@ def _scale_x(xs: Sequence[int], width: int = WIDTH, inset: float = 0.0) -> Calla
     first, last = xs[0] - inset, xs[-1] + inset
     if last <= first:
         first, last = first - 1, last + 1
-    return lambda x: _LEFT + (x - first) / (last - first) * (width - _LEFT - _RIGHT)
+    return lambda x: LEFT + (x - first) / (last - first) * (width - LEFT - RIGHT)
 
 
-def _scale_y(ticks: Sequence[float]) -> Callable[[float], float]:
+def scale_y(ticks: Sequence[float]) -> Callable[[float], float]:
     low, high = ticks[0], ticks[-1]
-    return lambda y: HEIGHT - _BOTTOM - (y - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
+    return lambda y: HEIGHT - BOTTOM - (y - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
 
-def _axis_y(ticks: Sequence[float], place: Callable[[float], float], text: Format, width: int = WIDTH) -> list[str]:
+def axis_y(ticks: Sequence[float], place: Callable[[float], float], text: Format, width: int = WIDTH) -> list[str]:
     parts = []
     for tick in ticks:
         y = place(tick)
         kind = "grid zero" if tick == 0 else "grid"
-        parts.append(f'<line class="{kind}" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<line class="{kind}" x1="{LEFT}" x2="{width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(
-            f'<text class="tick" x="{_LEFT - 7}" y="{y + 3.5:.1f}" text-anchor="end">{escape(text(tick))}</text>'
+            f'<text class="tick" x="{LEFT - 7}" y="{y + 3.5:.1f}" text-anchor="end">{escape(text(tick))}</text>'
         )
     return parts
 
@@ -224,6 +224,6 @@ def _axis_x(xs: Sequence[int], place: Callable[[float], float]) -> list[str]:
     ]
 
 
-def _svg(name: str, parts: Sequence[str], width: int = WIDTH) -> str:
+def svg(name: str, parts: Sequence[str], width: int = WIDTH) -> str:
     head = f'<svg class="plot" viewBox="0 0 {width} {HEIGHT}" role="img" aria-label="{escape(name)}">'
     return head + "".join(parts) + "</svg>"

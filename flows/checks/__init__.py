@@ -27,6 +27,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     playing.lengths,
     models.local_model,
     judging.reward,
+    judging.others,
     judging.reward_model,
     judging.refresh,
     learning.overlap,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from components.algorithms.spec import (
@@ -11,6 +12,7 @@ from components.algorithms.spec import (
     ProcessRewardModelSpec,
 )
 from components.errors import Problem, SpecError
+from components.evaluation.spec import CalibrateSpec, EvaluateSpec
 from components.filters.chain import Chain, links
 from components.inference.spec import InferenceSpec, RemoteSpec
 from components.rollout.spec import AgentSpec, CollectSpec
@@ -26,6 +28,17 @@ def reward(reward: Target) -> Iterator[Problem]:
     thing = reward.factory()
     if inspect.isclass(thing) and not {"__call__", "score_group"} & set(dir(thing)):
         yield Problem("reward._target_", f"{reward.target} can score nothing; expected `__call__` or `score_group`")
+
+
+def others(evaluate: EvaluateSpec, calibrate: CalibrateSpec, environment: Target) -> Iterator[Problem]:
+    """Rewards beside the declared one."""
+    for path, target in (("evaluate.reward", evaluate.reward), ("calibrate.truth", calibrate.truth)):
+        for problem in reward(target) if target is not None else ():
+            yield replace(problem, path=problem.path.replace("reward", path, 1))
+    if calibrate.solutions and "solve" not in dir(environment.factory()):
+        yield Problem(
+            "calibrate.solutions", f"true, and {environment.target} has no solve(scenario); expected null or false"
+        )
 
 
 def refresh(reward_model: RewardModelPartSpec | None, rounds: int, guards: GuardsSpec) -> Iterator[Problem]:

@@ -36,11 +36,15 @@ class CollectStage(StageSpec):
     further: tuple[int, int] | None = None
     """(n, k) of a further collection of a round, of other scenarios: the round itself has n, and k more were played
     since."""
+    split: str = SPLIT
+    """Of the environment; rounds play the one to train on."""
 
     def key_part(self) -> dict[str, Any]:
         part: dict[str, Any] = {"actor": self.actor, "round": self.round, "environment": self.environment.resolved()}
         if self.further is not None:
             part["further"] = list(self.further)
+        if self.split != SPLIT:
+            part["split"] = self.split
         if self.actor == "solver":
             return part | {"scenarios": self.collect.scenarios, "agent": self.agent.shown_part()}
         if self.actor == "teacher":
@@ -65,7 +69,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     from components.trajectories.parts import TEACHER
     from components.trajectories.store import write_trajectories
 
-    available = scenarios_of(spec.environment, SPLIT, context)
+    available = scenarios_of(spec.environment, spec.split, context)
     if spec.further is None:
         scenarios = choose_scenarios(available, spec.collect.scenarios, spec.round, context.seed)
     else:
@@ -130,6 +134,8 @@ def _what(spec: CollectStage) -> str:
     """For whoever watches."""
     if spec.actor == "teacher":
         return "collect, a teacher's episodes"
+    if spec.split != SPLIT:
+        return f"collect, split {spec.split}"
     further = " (further scenarios)" if spec.further is not None else ""
     return f"collect, round {spec.round + 1}{further}"
 

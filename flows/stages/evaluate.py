@@ -38,7 +38,7 @@ class EvaluateStage(StageSpec):
             "environment": self.environment.resolved(),
             "reward": self.reward.resolved(),
             "agent": self.agent.key_part(),
-            "evaluate": self.evaluate.model_dump(mode="json", exclude=PATIENCE | {"every"}),
+            "evaluate": self.evaluate.model_dump(mode="json", exclude=PATIENCE | {"every", "reward"}),
             **self.inference.key_part(),
         }
 

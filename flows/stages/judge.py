@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from components.artifacts import Artifact, Draft
@@ -114,11 +115,12 @@ class Judged:
     and with a reward for groups the whole group of it.
     """
 
-    def __init__(self, reward: Reward | GroupReward, meter: Meter, context: Context, how: JudgeSpec):
+    def __init__(self, reward: Reward | GroupReward, meter: Meter, context: Context, how: JudgeSpec, name: str):
         self._reward = reward
         self._meter = meter
         self._context = context
         self._how = how
+        self._name = name
         self._paid = 0.0
 
     def __call__(self, trajectories: Iterable[Trajectory]) -> Iterator[Score]:
@@ -126,7 +128,7 @@ class Judged:
         from components.trajectories.store import read_scores, write_scores
 
         assert self._context.scratch is not None
-        shards = Shards(self._context.scratch, "scores", write_scores, read_scores)
+        shards = Shards(self._context.scratch, self._name, write_scores, read_scores)
         finished = {score.trajectory_id: score for score in shards.read()}
         if finished:
             log.info("%d scores of an earlier try are taken as they are", len(finished))
@@ -142,6 +144,11 @@ class Judged:
             yield from apply(self._reward, trajectories, concurrency=at_once, finished=finished, on_judged=keep)
         finally:
             shards.flush()
+
+    @property
+    def spent(self) -> float:
+        """In this try and, for what is kept of them, in earlier ones."""
+        return self._meter.spent
 
     def figures(self) -> dict[str, float]:
         """What was spent now, and on what."""
@@ -166,9 +173,12 @@ def judging(
     model: ModelSpec | None,
     policy: Artifact | None = None,
     inference: InferenceSpec | None = None,
+    name: str = "scores",
+    keep_answers: bool = True,
 ) -> Iterator[Judged]:
     """The reward, with its models and judges at hand until the end. model: whose episodes are judged. policy: the one
-    that played them, and its engine."""
+    that played them, and its engine. name: under which finished scores are kept for the next try. keep_answers: whether
+    a judge's earlier answer to the same question is taken, and this one kept."""
     from components.rewards.asking.meter import Meter
 
     meter = Meter(how.budget)
@@ -176,9 +186,10 @@ def judging(
         if model is None:
             problem = "is not given, and the reward computes with a model; expected that of the experiment"
             raise SpecError([Problem("judge.model", problem)])
-        reward.use(_means(meter, context, model, policy, inference))
+        means = _means(meter, context, model, policy, inference)
+        reward.use(means if keep_answers else replace(means, answers=None))
     try:
-        yield Judged(reward, meter, context, how)
+        yield Judged(reward, meter, context, how, name)
     finally:
         if isinstance(reward, AskingReward):
             reward.close()

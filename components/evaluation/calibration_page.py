@@ -1,0 +1,79 @@
+"""What was found of a judge, as one self-contained HTML page. `Calibration` is plain data that a command fills."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from components.evaluation.calibration import Mark
+from components.evaluation.examples import view
+from components.evaluation.page import page
+from components.evaluation.plane import calibration_chart, roc_chart
+from components.redaction import mask, mask_override
+from components.trajectories.schema import Trajectory
+
+MEASURES = {
+    "auc": "AUC: how often a good episode scores above a bad one",
+    "spearman": "Rank correlation with the truth",
+    "spearman_within": "Rank correlation within a group, mean",
+    "agreement": "Pairs within a group in the order of the truth",
+    "length_bias": "Rank correlation with length, given the truth",
+    "position_bias": "Rank correlation with the place shown",
+    "noise": "Standard deviation over judgements of an episode",
+}
+"""What each measure is, in words; the first four are better the higher they are, the others the nearer to 0."""
+
+
+@dataclass(frozen=True)
+class Misjudged:
+    """An episode on which judge and truth are far apart."""
+
+    trajectory: Trajectory
+    score: float
+    truth: float
+    explanation: str = ""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    experiment: str
+    reward: str
+    """Class of the reward that was measured."""
+    truth: str
+    """What was taken for true, in words."""
+    measures: Mapping[str, Any]
+    """What `components.evaluation.calibration.measure` returns."""
+    counts: Mapping[str, float | None]
+    """`episodes`, `failed`, `unscored` (a share), `cost_per_thousand`, `seconds_per_thousand`, by name."""
+    curve: Sequence[Mapping[str, Any]] = ()
+    roc: Sequence[tuple[float, float]] = ()
+    marks: Sequence[Mark] = ()
+    warnings: Sequence[str] = ()
+    misjudged: Sequence[Misjudged] = ()
+    created: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The reward as it was configured."""
+    overrides: Sequence[str] = ()
+
+    def charts(self) -> dict[str, str]:
+        """By title; empty text where there is nothing to draw."""
+        return {
+            "Mean truth by decile of the score": calibration_chart(self.curve),
+            "ROC: good episodes against bad ones that score as high": roc_chart(self.roc),
+        }
+
+
+def render(calibration: Calibration) -> str:
+    """The page as HTML text."""
+    import yaml
+
+    return page(
+        "calibration.html.j2",
+        it=calibration,
+        measures=[(name, MEASURES[name], calibration.measures[name]) for name in MEASURES],
+        charts={title: chart for title, chart in calibration.charts().items() if chart},
+        misjudged=[(one, view(one.trajectory)) for one in calibration.misjudged],
+        overrides=[mask_override(one) for one in calibration.overrides],
+        config=yaml.safe_dump(mask(dict(calibration.config)), sort_keys=False, allow_unicode=True),
+    )
