@@ -77,7 +77,7 @@ class Requests:
         return self._request("collect", part, {"policy": policy}, seed=self.spec.seed + REWARD_SEED)
 
     def collect_heldout(self, actor: Literal["policy", "solver"], scenarios: int) -> Request:
-        """Episodes of the held-out split by the model as it is, or the environment's solutions of the same scenarios."""
+        """Episodes of the held-out split by the model as it is, or the environment's own solutions."""
         part = {"model": self.spec.model.base(), **self._parts("environment", "agent", "inference")}
         once = CollectSpec().model_dump(mode="json", include=set(WAYS))
         size = self.spec.calibrate.group_size if actor == "policy" else 1

@@ -21,10 +21,10 @@ Where the truth decides the ranks of the scores altogether (|r_st| = 1), nothing
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from components.evaluation.metrics import CONFIDENCE, SEED, bootstrap
 from components.trajectories.schema import Trajectory
@@ -32,11 +32,10 @@ from components.trajectories.schema import Trajectory
 if TYPE_CHECKING:
     import numpy as np
 
-    Array = np.ndarray[Any, Any]
-    Statistic = Callable[..., Array]
+    Array: TypeAlias = np.ndarray[Any, Any]
+    Statistic: TypeAlias = Callable[..., Array]
     """From values (N,) and weights (B, N), how often each is in a resample, to (B,); NaN where it is not defined."""
 
-Measure = Literal["auc", "spearman", "spearman_within", "agreement", "length_bias", "position_bias", "noise"]
 RESAMPLES = 2000
 BINS = 10
 """Of the calibration curve: deciles of the score."""
@@ -139,8 +138,8 @@ def partial(score_N: Array, length_N: Array, truth_N: Array, weight_BN: Array) -
 
 
 def curve(episodes: Sequence[Judged]) -> list[dict[str, Any]]:
-    """The mean truth by decile of the score: `{"score", "value", "low", "high", "n"}` each, from the lowest. Equal scores
-    are in one decile, so there may be fewer."""
+    """The mean truth by decile of the score, from the lowest: `{"score", "value", "low", "high", "n"}` each. Equal
+    scores are in one decile, so there may be fewer."""
     scored = [one for one in episodes if one.scores[0] is not None]
     if not scored:
         return []
@@ -150,10 +149,12 @@ def curve(episodes: Sequence[Judged]) -> list[dict[str, Any]]:
     bins: dict[int, list[Judged]] = {}
     for one, rank in zip(scored, rank_N, strict=True):
         bins.setdefault(min(int((rank - 0.5) / len(scored) * BINS), BINS - 1), []).append(one)
-    return [
-        {"score": fmean(one.scores[0] or 0.0 for one in bins[n]), **_clustered(_by_group(bins[n], lambda one: one.truth))}
-        for n in sorted(bins)
-    ]
+    found = []
+    for number in sorted(bins):
+        truths = [[one.truth for one in group] for group in _members(bins[number])]
+        score = fmean(one.scores[0] or 0.0 for one in bins[number])
+        found.append({"score": score, **_clustered(truths)})
+    return found
 
 
 def roc(episodes: Sequence[Judged], threshold: float) -> list[tuple[float, float]]:
@@ -224,13 +225,6 @@ def _clustered(clusters: Sequence[Sequence[float]]) -> dict[str, Any]:
     return {"value": fmean(values), "low": low, "high": high, "n": len(values)}
 
 
-def _by_group(episodes: Sequence[Judged], value: Callable[[Judged], float]) -> list[list[float]]:
-    groups: dict[str, list[float]] = {}
-    for one in episodes:
-        groups.setdefault(one.group, []).append(value(one))
-    return list(groups.values())
-
-
 def _members(episodes: Sequence[Judged]) -> list[list[Judged]]:
     groups: dict[str, list[Judged]] = {}
     for one in episodes:
@@ -244,14 +238,16 @@ def _within(scored: Sequence[Judged]) -> list[float | None]:
 
     found: list[float | None] = []
     for group in _members(scored):
-        score_M, truth_M = (np.array(values, float) for values in zip(*((g.scores[0], g.truth) for g in group), strict=True))
+        score_M, truth_M = (
+            np.array(values, float) for values in zip(*((g.scores[0], g.truth) for g in group), strict=True)
+        )
         value = float(spearman(score_M, truth_M, np.ones((1, len(group))))[0])
         found.append(None if math.isnan(value) else value)
     return found
 
 
 def _pairs(scored: Sequence[Judged]) -> list[list[float]]:
-    """Of each group, for each pair whose truth differs: 1 where the scores order it so, 0 where not, 1/2 where equal."""
+    """Of each group, for each pair whose truth differs: 1 where the scores order it so, 1/2 where they are equal."""
     return [
         [
             _ordered(better.scores[0] or 0.0, worse.scores[0] or 0.0)
@@ -296,34 +292,3 @@ def _position_bias(episodes: Sequence[Judged]) -> dict[str, Any]:
 def _rounded(value: float) -> float:
     """A difference to a mean without what rounding made of equal numbers."""
     return round(value, 12)
-
-
-@dataclass(frozen=True)
-class Mark:
-    """What is asked of a judge."""
-
-    measure: str
-    value: float
-    found: float | None
-    least: bool
-    """Whether the mark is the least that is good; else the most, of the size without its sign."""
-
-    @property
-    def met(self) -> bool:
-        """False where the measure is not known."""
-        if self.found is None:
-            return False
-        return self.found >= self.value if self.least else abs(self.found) <= self.value
-
-    def __str__(self) -> str:
-        found = "not known" if self.found is None else f"{self.found:.3f}"
-        return f"{self.measure} is {found}, {'below' if self.least else 'above'} its mark of {self.value:g}"
-
-
-LEAST = ("auc", "spearman", "spearman_within", "agreement")
-MOST = ("length_bias", "position_bias", "noise", "unscored", "cost_per_thousand")
-
-
-def judge_by(marks: Mapping[str, float], found: Mapping[str, float | None]) -> list[Mark]:
-    """The marks with what was found of each. Those of `LEAST` are the least that is good, those of `MOST` the most."""
-    return [Mark(name, value, found.get(name), name in LEAST) for name, value in marks.items()]

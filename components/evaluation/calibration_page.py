@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.evaluation.calibration import Mark
 from components.evaluation.examples import view
+from components.evaluation.marks import Mark
 from components.evaluation.page import page
 from components.evaluation.plane import calibration_chart, roc_chart
 from components.redaction import mask, mask_override

@@ -1,5 +1,5 @@
-"""Two charts of a judge, as SVG text: the calibration curve, and the ROC. They look as the page or the file decides that
-holds them (`components.evaluation.plots`)."""
+"""Two charts of a judge, as SVG text: the calibration curve, and the ROC. The page or the file that holds them decides
+how they look (`components.evaluation.plots`)."""
 
 from __future__ import annotations
 

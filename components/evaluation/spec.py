@@ -66,9 +66,9 @@ class CalibrateSpec(Spec):
     group_size: int = Field(4, ge=1)
     """Episodes of each, sampled from the model as it is, as `collect` says."""
     solutions: bool | None = None
-    """Whether the environment's own solution of each scenario is judged beside them. None: where there are solutions."""
+    """Whether the environment's own solution of each scenario is judged beside them. None: where there are any."""
     repeats: int = Field(2, ge=1)
     """How often each episode is judged: each time from another seed, where the reward has one, and each group in
     another order. From 2 on noise and bias by position can be told."""
     marks: MarksSpec = MarksSpec()
-    """A judge that does not reach one of its marks is warned of, and with --strict ends the command with exit code 1."""
+    """A judge that misses one of its marks is warned of, and with --strict ends the command with exit code 1."""

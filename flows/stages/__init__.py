@@ -4,6 +4,7 @@ from flows.stages import calibrate, collect, deploy, evaluate, filter, judge, re
 from flows.stages.base import Stage
 
 STAGES: dict[str, Stage] = {
-    module.STAGE.name: module.STAGE for module in (collect, judge, filter, train, reward_model, evaluate, deploy, calibrate)
+    module.STAGE.name: module.STAGE
+    for module in (collect, judge, filter, train, reward_model, evaluate, deploy, calibrate)
 }
 """Every stage that a request can name."""

@@ -136,9 +136,8 @@ def turned(name: str, group: Sequence[Trajectory], turn: int, turns: int, seed: 
 
 def _places(shown: Mapping[str, Sequence[Trajectory]]) -> dict[str, float]:
     """From 0, the first, to 1, the last of its group; none where it is alone."""
-    return {
-        one.id: place / (len(group) - 1) for group in shown.values() if len(group) > 1 for place, one in enumerate(group)
-    }
+    several = [group for group in shown.values() if len(group) > 1]
+    return {one.id: place / (len(group) - 1) for group in several for place, one in enumerate(group)}
 
 
 def _episodes(inputs: Inputs) -> Iterator[Trajectory]:
@@ -174,8 +173,8 @@ def _demand_some(what: str, scores: Sequence[Mapping[str, Score]]) -> None:
     said = [score for turn in scores for score in turn.values()]
     failures = [score.failure for score in said if score.failure is not None]
     if failures and not any(score.reward is not None for score in said):
-        first = failures[0]
-        raise JudgeError(f"{what} could score none of {len(said)} episodes; the first one: {first.kind}: {first.message}")
+        why = f"{failures[0].kind}: {failures[0].message}"
+        raise JudgeError(f"{what} could score none of {len(said)} episodes; the first one: {why}")
 
 
 STAGE = Stage("calibrate", 1, CalibrateStage, "calibration", SCHEMA_VERSION, calibrate)

@@ -1,0 +1,301 @@
+"""The command that measures a judge: good ones, bad ones, and what a user gets wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from components.evaluation.spec import CalibrateSpec, EvaluateSpec
+from components.specs import Target, validate
+from components.trajectories.schema import History, Message, Scenario, Trajectory
+from components.trajectories.store import read_scores
+from flows import calibrate as command
+from flows.calibration import has_solutions, read_people
+from flows.checks.judging import others
+from flows.stages.base import Request
+from flows.stages.calibrate import CalibrateStage, reseeded, turned
+from flows.stages.execute import request_key, run_stage
+from tests.flows.pretend import pretend
+from tests.trajectories.builders import FAILURE
+
+JUDGES = "tests.flows.judges"
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """The command takes the root logger; here it gives it back."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def answer(scenario: int, sample: int) -> Trajectory:
+    """Every third succeeds; the longer the text, the later the sample."""
+    name, text = f"s{scenario:02}", "so " * (1 + (5 * sample + scenario) % 7)
+    history = History([Message("user", f"Task {scenario}"), Message("assistant", text)])
+    outcome = {"success": (scenario + sample) % 3 == 0}
+    return Trajectory(f"{name}/{sample}", Scenario(name, {}, "heldout"), sample, [history], outcome=outcome)
+
+
+EPISODES = [answer(scenario, sample) for scenario in range(12) for sample in range(4)]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A finished run whose last evaluation played `EPISODES`."""
+    played = {"start": EPISODES[::4], "sft": EPISODES[1::4], "final": EPISODES}
+    return pretend(tmp_path, episodes={f"evaluate[{name}]": episodes for name, episodes in played.items()})
+
+
+@pytest.fixture(scope="session")
+def tracked(tmp_path_factory):
+    """URI of a database for all of them: to make one takes seconds."""
+    from components.tracking import store
+
+    return store.local_uri(tmp_path_factory.mktemp("tracked"))
+
+
+@pytest.fixture
+def measured(tmp_path, run, capsys, tracked):
+    """Calls the command on the last evaluation of that run."""
+    (tmp_path / "conf" / "reward").mkdir(parents=True)
+
+    def call(judge: str, *arguments: str, label: str | None = "evaluate[final]", **keys) -> tuple[int, dict, str]:
+        target = judge if "." in judge else f"{JUDGES}.{judge}"
+        lines = ["# A judge.", f"_target_: {target}", *(f"{name}: {json.dumps(value)}" for name, value in keys.items())]
+        (tmp_path / "conf" / "reward" / "mine.yaml").write_text("\n".join(lines) + "\n")
+        labels = [] if label is None else ["--label", label]
+        line = ["+experiment=smoke", "reward=mine", "allow=[tests]", f"root={tmp_path}", f"tracking.uri={tracked}"]
+        line += ["--run", run.short, *labels]
+        code = command.main([*line, "--config-dir", str(tmp_path / "conf"), *arguments])
+        said = capsys.readouterr()
+        return code, json.loads(said.out) if said.out else {}, said.err
+
+    return call
+
+
+def test_a_judge_that_says_the_truth_is_found_to_be_good(measured):
+    code, found, said = measured("components.rewards.outcome.Outcome", "calibrate.marks.auc=0.9", "--strict")
+    assert (code, found["warnings"]) == (0, [])
+    assert (found["auc"]["value"], found["agreement"]["value"]) == (1.0, 1.0)
+    assert (found["episodes"], found["groups"], found["truth"], found["reward"]) == (48, 12, "success", "Outcome")
+    assert found["marks"] == {"auc": {"mark": 0.9, "found": 1.0, "met": True}}
+    assert "Outcome against success: 48 episodes of 12 scenarios" in said
+
+
+def test_a_judge_that_says_nothing_is_warned_of_and_with_strict_the_command_fails(measured):
+    code, found, said = measured("constant", "calibrate.marks.auc=0.8")
+    assert (code, found["auc"]["value"]) == (0, 0.5)
+    assert found["warnings"] == [
+        "the judge is worse than its mark: auc is 0.500, below its mark of 0.8",
+        "the judge cannot be told from chance: auc 0.500 [0.500, 0.500]",
+    ]
+    assert "warning: the judge is worse than its mark: auc is 0.500" in said
+    assert measured("constant", "calibrate.marks.auc=0.8", "--strict")[0] == 1
+    assert measured("constant", "--strict")[0] == 0  # no mark, nothing asked
+
+
+def test_a_judge_that_likes_length_is_found_out(measured):
+    _, found, _ = measured("length")
+    assert found["length_bias"]["low"] > 0.9
+    assert any(one.startswith("the scores follow the length of an episode") for one in found["warnings"])
+
+
+def test_noise_is_seen_where_the_judge_has_a_seed(measured):
+    _, noisy, _ = measured("Noisy", "calibrate.repeats=3", noise=1.0)
+    assert 0.6 < noisy["noise"]["value"] < 1.1  # of 3 draws with deviation 1: 0.886
+    assert 0.5 < noisy["auc"]["value"] < 1.0
+    assert noisy["position_bias"]["value"] is None  # it sees one episode at a time
+    assert measured("Noisy", "calibrate.repeats=1", noise=1.0)[1]["noise"]["value"] is None
+
+
+def test_a_judge_that_favours_who_is_shown_first_is_found_out(measured):
+    _, found, _ = measured("First", "calibrate.repeats=4")
+    assert found["position_bias"]["value"] == pytest.approx(-1.0)
+    assert any(one.startswith("the scores follow the place at which it is shown") for one in found["warnings"])
+
+
+@pytest.mark.parametrize(("cost", "per_thousand"), [(0.002, 2.0)])
+def test_cost_and_what_could_not_be_scored(measured, cost, per_thousand):
+    _, found, _ = measured("Priced", cost=cost)
+    assert found["cost_per_thousand"] == pytest.approx(per_thousand)
+    assert found["unscored"] == 0.5
+    assert (found["episodes"], found["without_truth"]) == (24, 0.0)
+
+
+def test_another_reward_may_be_the_truth(measured):
+    truth = f"calibrate.truth={{_target_: {JUDGES}.length}}"
+    _, found, _ = measured("length", truth)
+    assert (found["truth"], found["auc"]["value"]) == ("length", 1.0)
+    assert measured("constant", truth)[1]["spearman"]["value"] == 0.0
+
+
+def test_people_may_say_the_truth(measured, tmp_path):
+    lines = [{"trajectory_id": one.id, "score": 5 if one.success else 1} for one in EPISODES[:24]]
+    lines += [{"trajectory_id": EPISODES[0].id, "score": 4, "author": "A"}, {"trajectory_id": "elsewhere", "score": 3}]
+    (tmp_path / "people.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    _, found, _ = measured("components.rewards.outcome.Outcome", "--people", str(tmp_path / "people.jsonl"))
+    assert (found["truth"], found["episodes"], found["threshold"], found["auc"]["value"]) == ("people", 24, 3.0, 1.0)
+    assert read_people(tmp_path / "people.jsonl")[EPISODES[0].id] == fmean([5, 4])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"trajectory_id": "s00/0"}', "line 1: .* expected .*trajectory_id"),
+        ('{"trajectory_id": "s00/0", "score": 3}\nnonsense', "line 2: 'nonsense'"),
+        ('{"trajectory_id": "s00/0", "score": NaN}', "line 1"),
+        ('{"trajectory_id": "s00/0", "score": true}', "line 1"),
+        ('{"trajectory_id": 3, "score": 3}', "line 1"),
+        ("\n", "no line"),
+        ('{"trajectory_id": "elsewhere", "score": 3}', "none of the 1 ids .* such as 's00/0', found 'elsewhere'"),
+    ],
+)
+def test_a_file_of_people_that_cannot_be_used_is_said(measured, tmp_path, text, why):
+    path = tmp_path / "people.jsonl"
+    path.write_text(text)
+    code, found, said = measured("constant", "--people", str(path))
+    assert (code, found) == (2, {})
+    assert "--people" in said
+    assert re.search(why, said)
+
+
+def test_several_evaluations_are_judged_together_under_their_labels(measured):
+    _, found, _ = measured("components.rewards.outcome.Outcome", label=None)
+    assert (found["episodes"], found["groups"]) == (72, 12)
+
+
+def test_the_same_command_finds_what_was_judged_and_another_mark_changes_nothing(measured):
+    first, again = measured("Noisy", noise=1.0)[1], measured("Noisy", "calibrate.marks.auc=0.99", noise=1.0)[1]
+    assert first["key"] == again["key"]
+    assert first["auc"] == again["auc"]
+    assert measured("Noisy", "calibrate.repeats=3", noise=1.0)[1]["key"] != first["key"]
+
+
+def test_the_page_and_the_picture_show_it(measured):
+    _, found, said = measured("Noisy", "calibrate.marks.auc=0.99", noise=3.0)
+    page, picture = (Path(found[name]).read_text() for name in ("html", "plot"))
+    assert "the judge is worse than its mark" in page
+    assert "Where judge and truth are furthest apart" in page
+    assert page.count('<svg class="plot"') == 2
+    assert "http" not in picture.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert "Noisy against success" in picture
+    assert found["html"] in said
+
+
+def test_the_figures_are_in_mlflow(measured, tmp_path, tracked):
+    from components.tracking import store
+
+    _, found, _ = measured("constant")
+    client = store.connect(tracked, tmp_path / "mlflow" / "artifacts")
+    run = client.get_run(found["mlflow_run"])
+    assert run.data.metrics["calibrate/auc"] == 0.5
+    assert run.data.tags["calibrates"] == "constant"
+    assert {one.path for one in client.list_artifacts(run.info.run_id)} >= {"calibration.html"}
+
+
+def test_a_truth_that_never_differs_is_said(measured):
+    _, found, _ = measured("length", label="evaluate[start]")
+    assert found["auc"]["value"] is not None  # some of the first samples succeed
+    _, found, _ = measured("length", f"calibrate.truth={{_target_: {JUDGES}.constant}}")
+    assert found["auc"]["value"] is None
+    assert "the truth is 0.5 for all 48 episodes" in found["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--label", "train[1]"], "--label train[1]: has no episodes"),
+        (["--label", "evaluate[9]"], "has no stage 'evaluate[9]'"),
+        (["calibrate.repeats=0"], "calibrate.repeats"),
+        (["calibrate.marks.auc=2"], "calibrate.marks.auc"),
+        (["calibrate.marks.acu=0.5"], "calibrate.marks.auc"),
+        (["calibrate.truth={_target_: tests.flows.judges.nobody}"], "calibrate.truth"),
+        (["calibrate.truth={_target_: components.filters.signal.Signal}"], "calibrate.truth._target_"),
+    ],
+)
+def test_mistakes_are_named(measured, arguments, why):
+    code, _, said = measured("constant", *arguments, label=None)
+    assert code == 2
+    assert why in said
+
+
+def test_a_run_that_is_not_there_is_named(tmp_path, capsys):
+    assert command.main(["+experiment=smoke", f"root={tmp_path}", "--run", "latest"]) == 2
+    assert "there is no run below" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main(["+experiment=smoke", "--label", "collect[1]"])
+
+
+def test_solutions_need_an_environment_that_has_them():
+    none = validate(Target, {"_target_": f"{JUDGES}.First"}, allow=("tests",))
+    (problem,) = others(EvaluateSpec(), CalibrateSpec(solutions=True), none)
+    assert str(problem) == (
+        "calibrate.solutions: true, and tests.flows.judges.First has no solve(scenario); expected null or false"
+    )
+    assert not list(others(EvaluateSpec(), CalibrateSpec(), none))
+
+
+def test_solutions_are_judged_beside_the_policy_where_there_are_any():
+    shop = validate(Target, {"_target_": "components.environments.shop.Shop", "train": 4, "heldout": 4})
+    scenarios = shop.build().scenarios("heldout")
+    assert has_solutions(shop, scenarios)
+    gym = validate(Target, {"_target_": "components.environments.gym.Gym", "id": "CartPole-v1"})
+    assert not has_solutions(gym, list(gym.build().scenarios("heldout")))
+    assert not has_solutions(validate(Target, {"_target_": f"{JUDGES}.First"}, allow=("tests",)), scenarios)
+
+
+# --- the stage ------------------------------------------------------------------------------------------------------
+
+
+def test_every_turn_shows_each_episode_at_another_place():
+    group = EPISODES[:4]
+    orders = [[one.id for one in turned("s", group, turn, 4, 0)] for turn in range(4)]
+    assert all(sorted(order) == sorted(one.id for one in group) for order in orders)
+    for one in group:
+        assert sorted(order.index(one.id) for order in orders) == [0, 1, 2, 3]
+    assert orders[0] == [one.id for one in turned("s", group, 0, 2, 0)]
+    assert len({tuple(one.id for one in turned("s", group, 0, 2, seed)) for seed in range(9)}) > 1
+
+
+def test_the_seed_of_a_reward_and_of_those_inside_it_moves_from_turn_to_turn():
+    inner = {"_target_": f"{JUDGES}.Noisy", "noise": 1.0, "seed": 5}
+    target = validate(Target, inner, allow=("tests",))
+    assert reseeded(target, 0) is target
+    assert reseeded(target, 2).arguments == {"noise": 1.0, "seed": 7}
+    default = validate(Target, {"_target_": f"{JUDGES}.Noisy", "noise": 1.0}, allow=("tests",))
+    assert reseeded(default, 1).arguments["seed"] == 1
+    learned = {"_target_": "components.rewards.learned.Learned", "path": "x", "task": inner}
+    outer = validate(Target, learned, allow=("tests",))
+    assert reseeded(outer, 3).arguments["task"].arguments["seed"] == 8
+    assert "seed" not in reseeded(outer, 3).arguments
+
+
+def test_failed_episodes_are_left_out_and_counted(context, tmp_path):
+    from flows.records import Records
+
+    played = [*EPISODES[:5], replace(EPISODES[5], failure=FAILURE)]
+    pretend(tmp_path, episodes={"evaluate[final]": played})
+    key = Records(tmp_path).get("latest").stage("evaluate[final]").key
+    request = Request("calibrate", {"reward": {"_target_": f"{JUDGES}.First"}}, {"a": key}, 0, ("tests",))
+    artifact, _ = run_stage(request, context)
+    assert (artifact.metrics["episodes"], artifact.metrics["failed"]) == (5.0, 1.0)
+    rows = json.loads((artifact.path / "judged.json").read_text())
+    first = {one.trajectory_id: one.reward for one in read_scores(artifact.path / "scores-1.parquet")}
+    assert {row["id"]: row["scores"][0] for row in rows} == first
+    assert all(len(row["scores"]) == len(row["positions"]) == 2 for row in rows)
+    wide = replace(request, spec={**request.spec, "judge": {"concurrency": 3}})
+    assert request_key(wide, context) == request_key(request, context)
+    assert CalibrateStage.model_validate({"reward": {"_target_": "components.rewards.outcome.Outcome"}}).key_part() == {
+        "reward": {"_target_": "components.rewards.outcome.Outcome", "turn_cost": 0.0, "invalid_cost": 0.0,
+                   "progress_weight": 0.0, "repetition_cost": 0.0, "repetition_ngram": 3},
+        "truth": None, "people": None, "repeats": 2,
+    }  # fmt: skip
