@@ -49,6 +49,7 @@ def calibrate(
 ) -> dict[str, Any]:
     """Measures the declared reward and returns what was found, as JSON data. Raises SpecError, ResourceError, and
     whatever a stage raises."""
+    from components.rewards.asking.spec import LiteLLMJudge, ServedJudge, asked_by
     from flows.calibration import Work, calibration, check_people, episodes_of_run, named, play, read_people
     from flows.console import Console, hush, logging_to
     from flows.interrupt import Interruption
@@ -58,6 +59,9 @@ def calibrate(
     said = None if people is None else read_people(people)
     if said is not None and spec.calibrate.truth is not None:
         raise SpecError([Problem("calibrate.truth", "is another truth than --people; expected null, or no --people")])
+    for judge in (*asked_by(spec.reward), *asked_by(spec.calibrate.truth)):
+        if isinstance(judge, ServedJudge | LiteLLMJudge):
+            judge.key()
     hush()
     with ExitStack() as stack:
         stack.enter_context(Interruption())

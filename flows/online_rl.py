@@ -259,7 +259,7 @@ def _check_key(spec: ExperimentSpec) -> None:
     for inference in (spec.inference, *(one.inference for one in teachers)):
         if isinstance(inference, RemoteSpec):
             inference.key()
-    for judge in asked_by(spec.reward):
+    for judge in (*asked_by(spec.reward), *asked_by(spec.evaluate.reward)):
         if isinstance(judge, ServedJudge | LiteLLMJudge):
             judge.key()
 

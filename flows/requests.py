@@ -88,7 +88,7 @@ class Requests:
     def calibrate(self, episodes: Mapping[str, Artifact], people: Mapping[str, float] | None = None) -> Request:
         """episodes: collections and evaluations, by the names that stand before the ids of their episodes. people: the
         truth about them, in place of the declared one."""
-        part = {**self._parts("reward", "judge"), "model": self.spec.model.base()}
+        part = {**self._parts("reward", "judge", "inference"), "model": self.spec.model.base()}
         part |= {name: self._data["calibrate"][name] for name in ("truth", "repeats")}
         return self._request("calibrate", part | {"people": people}, dict(episodes), seed=self.spec.seed)
 

@@ -136,6 +136,11 @@ class Ruler:
         if isinstance(self.independent, ModelReward):
             self.independent.use(means)
 
+    def places(self, group: Sequence[Trajectory]) -> list[int]:
+        """At which place each is shown, from 0; what says the same stands at one."""
+        table = _Table(group, self.seed)
+        return [table.order.index(place) for place in table.place]
+
     def close(self) -> None:
         for one in self._askers:
             one.close()

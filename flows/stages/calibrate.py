@@ -16,8 +16,10 @@ from typing import Any
 from pydantic import Field
 
 from components.artifacts import Draft
-from components.errors import JudgeError
+from components.errors import BudgetSpent, JudgeError
+from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
+from components.rewards.asking.spec import asks_policy
 from components.rewards.protocol import GroupReward
 from components.rewards.spec import JudgeSpec
 from components.specs import Target
@@ -39,7 +41,9 @@ class CalibrateStage(StageSpec):
     model: ModelSpec | None = None
     """Whose episodes are judged; needed by rewards that compute with a model, and of their keys only."""
     judge: JudgeSpec = JudgeSpec()
-    """How fast; in no key."""
+    """How fast, and for how much; in no key."""
+    inference: InferenceSpec = EmbeddedSpec()
+    """Engine of the policy; read only by a reward that asks the policy itself: the model as it is."""
 
     def key_part(self) -> dict[str, Any]:
         rewards = [one for one in (self.reward, self.truth) if one is not None]
@@ -50,6 +54,7 @@ class CalibrateStage(StageSpec):
             "people": self.people,
             "repeats": self.repeats,
             **({"model": base_model(self.model)} if computes and self.model else {}),
+            **(self.inference.key_part() if any(map(asks_policy, rewards)) else {}),
         }
 
 
@@ -66,18 +71,17 @@ def calibrate(spec: CalibrateStage, inputs: Inputs, draft: Draft, context: Conte
     truth = _truth(spec, episodes, context)
     scores: list[dict[str, Score]] = []
     places: list[dict[str, float]] = []
-    start = time.monotonic()
+    start, spent = time.monotonic(), 0.0
     for turn in range(spec.repeats):
-        target = reseeded(spec.reward, turn)
-        reward = judge.ready(target.build(), target.resolved(), context, spec.model)
+        reward = reseeded(spec.reward, turn).build()
         shown = {name: turned(name, group, turn, spec.repeats, context.seed) for name, group in groups.items()}
         ordered = [one for group in shown.values() for one in group]
-        judged = judge.judged(reward, ordered, context, spec.judge, f"scores-{turn}")
-        found = list(followed(judged, len(ordered), context.progress))
-        scores.append({score.trajectory_id: score for score in found})
-        places.append(_places(shown) if isinstance(reward, GroupReward) else {})
+        found = _judged(spec, reward, ordered, context, f"scores-{turn}", spent, keep_answers=turn == 0)
+        scores.append({score.trajectory_id: score for score in followed(found, len(ordered), context.progress)})
+        spent += sum(score.cost or 0.0 for score in scores[-1].values())
+        places.append(_places(reward, shown))
         write_scores(draft.path / f"scores-{turn + 1}.parquet", [scores[-1][one.id] for one in episodes])
-    spent = time.monotonic() - start
+    seconds = time.monotonic() - start
     _demand_some(spec.reward.target, scores)
     rows = [
         {
@@ -94,14 +98,15 @@ def calibrate(spec: CalibrateStage, inputs: Inputs, draft: Draft, context: Conte
     (draft.path / TABLE).write_text(json.dumps(rows, ensure_ascii=False) + "\n")
     asked = [score for said in scores for score in said.values()]
     costs = [score.cost for score in asked]
-    known = {} if None in costs else {"cost": float(sum(costs))}
+    priced = [cost for cost in costs if cost is not None]
+    known = {"cost": sum(priced)} if len(priced) == len(costs) else {}
     return {
         "episodes": float(len(episodes)),
         "failed": float(sum(one.failure is not None for one in everything)),
         "without_truth": float(len(episodes) - len(rows)),
         "judgements": float(len(asked)),
         "unscored": float(sum(score.reward is None for score in asked)),
-        "judging_seconds": spent,
+        "judging_seconds": seconds,
         **known,
     }
 
@@ -134,10 +139,40 @@ def turned(name: str, group: Sequence[Trajectory], turn: int, turns: int, seed: 
     return order[by:] + order[:by]
 
 
-def _places(shown: Mapping[str, Sequence[Trajectory]]) -> dict[str, float]:
-    """From 0, the first, to 1, the last of its group; none where it is alone."""
-    several = [group for group in shown.values() if len(group) > 1]
-    return {one.id: place / (len(group) - 1) for group in several for place, one in enumerate(group)}
+def _judged(
+    spec: CalibrateStage,
+    reward: Any,
+    trajectories: Sequence[Trajectory],
+    context: Context,
+    name: str,
+    spent: float = 0.0,
+    keep_answers: bool = True,
+) -> Iterator[Score]:
+    """The scores by a reward, which has of the budget what is left of it."""
+    how = spec.judge
+    if how.budget is not None:
+        if spent >= how.budget:
+            raise BudgetSpent(
+                f"judge.budget={how.budget:g} is spent ({spent:.4g}): what was judged is kept, and the same command "
+                "with a higher budget goes on"
+            )
+        how = how.model_copy(update={"budget": how.budget - spent})
+    with judge.judging(reward, context, how, spec.model, None, spec.inference, name, keep_answers) as judged:
+        yield from judged(trajectories)
+
+
+def _places(reward: Any, shown: Mapping[str, Sequence[Trajectory]]) -> dict[str, float]:
+    """From 0, the first, to 1, the last of its group; none of an episode that is shown alone. A reward that shuffles
+    them itself says with a method `places(group)` at which place each stood."""
+    if not isinstance(reward, GroupReward):
+        return {}
+    found: dict[str, float] = {}
+    for group in shown.values():
+        stood = reward.places(group) if hasattr(reward, "places") else range(len(group))
+        last = max(stood, default=0)
+        if last > 0:
+            found |= {one.id: place / last for one, place in zip(group, stood, strict=True)}
+    return found
 
 
 def _episodes(inputs: Inputs) -> Iterator[Trajectory]:
@@ -162,8 +197,7 @@ def _truth(spec: CalibrateStage, episodes: Sequence[Trajectory], context: Contex
         return {one.id: spec.people[one.id] for one in episodes}
     if spec.truth is None:
         return {one.id: float(one.success) for one in episodes}
-    reward = judge.ready(spec.truth.build(), spec.truth.resolved(), context, spec.model)
-    found = {score.trajectory_id: score for score in judge.judged(reward, episodes, context, spec.judge, "truth")}
+    found = {one.trajectory_id: one for one in _judged(spec, spec.truth.build(), episodes, context, "truth")}
     _demand_some(f"calibrate.truth: {spec.truth.target}", [found])
     return {name: score.reward for name, score in found.items()}
 

@@ -37,6 +37,16 @@ class First:
         return [Score(one.id, float(one.success) + 0.5 * (1 - place / last)) for place, one in enumerate(group)]
 
 
+class Shuffled(First):
+    """The same, but it shows the group from the last to the first."""
+
+    def places(self, group):
+        return list(reversed(range(len(group))))
+
+    def score_group(self, group):
+        return list(reversed(super().score_group(group[::-1])))
+
+
 class Priced:
     """Success, at a price that is known or not; odd samples it cannot score."""
 

@@ -121,13 +121,15 @@ def test_a_judge_that_favours_who_is_shown_first_is_found_out(measured):
     _, found, _ = measured("First", "calibrate.repeats=4")
     assert found["position_bias"]["value"] == pytest.approx(-1.0)
     assert any(one.startswith("the scores follow the place at which it is shown") for one in found["warnings"])
+    assert measured("Shuffled", "calibrate.repeats=4")[1]["position_bias"]["value"] == pytest.approx(-1.0)
 
 
-@pytest.mark.parametrize(("cost", "per_thousand"), [(0.002, 2.0)])
+@pytest.mark.parametrize(("cost", "per_thousand"), [(0.002, 2.0), (None, None), (0.0, 0.0)])
 def test_cost_and_what_could_not_be_scored(measured, cost, per_thousand):
-    _, found, _ = measured("Priced", cost=cost)
-    assert found["cost_per_thousand"] == pytest.approx(per_thousand)
+    _, found, said = measured("Priced", cost=cost)
+    assert found["cost_per_thousand"] == (None if per_thousand is None else pytest.approx(per_thousand))
     assert found["unscored"] == 0.5
+    assert ("cost_per_thousand   unknown" in re.sub(" +", "   ", said)) == (cost is None)
     assert (found["episodes"], found["without_truth"]) == (24, 0.0)
 
 
@@ -277,6 +279,15 @@ def test_the_seed_of_a_reward_and_of_those_inside_it_moves_from_turn_to_turn():
     outer = validate(Target, learned, allow=("tests",))
     assert reseeded(outer, 3).arguments["task"].arguments["seed"] == 8
     assert "seed" not in reseeded(outer, 3).arguments
+
+
+def test_ruler_says_at_which_place_it_shows_each():
+    from components.rewards.asking.spec import PolicyJudge
+    from components.rewards.ruler import Ruler, _Table
+
+    ruler = Ruler(PolicyJudge(), seed=4)
+    table = _Table(EPISODES[:4], 4)
+    assert [table.order[place] for place in ruler.places(EPISODES[:4])] == table.place
 
 
 def test_failed_episodes_are_left_out_and_counted(context, tmp_path):
