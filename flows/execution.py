@@ -23,6 +23,7 @@ from components.compute.watchdog import Watchdog, watch
 from flows import selections
 from flows.ancestry import Lineage
 from flows.console import Console, duration
+from flows.guards import RULES
 from flows.records import Notice, StageRecord, Writer
 from flows.spec import CODE, ExperimentSpec
 from flows.stages import STAGES
@@ -107,6 +108,7 @@ class Execution:
         self.lineage = Lineage(record.records.root) if record is not None else None
         self.done: dict[str, Done] = {}
         """By label, in order."""
+        self.notices: list[Notice] = []
         command = [sys.executable, "-m", "flows.stage", *_options(spec)]
         rest = (Path(spec.root), log.with_suffix(".stages.log"), _environment(), spec.compute.stage_timeout)
         self._runners: dict[str, Runner] = {
@@ -162,7 +164,8 @@ class Execution:
 
     def notice(self, notice: Notice) -> None:
         """Tells console, log, record and MLflow: a tag with the message, a metric `notice/<kind>` of 1 at the step."""
-        guard = notice.kind in ("no_signal", "reward_hacking")
+        self.notices.append(notice)
+        guard = notice.kind in RULES
         self.console.line(f"warning: {notice.message}" if guard else notice.message)
         logger.info("%s at step %d: %s", notice.kind, notice.step, notice.message)
         if self.record is not None:

@@ -121,7 +121,8 @@ def online_rl(
     """
     requests = Requests(spec)
     beside = beside or one_by_one(call)
-    guards = Guards(spec.guards, on_notice)
+    independent = spec.evaluate.reward is not None or spec.reward_model is not None
+    guards = Guards(spec.guards, on_notice, independent)
     outcome = Outcome(checkpoint=begin.checkpoint if begin else None, step=begin.step if begin else 0)
     warmup = spec.warmup if begin is None else None
     before = -1 if warmup else outcome.step
@@ -157,6 +158,8 @@ def online_rl(
     for number in range(outcome.step + 1, spec.rounds + 1):
         gather = partial(_gather, spec, requests, models.in_force)
         gathered = ahead.found if ahead else gather(outcome.checkpoint, number, call)
+        judged_since = max(outcome.reward_models, default=0)
+        guards.gathered(number, gathered.fed["trajectories"], gathered.fed["scores"], judged_since)
         guards.filtered(f"filter[{number}]", number, gathered.fullest)
         fed = gathered.fed
         request = requests.train(

@@ -33,6 +33,7 @@ from components.errors import EspalierError, GuardStruck, ResourceError, SpecErr
 from components.rollout.live import FILE as LIVE
 from components.rollout.spec import CollectSpec
 from flows.fork import resolve
+from flows.guards import RULES
 from flows.online_rl import online_rl
 from flows.overlap import Ahead, Found, one_by_one
 from flows.peek import Peek
@@ -157,10 +158,9 @@ def _undecided(spec: ExperimentSpec, planned: Sequence[Planned], decided: set[st
         and any(label.startswith("evaluate") for label in before_end)
     ):
         rules.append("early stopping")
-    if spec.guards.no_signal == "stop" and "filter" in unknown:
-        rules.append("guards.no_signal")
-    if spec.guards.reward_hacking == "stop" and unknown & {"judge", "evaluate"}:
-        rules.append("guards.reward_hacking")
+    for name, stages in RULES.items():
+        if getattr(spec.guards, name) == "stop" and unknown & set(stages):
+            rules.append(f"guards.{name}")
     if rules:
         found["end"] = f"these are the most: {' or '.join(rules)} may end the run before"
     if spec.rounds and spec.deploy.policy == "best" and "best" not in decided:

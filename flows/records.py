@@ -64,14 +64,40 @@ class StageRecord:
         return self.seconds - self.unnoticed
 
 
+GuardName = Literal[
+    "no_signal",
+    "reward_hacking",
+    "heldout_reward",
+    "length_drift",
+    "repetition_drift",
+    "identical_answers",
+    "ensemble_disagreement",
+]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An episode that shows what was found."""
+
+    label: str
+    """The stage that played it: `collect[3]`."""
+    id: str
+    why: str
+    """What it shows, and its reward."""
+    excerpt: str
+    """The beginning of what the policy said."""
+
+
 @dataclass(frozen=True)
 class Notice:
     """Something that was found in the course of a run, beyond its stages."""
 
-    kind: Literal["no_signal", "reward_hacking", "early_stopping", "best"]
+    kind: GuardName | Literal["early_stopping", "best"]
     """A guard; the end of the rounds before their number; the choice of the final policy."""
     step: int
     message: str
+    episodes: list[Shown] = field(default_factory=list)
+    """Those that show it best."""
 
 
 @dataclass
@@ -221,11 +247,15 @@ class Records:
             if version > VERSION:
                 raise ResourceError(f"{path} was written by a newer Espalier: update, or give another --root")
             stages = [StageRecord(**one) for one in data.pop("stages")]
-            notices = [Notice(**one) for one in data.pop("notices", [])]
+            notices = [_notice(one) for one in data.pop("notices", [])]
             return RunRecord(**data, stages=stages, notices=notices)
         except (ValueError, KeyError, TypeError) as error:
             logger.warning("%s is no record of a run and is left out: %r", path, error)
             return None
+
+
+def _notice(data: Mapping[str, Any]) -> Notice:
+    return Notice(**{**data, "episodes": [Shown(**one) for one in data.get("episodes", [])]})
 
 
 class Writer:

@@ -7,7 +7,7 @@ import resource
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
@@ -15,11 +15,13 @@ from components.trajectories.schema import Trajectory
 from flows import selections
 from flows.console import duration
 from flows.execution import Execution
+from flows.guards import RULES
 from flows.online_rl import Outcome
+from flows.records import Notice
 from flows.spec import ExperimentSpec
 
 if TYPE_CHECKING:
-    from components.evaluation.report import RewardTraining, SelectionRow
+    from components.evaluation.report import Finding, RewardTraining, SelectionRow
 
 
 def titles_by(algorithm: str, warmup: bool) -> dict[str, str]:
@@ -185,6 +187,10 @@ def round_figures(artifacts: dict[str, Artifact]) -> dict[str, float]:
         ("turns", collect, "turns"),
         ("sampled_tokens", collect, "tokens_per_episode"),
         ("sampling_tokens_per_s", collect, "tokens_per_s"),
+        ("repetition", collect, "repetition"),
+        ("identical_within", collect, "identical_within"),
+        ("identical_between", collect, "identical_between"),
+        ("spread", judge, "components/spread"),
     ):
         row.pop(name, None)
         if key in metrics:
@@ -318,6 +324,7 @@ def _report(
             rounds=_rounds(execution.spec, outcome),
             notes=outcome.decisions,
             selections=_selections(execution),
+            findings=_findings(execution.notices),
             reward_models=_reward_models(outcome),
             stages=stages,
             lineage=origins(execution.lineage, outcome.checkpoint.key)
@@ -358,6 +365,17 @@ def _selections(execution: Execution) -> list[SelectionRow]:
         )
         for label, metrics in found
         if metrics
+    ]
+
+
+def _findings(notices: Sequence[Notice]) -> list[Finding]:
+    """What the guards found."""
+    from components.evaluation.report import Finding
+
+    return [
+        Finding(one.kind, one.step, one.message, [asdict(episode) for episode in one.episodes])
+        for one in notices
+        if one.kind in RULES
     ]
 
 

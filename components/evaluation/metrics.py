@@ -85,6 +85,30 @@ def paired_difference(before: Sequence[Trajectory], after: Sequence[Trajectory])
     }
 
 
+def paired_rewards(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> dict[str, Any]:
+    """How much higher the rewards of `after` are than those of `before`, on the scenarios with a scored episode in
+    both: what `paired_difference` returns, of mean rewards, by the bootstrap over scenarios. Raises ValueError where
+    there is none."""
+    first, second = _reward_by_scenario(before), _reward_by_scenario(after)
+    shared = sorted(first.keys() & second.keys())
+    if not shared:
+        raise ValueError("the two sets of episodes share no scored scenario, so they cannot be compared")
+    changes = {name: second[name] - first[name] for name in shared}
+    low, high = bootstrap([[change] for change in changes.values()])
+    return {
+        "difference": fmean(changes.values()),
+        "low": low,
+        "high": high,
+        "before": fmean(first[name] for name in shared),
+        "after": fmean(second[name] for name in shared),
+        "n": len(shared),
+        "method": "bootstrap",
+        "improved": [name for name, change in changes.items() if change > 0],
+        "regressed": [name for name, change in changes.items() if change < 0],
+        "left_out": sorted({one.group for one in [*before, *after]} - set(shared)),
+    }
+
+
 def wilson(successes: int, n: int) -> tuple[float, float]:
     """95 % score interval of a proportion; n > 0.
 
@@ -186,6 +210,11 @@ def _by(trajectories: Iterable[Trajectory], key: Callable[[Trajectory], Any]) ->
     for trajectory in trajectories:
         groups.setdefault(key(trajectory), []).append(trajectory)
     return {str(name): _measures(groups[name]) for name in sorted(groups)}
+
+
+def _reward_by_scenario(trajectories: Iterable[Trajectory]) -> dict[str, float]:
+    scored = [one for one in trajectories if one.failure is None and one.reward is not None]
+    return {name: fmean(one.reward or 0.0 for one in group) for name, group in by_scenario(scored).items()}
 
 
 def _success_by_scenario(trajectories: Iterable[Trajectory]) -> dict[str, list[bool]]:

@@ -63,6 +63,19 @@ class SelectionRow:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """What a guard has found."""
+
+    rule: str
+    """Its name: `length_drift`."""
+    step: int
+    """The round."""
+    message: str
+    episodes: Sequence[Mapping[str, str]] = ()
+    """Those that show it best: `label`, `id`, `why`, `excerpt` of each."""
+
+
+@dataclass(frozen=True)
 class StageRow:
     """One stage of the run."""
 
@@ -115,6 +128,8 @@ class Report:
     """What was decided in the course of the run, each in a sentence: why it ended early, how the policy was chosen."""
     selections: Sequence[SelectionRow] = ()
     """Of each filter, in the order of the run."""
+    findings: Sequence[Finding] = ()
+    """Of the guards, in the order in which they were found."""
     reward_models: Sequence[RewardTraining] = ()
     stages: Sequence[StageRow] = ()
     lineage: Sequence[Origin] = ()
@@ -151,6 +166,10 @@ CURVES = (
     Curve("kl", "KL to the reference", "nats a token", low=0.0),
     Curve("entropy", "Entropy", "nats a token", low=0.0),
     Curve("sampled_tokens", "Sampled tokens", "mean of an episode", low=0.0),
+    Curve("repetition", "Repetition", "share of the 3-grams of a message that repeat", percent, 0.0, 1.0),
+    Curve("identical_within", "Same answers in a group", "pairs without success that say the same", percent, 0.0, 1.0),
+    Curve("identical_between", "Same answers elsewhere", "the same, of pairs of scenarios", percent, 0.0, 1.0),
+    Curve("spread", "Disagreement of judges", "mean standard deviation of their scores", low=0.0),
     Curve("turns", "Turns", "mean of an episode", low=0.0),
     Curve("grad_norm", "Gradient norm", "before clipping", low=0.0),
     Curve("clip_fraction", "Clipped tokens", "share with a ratio outside the clip range", percent, 0.0),

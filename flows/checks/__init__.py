@@ -20,6 +20,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.algorithm,
     learning.signal,
     learning.held_out,
+    learning.watched,
     playing.inference,
     playing.agent,
     playing.ways,

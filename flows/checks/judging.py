@@ -54,9 +54,11 @@ def refresh(reward_model: RewardModelPartSpec | None, rounds: int, guards: Guard
             f"{reward_model.keep}: says what is trained on again after rounds, and every=0 trains once; expected all, "
             "or reward_model.every=1 or more",
         )
-    if every == 1 and guards.reward_hacking == "stop":
+    for name in ("reward_hacking", "heldout_reward"):
+        if every != 1 or getattr(guards, name) != "stop":
+            continue
         yield Problem(
-            "guards.reward_hacking",
+            f"guards.{name}",
             "stop compares the training rewards of rounds that the same reward model judged, and reward_model.every=1 "
             "leaves no two of them; expected off or warn, or reward_model.every=2 or more",
         )

@@ -26,7 +26,8 @@ from components.inference.spec import InferenceSpec, RemoteSpec
 from components.models.spec import ModelSpec
 from components.rollout.spec import CollectSpec
 from components.specs import Target
-from flows.guards import GuardsSpec
+from flows.guards import DRIFTS, GuardsSpec
+from flows.guards.drift import ENDS
 from flows.stopping import EarlyStoppingSpec
 
 if TYPE_CHECKING:
@@ -193,8 +194,34 @@ def held_out(evaluate: EvaluateSpec, early_stopping: EarlyStoppingSpec | None, g
     need = "evaluations in the rounds, and evaluate.every=0 makes none; expected evaluate.every=1 or more"
     if early_stopping is not None:
         yield Problem("early_stopping", f"needs {need}")
-    if guards.reward_hacking == "stop":
-        yield Problem("guards.reward_hacking", f"stop needs {need}")
+    for name in ("reward_hacking", "heldout_reward"):
+        if getattr(guards, name) == "stop":
+            yield Problem(f"guards.{name}", f"stop needs {need}")
+
+
+def watched(
+    guards: GuardsSpec, rounds: int, evaluate: EvaluateSpec, reward_model: RewardModelPartSpec | None
+) -> Iterator[Problem]:
+    """Guards that are to stop and could never strike."""
+    if guards.heldout_reward == "stop" and evaluate.reward is None and reward_model is None:
+        yield Problem(
+            "guards.heldout_reward",
+            "stop needs evaluations by another reward than the rounds have; expected off or warn, evaluate.reward, or "
+            "reward_model",
+        )
+    for name in DRIFTS:
+        if getattr(guards, name) == "stop" and rounds < 2 * ENDS:
+            yield Problem(
+                f"guards.{name}",
+                f"stop compares the last {ENDS} rounds with the first {ENDS}, and rounds={rounds} are too few; "
+                f"expected off or warn, or rounds={2 * ENDS} or more",
+            )
+    if guards.ensemble_disagreement == "stop" and reward_model is not None and reward_model.models == 1:
+        yield Problem(
+            "guards.ensemble_disagreement",
+            "stop needs judges that can disagree, and reward_model.models=1 is one; expected off or warn, or "
+            "reward_model.models=2 or more",
+        )
 
 
 def costs(algorithm: Any) -> Iterator[Problem]:

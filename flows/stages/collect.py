@@ -152,4 +152,4 @@ def _sign(trajectories: Sequence[Trajectory], base_dir: Path | None) -> None:
         one.sampling = {**one.sampling, TOKENIZER: tokenizer}
 
 
-STAGE = Stage("collect", 6, CollectStage, "trajectories", SCHEMA_VERSION, collect, volatile=("times.json",))
+STAGE = Stage("collect", 7, CollectStage, "trajectories", SCHEMA_VERSION, collect, volatile=("times.json",))

@@ -263,9 +263,13 @@ def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAge
 
 
 def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """What can be said of episodes before they are judged: counts, success, mean turns and tokens. Parts of the
+    """What can be said of episodes before they are judged: counts, success, mean turns and tokens, how much of it
+    repeats, and how often two say the same (`components.trajectories.said`). Parts of the
     collection beside the policy's own attempts have counts of their own under their name, such as `second/success`; so
     have continuations, which are no episodes of their own."""
+    from components.rewards.outcome import repetition
+    from components.trajectories.said import NGRAM, identical
+
     beside: dict[str, list[Trajectory]] = defaultdict(list)
     for one in trajectories:
         beside[part_of(one)].append(one)
@@ -293,6 +297,9 @@ def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
                 more = sum(t.metrics.get(metric, 0.0) for t in finished)
                 values[f"{CONTINUED}/{name}"] = values.get(f"{CONTINUED}/{name}", 0.0) + more
         values["tokens_per_episode"] = sum(t.metrics.get("sampled_tokens", 0.0) for t in finished) / len(finished)
+        values["repetition"] = sum(repetition(t, NGRAM) for t in finished) / len(finished)
+        alike = zip(("identical_within", "identical_between"), identical(finished), strict=True)
+        values |= {name: share for name, share in alike if share is not None}
     return values
 
 

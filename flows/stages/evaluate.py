@@ -93,4 +93,4 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     return figures(trajectories) | tally.figures() | judged.figures() | found | speed
 
 
-STAGE = Stage("evaluate", 6, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))
+STAGE = Stage("evaluate", 7, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))
