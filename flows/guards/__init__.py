@@ -14,10 +14,11 @@ rule changed to `warn` it goes on from there.
 
 from flows.guards.drift import Look, drifted, first_and_last
 from flows.guards.rules import MOST_NAMED, no_signal, reward_hacking, spans
-from flows.guards.spec import DRIFTS, RULES, GuardsSpec
+from flows.guards.spec import ADVICE, DRIFTS, RULES, GuardsSpec
 from flows.guards.watch import Guards
 
 __all__ = [
+    "ADVICE",
     "DRIFTS",
     "MOST_NAMED",
     "RULES",
