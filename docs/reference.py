@@ -22,8 +22,10 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from components.algorithms.spec import ProcessRewardModelSpec, RewardModelSpec
+from components.evaluation.spec import CalibrateSpec, MarksSpec
 from components.models.spec import LoraSpec, TeacherSpec
 from components.rewards.asking.spec import EmbeddedJudge, LiteLLMJudge, PolicyJudge, ServedJudge
+from components.rewards.spec import JudgeSpec
 from components.specs import Spec, Target
 from components.specs.target import locate, settable
 from flows.config import CONF
@@ -167,8 +169,8 @@ def _top_rows() -> Iterator[Row]:
     path = CONF / "config.yaml"
     values, comments = _read(path), _comments(path)
     for name, field in ExperimentSpec.model_fields.items():
-        if field.annotation is GuardsSpec:
-            yield from _rows(GuardsSpec, name, values[name], path)
+        if field.annotation in (GuardsSpec, JudgeSpec, CalibrateSpec):
+            yield from _rows(field.annotation, name, values[name], path)
         elif name in values:
             yield name, _type(field), _value(values[name]), _text(field.description) or comments.get(name, "")
 
@@ -176,7 +178,7 @@ def _top_rows() -> Iterator[Row]:
 def _rows(cls: type[Spec], prefix: str, values: dict[str, Any], path: Path) -> Iterator[Row]:
     comments = _comments(path)
     for name, field in sorted(cls.model_fields.items(), key=lambda item: item[0] != "name"):
-        if field.annotation in (LoraSpec, TeacherSpec):
+        if field.annotation in (LoraSpec, TeacherSpec, MarksSpec):
             yield from _rows(field.annotation, f"{prefix}.{name}", values[name], path)
         elif name in values:
             shown = "" if values[name] == "???" else _value(values[name])

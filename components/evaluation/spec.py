@@ -12,16 +12,23 @@ class MarksSpec(Spec):
     None asks nothing. `components.evaluation.calibration` says what they measure."""
 
     auc: float | None = Field(None, ge=0, le=1)
+    """At least: how often a good episode scores above a bad one."""
     spearman: float | None = Field(None, ge=-1, le=1)
+    """At least: rank correlation with the truth."""
     spearman_within: float | None = Field(None, ge=-1, le=1)
+    """At least: the same within groups, mean."""
     agreement: float | None = Field(None, ge=0, le=1)
+    """At least: share of pairs of a group in the order of the truth."""
     length_bias: float | None = Field(None, ge=0, le=1)
+    """At most: rank correlation with length, given the truth."""
     position_bias: float | None = Field(None, ge=0, le=1)
+    """At most: rank correlation with the place shown."""
     noise: float | None = Field(None, ge=0)
+    """At most: standard deviation over the judgements of an episode, mean."""
     unscored: float | None = Field(None, ge=0, le=1)
-    """Share of the judgements."""
+    """At most: share of the judgements."""
     cost_per_thousand: float | None = Field(None, ge=0)
-    """Of judgements, in the currency of their prices."""
+    """At most: of judgements, in the currency of their prices."""
 
     def asked(self) -> dict[str, float]:
         """Those that are asked."""
