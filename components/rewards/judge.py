@@ -4,6 +4,9 @@ What a reward does wrong stays with the trajectories it was asked about: where i
 no finite number, they are unscored and the Score says why. A failed episode is not shown to the reward; it is unscored
 with its own failure. Nothing is ever scored zero because something broke.
 
+A reward made of others (`components.rewards.composed`) asks its parts by the same `Asked`. Where one of them keeps
+running statistics, scores are settled here, in the order of the collection, whatever the order in which they came.
+
 Errors pass through that every trajectory would meet again: SpecError and ResourceError (a missing key, a missing
 model), and BudgetSpent, once the judgements that are under way are there. So does cancellation.
 """
@@ -14,6 +17,7 @@ import asyncio
 import inspect
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -51,23 +55,53 @@ def judge(
     judged together, do not lie next to each other.
     """
     known, tell = finished or {}, on_judged or (lambda scores: None)
-    grouped = isinstance(reward, GroupReward)
-    if not grouped and not callable(reward):
-        # It was named in a configuration, so it can be anything.
-        message = f"{type(reward).__name__} is no reward: expected a callable (trajectory) -> float or a `score_group`"
-        raise SpecError([Problem("reward", message)])
-    units = adjacent_groups(trajectories) if grouped else ([one] for one in trajectories)
-    return _warned(_scored(_Asked(reward), units, concurrency, known, tell))
+    asked = Asked(reward)
+    units = adjacent_groups(trajectories) if asked.grouped else ([one] for one in trajectories)
+    return _warned(_scored(asked, units, concurrency, known, tell))
 
 
-class _Asked:
-    """A reward, and how it is asked: as a group, or a trajectory; in the main thread, in a thread, or awaited."""
+class Asked:
+    """A reward, and how it is asked: as a group, or a trajectory; in the main thread, in a thread, or awaited.
 
-    def __init__(self, reward: Any):
-        self._grouped = isinstance(reward, GroupReward)
-        self._ask = reward.score_group if self._grouped else reward
-        self._awaited = inspect.iscoroutinefunction(self._ask) or inspect.iscoroutinefunction(type(self._ask).__call__)
+    Raises SpecError where `reward` is none.
+    """
+
+    def __init__(self, reward: Any, place: str = "reward"):
+        """place: the key that names it."""
+        self.grouped = isinstance(reward, GroupReward)
+        if inspect.isclass(reward) or not (self.grouped or callable(reward)):
+            # It was named in a configuration, so it can be anything.
+            what = f"{type(reward).__name__} is no reward"
+            raise SpecError([Problem(place, f"{what}: expected a callable (trajectory) -> float or a `score_group`")])
+        self._ask = reward.score_group if self.grouped else reward
+        self._awaited = bool(getattr(reward, "waits", False)) or (
+            inspect.iscoroutinefunction(self._ask) or inspect.iscoroutinefunction(type(self._ask).__call__)
+        )
         self.waits = self._awaited or bool(getattr(reward, "blocking", False))
+        self.settles = bool(getattr(reward, "settles", False))
+        self.reward = reward
+        self._turn = threading.Lock()
+
+    def all_now(self, group: Sequence[Trajectory]) -> list[Score]:
+        """One score for each finished trajectory of a group, of a reward that does not wait."""
+        return [score for unit in self._units(group) for score in self.now(unit)]
+
+    async def all_later(self, group: Sequence[Trajectory]) -> list[Score]:
+        """The same of any reward, without holding up the loop. One that does not wait is asked in a thread, and still
+        one judgement after the other."""
+        if self.waits:
+            return [score for unit in self._units(group) for score in await self.later(unit)]
+
+        def in_turn() -> list[Score]:
+            with self._turn:
+                return self.all_now(group)
+
+        return list(await in_thread(in_turn))
+
+    def _units(self, group: Sequence[Trajectory]) -> list[list[Trajectory]]:
+        if self.grouped:
+            return [list(group)] if group else []
+        return [[one] for one in group]
 
     def now(self, shown: Sequence[Trajectory]) -> list[Score]:
         try:
@@ -89,16 +123,17 @@ class _Asked:
             return _broken(shown, error)
 
     def _given(self, shown: Sequence[Trajectory]) -> Sequence[Any]:
-        return [shown] if self._grouped else shown
+        return [shown] if self.grouped else shown
 
     def _read(self, found: Any, shown: Sequence[Trajectory]) -> list[Score]:
-        if not self._grouped:
-            return [Score(shown[0].id, _number(found, "the reward"))]
+        if not self.grouped and not isinstance(found, Score):
+            return [Score(shown[0].id, number(found, "the reward"))]
+        found = found if self.grouped else [found]
         return [_checked(score, one) for score, one in zip(_matched(found, shown), shown, strict=True)]
 
 
 def _scored(
-    asked: _Asked,
+    asked: Asked,
     units: Iterable[list[Trajectory]],
     concurrency: int,
     finished: Mapping[str, Score],
@@ -132,11 +167,18 @@ def _scored(
         scores = known(unit)
         return unit, told(asked.now(shown(unit))) if scores is None else scores
 
+    settling = asked.reward.settling() if asked.settles else None
+
+    def settled(group: list[Trajectory], scores: list[Score]) -> list[Score]:
+        if settling is None:
+            return scores
+        return [_checked(score, one) for score, one in zip(settling(group, scores), group, strict=True)]
+
     judged = in_order(later, units, concurrency) if asked.waits else map(now, units)
     for unit, scores in judged:
         if spent:
             continue
-        rest = iter(scores)
+        rest = iter(settled(shown(unit), scores))
         for one in unit:
             yield one, _failed(one) if one.failure else next(rest)
     if spent:
@@ -170,7 +212,7 @@ def _matched(scores: Any, group: Sequence[Trajectory]) -> list[Score]:
         raise JudgeError(f"score_group returned {_shown(scores)}, expected a list of Score")
     expected = [trajectory.id for trajectory in group]
     if (found := [score.trajectory_id for score in scores]) != expected:
-        raise JudgeError(f"score_group returned scores for {found}, expected {expected}, in this order")
+        raise JudgeError(f"the reward returned scores for {found}, expected {expected}, in this order")
     return list(scores)
 
 
@@ -179,18 +221,18 @@ def _checked(score: Score, trajectory: Trajectory) -> Score:
     try:
         return Score(
             trajectory_id=score.trajectory_id,
-            reward=None if score.reward is None else _number(score.reward, "the reward"),
-            components={name: _number(value, f"component '{name}'") for name, value in score.components.items()},
-            step_rewards=[_number(value, "a step reward") for value in score.step_rewards],
+            reward=None if score.reward is None else number(score.reward, "the reward"),
+            components={name: number(value, f"component '{name}'") for name, value in score.components.items()},
+            step_rewards=[number(value, "a step reward") for value in score.step_rewards],
             explanation=score.explanation,
-            cost=None if score.cost is None else _number(score.cost, "the cost"),
+            cost=None if score.cost is None else number(score.cost, "the cost"),
             failure=score.failure or (_no_reason() if score.reward is None else None),
         )
     except JudgeError as error:
-        return _unscored(trajectory, error)
+        return unscored(trajectory, error)
 
 
-def _number(value: Any, what: str) -> float:
+def number(value: Any, what: str) -> float:
     if not isinstance(value, Real):
         raise JudgeError(f"{what} is {_shown(value)}, expected a number")
     if not math.isfinite(value):
@@ -210,9 +252,9 @@ def _broken(shown: Sequence[Trajectory], error: BaseException) -> list[Score]:
     """What the reward raised; every trajectory would meet a missing key or model again, so that is raised."""
     if isinstance(error, SpecError | ResourceError | BudgetSpent):
         raise error
-    return [_unscored(one, error) for one in shown]
+    return [unscored(one, error) for one in shown]
 
 
-def _unscored(trajectory: Trajectory, error: BaseException) -> Score:
+def unscored(trajectory: Trajectory, error: BaseException) -> Score:
     log.debug("trajectory %s is unscored", trajectory.id, exc_info=error)
     return Score(trajectory.id, None, failure=Failure(JudgeError.boundary, type(error).__name__, str(error)))

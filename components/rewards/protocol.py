@@ -1,11 +1,14 @@
 """The reward protocol: a function of one trajectory, or of a group.
 
-The short form is any callable `(trajectory) -> float`. The full form returns `Score`s for a whole group, compared
-with each other: a class with a method `score_group`.
+The short form is any callable `(trajectory) -> float`; it may return a `Score`. The full form returns `Score`s for a
+whole group, compared with each other: a class with a method `score_group`.
 
-A reward that waits, for a judge behind a URL, is `async`, or says so by an attribute `blocking = True`; then it runs
-in threads. Of either, several judgements are under way at once (`judge.concurrency`). Any other reward is asked one
-judgement after the other, in the main thread.
+A reward that waits, for a judge behind a URL, is `async`, or says so by an attribute: `waits = True` where what it
+returns is to be awaited although its method is a plain one, `blocking = True` where it is to run in threads. Several
+judgements of it are under way at once (`judge.concurrency`). Any other reward is asked one judgement after the other,
+in the main thread; as a part of a reward that waits, in a thread beside the loop.
+
+A reward is built when the configuration is checked, too: what is heavy it loads in `use`, or when it is first asked.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ T = TypeVar("T")
 
 
 class Reward(Protocol):
-    def __call__(self, trajectory: Trajectory) -> float | Awaitable[float]: ...
+    def __call__(self, trajectory: Trajectory) -> float | Score | Awaitable[float | Score]: ...
 
 
 @runtime_checkable
@@ -71,4 +74,17 @@ class AskingReward(ModelReward, Protocol):
 
     def close(self) -> None:
         """Told after the last score."""
+        ...
+
+
+@runtime_checkable
+class SettledReward(Protocol):
+    """A reward whose scores depend on those before, in the order of the collection. What `score_group` gives is kept
+    as it is; then, group after group, kept scores of an earlier try among them, it is settled."""
+
+    settles: bool
+    """Whether this one does."""
+
+    def settling(self) -> Callable[[Sequence[Trajectory], Sequence[Score]], list[Score]]:
+        """Begins anew: what makes a group's scores of what `score_group` has given for it."""
         ...

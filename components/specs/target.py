@@ -15,12 +15,13 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 from pydantic import (
+    BeforeValidator,
     ConfigDict,
     Field,
     PydanticUserError,
@@ -60,6 +61,9 @@ class Target(Spec):
     called_with: ClassVar[tuple[str, ...] | None] = None
     """Parameters that a function is given when it is called, and no config may fill; None: its first positional one."""
 
+    called_by_name: ClassVar[bool] = False
+    """Whether a function is given all its parameters by name when it is called, but for those that a config fills."""
+
     model_config = ConfigDict(validate_by_name=True)
 
     @model_validator(mode="before")
@@ -82,7 +86,13 @@ class Target(Spec):
             except SpecError as error:
                 reason = PydanticCustomError("target", "{message}", {"message": str(error.problems[0])})
                 raise _invalid([(("_target_",), path, reason)]) from error
-        return {"target": path, "arguments": _check_arguments(path, found, arguments, info.context, cls.called_with)}
+        return {"target": path, "arguments": _check_arguments(path, found, arguments, info.context, cls)}
+
+    def below(self, place: str = "") -> Iterator[tuple[str, Target]]:
+        """The targets nested in the arguments, with their key paths, those furthest down first."""
+        for path, target in _targets_in(self.arguments, place):
+            yield from target.below(path)
+            yield path, target
 
     @model_serializer
     def _flat(self) -> dict[str, Any]:
@@ -219,11 +229,20 @@ def _check_arguments(
     thing: Callable[..., Any],
     arguments: dict[str, Any],
     context: Any,
-    called_with: tuple[str, ...] | None,
+    kind: type[Target],
 ) -> dict[str, Any]:
+    by_name = kind.called_by_name and not inspect.isclass(thing)
+    called_with = () if by_name else kind.called_with
     parameters = settable(thing, called_with)
+    if called_with is None and (columns := {"completions", "prompts"} & set(list(_parameters(thing))[:1])):
+        name = columns.pop()
+        message = (
+            f"{path} is a function of columns, its first parameter being {name!r}, and is called with one thing here; "
+            f"expected reward=columns reward.function={path}"
+        )
+        raise _invalid([(("_target_",), path, PydanticCustomError("target", "{message}", {"message": message}))])
     lacking = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in arguments]
-    if called_with is not None and lacking:
+    if called_with is not None and lacking and not by_name:
         known = f"expected some of {', '.join(called_with)}, and values for others in the configuration"
         message = f"{path} asks for {', '.join(lacking)}; {known}"
         raise PydanticCustomError("target", "{message}", {"message": message})
@@ -232,8 +251,10 @@ def _check_arguments(
     for i, (name, parameter) in enumerate(parameters.items()):
         annotation = parameter.annotation
         if has_target(arguments.get(name)) and not _takes_target(parameters, name):
-            annotation = _NestedTargets
-        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+            kept = _mentions(annotation, Spec)  # what else it says about the nested targets is checked, too
+            annotation = Annotated[annotation, BeforeValidator(_nested)] if kept else _NestedTargets
+        needed = parameter.default is inspect.Parameter.empty and not by_name
+        default = ... if needed else None if by_name else parameter.default
         fields[f"p{i}"] = (annotation, Field(default, alias=name))
     config = ConfigDict(extra="allow" if free else "forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
     try:
@@ -276,6 +297,8 @@ def _nested(value: Any, info: ValidationInfo) -> Any:
 def _built(value: Any) -> Any:
     if isinstance(value, Target):
         return value.build()
+    if isinstance(value, Spec):
+        return value.model_copy(update={name: _built(getattr(value, name)) for name in type(value).model_fields})
     if isinstance(value, dict):
         return {k: _built(v) for k, v in value.items()}
     return [_built(v) for v in value] if isinstance(value, list) else value
@@ -284,9 +307,23 @@ def _built(value: Any) -> Any:
 def _resolved(value: Any) -> Any:
     if isinstance(value, Target):
         return value.resolved()
+    if isinstance(value, Spec):
+        return {name: _resolved(getattr(value, name)) for name in type(value).model_fields}
     if isinstance(value, dict):
         return {k: _resolved(v) for k, v in value.items()}
     return [_resolved(v) for v in value] if isinstance(value, list | tuple) else to_jsonable_python(value)
+
+
+def _targets_in(value: Any, place: str) -> Iterator[tuple[str, Target]]:
+    if isinstance(value, Target):
+        yield place, value
+        return
+    if isinstance(value, Spec):
+        value = {name: getattr(value, name) for name in type(value).model_fields}
+    if isinstance(value, dict | list | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, one in items:
+            yield from _targets_in(one, f"{place}.{name}" if place else str(name))
 
 
 def _is_data(value: Any) -> bool:

@@ -7,7 +7,6 @@ declared reward is asked only where it has a weight.
 from __future__ import annotations
 
 import logging
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from components.inference.protocol import Engine
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
 from components.rewards.asking.spec import asks_policy
+from components.rewards.moments import Moments
 from components.rewards.protocol import AskingReward, GroupReward, Means, ModelReward, Reward
 from components.rewards.spec import JudgeSpec, LearnedSpec
 from components.specs import Target
@@ -208,32 +208,12 @@ def _means(
     return Means(context.cache, model, meter, context.cache.parent / "answers", engine, context.warm.get)
 
 
-class Mean:
-    """Mean and standard deviation of numbers that are not kept (Welford's method)."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = 0.0
-        self._squares = 0.0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        difference = value - self.mean
-        self.mean += difference / self.count
-        self._squares += difference * (value - self.mean)
-
-    @property
-    def std(self) -> float:
-        """Of the numbers themselves (the population), 0 for a single one."""
-        return math.sqrt(self._squares / self.count)
-
-
 class Tally:
     """What can be said of scores, counted while they pass."""
 
     def __init__(self) -> None:
-        self._rewards: defaultdict[str, Mean] = defaultdict(Mean)
-        self._components: defaultdict[str, defaultdict[str, Mean]] = defaultdict(lambda: defaultdict(Mean))
+        self._rewards: defaultdict[str, Moments] = defaultdict(Moments)
+        self._components: defaultdict[str, defaultdict[str, Moments]] = defaultdict(lambda: defaultdict(Moments))
         self._parts: set[str] = set()
         self._scored = 0
         self._unscored = 0
