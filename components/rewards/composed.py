@@ -141,7 +141,7 @@ class Composed:
         for name, score in parts.items():
             if score.reward is None and not (self.optional(name) and _not_applicable(score)):
                 return _named(name, score.failure)
-        if not any(score.reward is not None for score in parts.values()):
+        if self.parts and not any(score.reward is not None for score in parts.values()):
             return Failure(JudgeError.boundary, NOT_APPLICABLE, "no part has anything to say of this episode")
         return None
 

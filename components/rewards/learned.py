@@ -69,6 +69,9 @@ class Learned:
         pack_tokens: Annotated[int, Field(ge=64)] = 1024,
     ):
         self.folders = _folders(path)
+        if getattr(task, "settles", False):
+            message = "keeps running statistics, which are of no use to a learned reward; make both parts of a combined"
+            raise SpecError([Problem("reward.task", message)])
         self.task = task
         self.task_weight = task_weight
         self.weight = weight

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.errors import JudgeError
+from components.rewards.repetition import repetition
 from components.trajectories.schema import Failure, Score, Trajectory
 
 
@@ -73,18 +74,6 @@ class Outcome:
         except JudgeError as error:
             return Score(trajectory.id, None, failure=Failure(error.boundary, type(error).__name__, str(error)))
         return Score(trajectory.id, sum(parts.values()), parts)
-
-
-def repetition(trajectory: Trajectory, size: int) -> float:
-    """Share of repeated n-grams over the sampled messages of an episode; 0 where none is long enough to have one."""
-    total = distinct = 0
-    for history in trajectory.histories:
-        for message in history.messages:
-            if message.span is not None:
-                tokens = history.token_ids[slice(*message.span)]
-                grams = [tuple(tokens[start : start + size]) for start in range(len(tokens) - size + 1)]
-                total, distinct = total + len(grams), distinct + len(set(grams))
-    return 1.0 - distinct / total if total else 0.0
 
 
 def _count(trajectory: Trajectory, name: str) -> float:

@@ -11,7 +11,7 @@ from components.algorithms.spec import (
     DistillSpec,
     ProcessRewardModelSpec,
 )
-from components.errors import Problem, SpecError
+from components.errors import Problem, ResourceError, SpecError
 from components.evaluation.spec import CalibrateSpec, EvaluateSpec
 from components.filters.chain import Chain, links
 from components.inference.spec import InferenceSpec, RemoteSpec
@@ -25,9 +25,34 @@ if TYPE_CHECKING:
 
 
 def reward(reward: Target) -> Iterator[Problem]:
+    """Of the reward and of those that it is made of, those furthest down first: what one is refused for, the ones
+    around it would be refused for, too."""
+    wrong: list[str] = []
+    for place, target in [*reward.below("reward"), ("reward", reward)]:
+        if not any(one.startswith(f"{place}.") for one in wrong):
+            found = list(_refused(place, target))
+            wrong += [place] if found else []
+            yield from found
+
+
+def _refused(place: str, reward: Target) -> Iterator[Problem]:
     thing = reward.factory()
-    if inspect.isclass(thing) and not {"__call__", "score_group"} & set(dir(thing)):
-        yield Problem("reward._target_", f"{reward.target} can score nothing; expected `__call__` or `score_group`")
+    try:
+        built = reward.build()
+    except SpecError as error:
+        for one in error.problems:
+            path = f"{place}{one.path.removeprefix('reward')}" if one.path.startswith("reward") else place
+            yield replace(one, path=path)
+        return
+    except ResourceError as error:
+        yield Problem(place, str(error))
+        return
+    except Exception as error:  # noqa: BLE001  code of the user: whatever it raises is the answer
+        yield Problem(place, f"{reward.target} cannot be built: {type(error).__name__}: {error}")
+        return
+    scores = inspect.isfunction(thing) or callable(built) or hasattr(built, "score_group")
+    if place == "reward" and not scores:
+        yield Problem(f"{place}._target_", f"{reward.target} can score nothing; expected `__call__` or `score_group`")
 
 
 def others(evaluate: EvaluateSpec, calibrate: CalibrateSpec, environment: Target) -> Iterator[Problem]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from components.rewards.outcome import Outcome, repetition
+from components.rewards.outcome import Outcome
+from components.rewards.repetition import repetition
 from components.trajectories.schema import History, Message, Scenario, Trajectory
 
 
