@@ -26,7 +26,7 @@ from typing import Any
 
 from components.errors import JudgeError, ResourceError, SpecError
 from components.rewards.judge import Asked
-from components.rewards.protocol import ModelReward
+from components.rewards.protocol import AskingReward, Means, ModelReward
 from components.trajectories.schema import Failure, Score, Trajectory
 
 NOT_APPLICABLE = "NotApplicable"
@@ -85,11 +85,17 @@ class Composed:
 
     # How it is asked
 
-    def use(self, *means: Any) -> None:
+    def use(self, means: Means) -> None:
         """Hands on to its parts what they compute with."""
         for part in self.parts.values():
             if isinstance(part.reward, ModelReward):
-                part.reward.use(*means)
+                part.reward.use(means)
+
+    def close(self) -> None:
+        """Hands on that there is nothing more to ask."""
+        for part in self.parts.values():
+            if isinstance(part.reward, AskingReward):
+                part.reward.close()
 
     def score_group(self, group: Sequence[Trajectory]) -> list[Score] | Awaitable[list[Score]]:
         """One score for each trajectory of a scenario."""
@@ -105,10 +111,11 @@ class Composed:
         scores: list[dict[str, Score]] = [{} for _ in group]
         for names in self.phases():
             asked = self._asked_about(names, group, scores)
-            found = await asyncio.gather(
-                *(self.parts[name].all_later([group[place] for place in shown]) for name, shown in asked)
-            )
+            work = [self.parts[name].all_later([group[place] for place in shown]) for name, shown in asked]
+            found = await asyncio.gather(*work, return_exceptions=True)  # none goes on alone where another raises
             for (name, shown), given in zip(asked, found, strict=True):
+                if isinstance(given, BaseException):
+                    raise given
                 _laid(name, given, shown, scores)
         return self._ended(group, scores)
 
@@ -267,7 +274,7 @@ def _score(one: Trajectory, parts: Parts, value: Value | Failure | None) -> Scor
         None,
         components=_components(parts),
         explanation="\n".join(said),
-        cost=None if None in costs else sum(cost for cost in costs if cost is not None),  # type: ignore[arg-type]
+        cost=None if None in costs else sum(cost for cost in costs if cost is not None),
     )
     if isinstance(value, Failure):
         return replace(score, failure=value)

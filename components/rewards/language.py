@@ -1,8 +1,8 @@
 """What it costs to write in another script than the one that was asked for.
 
 Of the letters that an episode's agents wrote, the share that no declared script has. Scripts are those of Unicode
-(`Latin`, `Cyrillic`, `Han`, `Arabic`, …), as the package `regex` knows them: `unicodedata` has no such property. Digits,
-punctuation, blanks, and letters that belong to no script of their own count nowhere.
+(`Latin`, `Cyrillic`, `Han`, `Arabic`, …), as the package `regex` knows them: `unicodedata` has no such property.
+Digits, punctuation, blanks, and letters that belong to no script of their own count nowhere.
 """
 
 from __future__ import annotations
@@ -37,14 +37,11 @@ class Language:
         of: Literal["all", "last"] = "all",
     ):
         for script in scripts:
-            try:
-                regex.compile(rf"\p{{Script={script}}}")
-            except regex.error:
-                message = (
-                    f"{script!r} is no script of Unicode; expected such as Latin, Cyrillic, Han, Arabic, Devanagari"
-                )
-                raise SpecError([Problem("reward.scripts", message)]) from None
-        self._inside = regex.compile(f"[{''.join(rf'\\p{{Script={script}}}' for script in scripts)}]")
+            if not _is_script(script):
+                message = f"{script!r} is no script of Unicode; expected such as Latin, Cyrillic, Han or Arabic"
+                raise SpecError([Problem("reward.scripts", message)])
+        inside = "".join(rf"\p{{Script={script}}}" for script in scripts)
+        self._inside = regex.compile(f"[{inside}]")
         self.cost, self.of = cost, of
 
     def __call__(self, trajectory: Trajectory) -> Score:
@@ -55,3 +52,11 @@ class Language:
         outside = sum(self._inside.match(letter) is None for letter in letters)
         share = outside / len(letters) if letters else 0.0
         return Score(trajectory.id, -self.cost * share, {"share": share})
+
+
+def _is_script(name: str) -> bool:
+    try:
+        regex.compile(rf"\p{{Script={name}}}")
+    except regex.error:
+        return False
+    return name.replace("_", "").isalpha()

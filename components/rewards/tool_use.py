@@ -3,15 +3,14 @@
     efficiency = min(n - w, m) / max(n, m)        1 where n = m = 0
 
 n calls, of which w were wasted: repeated (the same tool with the same arguments as before, and the same answer) or
-failed. m is how many are needed; where nobody knows, all calls that were not wasted are: m = n - w, so efficiency is the
-share of calls that were not wasted. It is 1 where the needed calls were made and no other, and less for each that was
+failed. m is how many are needed; where nobody knows, all calls that were not wasted are: m = n - w, so efficiency is
+the share of calls that were not wasted. It is 1 where the needed calls were made and no other, and less for each that was
 wasted, too many, or left out.
 """
 
 from __future__ import annotations
 
 import json
-from numbers import Real
 from typing import Any
 
 from components.errors import JudgeError
@@ -96,6 +95,6 @@ def _plain(arguments: str) -> str:
 def _count(value: Any, name: str) -> float:
     if isinstance(value, list):
         return float(len(value))
-    if isinstance(value, Real) and not isinstance(value, bool) and 0 <= value < float("inf"):
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
         return float(value)
     raise JudgeError(f"{name} is {value!r:.100}, expected a number of calls or a list of them")

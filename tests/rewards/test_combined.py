@@ -302,8 +302,8 @@ def test_a_reward_that_computes_with_a_model_is_told_of_it_wherever_it_stands():
             return [Score(one.id, 1.0) for one in group]
 
     model = Model()
-    combined(a=combined(b=model), c=Outcome()).use("cache", "model")
-    assert model.means == ("cache", "model")
+    combined(a=combined(b=model), c=Outcome()).use("means")
+    assert model.means == ("means",)
 
 
 # Bad input

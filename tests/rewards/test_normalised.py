@@ -112,7 +112,9 @@ def tree(inner):
 
 
 def test_whatever_the_concurrency_the_scores_are_the_same():
-    plain = judge(tree(lambda one: Score(one.id, given(one), {"said": 1.0}, [1.0, 2.0], f"because {one.id}", 0.125)), ROWS)
+    plain = judge(
+        tree(lambda one: Score(one.id, given(one), {"said": 1.0}, [1.0, 2.0], f"because {one.id}", 0.125)), ROWS
+    )
     for concurrency in (1, 2, 16):
         assert judge(tree(Waits()), ROWS, concurrency=concurrency) == plain
     assert plain[7].components.keys() == {
@@ -137,7 +139,9 @@ def test_a_stage_that_was_killed_and_goes_on_finds_the_same_scores(kept_groups, 
     finished = {score.trajectory_id: score for score in read_scores(tmp_path / "kept.parquet")}
     again = Waits()
     assert judge(tree(again), ROWS, concurrency=3, finished=finished) == whole
-    assert {name.split("/")[0] for name in again.asked} == {f"s{group}" for group in range(6) if group not in kept_groups}
+    assert {name.split("/")[0] for name in again.asked} == {
+        f"s{group}" for group in range(6) if group not in kept_groups
+    }
 
 
 def test_what_was_unscored_is_in_no_statistics_and_what_others_cost_stays():
