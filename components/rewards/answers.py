@@ -53,7 +53,7 @@ class Answer:
             return boxed(text)
         if self.where == "line":
             lines = [line for line in text.splitlines() if line.strip()]
-            text = _LEAD.sub("", lines[-1]) if lines else ""
+            text = _LEAD.sub("", lines[-1]).strip(" *_") if lines else ""
         return text.strip() or None
 
 

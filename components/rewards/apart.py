@@ -4,7 +4,7 @@ What a model wrote can make a parser, a computer algebra system or a validator r
 process could end that. Calls and answers are lines of JSON. A process that takes too long is killed, and the next call
 starts another; it ends with this one.
 
-    python -m components.rewards.apart MODULE:FUNCTION      is how it is started
+    python -m components.rewards.apart MODULE:FUNCTION MODULE…      is how it is started
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import IO, Any
 
 from components.errors import JudgeError, ResourceError
@@ -33,9 +34,10 @@ class Apart:
     """Calls one of our functions, by `module:function`, in a process of its own. Arguments and what it returns are
     JSON data."""
 
-    def __init__(self, function: str, seconds: float):
-        """seconds: that a call may take."""
-        self.function, self.seconds = function, seconds
+    def __init__(self, function: str, seconds: float, imports: Sequence[str] = ()):
+        """seconds: that a call may take. imports: modules that the function imports, in which the first call should
+        not spend its time."""
+        self.function, self.seconds, self.imports = function, seconds, imports
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._turn = threading.Lock()
@@ -60,7 +62,7 @@ class Apart:
     def _start(self) -> None:
         paths = [os.getcwd(), *(entry for entry in sys.path if entry)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "components.rewards.apart", self.function],
+            [sys.executable, "-m", "components.rewards.apart", self.function, *self.imports],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -117,11 +119,13 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def main(function: str) -> None:
+def main(function: str, *imports: str) -> None:
     """Answers calls until there are no more."""
     module, _, name = function.partition(":")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     work = getattr(importlib.import_module(module), name)
+    for one in imports:
+        importlib.import_module(one)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints is no answer
 
@@ -138,4 +142,4 @@ def main(function: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -40,7 +40,7 @@ class JsonSchema:
             check_field(schema, "reward.schema")
         elif (wrong := _wrong(schema)) is not None:
             raise SpecError([Problem("reward.schema", f"is no JSON schema: {wrong}")])
-        self._misfit = Apart("components.rewards.json_schema:misfit", seconds)
+        self._misfit = Apart("components.rewards.json_schema:misfit", seconds, ["jsonschema", "referencing"])
 
     def __call__(self, trajectory: Trajectory) -> Score:
         schema = field(trajectory, self.schema) if isinstance(self.schema, str) else self.schema

@@ -41,7 +41,7 @@ class Mathematics(Comparison):
         if find_spec("math_verify") is None:
             raise ResourceError("this reward needs the package math-verify: pip install 'espalier[math]'")
         self.digits = digits
-        self._same = Apart("components.rewards.mathematics:verified", seconds)
+        self._same = Apart("components.rewards.mathematics:verified", seconds, ["math_verify"])
 
     def same(self, given: str, expected: Any) -> bool:
         found = self._same(given=given, expected=as_text(expected), digits=self.digits)
@@ -71,5 +71,5 @@ def verified(given: str, expected: str, digits: int) -> bool | None:
 
 
 def _marked(text: str) -> str:
-    """LaTeX is read between dollars only."""
-    return text if "$" in text or "\\boxed" in text or "\\" not in text else f"${text}$"
+    """All of it as one expression: LaTeX is read between dollars only."""
+    return text if "$" in text or "\\boxed" in text or not text.strip() else f"${text}$"

@@ -4,8 +4,8 @@
 
 n calls, of which w were wasted: repeated (the same tool with the same arguments as before, and the same answer) or
 failed. m is how many are needed; where nobody knows, all calls that were not wasted are: m = n - w, so efficiency is
-the share of calls that were not wasted. It is 1 where the needed calls were made and no other, and less for each that was
-wasted, too many, or left out.
+the share of calls that were not wasted. It is 1 where the needed calls were made and no other, and less for each that
+was wasted, too many, or left out.
 """
 
 from __future__ import annotations

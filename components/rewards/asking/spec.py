@@ -139,6 +139,8 @@ def asked_by(target: Any) -> list[JudgeModel]:
         return [target]  # type: ignore[list-item]  # one of the four
     if isinstance(target, Target):
         return asked_by(target.arguments)
+    if isinstance(target, Spec):
+        target = {name: getattr(target, name) for name in type(target).model_fields}
     inside = target.values() if isinstance(target, Mapping) else target if isinstance(target, list) else ()
     return [model for one in inside for model in asked_by(one)]
 

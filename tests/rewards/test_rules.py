@@ -1,0 +1,372 @@
+"""Rules against their formulas, on text that was written to break them."""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+
+import pytest
+
+from components.errors import ResourceError, SpecError
+from components.rewards import judge as judging
+from components.rewards import mathematics
+from components.rewards.apart import Apart
+from components.rewards.costs import Costs
+from components.rewards.json_schema import JsonSchema
+from components.rewards.language import Language
+from components.rewards.length import Length, Steps
+from components.rewards.outcome import Outcome
+from components.rewards.repetition import Repetition
+from components.rewards.tool_use import Calls, ToolUse
+from components.rewards.written import Matches, Tags
+from components.trajectories.schema import History, Message, Scenario, Score, ToolCall, Trajectory
+from tests.trajectories.builders import episode, talk
+
+
+def judged(reward, *trajectories):
+    return list(judging.judge(reward, trajectories))
+
+
+def of(reward, text, **scenario):
+    """The score of an episode that ends with a text."""
+    one = Trajectory("s/0", Scenario("s", scenario, "train"), 0, [talk("Question?", text)])
+    return judged(reward, one)[0]
+
+
+class TestMatches:
+    def test_it_searches_or_matches_the_whole(self):
+        assert of(Matches(r"\d+"), "I have 3.").reward == 1.0
+        assert of(Matches(r"\d+", whole=True), "I have 3.").reward == 0.0
+        assert of(Matches(r"\d+", "tag:n", whole=True), "I <n>33</n>.").reward == 1.0
+        assert of(Matches(r"\d+", "boxed"), "33").explanation == "no answer"
+
+    def test_a_pattern_that_backtracks_without_end_holds_nothing_up(self):
+        began = time.monotonic()
+        score = of(Matches(r"(a+)+$|(a|a)+b", whole=True, seconds=0.2), "a" * 5000 + "!")
+        assert time.monotonic() - began < 5
+        assert score.reward is None
+        assert "was not done after 0.2 s; make it backtrack less" in score.failure.message
+
+    @pytest.mark.parametrize("pattern", ["(", "[a", "*", "(?P<a>x)(?P<b", "a{99999999999999999999}"])
+    def test_what_is_no_pattern_is_refused(self, pattern):
+        with pytest.raises(SpecError, match=r"reward\.pattern: .* is no regular expression"):
+            Matches(pattern)
+
+
+class TestTags:
+    @pytest.mark.parametrize(
+        ("text", "why"),
+        [
+            ("<think>a</think>\n <answer>b</answer>\n", ""),
+            ("<think>a</think>", "<answer> is missing, not closed, or not in its place"),
+            ("<answer>b</answer><think>a</think>", "text before <think>"),
+            ("Well. <think>a</think><answer>b</answer>", "text before <think>"),
+            ("<think>a</think> so <answer>b</answer>", "text before <answer>"),
+            ("<think>a</think><answer>b</answer> bye", "text after the last tag"),
+            ("<think> </think><answer>b</answer>", "<think> is empty"),
+            ("<think>a <answer>x</answer></think><answer>b</answer>", "<answer> inside of <think>"),
+            ("<think>a</think><answer>b</answer><answer>c</answer>", "text after the last tag"),
+            ("", "<think> is missing, not closed, or not in its place"),
+        ],
+    )
+    def test_each_once_in_order_and_nothing_else(self, text, why):
+        score = of(Tags(["think", "answer"]), text)
+        assert (score.reward, score.explanation) == (float(not why), why)
+
+    def test_empty_ones_may_be_allowed(self):
+        assert of(Tags(["think"], filled=False), "<think></think>").reward == 1.0
+
+    def test_of_all_messages_it_is_the_share(self):
+        one = episode(histories=[talk("q", "<a>1</a>", "more", "2", "more", "<a>3</a>", "more", "4")])
+        assert judged(Tags(["a"], of="all"), one)[0].reward == 0.5
+
+    @pytest.mark.parametrize("tags", [["a b"], ["<a>"], ["a", "a"]])
+    def test_what_is_no_tag_is_refused(self, tags):
+        with pytest.raises(SpecError, match=r"reward\.tags"):
+            Tags(tags)
+
+
+def counted(tokens=None, turns=2.0, success=True):
+    one = episode(success=success, turns=turns)
+    if tokens is not None:
+        one.metrics["sampled_tokens"] = tokens
+    return one
+
+
+class TestLength:
+    @pytest.mark.parametrize("tokens", [0.0, 99.0, 100.0, 101.0, 350.0])
+    @pytest.mark.parametrize("success", [True, False])
+    def test_it_is_the_formula(self, tokens, success):
+        (score,) = judged(Length(Outcome(), alpha=0.01, target=100), counted(tokens, success=success))
+        penalty = 0.01 * max(0, tokens - 100)
+        assert score.reward == pytest.approx(float(success) - penalty)
+        assert score.components == pytest.approx(
+            {"task": float(success), "task/success": float(success), "length": -penalty}
+        )
+
+    def test_alone_it_is_the_penalty(self):
+        assert judged(Length(alpha=0.5, target=2), counted(6.0))[0].reward == -2.0
+
+    def test_tokens_that_nobody_counted_leave_the_episode_unscored(self):
+        (score,) = judged(Length(Outcome()), counted())
+        assert score.failure.message == "there is no 'metrics.sampled_tokens' in the episode's metrics; it has turns"
+
+
+class TestSteps:
+    @pytest.mark.parametrize("turns", [0.0, 1.0, 7.0])
+    def test_it_is_the_formula(self, turns):
+        (score,) = judged(Steps(Outcome(), beta=0.25), counted(turns=turns))
+        assert score.reward == 1.0 + 0.25 * turns
+        assert score.components["steps"] == 0.25 * turns
+
+    def test_steps_may_be_what_a_pattern_finds_and_have_a_limit(self):
+        text = "Step 1: a\nStep 2: b\nand Step 3: c\nStep 4"
+        assert of(Steps(beta=1.0, pattern=r"(?m)^Step \d+"), text).reward == 3.0
+        assert of(Steps(beta=1.0, pattern=r"(?m)^Step \d+", most=2), text).reward == 2.0
+
+    def test_what_it_adds_falls_to_the_last_step(self):
+        task = lambda one: Score(one.id, 1.0, step_rewards=[0.5, 0.5])  # noqa: E731
+        (score,) = judged(Steps(task, beta=0.25), counted(turns=2.0))
+        assert score.step_rewards == [0.5, 1.0]
+
+
+class TestRepetition:
+    def tokens(self, *ids):
+        message = Message("assistant", "x", span=(1, 1 + len(ids)))
+        return episode(histories=[History([Message("user", "q"), message], [0, *ids], [0.0] * (1 + len(ids)))])
+
+    def test_it_costs_the_share_of_what_was_said_before(self):
+        # Bigrams of 1 2 1 2 1: 12 21 12 21, two of four are new.
+        (score,) = judged(Repetition(cost=0.5, ngram=2), self.tokens(1, 2, 1, 2, 1))
+        assert (score.reward, score.components) == (-0.25, {"share": 0.5})
+
+    def test_without_sampled_tokens_it_is_unscored(self):
+        assert "no sampled tokens" in judged(Repetition(), episode())[0].failure.message
+
+
+class TestLanguage:
+    @pytest.mark.parametrize(
+        ("scripts", "text", "share"),
+        [
+            (["Latin"], "Only Latin: naïve, Straße, 42 × 3!", 0.0),
+            (["Latin"], "ab где", 3 / 5),
+            (["Cyrillic"], "ab где", 2 / 5),
+            (["Latin", "Cyrillic"], "ab где", 0.0),
+            (["Latin"], "答案 is 4", 2 / 4),
+            (["Han", "Hiragana", "Katakana"], "答えはカメ", 0.0),
+            (["Arabic"], "مرحبا ok", 2 / 7),
+            (["Latin"], "123 + 4 = 127 😀", 0.0),
+            (["Latin"], "µ ª", 0.0),  # a sign of no script, and one that is Latin
+            (["Latin"], "", 0.0),
+        ],
+    )
+    def test_letters_outside_of_the_scripts_cost(self, scripts, text, share):
+        score = of(Language(scripts, cost=2.0), text)
+        assert score.reward == pytest.approx(-2.0 * share)
+        assert score.components == pytest.approx({"share": share})
+
+    def test_it_reads_all_messages_or_the_last_one(self):
+        one = episode(histories=[talk("где", "abc", "q", "где")])
+        assert judged(Language(["Latin"]), one)[0].reward == -0.5
+        assert judged(Language(["Latin"], of="last"), one)[0].reward == -1.0
+
+    @pytest.mark.parametrize("script", ["Latn1", "", "Latin}", "English", "Latin}\\p{L"])
+    def test_what_is_no_script_is_refused(self, script):
+        with pytest.raises(SpecError, match=r"reward\.scripts: .* is no script of Unicode"):
+            Language([script])
+
+
+def called(*calls, needed=None):
+    """An episode with calls: name, arguments, answer."""
+    messages = [Message("user", "Do it.")]
+    for name, arguments, answer in calls:
+        messages.append(Message("assistant", "", [ToolCall("call_0", name, arguments)]))
+        if answer is not None:
+            messages.append(Message("tool", answer, tool_call_id="call_0"))
+    inputs = {} if needed is None else {"needed": needed}
+    return Trajectory("s/0", Scenario("s", inputs, "train"), 0, [History(messages)])
+
+
+FIND, SEND = ("find", '{"id": 1}', "found"), ("send", "{}", "sent")
+
+
+class TestToolUse:
+    @pytest.mark.parametrize(
+        ("calls", "counts"),
+        [
+            ([], (0, 0, 0)),
+            ([FIND, SEND], (2, 0, 0)),
+            ([FIND, FIND, SEND], (3, 1, 0)),
+            ([FIND, ("find", '{ "id":1 }', "found")], (2, 1, 0)),
+            ([FIND, ("find", '{"id": 1}', "now there are two")], (2, 0, 0)),
+            ([("find", "{}", "error: no such order"), SEND], (2, 0, 1)),
+            ([("find", "[", "Error: no JSON"), ("find", "[", "Error: no JSON")], (2, 1, 2)),
+            ([FIND, ("send", "{}", None)], (2, 0, 0)),
+        ],
+    )
+    @pytest.mark.parametrize("needed", [None, 0, 1, 2, 5])
+    def test_it_is_the_formula(self, calls, counts, needed):
+        reward = ToolUse(needed=None if needed is None else "input.needed")
+        (score,) = judged(reward, called(*calls, needed=needed))
+        assert tuple(score.components[name] for name in ("calls", "repeated", "failed")) == counts
+        wasted = {(2, 1, 2): 2}.get(counts, counts[1] + counts[2])
+        useful = counts[0] - wasted
+        most = max(counts[0], useful if needed is None else needed)
+        assert score.reward == pytest.approx(min(useful, useful if needed is None else needed) / most if most else 1.0)
+
+    def test_a_list_is_as_many_calls(self):
+        assert judged(ToolUse("needed"), called(FIND, needed=["find", "send"]))[0].reward == 0.5
+
+    @pytest.mark.parametrize("needed", ["two", -1, True, float("nan")])
+    def test_what_is_no_count_leaves_the_episode_unscored(self, needed):
+        (score,) = judged(ToolUse("needed"), called(FIND, needed=needed))
+        assert "expected a number of calls" in score.failure.message
+
+    def test_calls_can_be_counted_by_tool_and_by_argument(self):
+        one = called(FIND, SEND, ("delete", '{"path": "/etc"}', "gone"))
+        assert judged(Calls(), one)[0].reward == 3.0
+        assert judged(Calls(["find", "delete"]), one)[0].reward == 2.0
+        assert judged(Calls(pattern=r"^delete .*/etc"), one)[0].reward == 1.0
+
+
+class TestCosts:
+    def test_costs_are_shown_and_count_nothing(self):
+        reward = Costs(Outcome(), {"deletes": Calls(["delete"]), "waste": ToolUse()})
+        (score,) = judged(reward, called(("delete", "{}", "gone"), FIND, FIND))
+        assert score.reward == 0.0
+        assert score.components["deletes"] == 1.0
+        assert score.components["waste/repeated"] == 1.0
+
+    def test_the_constrained_algorithm_finds_them_by_name(self):
+        from components.algorithms.costs import join, mean_costs
+        from components.algorithms.spec import CostSpec
+
+        rows = [called(("delete", "{}", "gone")), called(FIND)]
+        rows[1].id = "s/1"
+        scores = judged(Costs(Outcome(), {"deletes": Calls(["delete"]), "waste": ToolUse()}), *rows)
+        for one, score in zip(rows, scores, strict=True):
+            one.reward = score.reward
+        costs = {"deletes": CostSpec(limit=0.1), "waste/calls": CostSpec(limit=1.0)}
+        assert mean_costs(costs, join(rows, scores)) == {"deletes": 0.5, "waste/calls": 1.0}
+
+    @pytest.mark.parametrize("costs", [{}, {"task": Calls()}, {"a/b": Calls()}])
+    def test_costs_without_a_name_of_their_own_are_refused(self, costs):
+        with pytest.raises(SpecError, match=r"reward\.costs"):
+            Costs(Outcome(), costs)
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+
+
+class TestJsonSchema:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def rule(cls):
+        return JsonSchema(SCHEMA)
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ('{"n": 3}', ""),
+            ('```json\n{"n": 3}\n```', ""),
+            ('{"n": "3"}', "$.n: '3' is not of type 'integer'"),
+            ('{"n": 3, "m": 1}', "$: Additional properties are not allowed ('m' was unexpected)"),
+            ("{}", "$: 'n' is a required property"),
+            ('{"n": NaN}', "no JSON: NaN is no JSON"),
+            ("n: 3", "no JSON: Expecting value"),
+            ("", "no answer"),
+            ("[" * 100_000, "no JSON: "),
+            ('{"n": ' + "9" * 10_000 + "}", "no JSON: "),
+        ],
+    )
+    def test_an_answer_fits_or_says_what_does_not(self, rule, text, said):
+        score = of(rule, text)
+        assert score.reward == float(not said)
+        assert score.explanation.startswith(said)
+
+    def test_the_schema_may_be_the_scenarios(self, rule):
+        assert of(JsonSchema("input.form"), '{"n": 3}', form=SCHEMA).reward == 1.0
+        assert "is no JSON schema" in of(JsonSchema("input.form"), "{}", form={"type": 3}).failure.message
+
+    def test_a_pattern_of_a_schema_that_backtracks_without_end_is_ended(self):
+        began = time.monotonic()
+        rule = JsonSchema({"type": "string", "pattern": "^(a+)+$"}, seconds=0.5)
+        score = of(rule, '"' + "a" * 40 + '!"')
+        assert time.monotonic() - began < 30
+        assert (score.reward, score.failure.message) == (None, "not done after 0.5 s")
+        assert of(rule, '"aaa"').reward == 1.0  # another process does the next
+
+    def test_what_is_no_schema_is_refused(self):
+        with pytest.raises(SpecError, match=r"reward\.schema: is no JSON schema: \$\.type"):
+            JsonSchema({"type": "integr"})
+
+    def test_a_schema_fetches_nothing(self):
+        score = of(JsonSchema({"$ref": "http://127.0.0.1:9/schema.json"}), "{}")
+        assert score.reward is None
+        assert "Unresolvable" in score.failure.message
+
+
+class TestApart:
+    """What is computed in a process beside this one."""
+
+    def test_it_answers_and_what_is_printed_is_no_answer(self):
+        apart = Apart("tests.rewards.beside:echo", 10)
+        assert [apart(a=1), apart(text="ä\n\u2028")] == [{"a": 1}, {"text": "ä\n\u2028"}]
+
+    def test_what_hangs_dies_or_raises_is_an_error_and_the_next_call_is_answered(self):
+        from components.errors import JudgeError
+
+        for name, said in (("hang", "not done after 0.3 s"), ("die", "ended with 7"), ("echo", "")):
+            apart = Apart(f"tests.rewards.beside:{name}", 0.3 if name == "hang" else 10)
+            if said:
+                for _ in range(2):
+                    with pytest.raises(JudgeError, match=said):
+                        apart()
+            else:
+                with pytest.raises(TypeError):
+                    apart(a={1, 2})
+        with pytest.raises(JudgeError, match="unexpected keyword argument 'b'"):
+            Apart("tests.rewards.beside:hang", 10)(b=1)
+
+    def test_a_process_that_cannot_start_is_a_missing_resource(self):
+        with pytest.raises(ResourceError, match="did not start"):
+            Apart("components.rewards.nowhere:nothing", 1)()
+
+
+@pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is not installed")
+class TestMathematics:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def rule(cls):
+        return mathematics.Mathematics(seconds=20.0)
+
+    @pytest.mark.parametrize(
+        ("expected", "given", "right"),
+        [
+            ("1/2", "0.5", True),
+            (r"\frac{1}{2}", r"so it is \boxed{\frac{2}{4}}", True),
+            (0.5, "$1/2$", True),
+            (r"\{1, 2, 3\}", r"$\{3, 2, 1\}$", True),
+            ("2", "It is 3.", False),
+            (r"x^2 + 2x + 1", r"$(x+1)^2$", True),
+            (r"\sqrt{8}", r"$2\sqrt{2}$", True),
+            ("12", "no idea", False),
+        ],
+    )
+    def test_the_same_expression_is_right(self, rule, expected, given, right):
+        assert of(rule, given, answer=expected).reward == float(right)
+
+    def test_what_takes_for_ever_is_wrong_and_says_so(self):
+        began = time.monotonic()
+        score = of(mathematics.Mathematics(seconds=1.0), r"$9^{9^{9^{9}}} + 1$", answer="5")
+        assert time.monotonic() - began < 60
+        assert score.reward == 0.0
+
+    def test_what_was_expected_and_cannot_be_read_leaves_the_episode_unscored(self, rule):
+        assert "cannot be read as mathematics" in of(rule, "3", answer="").failure.message
+
+
+def test_without_math_verify_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(mathematics, "find_spec", lambda name: None)
+    with pytest.raises(ResourceError, match=r"pip install 'espalier\[math\]'"):
+        mathematics.Mathematics()
