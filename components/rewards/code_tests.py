@@ -46,7 +46,9 @@ print("\\n" + given["mark"] + json.dumps(value))
 
 
 class CodeTests:
-    """Args:
+    """Tests of the program that an episode ends with.
+
+    Args:
         tests: Field that holds the tests (`components.rewards.answers`).
         answer: Where the program stands: the last block between fences of three backticks in it, or all of it.
         give: `share` of the tests that are passed, or `all`: 1 where all of them are, else 0.

@@ -39,17 +39,19 @@ REFUSED = ("trainer_state", "environments")
 
 
 class Columns:
-    """Args:
-    function: `package.module.name` of the function, or `{_target_: package.module.name, argument: value}`; of a class
-        an instance is called. Its package must be in `allow`.
-    form: What prompts and completions are, `text` or `messages`.
-    columns: Fields of the episode (`components.rewards.answers`) under names of their own.
-    blocking: Whether a plain function waits for others, such as a server, and is to be asked in threads.
+    """A function of columns as a reward.
+
+    Args:
+        function: `package.module.name` of the function, or `{_target_: package.module.name, argument: value}`; of
+            a class an instance is called. Its package must be in `allow`. In code, the function.
+        form: What prompts and completions are, `text` or `messages`.
+        columns: Fields of the episode (`components.rewards.answers`) under names of their own.
+        blocking: Whether a plain function waits for others, such as a server, and is to be asked in threads.
     """
 
     def __init__(
         self,
-        function: ColumnsFunction | Callable[..., Any],
+        function: ColumnsFunction,
         form: Literal["text", "messages"] = "text",
         columns: dict[str, str] | None = None,
         blocking: bool = False,

@@ -21,11 +21,13 @@ _FENCED = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
 
 
 class JsonSchema:
-    """Args:
-    schema: The JSON schema; or a field of the episode that holds it, such as `input.schema`.
-    answer: Where the answer stands (`components.rewards.answers`). A fence of three backticks around it is taken
-        off.
-    seconds: That validation may take.
+    """An answer that fits a schema.
+
+    Args:
+        schema: The JSON schema; or a field of the episode that holds it, such as `input.schema`.
+        answer: Where the answer stands (`components.rewards.answers`). A fence of three backticks around it is taken
+            off.
+        seconds: That validation may take.
     """
 
     def __init__(

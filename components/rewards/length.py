@@ -19,7 +19,9 @@ from components.trajectories.schema import Score, Trajectory
 
 
 class Length(Composed):
-    """Args:
+    """A penalty for long episodes.
+
+    Args:
         task: Reward r; null is 0.
         alpha: α, taken off for each sampled token above the target; 0 or more.
         target: Tokens that cost nothing.
@@ -43,7 +45,9 @@ class Length(Composed):
 
 
 class Steps(Composed):
-    """Args:
+    """A bonus for steps.
+
+    Args:
         task: Reward r; null is 0.
         beta: β, added for each step. Steps that earn something without end are made without end: see `most`.
         pattern: null counts turns (metric `turns`); a regular expression counts its matches in the last message, such

@@ -21,7 +21,9 @@ from components.trajectories.schema import Score, Trajectory
 
 
 class Mathematics(Comparison):
-    """Args:
+    """The same expression, by math-verify.
+
+    Args:
         answer, expected: See `components.rewards.accuracy`. Of an answer that is text, math-verify takes what is boxed,
             or else the last expression.
         digits: Decimal digits to which floats are compared.

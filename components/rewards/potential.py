@@ -8,7 +8,6 @@ episode began makes a difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -22,7 +21,9 @@ from components.trajectories.schema import Trajectory
 
 
 class Potential(Composed):
-    """Args:
+    """Shaping by a potential.
+
+    Args:
         reward: Any reward, r. Without step rewards it counts at the last turn.
         function: (trajectory) -> Φ of the state before each turn: as many numbers as there are turns.
         gamma: γ, 0 to 1; as `algorithm.discount`, for the policy to stay the best.
@@ -33,7 +34,7 @@ class Potential(Composed):
     def __init__(
         self,
         reward: Any,
-        function: Function | Callable[[Trajectory], Sequence[float]],
+        function: Function,
         gamma: Annotated[float, Field(ge=0, le=1)] = 1.0,
     ):
         super().__init__({"reward": reward})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from components.errors import Problem, SpecError
@@ -17,7 +16,7 @@ class Shaped(Composed):
     """reward: any reward. function: value -> value, as `my_package.shapes.squared`, or with arguments. What the
     function changes falls to the last step."""
 
-    def __init__(self, reward: Any, function: Function | Callable[[float], float]):
+    def __init__(self, reward: Any, function: Function):
         super().__init__({"reward": reward})
         self.function = built(function)
         if is_async(self.function):

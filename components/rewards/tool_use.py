@@ -20,7 +20,9 @@ from components.trajectories.schema import History, Score, ToolCall, Trajectory
 
 
 class ToolUse:
-    """Args:
+    """Efficiency of the calls of an episode.
+
+    Args:
         needed: Field of the episode that says how many calls are needed (`components.rewards.answers`), as a number or
             as a list of them; null where nobody knows.
         failed: Regular expression of an answer to a call that failed.

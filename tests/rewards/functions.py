@@ -64,3 +64,10 @@ class Callable:
 
     def __call__(self, completions, **kwargs):
         return [self.bonus for _ in completions]
+
+
+def potential(trajectory):
+    """Of each turn: how many are done."""
+    return [
+        float(turn) for turn in range(len([one for one in trajectory.histories[0].messages if one.role == "assistant"]))
+    ]
