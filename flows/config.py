@@ -258,6 +258,8 @@ class Composer:
             if parents:
                 message = f"no such key in {'.'.join(parents)}; there are {', '.join(valid)}"
                 return Problem(key, message, _below(parents, nearest(last, valid)))
+        if inside is None and (override.is_add() or override.is_force_add()) and _may_hold(plain, parents):
+            return None
         if parents and inside is None and _has(config, ".".join(parents)):
             whole = ".".join(parents)
             value = override.get_value_element_as_str()
@@ -269,6 +271,20 @@ class Composer:
             sign = "" if near in config.hydra.runtime.choices else "+"
             near = f"{sign}{near}={option}" if option else near
         return Problem(key, "there is no such key", near)
+
+
+def _may_hold(plain: dict[str, Any], parents: list[str]) -> bool:
+    """Whether the keys of `parents` that are not there yet can be added: the last one that is there may hold any."""
+    there: Any = plain
+    for count, part in enumerate(parents):
+        if not isinstance(there.get(part), dict):
+            return (
+                there.get(part) is None
+                and part not in there
+                and not names_below(ExperimentSpec, plain, parents[:count])
+            )
+        there = there[part]
+    return False
 
 
 def _below(parents: list[str], name: str | None) -> str | None:

@@ -200,11 +200,12 @@ class Execution:
         tell(lambda: tracker.log_stage(done.artifact, done.label, done.status, done.seconds, done.step, made, group))
         tell(lambda: tracker.log_metrics(costs, done.step))
         if done.artifact.kind == "evaluation":
-            from components.trajectories.store import load_scored
+            from components.trajectories.store import load_scored, read_scores
 
             folder = done.artifact.path
             episodes = load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
-            tell(lambda: tracker.log_trajectories(episodes, done.label))
+            scores = {score.trajectory_id: score for score in read_scores(folder / "scores.parquet")}
+            tell(lambda: tracker.log_trajectories(episodes, done.label, scores))
 
     def _cost(self, artifact: Artifact, status: str, seconds: float) -> float:
         if status == "cached":

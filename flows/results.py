@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
-from components.trajectories.schema import Trajectory
+from components.trajectories.schema import Score, Trajectory
 from flows import selections
 from flows.console import duration
 from flows.execution import Execution
@@ -197,6 +197,7 @@ def round_figures(artifacts: dict[str, Artifact]) -> dict[str, float]:
             row[name] = metrics[key]
     for metrics, key in ((collect, "success"), (judge, "reward"), (collect, "episodes")):
         row |= {name: value for name, value in metrics.items() if name.endswith(f"/{key}")}  # of whom else it played
+    row |= {name: value for name, value in judge.items() if name.startswith("components/")}
     return row | {f"{stage}_s": artifact.seconds for stage, artifact in artifacts.items()}
 
 
@@ -308,6 +309,7 @@ def _report(
     from flows.spec import CODE
 
     assert execution.tracker is not None
+    scores = {name: _scores(artifact) for name, artifact in outcome.evaluations.items()}
     stages = [
         StageRow(one.label, one.artifact.stage, one.status, one.seconds, one.artifact.key, one.artifact.digest)
         for one in execution.done.values()
@@ -319,7 +321,7 @@ def _report(
             created=time.strftime("%Y-%m-%d %H:%M:%S"),
             seed=execution.spec.seed,
             seconds=seconds,
-            evaluations=[Evaluation(titles[name], summaries[name], episodes[name]) for name in titles],
+            evaluations=[Evaluation(titles[name], summaries[name], episodes[name], scores[name]) for name in titles],
             differences=differences,
             rounds=_rounds(execution.spec, outcome),
             notes=outcome.decisions,
@@ -419,6 +421,12 @@ def _episodes(artifact: Artifact) -> list[Trajectory]:
     from components.trajectories.store import load_scored
 
     return load_scored(artifact.path / "trajectories.parquet", artifact.path / "scores.parquet", None)
+
+
+def _scores(artifact: Artifact) -> dict[str, Score]:
+    from components.trajectories.store import read_scores
+
+    return {score.trajectory_id: score for score in read_scores(artifact.path / "scores.parquet")}
 
 
 def _measure(name: str, summary: dict[str, Any] | None, suffix: str = "") -> dict[str, Any]:

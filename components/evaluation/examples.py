@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from components.trajectories.schema import History, Message, Trajectory
+from components.trajectories.schema import History, Message, Score, Trajectory
 
 EACH = 2
 """Examples of each sort."""
@@ -20,6 +20,8 @@ class Evaluated(Protocol):
     def label(self) -> str: ...
     @property
     def trajectories(self) -> Sequence[Trajectory]: ...
+    @property
+    def scores(self) -> Mapping[str, Score]: ...
 
 
 def choose(evaluations: Sequence[Evaluated]) -> list[dict[str, Any]]:
@@ -28,6 +30,7 @@ def choose(evaluations: Sequence[Evaluated]) -> list[dict[str, Any]]:
     if not evaluations:
         return []
     last = evaluations[-1]
+    scores = {item.label: item.scores for item in evaluations}
     finished = [item for item in last.trajectories if item.failure is None]
     best_first = sorted(finished, key=lambda item: (-_reward(item), item.id))
     good = _varied(item for item in best_first if item.success)
@@ -39,7 +42,12 @@ def choose(evaluations: Sequence[Evaluated]) -> list[dict[str, Any]]:
             sorts.append(("failed", "Failed to run", evaluation.label, failed))
             break
     return [
-        {"kind": kind, "title": title, "label": label, "episodes": [view(item) for item in episodes]}
+        {
+            "kind": kind,
+            "title": title,
+            "label": label,
+            "episodes": [view(item, scores[label].get(item.id)) for item in episodes],
+        }
         for kind, title, label, episodes in sorts
         if episodes
     ]
@@ -59,13 +67,21 @@ def before_and_after(evaluations: Sequence[Evaluated]) -> dict[str, Any] | None:
     if after is None:
         return None
     before = unsolved[after.scenario.id]
-    return {"sides": [(first.label, view(before)), (last.label, view(after))], "scenario": after.scenario.id}
+    return {
+        "sides": [
+            (first.label, view(before, first.scores.get(before.id))),
+            (last.label, view(after, last.scores.get(after.id))),
+        ],
+        "scenario": after.scenario.id,
+    }
 
 
-def view(trajectory: Trajectory) -> dict[str, Any]:
-    """An episode as the template reads it: plain text and numbers."""
+def view(trajectory: Trajectory, score: Score | None = None) -> dict[str, Any]:
+    """An episode as the template reads it: plain text and numbers. score: what the judge said of it."""
     return {
         "trajectory": trajectory,
+        "components": score.components if score and len(score.components) > 1 else {},
+        "explanation": score.explanation[:MAX_TEXT] if score else "",
         "status": "failed" if trajectory.failure else "good" if trajectory.success else "bad",
         "turns": sum(m.role == "assistant" for history in trajectory.histories for m in history.messages),
         "sampled_tokens": sum(sum(history.sampled_mask()) for history in trajectory.histories),

@@ -14,7 +14,7 @@ from components.evaluation import examples, plots
 from components.evaluation.format import duration, judgement, number, percent, points
 from components.evaluation.page import page
 from components.redaction import mask, mask_override
-from components.trajectories.schema import Trajectory
+from components.trajectories.schema import Score, Trajectory
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Evaluation:
     """What `components.evaluation.metrics.summarise` returns."""
     trajectories: Sequence[Trajectory] = ()
     """The episodes, with rewards joined on; examples are taken from them."""
+    scores: Mapping[str, Score] = field(default_factory=dict)
+    """What the judge said of them, by their ids; shown with the examples."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,8 @@ CURVES = (
     Curve("tokens_per_s", "Training speed", "tokens a second", low=0.0),
 )
 """The metrics of a round that are drawn; the rest stands in the table of figures."""
+COMPONENTS = "components/"
+"""What the metrics begin with that are parts of the reward."""
 TIMES = {"collect": "collect_s", "judge": "judge_s", "filter": "filter_s", "train": "train_s"}
 """The stages of a round and the metrics that hold their seconds."""
 _WIDE = 1060
@@ -226,13 +230,21 @@ def _headline(report: Report) -> dict[str, str] | None:
 def _curves(rounds: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
     xs = list(range(1, len(rounds) + 1))
     found = []
-    for curve in CURVES:
+    for curve in (*CURVES, *_parts(rounds)):
         ys = [values.get(curve.key) for values in rounds]
         svg = plots.line_chart(xs, ys, name=curve.title, text=curve.text, low=curve.low, high=curve.high) if xs else ""
         if svg:
             last = next(y for y in reversed(ys) if y is not None)
             found.append({"title": curve.title, "note": curve.note, "last": curve.text(last), "svg": svg})
     return found
+
+
+def _parts(rounds: Sequence[Mapping[str, float]]) -> list[Curve]:
+    """A curve for each part of a composed reward; what they are made of stands in the table of figures."""
+    names = dict.fromkeys(key for values in rounds for key in values if key.startswith(COMPONENTS))
+    parts = [name for name in names if "/" not in name.removeprefix(COMPONENTS)]
+    note = "mean of this part of the reward, before its weight"
+    return [Curve(name, name.removeprefix(COMPONENTS), note) for name in parts] if len(parts) > 1 else []
 
 
 def _times(rounds: Sequence[Mapping[str, float]]) -> str:

@@ -28,7 +28,7 @@ from components.tracking.outbox import Outbox
 from components.tracking.params import MAX_NAME, clean_name, flatten
 from components.tracking.provenance import command_path
 from components.tracking.spec import TrackingSpec
-from components.trajectories.schema import Trajectory
+from components.trajectories.schema import Score, Trajectory
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -192,8 +192,11 @@ class Tracker:
             lineage.log_checkpoint(self.client, self.experiment_id, self.run_id, artifact, label, step, made)
             self.set_tags({f"checkpoint.{label}": artifact.digest})
 
-    def log_trajectories(self, trajectories: Sequence[Trajectory], label: str) -> list[str]:
-        """A sample of the episodes (`tracking.traces` of them) as MLflow traces; returns their ids."""
+    def log_trajectories(
+        self, trajectories: Sequence[Trajectory], label: str, scores: Mapping[str, Score] | None = None
+    ) -> list[str]:
+        """A sample of the episodes (`tracking.traces` of them) as MLflow traces; returns their ids. scores: what the
+        judge said of them, by the ids of the trajectories."""
         from mlflow.tracing.client import TracingClient
 
         chosen = traces.sample(trajectories, self.traces)
@@ -204,7 +207,12 @@ class Tracker:
         ids, spans = [], []
         for trajectory in chosen:
             info, found = traces.to_trace(
-                trajectory, experiment_id=self.experiment_id, run_id=self.run_id, label=label, start_ms=start_ms
+                trajectory,
+                experiment_id=self.experiment_id,
+                run_id=self.run_id,
+                label=label,
+                start_ms=start_ms,
+                score=(scores or {}).get(trajectory.id),
             )
             tracing.start_trace(info)
             ids.append(info.trace_id)

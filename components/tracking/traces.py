@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from components.trajectories.schema import History, Message, Trajectory
+from components.trajectories.schema import History, Message, Score, Trajectory
 
 if TYPE_CHECKING:
     from mlflow.entities import Assessment, Span, TraceInfo
@@ -36,9 +36,10 @@ def sample(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
 
 
 def to_trace(
-    trajectory: Trajectory, *, experiment_id: str, run_id: str, label: str, start_ms: int
+    trajectory: Trajectory, *, experiment_id: str, run_id: str, label: str, start_ms: int, score: Score | None = None
 ) -> tuple[TraceInfo, list[Span]]:
-    """The trace of one episode, ready for `log_traces`. `start_ms` is the Unix time at which it is said to begin."""
+    """The trace of one episode, ready for `log_traces`. `start_ms` is the Unix time at which it is said to begin.
+    score: what the judge said of it."""
     from mlflow.entities import SpanType, TraceInfo, TraceLocation, TraceState
     from mlflow.tracing.constant import TraceMetadataKey, TraceTagKey
 
@@ -78,24 +79,28 @@ def to_trace(
             "difficulty": str(trajectory.scenario.difficulty),
             "policy": trajectory.policy,
         },
-        assessments=_assessments(trajectory, run_id),
+        assessments=_assessments(trajectory, run_id, score),
     )
     return info, spans.finished()
 
 
-def _assessments(trajectory: Trajectory, run_id: str) -> list[Assessment]:
+def _assessments(trajectory: Trajectory, run_id: str, score: Score | None) -> list[Assessment]:
+    """The reward with its explanation, each of its components, and success."""
     from mlflow.entities import AssessmentError, AssessmentSource, Feedback
 
     judge = AssessmentSource(source_type="CODE", source_id="judge")
     environment = AssessmentSource(source_type="CODE", source_id="environment")
-    failure = trajectory.failure
+    failure = trajectory.failure or (score.failure if score else None)
+    why = score.explanation if score and score.explanation else None
     if trajectory.reward is not None:
-        found = [Feedback(name="reward", value=trajectory.reward, source=judge)]
+        found = [Feedback(name="reward", value=trajectory.reward, source=judge, rationale=why)]
     else:
         error = AssessmentError(
             error_code=failure.kind if failure else "Unscored", error_message=failure.message if failure else None
         )
-        found = [Feedback(name="reward", error=error, source=judge)]
+        found = [Feedback(name="reward", error=error, source=judge, rationale=why)]
+    components: Mapping[str, float] = score.components if score else {}
+    found += [Feedback(name=f"reward/{name}", value=value, source=judge) for name, value in components.items()]
     found.append(Feedback(name="success", value=trajectory.success, source=environment))
     for item in found:
         item.run_id = run_id

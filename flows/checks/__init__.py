@@ -3,8 +3,8 @@ splits that are asked of it.
 
 Each check names in its signature the parts of `flows.spec.ExperimentSpec` that it looks at, and is asked where all of
 them are valid by themselves. The checks build the environment and the reward, which are light by their protocols, and
-nothing else; no model is loaded. Whether weights can be had is not known here: `components.models.weights.check_weights`
-looks for them before the first stage.
+nothing else; no model is loaded. Whether weights can be had is not known here:
+`components.models.weights.check_weights` looks for them before the first stage.
 """
 
 from __future__ import annotations

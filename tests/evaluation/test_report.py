@@ -11,7 +11,7 @@ import pytest
 from components.evaluation import plots
 from components.evaluation.metrics import paired_difference, summarise
 from components.evaluation.report import Evaluation, Origin, Report, RewardTraining, SelectionRow, StageRow, render
-from components.trajectories.schema import Failure, History, Message, Scenario, ToolCall, Trajectory
+from components.trajectories.schema import Failure, History, Message, Scenario, Score, ToolCall, Trajectory
 
 INJECTION = "</pre><script>alert('x')</script><img src=x onerror=alert(1)>\"' onmouseover='alert(2)"
 VOID = {"meta", "img", "br", "hr", "input", "link"}
@@ -338,3 +338,17 @@ def test_stacked_bars_are_as_high_as_their_parts():
     assert set(heights) == {"Round 1, a: 1.0", "Round 1, b: 3.0", "Round 2, a: 2.0"}
     assert heights["Round 1, b: 3.0"] == pytest.approx(3 * heights["Round 1, a: 1.0"], abs=0.2)
     assert plots.stacked_bars([1], {"a": [0.0]}, name="", text=str) == ""
+
+
+def test_the_parts_of_a_reward_are_drawn_and_shown_with_the_examples():
+    episodes = [episode(0, True), episode(1, False)]
+    parts = {"task": 1.0, "style": 0.25, "style/length": 40.0}
+    scores = {episodes[0].id: Score(episodes[0].id, 1.5, parts, explanation="style: <b>short</b>")}
+    rounds = [{f"components/{name}": value * n for name, value in parts.items()} for n in (1, 2)]
+    html = render(Report("x", evaluations=[Evaluation("start", summarise(episodes), episodes, scores)], rounds=rounds))
+    shown = Page(html).text
+    assert "task 1" in shown
+    assert "style: <b>short</b>" in shown
+    assert "style: <b>" not in html
+    assert shown.count("mean of this part of the reward") == 2
+    assert "components/style/length" in shown

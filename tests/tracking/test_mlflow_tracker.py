@@ -15,7 +15,7 @@ from components.artifacts import Artifact
 from components.errors import ResourceError, SpecError
 from components.tracking.mlflow_tracker import Tracker
 from components.tracking.spec import TrackingSpec
-from components.trajectories.schema import Failure, History, Message, Scenario, ToolCall, Trajectory
+from components.trajectories.schema import Failure, History, Message, Scenario, Score, ToolCall, Trajectory
 
 ROOT = Path(__file__).parents[2]
 
@@ -224,6 +224,25 @@ def episode(sample: int, reward: float | None, failure: Failure | None = None) -
         tools=[{"type": "function", "function": {"name": "look_up"}}], outcome={"success": reward == 1.0},
         metrics={"turns": 2.0}, failure=failure, policy="abc", reward=reward,
     )  # fmt: skip
+
+
+def test_the_parts_of_a_reward_are_assessments_of_their_own(tracker):
+    parts = {"task": 1.0, "task/success": 1.0, "style": 0.25}
+    failure = Failure("judge", "Timeout", "style: no answer in 60 s")
+    scores = {
+        "s1/0": Score("s1/0", 1.5, parts, explanation="style: short"),
+        "s1/1": Score("s1/1", None, {"task": 1.0}, failure=failure),
+    }
+    ids = tracker.log_trajectories([episode(0, 1.5), episode(1, None)], "evaluate base", scores)
+    said = [{item.name: item for item in tracker.client.get_trace(one).info.assessments} for one in ids]
+    good, bad = sorted(said, key=len, reverse=True)
+    assert {name: item.value for name, item in good.items()} == {
+        "reward": 1.5, "success": False,
+        **{f"reward/{name}": value for name, value in parts.items()},
+    }
+    assert good["reward"].rationale == "style: short"
+    assert bad["reward"].error.error_message == "style: no answer in 60 s"
+    assert bad["reward/task"].value == 1.0
 
 
 def test_episodes_become_traces_with_spans_and_assessments(tracker):
