@@ -211,17 +211,17 @@ def _docstring(text: str) -> tuple[str, dict[str, str]]:
     """(text without its arguments, argument to meaning)."""
     about, _, rest = text.partition("Args:\n")
     arguments: dict[str, str] = {}
-    name = ""
+    names: list[str] = []
     lines = rest.splitlines()
     for number, line in enumerate(lines):
         if line and not line.startswith(" "):
             about += "\n" + "\n".join(lines[number:])
             break
-        if found := re.match(r"    (\w+): (.*)", line):
-            name = found[1]
-            arguments[name] = _text(found[2])
+        if found := re.match(r"    (\w+(?:, \w+)*): (.*)", line):
+            names = found[1].split(", ")
+            arguments |= {name: _text(found[2]) for name in names}
         elif line.strip():
-            arguments[name] += " " + _text(line)
+            arguments |= {name: f"{arguments[name]} {_text(line)}" for name in names}
     paragraphs = [_text(part) for part in about.split("\n\n") if part.strip()]
     kept = [part for part in paragraphs if not re.match(r"\w+: ", part)]  # "seed: of the generator" is in the table
     return " ".join(kept), arguments

@@ -273,7 +273,7 @@ class Composer:
         return Problem(key, "there is no such key", near)
 
 
-def _may_hold(plain: dict[str, Any], parents: list[str]) -> bool:
+def _may_hold(plain: Any, parents: list[str]) -> bool:
     """Whether the keys of `parents` that are not there yet can be added: the last one that is there may hold any."""
     there: Any = plain
     for count, part in enumerate(parents):

@@ -37,7 +37,7 @@ GROUPS = {
     "inference": 2,
     "judge_model": 4,
     "model": 4,
-    "reward": 8,
+    "reward": 31,
     "reward_model": 3,
     "tracking": 1,
     "warmup": 4,

@@ -237,17 +237,19 @@ class TestCosts:
         assert score.components["deletes"] == 1.0
         assert score.components["waste/repeated"] == 1.0
 
-    def test_the_constrained_algorithm_finds_them_by_name(self):
-        from components.algorithms.costs import join, mean_costs
+    def test_the_constrained_algorithm_finds_them_by_name(self, tmp_path):
+        from components.algorithms.costs import mean_costs
         from components.algorithms.spec import CostSpec
+        from components.trajectories.store import read_scored, write_scores, write_trajectories
 
         rows = [called(("delete", "{}", "gone")), called(FIND)]
         rows[1].id = "s/1"
         scores = judged(Costs(Outcome(), {"deletes": Calls(["delete"]), "waste": ToolUse()}), *rows)
-        for one, score in zip(rows, scores, strict=True):
-            one.reward = score.reward
+        write_trajectories(tmp_path / "trajectories.parquet", rows)
+        write_scores(tmp_path / "scores.parquet", scores)
+        read = read_scored(tmp_path / "trajectories.parquet", tmp_path / "scores.parquet", components=True)
         costs = {"deletes": CostSpec(limit=0.1), "waste/calls": CostSpec(limit=1.0)}
-        assert mean_costs(costs, join(rows, scores)) == {"deletes": 0.5, "waste/calls": 1.0}
+        assert mean_costs(costs, read) == {"deletes": 0.5, "waste/calls": 1.0}
 
     @pytest.mark.parametrize("costs", [{}, {"task": Calls()}, {"a/b": Calls()}])
     def test_costs_without_a_name_of_their_own_are_refused(self, costs):
