@@ -57,13 +57,13 @@ class TestInTheSandbox:
             ("def add(a, b): return object()", "it raised TypeError"),
             ("def add(a, b): return True", "add(3, 4) is True, expected 7"),
             ("import socket; socket.create_connection(('1.1.1.1', 80), 1)", "it raised"),
-            ("add = lambda a, b: 'x' * 10**7", "ended for output"),
+            ("add = lambda a, b: 'x' * 10**7", "the value is no JSON or ended for output"),
         ],
     )
     def test_a_program_that_fails_passes_nothing(self, code, said):
         score = scored(f"```python\n{code}\n```", [TESTS[0]], seconds=1.0)
         assert score.reward == 0.0
-        assert said in score.explanation
+        assert any(one in score.explanation for one in said.split(" or "))
 
     def test_who_prints_what_a_driver_would_print_does_not_know_what_is_expected(self):
         cheat = (
