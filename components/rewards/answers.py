@@ -21,6 +21,7 @@ import re
 from typing import Any
 
 from components.errors import JudgeError, Problem, SpecError
+from components.trajectories.parts import SOLVER
 from components.trajectories.schema import History, Message, Trajectory
 
 WHERE = "text, tag:NAME, boxed, line, call:TOOL.ARGUMENT or outcome.FIELD"
@@ -144,6 +145,17 @@ def field(trajectory: Trajectory, path: str) -> Any:
 def count(trajectory: Trajectory, name: str) -> float:
     """A metric of the episode. Raises JudgeError where it has none of this name."""
     return float(field(trajectory, f"metrics.{name}"))
+
+
+def sampled_tokens(trajectory: Trajectory) -> float:
+    """Tokens that the policy sampled; 0 of a demonstration, which was written and not sampled. Raises JudgeError where
+    nobody counted them."""
+    if trajectory.policy == SOLVER:
+        return 0.0
+    tokens = count(trajectory, "sampled_tokens")
+    if not tokens and any(message.content or message.tool_calls for message in said(trajectory)):
+        raise JudgeError("the engine does not say the tokens that it samples; with inference=remote: tokens=true")
+    return tokens
 
 
 def as_text(value: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat
 
-from components.rewards.answers import count, last_text
+from components.rewards.answers import count, last_text, sampled_tokens
 from components.rewards.composed import Composed, Parts, Value, total
 from components.rewards.patterns import Pattern
 from components.trajectories.schema import Score, Trajectory
@@ -26,8 +26,8 @@ class Length(Composed):
         alpha: α, taken off for each sampled token above the target; 0 or more.
         target: Tokens that cost nothing.
 
-    Components: `task` and `length`, which is what was taken off, with its sign. An episode whose tokens nobody counted
-    (metric `sampled_tokens`) is unscored.
+    Components: `task` and `length`, which is what was taken off, with its sign. A demonstration was not sampled and
+    costs nothing; an episode whose tokens nobody counted is unscored.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Length(Composed):
         self.alpha, self.target = alpha, target
 
     def value(self, trajectory: Trajectory, parts: Parts) -> Value:
-        tokens = count(trajectory, "sampled_tokens")
+        tokens = sampled_tokens(trajectory)
         return _with(trajectory, parts, "length", -self.alpha * max(0.0, tokens - self.target))
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from components.errors import JudgeError
+from components.rewards.answers import sampled_tokens
 from components.trajectories.schema import Score, Trajectory
 
 
@@ -17,15 +17,15 @@ class Repetition:
         cost: 0 or more.
         ngram: Tokens of one n-gram.
 
-    The component `share` is that share. An episode without sampled tokens is unscored.
+    The component `share` is that share. A demonstration was not sampled and has 0; an episode whose tokens
+    nobody counted is unscored.
     """
 
     def __init__(self, cost: Annotated[float, Field(ge=0)] = 1.0, ngram: Annotated[int, Field(ge=1)] = 3):
         self.cost, self.ngram = cost, ngram
 
     def __call__(self, trajectory: Trajectory) -> Score:
-        if not any(message.span for history in trajectory.histories for message in history.messages):
-            raise JudgeError("the episode has no sampled tokens whose repetition could be counted")
+        sampled_tokens(trajectory)
         share = repetition(trajectory, self.ngram)
         return Score(trajectory.id, -self.cost * share, {"share": share})
 

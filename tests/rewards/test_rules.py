@@ -94,7 +94,7 @@ def counted(tokens=None, turns=2.0, success=True):
 
 
 class TestLength:
-    @pytest.mark.parametrize("tokens", [0.0, 99.0, 100.0, 101.0, 350.0])
+    @pytest.mark.parametrize("tokens", [1.0, 99.0, 100.0, 101.0, 350.0])
     @pytest.mark.parametrize("success", [True, False])
     def test_it_is_the_formula(self, tokens, success):
         (score,) = judged(Length(Outcome(), alpha=0.01, target=100), counted(tokens, success=success))
@@ -110,6 +110,16 @@ class TestLength:
     def test_tokens_that_nobody_counted_leave_the_episode_unscored(self):
         (score,) = judged(Length(Outcome()), counted())
         assert score.failure.message == "there is no 'metrics.sampled_tokens' in the episode's metrics; it has turns"
+
+    def test_an_engine_that_does_not_say_its_tokens_is_told_of(self):
+        for rule in (Length(), Repetition()):
+            assert "with inference=remote: tokens=true" in judged(rule, counted(0.0))[0].failure.message
+
+    def test_a_demonstration_was_not_sampled_and_costs_nothing(self):
+        one = episode()
+        one.policy = "solver"
+        assert judged(Length(alpha=1.0, target=0), one)[0].reward == 0.0
+        assert judged(Repetition(), one)[0].reward == 0.0
 
 
 class TestSteps:
@@ -133,7 +143,9 @@ class TestSteps:
 class TestRepetition:
     def tokens(self, *ids):
         message = Message("assistant", "x", span=(1, 1 + len(ids)))
-        return episode(histories=[History([Message("user", "q"), message], [0, *ids], [0.0] * (1 + len(ids)))])
+        one = episode(histories=[History([Message("user", "q"), message], [0, *ids], [0.0] * (1 + len(ids)))])
+        one.metrics["sampled_tokens"] = float(len(ids))
+        return one
 
     def test_it_costs_the_share_of_what_was_said_before(self):
         # Bigrams of 1 2 1 2 1: 12 21 12 21, two of four are new.
@@ -141,7 +153,7 @@ class TestRepetition:
         assert (score.reward, score.components) == (-0.25, {"share": 0.5})
 
     def test_without_sampled_tokens_it_is_unscored(self):
-        assert "no sampled tokens" in judged(Repetition(), episode())[0].failure.message
+        assert "no 'metrics.sampled_tokens'" in judged(Repetition(), episode())[0].failure.message
 
 
 class TestLanguage:
