@@ -49,6 +49,8 @@ TASKS = Path(__file__).parent / "environments" / "tasks.json"
 VERIFIERS_TASKS = TASKS.with_name("verifiers_tasks")
 ALFWORLD = TemporaryDirectory(prefix="espalier-alfworld-")
 alfworld_games.write(Path(ALFWORLD.name))
+LABELS = Path(ALFWORLD.name) / "labels.jsonl"
+LABELS.write_text('{"trajectory_id": "a/0", "step": 0, "label": 1}\n')
 NEEDED = {
     "hf": ["model.name=organisation/name"],
     "remote": ["inference.url=http://there/v1", "inference.model=name"],
@@ -57,9 +59,12 @@ NEEDED = {
     "distill": ["algorithm.teacher.name=organisation/name", "filter=everything"],
     "learned": ["reward.path=folder"],
     "graded": ["reward.model.url=http://there/v1", "reward.model.model=name"],
-    "labelled": ["reward.path=labels.jsonl"],
+    "labelled": [f"reward.path={LABELS}"],
     "best": ["algorithm=sft"],
     "agent_evol": ["algorithm=sft"],
+    "pattern": [r"reward.pattern=\d+"],
+    "columns": ["reward.function=tests.rewards.functions.reward_len", "allow=[tests]"],
+    "potential": ["reward.function=tests.rewards.functions.potential", "allow=[tests]"],
     "ruler": ["reward.model.url=http://there/v1", "reward.model.model=name"],
     "alfworld": [f"environment.data={ALFWORLD.name}", "collect.scenarios=4", "warmup.demonstrations=4"],
     "agentgym": ["environment.kind=textcraft", "environment.url=http://127.0.0.1:36001", "warmup=none"],
@@ -87,6 +92,7 @@ PACKAGES = {
     "alfworld": "fast_downward",
     "babyai": "minigrid",
     "gym": "gymnasium",
+    "math": "math_verify",
     "mcp": "mcp",
     "reasoning": "reasoning_gym",
     "scienceworld": "scienceworld",
@@ -394,6 +400,70 @@ def test_the_small_experiments_take_any_environment_and_any_reward(mine, tmp_pat
     own = ["warmup=none", "reward=kind", f"+experiment={experiment}", "evaluate.scenarios=1"]
     own += ["reward_model.scenarios=1"] if experiment == "reward_model" else []
     assert isinstance(mine("World", *own), ExperimentSpec)
+
+
+def test_rewards_are_put_together_from_options():
+    options = ["reward=combined", "+reward@reward.parts.style.reward=format", "+reward.parts.style.needs={task: 0.5}"]
+    spec = compose([*options, "reward.parts.style.reward.tags=[answer]", "+reward.parts.task.weight=2"])
+    built = spec.reward.build()
+    assert list(built.parts) == ["task", "style"]
+    assert built.parts["style"].reward.tags == ["answer"]
+    assert spec.reward.resolved()["parts"]["task"]["weight"] == 2.0
+
+
+PART = "+reward.parts.more.reward"
+OUTCOME = "{_target_: components.rewards.outcome.Outcome}"
+REWARDS = {
+    ("+reward.parts.more={weight: 2}",): ("reward.parts.more.reward", "needs a value"),
+    (f"{PART}={{_target_: components.rewards.outcom.Outcome}}",): ("reward.parts.more.reward._target_", "no module"),
+    (f"{PART}={{_target_: components.rewards.outcome.Outcome, turn_costs: 1}}",): (
+        "reward.parts.more.reward.turn_costs",
+        "no such key",
+    ),
+    (f"+reward.parts.more={{reward: {OUTCOME}, wieght: 2}}",): ("reward.parts.more.wieght", "no such key"),
+    (f"+reward.parts.more={{reward: {OUTCOME}, weight: heavy}}",): ("reward.parts.more.weight", "heavy"),
+    (f"+reward.parts.more={{reward: {OUTCOME}, needs: {{tsak: 1}}}}",): ("reward.parts.more.needs", "part 'tsak'"),
+    (f"+reward.parts.more={{reward: {OUTCOME}, weight: 2}}", "reward.how=product"): (
+        "reward.parts.more.weight",
+        "a product has no weights",
+    ),
+    (f"{PART}=3",): ("reward.parts.more", "int is no reward"),
+    (f"{PART}={{_target_: components.environments.shop.Shop}}",): ("reward.parts.more", "Shop is no reward"),
+    (f"{PART}={{_target_: components.rewards.clipped.Clipped, reward: {OUTCOME}, low: 2, high: 1}}",): (
+        "reward.parts.more.reward.low",
+        "2 is more than high=1",
+    ),
+    (f"{PART}={{_target_: tests.rewards.functions.math_only}}", "allow=[tests]"): (
+        "reward.parts.more.reward._target_",
+        "expected reward=columns reward.function=tests.rewards.functions.math_only",
+    ),
+    (f"{PART}={{_target_: tests.rewards.functions.Broken}}", "allow=[tests]"): (
+        "reward.parts.more.reward",
+        "tests.rewards.functions.Broken cannot be built: KeyError: 'no data'",
+    ),
+    ("reward=columns", "reward.function=tests.rewards.functions.with_state", "allow=[tests]"): (
+        "reward.function",
+        "asks for trainer_state",
+    ),
+    ("reward=columns", "reward.function=tests.rewards.functions.nothing", "allow=[tests]"): (
+        "reward.function",
+        "'nothing' is not there",
+    ),
+    ("reward=columns", "reward.function=tests.rewards.functions.scaled"): ("reward.function", "allow=[tests]"),
+    ("reward=pattern", "reward.pattern='('"): ("reward.pattern", "is no regular expression"),
+    ("reward=exact", "reward.answer=last"): ("reward.answer", "is no place of an answer"),
+    ("reward=json_schema", "reward.schema={type: integr}"): ("reward.schema", "is no JSON schema"),
+    ("reward=language", "reward.scripts=[English]"): ("reward.scripts", "is no script of Unicode"),
+}
+"""What is wrong with a reward, and is said before anything runs."""
+
+
+@pytest.mark.parametrize("overrides", REWARDS)
+def test_mistakes_in_rewards_are_found_before_the_run(overrides):
+    path, said = REWARDS[overrides]
+    found = mistakes(*([] if overrides[0].startswith("reward=") else ["reward=combined"]), *overrides)
+    assert list(found) == [path]
+    assert said in found[path]
 
 
 def test_a_reward_of_a_user_may_be_a_function(mine, tmp_path):
