@@ -237,7 +237,8 @@ def test_the_parts_of_a_reward_are_assessments_of_their_own(tracker):
     said = [{item.name: item for item in tracker.client.get_trace(one).info.assessments} for one in ids]
     good, bad = sorted(said, key=len, reverse=True)
     assert {name: item.value for name, item in good.items()} == {
-        "reward": 1.5, "success": False,
+        "reward": 1.5,
+        "success": False,
         **{f"reward/{name}": value for name, value in parts.items()},
     }
     assert good["reward"].rationale == "style: short"
