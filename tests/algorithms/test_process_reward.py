@@ -24,6 +24,8 @@ from tests.algorithms.builders import MODEL, TEMPERATURE, batch, make_policy, pl
 
 ALPHA, BETA, GAMMA = 0.7, 2.0, 0.3
 
+pytestmark = pytest.mark.timeout(300)
+
 
 def task(one) -> float:
     return 10.0 + one.sample
