@@ -33,6 +33,7 @@ from components.models.distribution import Cut
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
 from components.trajectories.convert import to_openai
+from components.trajectories.parts import CORRECTION
 from components.trajectories.schema import Trajectory
 
 if TYPE_CHECKING:
@@ -274,8 +275,11 @@ def examples(chat: ChatFormat, trajectories: Sequence[Trajectory], max_length: i
                 targets = [index for index, sampled in enumerate(history.sampled_mask()) if sampled]
                 rows.append(_row(list(history.token_ids), targets, trajectory))
                 continue
-            for stream in chat.streams([to_openai(message) for message in history.messages], trajectory.tools):
-                targets = [index for start, end in stream.spans for index in range(start, end)]
+            streams = chat.streams([to_openai(message) for message in history.messages], trajectory.tools)
+            corrected = trajectory.policy == CORRECTION
+            for stream in streams[-1:] if corrected else streams:
+                spans = stream.spans[-1:] if corrected else stream.spans
+                targets = [index for start, end in spans for index in range(start, end)]
                 rows.append(_row(stream.token_ids, targets, trajectory))
     rows = [row for row in rows if row["targets"]]
     kept = [row for row in rows if len(row["input_ids"]) <= max_length]

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from components.trajectories.groups import ASIDE, scenario_of
 from components.trajectories.schema import Trajectory
 
-SOLVER, TEACHER, DEMONSTRATION = SHOWN = ("solver", "teacher", "demonstration")
-"""Who plays in place of a version of the policy (`Trajectory.policy`): the environment's solution, another model, and a
-second attempt written down without the reflection that led to it. What they show does not get stale."""
+SOLVER, TEACHER, DEMONSTRATION, CORRECTION = SHOWN = ("solver", "teacher", "demonstration", "correction")
+"""Who plays in place of a version of the policy (`Trajectory.policy`): the environment's solution, another model, a
+second attempt written down without the reflection that led to it, and a person who corrected the last message, of which
+alone is learned. What they show does not get stale."""
 
 
 def part_of(trajectory: Trajectory) -> str:

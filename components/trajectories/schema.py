@@ -91,7 +91,7 @@ class Failure:
     """Why an episode did not run to its end. Never a silent zero reward."""
 
     boundary: str
-    """`engine`, `environment`, `agent` or `judge`."""
+    """`engine`, `environment`, `agent` or `judge`; of a score also `people`, who said nothing."""
     kind: str
     """Class name of the error."""
     message: str
@@ -117,7 +117,7 @@ class Trajectory:
     """Counts such as turns, sampled_tokens, invalid_actions."""
     failure: Failure | None = None
     policy: str = ""
-    """Version of the policy that acted: a digest, or `solver` or `teacher` for demonstrations."""
+    """Version of the policy that acted: a digest, or for demonstrations `solver`, `teacher` or `correction`."""
     sampling: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters in force: temperature, top_p, top_k, min_p, seed. Of a teacher also `tokenizer`: the digest
     of the one whose token ids these are."""

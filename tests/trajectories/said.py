@@ -1,0 +1,32 @@
+"""Short ways to say something of episodes in tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from components.trajectories.feedback import Choice, Correction, Rating, content_digest
+from components.trajectories.schema import Trajectory
+
+ARTIFACT = "a" * 64
+
+
+def base(one: Trajectory, author: str, second: int, artifact: str, note: str) -> dict[str, Any]:
+    time = f"2026-11-05T10:{second // 60:02}:{second % 60:02}+00:00"
+    return {"author": author, "time": time, "artifact": artifact, "trajectory": one.id, "content": content_digest(one),
+            "note": note}  # fmt: skip
+
+
+def rated(one: Trajectory, score: int, author="Ada", second=0, artifact=ARTIFACT, note="") -> Rating:
+    return Rating(score=score, **base(one, author, second, artifact, note))
+
+
+def chose(one: Trajectory, other: Trajectory, better="a", author="Ada", second=0, artifact=ARTIFACT, note="") -> Choice:
+    about = base(one, author, second, artifact, note)
+    return Choice(other=other.id, other_content=content_digest(other), better=better, **about)
+
+
+def corrected(
+    one: Trajectory, message: int, text="Better.", author="Ada", second=0, artifact=ARTIFACT, history=0, calls=()
+) -> Correction:
+    about = base(one, author, second, artifact, "")
+    return Correction(message=message, history=history, text=text, calls=calls, **about)
