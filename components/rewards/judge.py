@@ -60,6 +60,15 @@ def judge(
     return _warned(_scored(asked, units, concurrency, known, tell))
 
 
+async def ask(reward: Any, group: Sequence[Trajectory]) -> list[Score]:
+    """One Score for each trajectory of a scenario, in order: for a reward that is made of others. As in `judge`, what
+    the reward does wrong stays with the trajectories, and failed episodes are not shown to it."""
+    asked = Asked(reward)
+    shown = [one for one in group if one.failure is None]
+    rest = iter(await asked.all_later(shown) if asked.waits else asked.all_now(shown))
+    return [_failed(one) if one.failure else next(rest) for one in group]
+
+
 class Asked:
     """A reward, and how it is asked: as a group, or a trajectory; in the main thread, in a thread, or awaited.
 
@@ -90,7 +99,8 @@ class Asked:
         """The same of any reward, without holding up the loop. One that does not wait is asked in a thread, and still
         one judgement after the other."""
         if self.waits:
-            return [score for unit in self._units(group) for score in await self.later(unit)]
+            found = await asyncio.gather(*(self.later(unit) for unit in self._units(group)))
+            return [score for scores in found for score in scores]
 
         def in_turn() -> list[Score]:
             with self._turn:

@@ -13,7 +13,7 @@ A reward is built when the configuration is checked, too: what is heavy it loads
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -87,4 +87,13 @@ class SettledReward(Protocol):
 
     def settling(self) -> Callable[[Sequence[Trajectory], Sequence[Score]], list[Score]]:
         """Begins anew: what makes a group's scores of what `score_group` has given for it."""
+        ...
+
+
+@runtime_checkable
+class Comparing(Protocol):
+    """A reward with several sources."""
+
+    def agreement(self, scores: Iterable[Score]) -> dict[str, float]:
+        """Of all scores of a stage: how far the sources agree, as figures by name."""
         ...

@@ -90,7 +90,8 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     (draft.path / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     limits = {f"{name}_{end}": summary[name][end] for name in ("success", "reward") for end in ("low", "high")}
     found = {name: value for name, value in limits.items() if value is not None}
-    return figures(trajectories) | tally.figures() | judged.figures() | found | speed
+    agreed = judged.agreement(draft.path / "scores.parquet")
+    return figures(trajectories) | tally.figures() | judged.figures() | agreed | found | speed
 
 
 STAGE = Stage("evaluate", 7, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from components.artifacts import Artifact, Draft
@@ -20,7 +21,7 @@ from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
 from components.rewards.asking.spec import asks_policy
 from components.rewards.moments import Moments
-from components.rewards.protocol import AskingReward, GroupReward, Means, ModelReward, Reward
+from components.rewards.protocol import AskingReward, Comparing, GroupReward, Means, ModelReward, Reward
 from components.rewards.spec import JudgeSpec, LearnedSpec
 from components.specs import Target
 from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Trajectory
@@ -96,7 +97,7 @@ def judge(spec: JudgeStage, inputs: Inputs, draft: Draft, context: Context) -> d
         scores = tally.over(judged(trajectories), parts)
         write_scores(draft.path / "scores.parquet", followed(scores, count_trajectories(path), context.progress))
         tally.demand_some("reward models" if spec.learned else spec.reward.target)
-        return tally.figures() | judged.figures()
+        return tally.figures() | judged.figures() | judged.agreement(draft.path / "scores.parquet")
 
 
 def _noted(trajectories: Iterable[Trajectory], parts: dict[str, str]) -> Iterator[Trajectory]:
@@ -149,6 +150,14 @@ class Judged:
     def spent(self) -> float:
         """In this try and, for what is kept of them, in earlier ones."""
         return self._meter.spent
+
+    def agreement(self, path: Path) -> dict[str, float]:
+        """How far the sources of the reward agree on the scores of a file; nothing of a reward that has one source."""
+        from components.trajectories.store import read_scores
+
+        if not isinstance(self._reward, Comparing):
+            return {}
+        return {f"agreement/{name}": value for name, value in self._reward.agreement(read_scores(path)).items()}
 
     def figures(self) -> dict[str, float]:
         """What was spent now, and on what."""
