@@ -24,6 +24,7 @@ from typing import IO, Any, Literal
 
 from components.errors import ResourceError
 from components.redaction import mask, mask_override
+from components.specs import nearest
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +181,9 @@ class Records:
             raise ResourceError(f"{reference!r} is the beginning of several runs; give more of the id:\n{listed}")
         if reference and any(run.id.startswith(reference) for run in runs):
             raise ResourceError(f"{reference!r} is too short for an id; give at least {SHORTEST} characters:\n{listed}")
-        raise ResourceError(f"there is no run {reference!r} below {self.root}. There are:\n{listed}")
+        near = nearest(reference, [run.name for run in runs])
+        meant = f" (did you mean {near}?)" if near else ""
+        raise ResourceError(f"there is no run {reference!r} below {self.root}{meant}. There are:\n{listed}")
 
     def describe(self, run: RunRecord) -> str:
         """One line about a run."""

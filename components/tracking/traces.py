@@ -74,6 +74,7 @@ def to_trace(
         tags={
             TraceTagKey.TRACE_NAME: f"{label} {trajectory.scenario.id}"[:250],
             "evaluation": label,
+            "trajectory": trajectory.id,
             "scenario": trajectory.scenario.id,
             "type": trajectory.scenario.type,
             "difficulty": str(trajectory.scenario.difficulty),
