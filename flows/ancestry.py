@@ -26,11 +26,11 @@ from flows.peek import Peek, peek_through, targets
 from flows.records import SHORTEST, Records, RunRecord, StageRecord
 from flows.stages.train import EARLIER
 
-ORDER = ("train", "reward_model", "filter", "judge", "collect", "evaluate", "deploy")
+ORDER = ("train", "reward_model", "feedback", "filter", "judge", "collect", "evaluate", "deploy")
 """Stages in the order in which a step names what it consists of."""
 TRAINED = ("checkpoint", "reward_model")
 """Kinds of artifacts that are steps of their own."""
-FEEDS = ("trajectories", "scores", "selection")
+FEEDS = ("trajectories", "scores", "selection", "feedback")
 """Kinds of artifacts that training is fed with."""
 
 

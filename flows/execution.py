@@ -42,6 +42,7 @@ UNITS = {
     "reward_model": "steps",
     "judge": "scores",
     "filter": "decisions",
+    "feedback": "episodes",
 }
 
 _OF_ROUND = re.compile(r"(collect|judge|filter|train)\[\d+(\+\d+)?\]")

@@ -17,7 +17,7 @@ from flows.records import Records, RunRecord
 from flows.spec import ExperimentSpec
 from flows.stages.train import FED
 
-_TRAINED = re.compile(r"train\[(sft|\d+)\]")
+_TRAINED = re.compile(r"train\[(sft|feedback|\d+)\]")
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ def resolve(spec: ExperimentSpec, store: Store) -> Fork | None:
         raise _problem(
             f"run {run.short} has no checkpoint of step {step}; expected one of {', '.join(map(str, steps))}"
         )
-    if step >= spec.rounds:
+    if step >= spec.rounds and spec.feedback is None:
         raise _problem(
             f"step {step} of run {run.short} leaves nothing to do with rounds={spec.rounds}, which counts from the "
-            f"start of that run; give rounds={step + 1} or more"
+            f"start of that run; give rounds={step + 1} or more, or feedback to learn from"
         )
     theirs, ours = run.spec.get("model", {}), spec.model.model_dump(mode="json")
     same = ["name", "source", "quantization", "lora"]

@@ -29,7 +29,8 @@ from components.artifacts import Artifact
 from components.errors import ResourceError
 from components.inference.spec import RemoteSpec
 from components.rewards.asking.spec import LiteLLMJudge, ServedJudge, asked_by
-from flows import fork
+from flows import feedback, fork
+from flows.feedback import Said
 from flows.fork import Fork
 from flows.guards import Guards
 from flows.overlap import Beside, one_by_one
@@ -57,7 +58,7 @@ class Outcome:
     """The artifacts of a run."""
 
     evaluations: dict[str, Artifact] = field(default_factory=dict)
-    """`start`, `sft`, `final`: those that there are, in this order."""
+    """`start`, `sft`, `feedback`, `final`: those that there are, in this order."""
     measured: list[Measured] = field(default_factory=list)
     """Every policy that was evaluated from the start of the rounds on, in order of training."""
     reward_models: dict[int, list[Artifact]] = field(default_factory=dict)
@@ -111,9 +112,10 @@ def online_rl(
     begin: Fork | None = None,
     on_notice: OnNotice = lambda notice: None,
     beside: Beside | None = None,
+    said: Said | None = None,
 ) -> Outcome:
     """The stages of an experiment, in order; of a fork, those after the step where it begins. beside: None does all
-    one after the other.
+    one after the other. said: what people said, where the experiment has `feedback`.
 
     What depends on a measurement that is not known (of an artifact that a plan has not made) goes on as if nothing had
     been found: no guard strikes, the rounds do not end early, the last policy is the final one. Raises GuardStruck, and
@@ -125,7 +127,7 @@ def online_rl(
     guards = Guards(spec.guards, on_notice, independent)
     outcome = Outcome(checkpoint=begin.checkpoint if begin else None, step=begin.step if begin else 0)
     warmup = spec.warmup if begin is None else None
-    before = -1 if warmup else outcome.step
+    before = outcome.step - 1 if warmup or said is not None else outcome.step
     anchored = begin.anchored if begin else []
     outcome.evaluations["start"] = call("evaluate[start]", before, requests.evaluate(outcome.checkpoint))
     if warmup:
@@ -136,6 +138,14 @@ def online_rl(
         anchored = [{"trajectories": shown, "scores": scores, "selection": kept}]
         outcome.checkpoint = call("train[sft]", 0, requests.warm_up(shown, scores, kept))
         outcome.evaluations["sft"] = call("evaluate[sft]", 0, requests.evaluate(outcome.checkpoint))
+    if said is not None:
+        told = call("feedback", outcome.step, requests.feedback(said))
+        request = requests.train_feedback(told, outcome.checkpoint)
+        anchored = [dict.fromkeys(FEEDS, told), *anchored]
+        outcome.checkpoint = call("train[feedback]", outcome.step, request)
+        outcome.evaluations["feedback"] = call(
+            "evaluate[feedback]", outcome.step, requests.evaluate(outcome.checkpoint)
+        )
     outcome.measured.append(Measured(outcome.step, outcome.checkpoint, outcome.last))
 
     def evaluate(label: str) -> Artifact:
@@ -147,7 +157,7 @@ def online_rl(
                 guards.evaluated(outcome.measured, outcome.training_rewards)
         return found
 
-    reference = begin.reference if begin else outcome.checkpoint
+    reference = begin.reference if begin and said is None else outcome.checkpoint
     earlier = list(begin.earlier) if begin else []
     anchor = outcome.checkpoint
     models = RewardModels(spec, requests, call)
@@ -301,6 +311,7 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
     context = Context.at(root, spec.store, lock_timeout=spec.compute.lock_timeout)
     context.store.check()
     forked = fork.resolve(spec, context.store)
+    said = feedback.resolve(spec.feedback, context.store)
     hush()
     stdout = sys.stdout
     with ExitStack() as stack:
@@ -345,7 +356,7 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
         say_round = results.round_teller(execution)
 
         def body(call: Call, beside: Beside) -> results.Results:
-            outcome = online_rl(spec, call, say_round, forked, execution.notice, beside)
+            outcome = online_rl(spec, call, say_round, forked, execution.notice, beside, said)
             return results.conclude(execution, outcome, overrides, seconds=time.monotonic() - start)
 
         found = tasks.run_flow("online-rl", execution, body, prefect, interruption, dead, records.close)

@@ -32,6 +32,7 @@ from components.artifacts import Artifact, Store, stage_key
 from components.errors import EspalierError, GuardStruck, ResourceError, SpecError
 from components.rollout.live import FILE as LIVE
 from components.rollout.spec import CollectSpec
+from flows import feedback
 from flows.fork import resolve
 from flows.guards import RULES
 from flows.online_rl import online_rl
@@ -126,10 +127,13 @@ def plan(spec: ExperimentSpec) -> Plan:
             for ago, one in enumerate(rounds):
                 for artifact in one.values():
                     planner.given(artifact, f"{fork.run.short} {artifact.stage}[{fork.step - ago or 'sft'}]")
+    said = feedback.resolve(spec.feedback, context.store)
+    for name, artifact in (said.artifacts if said is not None else {}).items():
+        planner.given(artifact, f"annotated {name}")
     notices: list[Notice] = []
     struck = None
     try:
-        online_rl(spec, planner.call, begin=fork, on_notice=notices.append, beside=planner.beside)
+        online_rl(spec, planner.call, begin=fork, on_notice=notices.append, beside=planner.beside, said=said)
     except GuardStruck as error:
         struck = error
     decided = [one.message for one in notices if one.kind in ("early_stopping", "best")]

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 from components.artifacts import Artifact
 from components.rewards.asking.spec import asks_policy
 from components.rollout.spec import WAYS, CollectSpec
+from flows.feedback import Said
 from flows.spec import ExperimentSpec
 from flows.stages.base import Request
 from flows.stages.judge import reward_models as name_models
@@ -126,6 +127,19 @@ class Requests:
     def warm_up(self, trajectories: Artifact, scores: Artifact, selection: Artifact) -> Request:
         part = self._training(self._data["warmup"]["algorithm"])
         inputs = {"trajectories": trajectories, "scores": scores, "selection": selection}
+        return self._request("train", part, inputs, seed=self.spec.seed)
+
+    def feedback(self, said: Said) -> Request:
+        assert self.spec.feedback is not None
+        part = {"path": said.path, "answers": said.answers, "learns": list(self.spec.feedback.learns)}
+        return self._request("feedback", part, dict(said.artifacts))
+
+    def train_feedback(self, told: Artifact, start: Artifact | None) -> Request:
+        """told: what people said, with its episodes. start: the policy that is trained further."""
+        part = self._training(self._data["feedback"]["algorithm"])
+        inputs: dict[str, Artifact | None] = {"trajectories": told, "scores": told, "selection": told, "start": start}
+        if part["algorithm"].get("reference") == "start":
+            inputs["reference"] = start
         return self._request("train", part, inputs, seed=self.spec.seed)
 
     def train(

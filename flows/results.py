@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def titles_by(algorithm: str, warmup: bool) -> dict[str, str]:
     """What the evaluated policies are called, by the algorithm of the rounds; a warmup is SFT too."""
     final = "after the rounds" if warmup and algorithm == "sft" else f"after {algorithm.upper()}"
-    return {"start": "start", "sft": "after SFT", "final": final}
+    return {"start": "start", "sft": "after SFT", "feedback": "after feedback", "final": final}
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ class Results:
                 **_measure("success", self.last),
                 **_measure("success", self.summaries.get("start"), "_start"),
                 **_measure("success", self.summaries.get("sft"), "_sft"),
+                **_measure("success", self.summaries.get("feedback"), "_feedback"),
                 **_gain(self.differences),
                 **_measure("reward", self.last),
                 "step": self.step,

@@ -33,6 +33,7 @@ from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Spec, Target
 from components.tracking.spec import TrackingSpec
 from flows import checks
+from flows.feedback import FeedbackSpec
 from flows.guards import GuardsSpec
 from flows.stopping import EarlyStoppingSpec
 
@@ -133,6 +134,8 @@ class ExperimentSpec(Spec):
     ewc: EWCSpec | None = None
     """`{coefficient: 1.0, trajectories: 64, rounds: 1}`: elastic weight consolidation, which holds what the policy knew
     when the rounds began: what the warmup taught it, or the run that is forked. None holds nothing."""
+    feedback: FeedbackSpec | None = None
+    """Training on what people said of episodes, after the warmup or the policy that is forked; None asks nobody."""
     reward_model: RewardModelPartSpec | None = None
     """None judges the rounds by the declared reward."""
     agent: AgentSpec = AgentSpec()

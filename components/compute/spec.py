@@ -8,7 +8,7 @@ from pydantic import Field
 
 from components.specs import Spec
 
-StageName = Literal["collect", "judge", "filter", "train", "reward_model", "evaluate", "deploy"]
+StageName = Literal["collect", "judge", "filter", "feedback", "train", "reward_model", "evaluate", "deploy"]
 Placement = Literal["local", "process"]
 
 

@@ -38,6 +38,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     models.teachers,
     learning.costs,
     learning.ewc,
+    learning.people,
 )
 """In the order in which their problems are shown."""
 

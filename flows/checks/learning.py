@@ -13,6 +13,7 @@ from components.algorithms.spec import (
     PolicyGradientSpec,
     PPOSpec,
     ReplaySpec,
+    SFTSpec,
 )
 from components.errors import Problem
 from components.evaluation.spec import EvaluateSpec
@@ -31,6 +32,7 @@ from flows.guards.drift import ENDS
 from flows.stopping import EarlyStoppingSpec
 
 if TYPE_CHECKING:
+    from flows.feedback import FeedbackSpec
     from flows.spec import RewardModelPartSpec, WarmupSpec
 
 
@@ -232,6 +234,18 @@ def costs(algorithm: Any) -> Iterator[Problem]:
         )
 
 
-def ewc(ewc: EWCSpec | None, warmup: WarmupSpec | None, fork: str | None, rounds: int) -> Iterator[Problem]:
-    if ewc is not None and rounds and warmup is None and fork is None:
-        yield Problem("ewc", "there is nothing to hold on to: expected a warmup, a fork, or null")
+def ewc(
+    ewc: EWCSpec | None, warmup: WarmupSpec | None, fork: str | None, feedback: FeedbackSpec | None, rounds: int
+) -> Iterator[Problem]:
+    if ewc is not None and rounds and warmup is None and fork is None and feedback is None:
+        yield Problem("ewc", "there is nothing to hold on to: expected a warmup, a fork, feedback, or null")
+
+
+def people(feedback: FeedbackSpec | None) -> Iterator[Problem]:
+    algorithm = feedback.algorithm if feedback is not None else None
+    if isinstance(algorithm, SFTSpec) and algorithm.weight_temperature is None:
+        yield Problem(
+            "feedback.algorithm.weight_temperature",
+            "null learns an episode that people scored 1 as much as one that they scored 5; expected a number, such "
+            "as 0.25",
+        )

@@ -15,7 +15,7 @@ from components.rollout.spec import AgentSpec
 from components.trajectories.schema import Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec
 
-EVALUATIONS = ("start", "sft", "final")
+EVALUATIONS = ("start", "sft", "feedback", "final")
 """Evaluations in order of training; as inputs they are named `evaluation_start` and so on."""
 
 
