@@ -23,6 +23,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +40,7 @@ HOST = "127.0.0.1"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for a mistake of the user's."""
+    """Exit code 0; 2 for a mistake of the user's, 130 where it was interrupted before the page was there."""
     parser = argparse.ArgumentParser(
         prog="python -m flows.annotate", description="Lets people score, compare and correct the episodes of a run."
     )
@@ -69,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EspalierError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def _count(text: str) -> int:
@@ -113,23 +116,21 @@ def _serve(options: argparse.Namespace, run: RunRecord) -> int:
     stage = stage_named(run, options.stage)
     author, source = author_of(options.author)
     episodes = load(options.root.absolute(), run, stage, options.sample, options.seed)
-    listener = _listen(options.port)
-    port = listener.getsockname()[1]
-    token = secrets.token_urlsafe(24)
-    session = Session(episodes, author, _people(options.root.absolute(), run, stage.label))
-    url = f"http://{HOST}:{port}/?token={token}"
-    print(f"{len(episodes.by_id)} episodes of {stage.label} of run {run.short} ({run.name})", file=sys.stderr)
-    print(f"author: {author} (from {source}); answers go to {episodes.file}", file=sys.stderr)
-    print(url, flush=True)
-    if not options.no_browser:
-        import webbrowser
-
-        webbrowser.open(url)
-    app = create_app(session, token, port)
-    config = uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, ws="none", lifespan="off",
-                            server_header=False, timeout_graceful_shutdown=3)  # fmt: skip
-    with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
+    with _listen(options.port) as listener:
+        port = listener.getsockname()[1]
+        session = Session(episodes, author, _people(options.root.absolute(), run, stage.label))
+        token = secrets.token_urlsafe(24)
+        url = f"http://{HOST}:{port}/?token={token}"
+        config = uvicorn.Config(create_app(session, token, port), log_config=None, log_level="warning",
+                                access_log=False, ws="none", lifespan="off", server_header=False,
+                                timeout_graceful_shutdown=3)  # fmt: skip
+        with contextlib.suppress(KeyboardInterrupt):
+            print(f"{len(episodes.by_id)} episodes of {stage.label} of run {run.short} ({run.name})", file=sys.stderr)
+            print(f"author: {author} (from {source}); answers go to {episodes.file}", file=sys.stderr)
+            print(url, flush=True)
+            if not options.no_browser:
+                webbrowser.open(url)
+            uvicorn.Server(config).run(sockets=[listener])
     session.close()
     said = _summary(session)
     print(f"{said}; train on it: feedback=sft feedback.path={episodes.file.parent}", file=sys.stderr)
@@ -174,12 +175,21 @@ def _people(root: Path, run: RunRecord, label: str):  # type: ignore[no-untyped-
 
 
 def _all(options: argparse.Namespace, run: RunRecord) -> list[Episodes]:
-    """The episodes of every stage of the run, or of the one that was asked for."""
+    """The episodes of every stage of the run that the store still holds, or of the one that was asked for."""
     from flows.annotation.episodes import load, stage_named, stages
 
-    found = [stage_named(run, options.stage)] if options.stage else stages(run) or [stage_named(run, None)]
-    by_digest = {one.digest: one for one in reversed(found)}
-    return [load(options.root.absolute(), run, one) for one in found if by_digest[one.digest] is one]
+    root = options.root.absolute()
+    if options.stage is not None or not stages(run):
+        return [load(root, run, stage_named(run, options.stage))]
+    found: dict[str, Episodes] = {}
+    for stage in stages(run):
+        try:
+            found.setdefault(stage.digest, load(root, run, stage))
+        except ResourceError as error:
+            print(f"left out: {error}", file=sys.stderr)
+    if not found:
+        raise ResourceError(f"the store no longer holds any episodes of run {run.short}")
+    return list(found.values())
 
 
 def _export(options: argparse.Namespace, run: RunRecord) -> int:

@@ -1,0 +1,526 @@
+"""Annotation: who may speak to the page's server, what it keeps, and what the command answers to mistakes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from components.artifacts import Store
+from components.errors import SpecError
+from components.tracking.mlflow_tracker import Tracker
+from components.tracking.people import People
+from components.tracking.spec import TrackingSpec
+from components.trajectories.feedback import append, read, standing, write_line
+from flows.annotate import author_of, main
+from flows.annotation.app import HEADERS, MOST_BYTES, create_app
+from flows.annotation.session import Session
+from tests.flows.annotated import ATTACK, EPISODES, loaded, played
+from tests.flows.pretend import pretend
+from tests.trajectories.said import chose, corrected, rated
+
+ROOT = Path(__file__).parents[2]
+TOKEN, PORT = "right-token", 8391
+ORIGIN = f"http://127.0.0.1:{PORT}"
+PAGE = {"cookie": f"espalier-{PORT}={TOKEN}", "origin": ORIGIN}
+A, B, C, D, FAILED = EPISODES
+
+
+@pytest.fixture
+def run(tmp_path):
+    return played(tmp_path)
+
+
+@pytest.fixture
+def session(tmp_path, run):
+    return Session(loaded(tmp_path, run), "Ada")
+
+
+def asked(app, method: str, path: str, headers=PAGE, **more) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url=ORIGIN) as client:
+            return await client.request(method, path, headers=headers, **more)
+
+    return asyncio.run(ask())
+
+
+@pytest.fixture
+def ask(session):
+    app = create_app(session, TOKEN, PORT)
+    return lambda *given, **more: asked(app, *given, **more)
+
+
+def lines(session):
+    return read(session.episodes.file) if session.episodes.file.exists() else []
+
+
+SCORE = {"kind": "score", "trajectory": A.id, "score": 4}
+
+# --- who may speak to it --------------------------------------------------------------------------------------------
+
+
+def test_the_url_with_the_token_gives_a_cookie_that_no_script_and_no_other_site_has(ask):
+    answer = ask("GET", f"/?token={TOKEN}", headers={})
+    assert answer.status_code == 200
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith(f"espalier-{PORT}={TOKEN};")
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert ask("GET", "/").status_code == 200
+    assert "set-cookie" not in ask("GET", "/").headers
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/static/app.js", "/api/state", f"/api/episode?id={A.id}", "/docs", "/openapi.json"]
+)
+@pytest.mark.parametrize(
+    "cookie", ["", f"espalier-{PORT}=wrong", f"espalier-1={TOKEN}", f"espalier-{PORT}=", "\"=;,'", f"token={TOKEN}"]
+)
+def test_without_the_token_nothing_is_shown(ask, path, cookie):
+    answer = ask("GET", path, headers={"cookie": cookie} if cookie else {})
+    assert answer.status_code == 401
+    assert "order-A7" not in answer.text
+
+
+def test_the_token_is_taken_from_the_url_of_the_page_alone(ask):
+    assert ask("GET", "/?token=wrong", headers={}).status_code == 401
+    assert ask("GET", f"/api/state?token={TOKEN}", headers={}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"[::1]:{PORT}", ""]
+)
+def test_another_name_for_this_machine_is_refused(ask, session, host):
+    """A page whose name is made to resolve to 127.0.0.1 has the name in Host."""
+    assert ask("GET", "/api/state", headers={**PAGE, "host": host}).status_code == 421
+    assert ask("POST", "/api/answer", headers={**PAGE, "host": host}, json=SCORE).status_code == 421
+    assert lines(session) == []
+
+
+def test_localhost_is_a_name_of_it(ask):
+    own = f"localhost:{PORT}"
+    assert ask("GET", "/api/state", headers={**PAGE, "host": own}).status_code == 200
+    headers = {**PAGE, "host": own, "origin": f"http://{own}"}
+    assert ask("POST", "/api/answer", headers=headers, json=SCORE).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.example", "null", "http://127.0.0.1", f"https://127.0.0.1:{PORT}", f"{ORIGIN}.evil.example", None],
+)
+def test_other_sites_write_nothing(ask, session, origin):
+    headers = {name: value for name, value in {**PAGE, "origin": origin}.items() if value is not None}
+    for path in ("/api/answer", "/api/undo"):
+        assert ask("POST", path, headers=headers, json=SCORE).status_code == 403
+    assert lines(session) == []
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None])
+def test_what_a_form_can_send_is_refused(ask, session, kind):
+    headers = {**PAGE, **({"content-type": kind} if kind else {})}
+    assert ask("POST", "/api/answer", headers=headers, content=json.dumps(SCORE)).status_code == 415
+    assert lines(session) == []
+
+
+def test_a_large_body_is_refused_whether_it_says_so_or_not(ask, session):
+    async def chunks():
+        for _ in range(20):
+            yield b" " * (MOST_BYTES // 16)
+
+    headers = {**PAGE, "content-type": "application/json"}
+    large = {**SCORE, "note": "x" * MOST_BYTES}
+    assert ask("POST", "/api/answer", headers=headers, json=large).status_code == 413
+    assert ask("POST", "/api/answer", headers=headers, content=chunks()).status_code == 413
+    assert ask("POST", "/api/answer", headers=headers, json={**SCORE, "note": "x" * 20_000}).status_code == 400
+    assert lines(session) == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/static/app.js", "/static/style.css", "/api/state", "/nothing", "/static/..%2fapp.py"]
+)
+def test_every_answer_forbids_scripts_and_frames(ask, path):
+    answer = ask("GET", path)
+    for name, value in HEADERS.items():
+        assert answer.headers[name] == value
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+
+
+def test_the_page_has_no_inline_script_and_loads_nothing_from_elsewhere():
+    folder = ROOT / "flows" / "annotation" / "page"
+    page = (folder / "index.html").read_text()
+    assert re.findall(r"<script(?![^>]*\bsrc=)", page) == []
+    assert re.findall(r"\son\w+=|\sstyle=", page) == []
+    for file in folder.iterdir():
+        assert re.findall(r"(?:https?:)?//[\w.-]+\.\w+", re.sub(r"(^|\s)//.*", "", file.read_text())) == []
+    script = (folder / "app.js").read_text()
+    assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", script) == []
+
+
+# --- what it shows and keeps ----------------------------------------------------------------------------------------
+
+
+def test_an_episode_is_shown_whole_and_the_judge_only_after_the_answer(ask):
+    shown = ask("GET", f"/api/episode?id={B.id}").json()
+    assert [message["role"] for message in shown["histories"][0]["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert shown["histories"][0]["messages"][2]["calls"][0]["name"] == "look_up"
+    assert ATTACK in shown["histories"][0]["messages"][1]["content"]  # as text: the page sets it as such
+    assert '"success": false' in shown["outcome"]
+    assert len(shown["tools"]) == 1
+    assert (shown["has_judge"], shown["judge"]) == (True, None)
+    assert "0.125" not in json.dumps(shown)
+    assert ask("GET", f"/api/episode?id={B.id}&reveal=true").json()["judge"]["reward"] == "0.125"
+    ask("POST", "/api/answer", json={**SCORE, "trajectory": B.id})
+    assert ask("GET", f"/api/episode?id={B.id}").json()["judge"]["reward"] == "0.125"
+
+
+def test_odd_text_of_models_is_shown(ask):
+    assert ask("GET", f"/api/episode?id={C.id}").status_code == 200
+    assert "EnvironmentFailed" in ask("GET", f"/api/episode?id={FAILED.id}").json()["failure"]
+
+
+def test_answers_are_on_the_disk_when_they_are_confirmed(ask, session):
+    given = [
+        {**SCORE, "note": "polite"},
+        {"kind": "choice", "trajectory": A.id, "other": B.id, "better": "a"},
+        {"kind": "correction", "trajectory": B.id, "history": 0, "message": 4, "text": "I look it up."},
+    ]
+    for number, data in enumerate(given, 1):
+        assert ask("POST", "/api/answer", json=data).status_code == 200
+        assert len(lines(session)) == number
+    score, choice, correction = lines(session)
+    assert (score.author, score.score, score.note, score.artifact) == (
+        "Ada",
+        4,
+        "polite",
+        session.episodes.artifact.digest,
+    )
+    assert (choice.better, choice.other_content, correction.text) == (
+        "a",
+        session.episodes.contents[B.id],
+        "I look it up.",
+    )
+    assert all(time.time() - one.moment < 60 for one in (score, choice, correction))
+
+
+def test_what_the_page_may_not_say_it_cannot(ask, session):
+    ask("POST", "/api/answer", json={**SCORE, "author": "Eve", "time": "2020-01-01T00:00:00Z", "artifact": "b" * 64})
+    (line,) = lines(session)
+    assert (line.author, line.artifact) == ("Ada", session.episodes.artifact.digest)
+
+
+REFUSED = [
+    ({**SCORE, "score": 6}, "at most 5"),
+    ({**SCORE, "score": "many"}, "a whole number"),
+    ({**SCORE, "trajectory": "nobody"}, "no such episode"),
+    ({**SCORE, "trajectory": None}, "no such episode"),
+    ({**SCORE, "kind": "withdrawal", "answer": "a" * 64}, "expected one of score, choice, correction"),
+    ({"kind": "choice", "trajectory": A.id, "other": D.id, "better": "a"}, "different scenarios"),
+    ({"kind": "choice", "trajectory": A.id, "other": A.id, "better": "a"}, "two episodes"),
+    ({"kind": "choice", "trajectory": A.id, "other": B.id, "better": "both"}, "expected one of a, b, tie"),
+    ({"kind": "correction", "trajectory": A.id, "message": 1, "text": "x"}, "not the assistant's"),
+    ({"kind": "correction", "trajectory": A.id, "message": 99, "text": "x"}, "not the assistant's"),
+    ({"kind": "correction", "trajectory": A.id, "message": 4, "text": "  "}, "says nothing"),
+    ([1], "expected a JSON object"),
+]
+
+
+@pytest.mark.parametrize(("data", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_what_cannot_be_is_refused_and_not_kept(ask, session, data, words):
+    answer = ask("POST", "/api/answer", json=data)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]
+    assert lines(session) == []
+
+
+def test_undo_takes_the_last_answer_back_and_brings_back_what_it_replaced(ask, session):
+    ask("POST", "/api/answer", json=SCORE)
+    ask("POST", "/api/answer", json={**SCORE, "score": 1})
+    assert ask("POST", "/api/undo", json={}).json()["undone"] == {"kind": "score", "trajectory": A.id}
+    assert [one.score for one in session.standing()] == [4]
+    ask("POST", "/api/undo", json={})
+    assert ask("POST", "/api/undo", json={}).json()["undone"] is None
+    assert session.standing() == []
+    assert len(lines(session)) == 4  # nothing is removed from the file
+
+
+def test_what_is_not_answered_comes_first(tmp_path, run, session):
+    for name in (A.id, C.id):
+        session.answer({**SCORE, "trajectory": name})
+    again = Session(loaded(tmp_path, run), "Ada").state()
+    assert [one["id"] for one in again["episodes"]] == [B.id, D.id, FAILED.id, A.id, C.id]
+    assert [one["status"] for one in again["episodes"]][:3] == ["unsolved", "success", "failed"]
+    assert [one["score"] for one in Session(loaded(tmp_path, run), "Bo").state()["episodes"]] == [None] * 5
+
+
+def test_finished_episodes_of_a_scenario_are_compared(session):
+    assert [set(pair) for pair in session.episodes.pairs] == [{A.id, B.id}, {B.id, C.id}]
+    a, b = session.episodes.pairs[0]
+    session.answer({"kind": "choice", "trajectory": b, "other": a, "better": "a"})
+    assert session.state()["pairs"][0] == {"a": a, "b": b, "better": "b"}
+
+
+def test_two_people_and_two_tabs_at_once_lose_nothing(tmp_path, run):
+    sessions = [Session(loaded(tmp_path, run), name) for name in ("Ada", "Ada", "Bo")]
+    errors = []
+
+    def work(session):
+        try:
+            for number in range(10):
+                session.answer({**SCORE, "trajectory": EPISODES[number % 5].id, "score": 1 + number % 5})
+                session.state()
+        except Exception as error:  # noqa: BLE001
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(session,)) for session in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert len(lines(sessions[0])) == 30
+    assert {(one.author, one.trajectory): one.score for one in sessions[1].standing()} == {
+        (author, one.id): 1 + place for author in ("Ada", "Bo") for place, one in enumerate(EPISODES)
+    }
+    assert sessions[0].state()["episodes"] == sessions[1].state()["episodes"]
+
+
+def test_a_sample_is_drawn_by_its_seed_in_whole_groups(tmp_path, run):
+    from flows.annotation.episodes import drawn
+
+    many = [one for number in range(20) for one in (EPISODES[0], EPISODES[1])]
+    many = [
+        type(one)(f"{i}/{one.sample}", type(one.scenario)(f"s{i // 2}", {}, "train"), one.sample, [])
+        for i, one in enumerate(many)
+    ]
+    first = [one.id for one in drawn(many, 6, 3)]
+    assert first == [one.id for one in drawn(many, 6, 3)] != [one.id for one in drawn(many, 6, 4)]
+    assert len({one.scenario.id for one in drawn(many, 6, 3)}) == 3
+    assert drawn(many, None, 3) == many
+
+
+# --- MLflow ---------------------------------------------------------------------------------------------------------
+
+
+def assessments(people, episode):
+    info = people._client.get_trace_info(people._traces[episode.id])
+    found = [one for one in info.assessments if one.source.source_type == "HUMAN"]
+    return sorted((one.name, one.source.source_id, str(one.value)) for one in found)
+
+
+def test_mlflow_has_what_people_said_as_assessments_of_the_traces(tmp_path):
+    with Tracker.open(tmp_path, TrackingSpec(), "shop") as tracker:
+        tracker.log_trajectories([A], "evaluate[final]")
+        people = People(tracker.client, tracker.run_id, "evaluate[final]")
+        assert set(people._traces) == {A.id}
+        before = people._traces[A.id]
+        answers = [rated(A, 4, note="polite"), rated(A, 2, author="Bo"), chose(B, A, "b"), corrected(A, 4, "Shipped.")]
+        assert people.tell(A, answers) == before
+        assert assessments(people, A) == [
+            ("correction", "Ada", "{'text': 'Shipped.', 'calls': []}"),
+            ("human_choice", "Ada", "better"),
+            ("human_score", "Ada", "4"),
+            ("human_score", "Bo", "2"),
+        ]
+        people.tell(B, [one for one in answers if one.kind == "choice"])  # had no trace
+        assert assessments(people, B) == [("human_choice", "Ada", "worse")]
+        people.tell(A, standing([*answers, rated(A, 5, second=9)]))
+        people.tell(A, standing([*answers, rated(A, 5, second=9)]))  # said twice is said once
+        assert ("human_score", "Ada", "5") in assessments(people, A)
+        assert len(assessments(people, A)) == 4
+        people.tell(A, [])
+        assert assessments(people, A) == []
+        assert set(People(tracker.client, tracker.run_id, "evaluate[final]")._traces) == {A.id, B.id}
+
+
+def test_what_mlflow_was_not_told_costs_no_answer(tmp_path, run):
+    def away(episode, answers):
+        raise ConnectionError("nobody there")
+
+    session = Session(loaded(tmp_path, run), "Ada", away)
+    session.answer(SCORE)
+    session.close()
+    assert "nobody there" in session.mirror.problem
+    told = []
+    later = Session(loaded(tmp_path, run), "Bo", lambda episode, answers: told.append((episode.id, len(answers))))
+    later.close()
+    assert told == [(A.id, 1)]
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def refused(capsys, *arguments: str) -> str:
+    assert main(list(arguments)) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    return said.err
+
+
+def test_mistakes_are_named_with_exit_code_2(tmp_path, run, capsys):
+    root = ("--root", str(tmp_path), "--no-browser")
+    assert "there is no run 'tset'" in (said := refused(capsys, "tset", *root))
+    assert "did you mean test?" in said
+    assert "--root" in refused(capsys, "test", "--root", str(tmp_path / "nothing"))
+    said = refused(capsys, "test", *root, "--stage", "colect[1]")
+    assert "did you mean collect[1]?" in said
+    assert "evaluate[start]" in said
+    assert "expected a name" in refused(capsys, "test", *root, "--author", " ")
+    assert "--port 99999: expected 0 to 65535" in refused(capsys, "test", *root, "--port", "99999")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"--port {port}: cannot listen there" in refused(capsys, "test", *root, "--port", port)
+    with pytest.raises(SystemExit) as caught:
+        main(["test", *root, "--sample", "none"])
+    assert caught.value.code == 2
+
+
+def test_a_run_without_episodes_says_so(tmp_path, capsys):
+    run = pretend(tmp_path, stop_at="evaluate[start]")
+    assert f"run {run.short} (test) has no episodes yet" in refused(capsys, run.id, "--root", str(tmp_path))
+
+
+def test_episodes_that_are_gone_are_named(tmp_path, run, capsys):
+    Store(tmp_path / "artifacts").path(run.stage("collect[1]").key).rename(tmp_path / "elsewhere")
+    assert "episodes of collect[1]" in refused(capsys, "test", "--root", str(tmp_path))
+
+
+def test_a_damaged_file_is_named_with_its_line(tmp_path, run, session, capsys):
+    session.answer(SCORE)
+    with open(session.episodes.file, "a") as file:
+        file.write('{"kind": "score", "score": 9}\n')
+    assert "line 2: " in refused(capsys, "test", "--root", str(tmp_path), "--no-browser", "--author", "Ada")
+
+
+def test_what_was_said_goes_out_and_comes_in_again(tmp_path, run, session, capsys):
+    session.answer(SCORE)
+    session.answer({**SCORE, "score": 2})
+    session.answer({"kind": "choice", "trajectory": A.id, "other": B.id, "better": "tie"})
+    out = tmp_path / "out.jsonl"
+    root = ("--root", str(tmp_path))
+    assert main(["test", *root, "--export", str(out)]) == 0
+    assert [one.kind for one in read(out)] == ["score", "choice"]  # what stands
+    session.episodes.file.unlink()
+    assert main(["test", *root, "--import", str(out)]) == 0
+    assert "2 answers added, 0 were there already" in capsys.readouterr().err
+    assert main(["test", *root, "--import", str(out)]) == 0
+    assert "0 answers added, 2 were there already" in capsys.readouterr().err
+    assert read(session.episodes.file) == read(out)
+    assert "cannot be written" in refused(capsys, "test", *root, "--export", str(tmp_path / "no" / "out.jsonl"))
+
+
+def test_of_a_file_with_a_mistake_nothing_is_imported(tmp_path, run, session, capsys):
+    artifact = session.episodes.artifact.digest
+    good = rated(A, 3, artifact=artifact)
+    wrong = {
+        "line 2: score: 8": write_line(good).replace('"score": 3', '"score": 8'),
+        "line 2: it is about episodes of artifact bbbbbbbbbbbb; expected those of": write_line(
+            rated(B, 3, artifact="b" * 64)
+        ),
+        "line 2: there is no episode 'order-A7/9' in collect[1] (did you mean order-A7/": write_line(good).replace(
+            "A7/0", "A7/9"
+        ),
+        "line 2: episode 'order-A7/1' of collect[1] has another content": write_line(good).replace("A7/0", "A7/1"),
+        "line 2: message 1 of history 0": write_line(corrected(A, 1, artifact=artifact)),
+        "line 2: 'order-A7/0' and 'order-B1/0' are of different scenarios": write_line(chose(A, D, artifact=artifact)),
+    }
+    file = tmp_path / "in.jsonl"
+    for words, line in wrong.items():
+        file.write_text(write_line(good) + line + write_line(rated(B, 3, artifact=artifact)))
+        assert words in refused(capsys, "test", "--root", str(tmp_path), "--import", str(file))
+        assert lines(session) == []
+    assert "there is no file" in refused(capsys, "test", "--root", str(tmp_path), "--import", str(tmp_path / "none"))
+
+
+def test_agreement_between_people_and_with_the_judge(tmp_path, run, session, capsys):
+    artifact = session.episodes.artifact.digest
+    said = [rated(A, 5, artifact=artifact), rated(B, 1, artifact=artifact), rated(D, 4, artifact=artifact)]
+    said += [rated(one, score, author="Bo", artifact=artifact) for one, score in ((A, 4), (B, 2), (C, 3))]
+    said += [chose(A, B, "a", artifact=artifact), chose(B, A, "b", author="Bo", artifact=artifact)]
+    assert "nobody has said anything" in refused(capsys, "test", "--root", str(tmp_path), "--agreement")
+    append(session.episodes.file, said)
+    assert main(["test", "--root", str(tmp_path), "--agreement"]) == 0
+    found = json.loads(capsys.readouterr().out)["collect[1]"]
+    (pair,) = found["scores"]["pairs"]
+    assert (pair["authors"], pair["episodes"], pair["spearman"]) == (["Ada", "Bo"], 2, 1.0)
+    # (5, 4), (1, 2): observed 1 + 1; expected (1 + 9 + 9 + 1) / 2
+    assert pair["weighted_kappa"] == pytest.approx(1 - 2 / 10)
+    assert found["choices"] == [{"authors": ["Ada", "Bo"], "pairs": 1, "equal": 1.0, "kappa": None}]
+    assert found["judge"]["episodes"] == 4
+    assert found["judge"]["spearman"] == pytest.approx(4 / 20**0.5)  # ranks 4 1 2 3 and 3.5 1.5 1.5 3.5
+
+
+def test_the_author_is_said_or_known_from_git_or_the_machine(monkeypatch, tmp_path):
+    assert author_of(" Ada ") == ("Ada", "--author")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gitconfig").write_text("[user]\nname = Grace\n")
+    assert author_of(None) == ("Grace", "git's user.name")
+    (tmp_path / "gitconfig").write_text("")
+    monkeypatch.setenv("LOGNAME", "hal")
+    assert author_of(None) == ("hal", "the user of this machine")
+
+
+def started(root: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
+    line = [sys.executable, "-m", "flows.annotate", "test", "--root", str(root), "--no-browser", *options]
+    process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def test_killed_at_any_moment_it_has_lost_nothing_that_was_confirmed(tmp_path, run, session):
+    process, url = started(tmp_path, "--author", "Ada")
+    try:
+        origin, _, token = url.partition("/?token=")
+        with httpx.Client(base_url=origin, headers={"origin": origin}) as client:
+            assert client.get(f"/?token={token}").status_code == 200
+            confirmed = [
+                client.post("/api/answer", json={**SCORE, "score": 1 + n % 5}).json()["kept"] for n in range(7)
+            ]
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=30)
+    assert [one.id for one in lines(session)] == confirmed
+
+
+def test_it_listens_on_this_machine_only_and_ends_in_order(tmp_path, run):
+    process, url = started(tmp_path, "--author", "Ada")
+    try:
+        port = int(re.match(r"http://127\.0\.0\.1:(\d+)/\?token=[\w-]{32}$", url)[1])
+        listening = Path("/proc/net/tcp").read_text().splitlines()[1:]
+        addresses = {line.split()[1] for line in listening if line.split()[3] == "0A"}
+        assert f"0100007F:{port:04X}" in addresses
+        assert f"00000000:{port:04X}" not in addresses
+    finally:
+        os.kill(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode in (0, -signal.SIGINT, 130), errors
+    assert "Traceback" not in errors
+    assert "author: Ada (from --author)" in errors
+
+
+def test_an_unknown_problem_is_no_answer(session):
+    with pytest.raises(SpecError):
+        session.answer({"kind": "score", "trajectory": A.id})
