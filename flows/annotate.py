@@ -133,7 +133,7 @@ def _serve(options: argparse.Namespace, run: RunRecord) -> int:
             uvicorn.Server(config).run(sockets=[listener])
     session.close()
     said = _summary(session)
-    print(f"{said}; train on it: feedback=sft feedback.path={episodes.file.parent}", file=sys.stderr)
+    print(f"{said}; train on it: feedback=scores feedback.path={episodes.file.parent}", file=sys.stderr)
     return 0
 
 

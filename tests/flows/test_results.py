@@ -41,6 +41,8 @@ def test_the_json_line_has_every_field_and_null_for_what_there_is_not():
         "success_start_interval": [0.25, 0.75],
         "success_sft": None,
         "success_sft_interval": None,
+        "success_feedback": None,
+        "success_feedback_interval": None,
         "gain": 0.25,
         "gain_interval": [0.1, 0.4],
         "reward": 0.4,
@@ -114,8 +116,9 @@ def test_the_summary_for_prefect_links_the_report():
 
 
 def test_policies_after_a_warmup_and_after_rounds_of_the_same_algorithm_have_names_of_their_own():
-    assert titles_by("grpo", True) == {"start": "start", "sft": "after SFT", "final": "after GRPO"}
-    assert titles_by("sft", True) == {"start": "start", "sft": "after SFT", "final": "after the rounds"}
+    before = {"start": "start", "sft": "after SFT", "feedback": "after feedback"}
+    assert titles_by("grpo", True) == {**before, "final": "after GRPO"}
+    assert titles_by("sft", True) == {**before, "final": "after the rounds"}
     assert titles_by("sft", False)["final"] == "after SFT"
 
 
