@@ -29,6 +29,7 @@ from components.rewards.spec import JudgeSpec
 from components.specs import Spec, Target
 from components.specs.target import locate, settable
 from flows.config import CONF
+from flows.feedback import FeedbackSpec
 from flows.guards import GuardsSpec
 from flows.help import describe
 from flows.spec import ExperimentSpec, RewardModelPartSpec, WarmupSpec
@@ -108,6 +109,11 @@ def _keys(group: str) -> Iterator[str]:
             "`filter=successful`; another filter is chosen by `filter@warmup.filter=everything`."
         )
         yield _table(_rows(WarmupSpec, group, values, path))
+    elif group == "feedback":
+        path = CONF / group / "scores.yaml"
+        yield "`feedback.algorithm` has the keys of `algorithm=sft`, or with `feedback=choices` of `algorithm=dpo`."
+        values = {name: value for name, value in _read(path).items() if name != "algorithm"}
+        yield _table(_rows(FeedbackSpec, group, values, path))
     elif group == "reward_model":
         path, other = (CONF / group / f"{name}.yaml" for name in ("bradley_terry", "process"))
         first, second = _flat(_reward_model_rows(path)), _flat(_reward_model_rows(other))

@@ -1,4 +1,4 @@
-"""Training on what people said, before the rounds: `feedback=scores` or `feedback=choices`, `feedback.path=ROOT/feedback`.
+"""Training on what people said, before the rounds: `feedback=scores` or `feedback=choices`.
 
 With `fork=RUN` it goes on from the policy of a finished run. The answers name the artifacts whose episodes they are
 about, by their digests; these have to be in the store.

@@ -33,11 +33,12 @@ GROUPS = {
     "environment": 29,
     "evaluate": 1,
     "experiment": 24,
+    "feedback": 3,
     "filter": 12,
     "inference": 2,
     "judge_model": 4,
     "model": 4,
-    "reward": 31,
+    "reward": 33,
     "reward_model": 3,
     "tracking": 1,
     "warmup": 4,
@@ -49,6 +50,9 @@ TASKS = Path(__file__).parent / "environments" / "tasks.json"
 VERIFIERS_TASKS = TASKS.with_name("verifiers_tasks")
 ALFWORLD = TemporaryDirectory(prefix="espalier-alfworld-")
 alfworld_games.write(Path(ALFWORLD.name))
+ANSWERS = Path(ALFWORLD.name) / "feedback"
+ANSWERS.mkdir()
+(ANSWERS / "answers.jsonl").touch()
 LABELS = Path(ALFWORLD.name) / "labels.jsonl"
 LABELS.write_text('{"trajectory_id": "a/0", "step": 0, "label": 1}\n')
 NEEDED = {
@@ -58,6 +62,10 @@ NEEDED = {
     "teacher": ["warmup.teacher.model.name=organisation/name"],
     "distill": ["algorithm.teacher.name=organisation/name", "filter=everything"],
     "learned": ["reward.path=folder"],
+    "human": [f"reward.path={ANSWERS}"],
+    "aggregated": [f"reward.sources.human.path={ANSWERS}"],
+    "scores": [f"feedback.path={ANSWERS}"],
+    "choices": [f"feedback.path={ANSWERS}"],
     "graded": ["reward.model.url=http://there/v1", "reward.model.model=name"],
     "labelled": [f"reward.path={LABELS}"],
     "best": ["algorithm=sft"],

@@ -99,8 +99,7 @@ class Asked:
         """The same of any reward, without holding up the loop. One that does not wait is asked in a thread, and still
         one judgement after the other."""
         if self.waits:
-            found = await asyncio.gather(*(self.later(unit) for unit in self._units(group)))
-            return [score for scores in found for score in scores]
+            return [score for unit in self._units(group) for score in await self.later(unit)]
 
         def in_turn() -> list[Score]:
             with self._turn:

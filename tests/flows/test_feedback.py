@@ -101,8 +101,10 @@ def logprob(root, checkpoint, episode, target):
     messages = [to_openai(message) for message in episode.histories[0].messages[:2]]
     ids = chat.prompt_ids(messages, episode.tools)
     answer = chat.encode(target)
+    tokens = torch.tensor([ids + answer])
+    causal = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()[None, None]
     with torch.no_grad():
-        found = torch.log_softmax(policy.model(torch.tensor([ids + answer])).logits[0], -1)
+        found = torch.log_softmax(policy.model(tokens, attention_mask=causal).logits[0], -1)
     return sum(found[len(ids) + place - 1, token].item() for place, token in enumerate(answer))
 
 
