@@ -60,6 +60,11 @@ class Composed:
         self.parts = {name: Asked(part, f"{place}.{name}") for name, part in parts.items()}
         self.waits = any(part.waits for part in self.parts.values())
         self.settles = self.settles_itself or any(part.settles for part in self.parts.values())
+        # Of plain rewards it computes with no model, and says so by having no such method.
+        self._computing = [part.reward for part in self.parts.values() if isinstance(part.reward, ModelReward)]
+        if self._computing:
+            self.use = self._use
+            self.close = self._close
 
     # What a composition says
 
@@ -85,17 +90,16 @@ class Composed:
 
     # How it is asked
 
-    def use(self, means: Means) -> None:
+    def _use(self, means: Means) -> None:
         """Hands on to its parts what they compute with."""
-        for part in self.parts.values():
-            if isinstance(part.reward, ModelReward):
-                part.reward.use(means)
+        for part in self._computing:
+            part.use(means)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Hands on that there is nothing more to ask."""
-        for part in self.parts.values():
-            if isinstance(part.reward, AskingReward):
-                part.reward.close()
+        for part in self._computing:
+            if isinstance(part, AskingReward):
+                part.close()
 
     def score_group(self, group: Sequence[Trajectory]) -> list[Score] | Awaitable[list[Score]]:
         """One score for each trajectory of a scenario."""

@@ -69,6 +69,13 @@ async def ask(reward: Any, group: Sequence[Trajectory]) -> list[Score]:
     return [_failed(one) if one.failure else next(rest) for one in group]
 
 
+def no_running_statistics(reward: Any, key: str) -> None:
+    """Raises SpecError where a reward that is asked group by group, for another one, would have to be settled."""
+    if getattr(reward, "settles", False):
+        message = "keeps running statistics, which only the whole collection has; make both parts of reward=combined"
+        raise SpecError([Problem(key, message)])
+
+
 class Asked:
     """A reward, and how it is asked: as a group, or a trajectory; in the main thread, in a thread, or awaited.
 

@@ -30,7 +30,7 @@ from components.loops import in_thread
 from components.rewards.asking.answers import read_scores
 from components.rewards.asking.spec import JudgeModel, labels, several
 from components.rewards.asking.transcript import as_text, common_start, shown
-from components.rewards.judge import judge
+from components.rewards.judge import judge, no_running_statistics
 from components.rewards.protocol import Means, ModelReward
 from components.trajectories.schema import Failure, Score, Trajectory
 
@@ -119,6 +119,7 @@ class Ruler:
         self.models = several(model)
         self.rubric = rubric or RUBRIC
         self.seed = seed
+        no_running_statistics(independent, "reward.independent")
         self.independent = independent
         self._askers: list[Asker] = []
         self._names = labels(self.models)

@@ -94,6 +94,10 @@ class Target(Spec):
             yield from target.below(path)
             yield path, target
 
+    def has(self, method: str) -> bool:
+        """Whether its class, or that of a target nested in it, has a method."""
+        return any(hasattr(one.factory(), method) for one in [self, *(target for _, target in self.below())])
+
     @model_serializer
     def _flat(self) -> dict[str, Any]:
         return {"_target_": self.target, **to_jsonable_python(self.arguments)}

@@ -47,7 +47,7 @@ class CalibrateStage(StageSpec):
 
     def key_part(self) -> dict[str, Any]:
         rewards = [one for one in (self.reward, self.truth) if one is not None]
-        computes = self.model is not None and any(hasattr(one.factory(), "use") for one in rewards)
+        computes = self.model is not None and any(one.has("use") for one in rewards)
         return {
             "reward": self.reward.resolved(),
             "truth": self.truth and self.truth.resolved(),

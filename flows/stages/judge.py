@@ -50,7 +50,7 @@ class JudgeStage(StageSpec):
     def key_part(self) -> dict[str, Any]:
         if self.learned is None:
             part = {"reward": self.reward.resolved()}
-            computes = hasattr(self.reward.factory(), "use") and self.model is not None
+            computes = self.reward.has("use") and self.model is not None
             if asks_policy(self.reward):
                 part |= self.inference.key_part()
             return {**part, "model": base_model(self.model)} if computes and self.model else part

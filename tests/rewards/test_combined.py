@@ -13,6 +13,7 @@ from components.rewards import judge as judging
 from components.rewards.combined import Combined, Part
 from components.rewards.composed import NOT_APPLICABLE, not_applicable
 from components.rewards.outcome import Outcome
+from components.rewards.protocol import ModelReward
 from components.trajectories.schema import Failure, Score
 from tests.trajectories.builders import FAILURE, episode
 
@@ -304,6 +305,21 @@ def test_a_reward_that_computes_with_a_model_is_told_of_it_wherever_it_stands():
     model = Model()
     combined(a=combined(b=model), c=Outcome()).use("means")
     assert model.means == ("means",)
+    assert isinstance(combined(a=model), ModelReward)
+    assert not isinstance(combined(a=combined(b=Outcome())), ModelReward)
+
+
+def test_the_key_has_the_model_only_where_one_computes():
+    from components.specs import Target
+
+    plain = {"_target_": "components.rewards.outcome.Outcome"}
+    learned = {"_target_": "components.rewards.learned.Learned", "path": "folder"}
+    for parts, computes in (
+        ({"a": {"reward": plain}}, False),
+        ({"a": {"reward": plain}, "b": {"reward": learned}}, True),
+    ):
+        target = Target.model_validate({"_target_": "components.rewards.combined.Combined", "parts": parts})
+        assert target.has("use") is computes
 
 
 # Bad input

@@ -10,10 +10,13 @@ import pytest
 
 from components.errors import SpecError
 from components.rewards import judge as judging
+from components.rewards.asking.spec import ServedJudge
 from components.rewards.combined import Combined, Part
+from components.rewards.labelled import Labelled
 from components.rewards.learned import Learned
 from components.rewards.normalised import Normalised
 from components.rewards.outcome import Outcome
+from components.rewards.ruler import Ruler
 from components.trajectories.schema import Score
 from components.trajectories.store import read_scores, write_scores
 from tests.trajectories.builders import FAILURE, episode
@@ -169,6 +172,11 @@ def test_a_part_that_needs_a_normalised_one_is_asked_about_all():
     assert [one.reward for one in scores] == [one.reward + (10.0 if one.reward >= 0 else 0.0) for one in alone]
 
 
-def test_a_learned_reward_takes_no_running_statistics_for_its_task():
-    with pytest.raises(SpecError, match=r"reward\.task"):
+def test_a_reward_that_asks_another_by_itself_takes_none_with_running_statistics(tmp_path):
+    with pytest.raises(SpecError, match=r"reward\.task: keeps running statistics"):
         Learned("folder", task=Normalised(given, "running"))
+    (tmp_path / "labels.jsonl").write_text('{"trajectory_id": "a/0", "step": 0, "label": 1}\n')
+    with pytest.raises(SpecError, match=r"reward\.task: keeps running statistics"):
+        Labelled(str(tmp_path / "labels.jsonl"), task=Normalised(given, "running"))
+    with pytest.raises(SpecError, match=r"reward\.independent: keeps running statistics"):
+        Ruler(ServedJudge(url="http://127.0.0.1:9/v1", model="m"), independent=Normalised(given, "running"))
