@@ -116,3 +116,13 @@ def _shortened(data: Any, longest: int) -> Any:
     if isinstance(data, dict):
         return {name: _shortened(value, longest) for name, value in data.items()}
     return [_shortened(one, longest) for one in data] if isinstance(data, list | tuple) else data
+
+
+def about(
+    trajectory: Trajectory, histories: Sequence[Sequence[Shown]], task: str, longest: int
+) -> list[dict[str, str]]:
+    """A question about one episode. task: the system message; histories: of the episode, as they are to be shown."""
+    tools = as_text(trajectory.tools, longest // 4) if trajectory.tools else ""
+    text = [f"<tools>\n{tools}\n</tools>"] if tools else []
+    text.append(f"<trajectory>\n{fitted(histories, max(longest - len(task) - len(tools), 500))}\n</trajectory>")
+    return [{"role": "system", "content": task}, {"role": "user", "content": "\n\n".join(text)}]
