@@ -65,8 +65,9 @@ what the agent knew. The principles:
 For each principle, first criticise the answer by it: name what in the answer goes against it, or say that nothing \
 does. Then score how well the answer keeps it, from 0 (not at all) to 1 (fully).
 
-Answer with JSON: {{"scores": [{{"principle": its name, "critique": one or two sentences, "score": from 0 to 1}}, …]}}, with \
-each of the principles once: {names}."""
+Answer with JSON: \
+{{"scores": [{{"principle": its name, "critique": one or two sentences, "score": from 0 to 1}}, …]}}, \
+with each of the principles once: {names}."""
 REVISE = """\
 Now write the judged answer anew, so that it keeps the principles and does away with what you criticised. Change \
 nothing else, and write it as the agent would to whom it talks: without a word on principles, critique or change. \

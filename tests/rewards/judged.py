@@ -1,0 +1,102 @@
+"""Rewards that ask a judge behind a socket: what they are given, and replies made of what a judge would say."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from components.errors import SpecError
+from components.models.spec import ModelSpec
+from components.rewards.asking.meter import Meter
+from components.rewards.asking.spec import ServedJudge
+from components.rewards.judge import judge
+from components.rewards.protocol import Means
+from components.specs import Target, validate
+from components.trajectories.schema import Score, Trajectory
+from flows.config import CONF
+from tests.rewards.judge_server import Asked, JudgeServer, Reply, judge_server
+
+PRICE = {"input": 1.0, "output": 4.0}
+
+
+def spec(server: JudgeServer, **changes: Any) -> ServedJudge:
+    return ServedJudge(
+        **{"url": server.url, "model": "judge", "retry_for": 5.0, "timeout": 5.0, "price": PRICE} | changes
+    )
+
+
+def means(answers: Path | None = None, meter: Meter | None = None, engine: Any = None) -> Means:
+    return Means(Path(), ModelSpec(name="tiny", source="random"), meter or Meter(), answers, engine)
+
+
+@contextlib.contextmanager
+def used(reward: Any, given: Means | None = None) -> Iterator[Any]:
+    reward.use(given or means())
+    try:
+        yield reward
+    finally:
+        reward.close()
+
+
+def scores(reward: Any, episodes: list[Trajectory], given: Means | None = None, concurrency: int = 8) -> list[Score]:
+    with used(reward, given):
+        return list(judge(reward, episodes, concurrency=concurrency))
+
+
+def says(answer: Any) -> Reply:
+    return Reply(answer if isinstance(answer, str) else json.dumps(answer))
+
+
+def always(answer: Any) -> Callable[[Asked], Reply]:
+    return lambda asked: says(answer)
+
+
+def task(asked: Asked) -> str:
+    """The system message."""
+    return str(asked.body["messages"][0]["content"])
+
+
+def data(asked: Asked) -> str:
+    """What is shown of the episode that is judged."""
+    found = re.search(r"<trajectory>\n(.*)\n</trajectory>", asked.body["messages"][1]["content"], re.S)
+    assert found is not None
+    return found[1]
+
+
+def target(name: str, **changes: Any) -> Target:
+    """The reward of `conf/reward/NAME.yaml`, with a judge behind a URL and these arguments in place of the file's."""
+    given = yaml.safe_load((CONF / "reward" / f"{name}.yaml").read_text())
+    del given["defaults"]
+    judge_model = {"name": "served", "url": "http://there/v1", "model": "name"}
+    return validate(Target, {**given, "model": judge_model, **changes}, path="reward")
+
+
+def mistakes(name: str, **changes: Any) -> dict[str, str]:
+    """What is said of wrong arguments, by key."""
+    with pytest.raises(SpecError) as caught:
+        target(name, **changes)
+    return {problem.path: problem.message for problem in caught.value.problems}
+
+
+__all__ = [
+    "Asked",
+    "Reply",
+    "always",
+    "data",
+    "judge_server",
+    "means",
+    "mistakes",
+    "says",
+    "scores",
+    "spec",
+    "target",
+    "task",
+    "used",
+]
