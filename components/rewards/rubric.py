@@ -131,12 +131,12 @@ class Rubric(JudgesEpisodes):
         if self.items_field is None:
             return self.items
         given: Any = trajectory.scenario.input.get(self.items_field)
-        if isinstance(given, list):
-            given = {f"{OWN}{number}": one for number, one in enumerate(given, 1)}
         where = f"scenario {trajectory.scenario.id}: input[{self.items_field!r}]"
-        if not isinstance(given, dict) or not given:
+        if not isinstance(given, dict | list) or not given:
             found = "nothing" if given is None else f"{given!r:.80}"
             raise ValueError(f"{where} is {found}; expected a list of texts or items, or a mapping of them by name")
+        if isinstance(given, list):
+            given = {f"{OWN}{number}": one for number, one in enumerate(given, 1)}
         own = {}
         for name, one in given.items():
             try:

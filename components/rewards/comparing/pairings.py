@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import count
 
 Pair = tuple[int, int]
+MOST_TRIES = 2000
+"""Pairs that are tried to find everybody a partner."""
 
 
 def everybody(players: Sequence[int]) -> list[Pair]:
@@ -42,7 +45,26 @@ def swiss_round(players: Sequence[int], points: Sequence[float], met: Collection
 
 
 def _paired(order: Sequence[int], met: Collection[frozenset[int]]) -> list[Pair]:
-    """Neighbours, as far as they have not met; who finds nobody sits out."""
+    """Neighbours, as far as they have not met; as many as can be, so that nobody sits out who need not."""
+    tries = count()
+    return _matched(list(order), met, tries) or _nearest(order, met)
+
+
+def _matched(left: list[int], met: Collection[frozenset[int]], tries: Iterator[int]) -> list[Pair] | None:
+    """All of them in pairs, the last one alone where the number is odd; None where that was not found."""
+    if len(left) < 2:
+        return []
+    one, *others = left
+    for other in others:
+        if frozenset((one, other)) not in met and next(tries) < MOST_TRIES:
+            rest = _matched([player for player in others if player != other], met, tries)
+            if rest is not None:
+                return [(one, other), *rest]
+    return None
+
+
+def _nearest(order: Sequence[int], met: Collection[frozenset[int]]) -> list[Pair]:
+    """Each with the next that is left; who finds nobody sits out."""
     left = list(order)
     pairs: list[Pair] = []
     while left:
