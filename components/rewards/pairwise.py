@@ -159,7 +159,7 @@ class Pairwise(AsksModels):
         """One pair, in both orders."""
         orders = (pair, pair[::-1])
         found = await asyncio.gather(
-            *(answered(asker, self._question(asker, table, one), SCHEMA, _read) for one in orders)
+            *(answered(asker, self._question(asker, table, one), SCHEMA, _read, needed=["better"]) for one in orders)
         )
         cost = total_cost(found)
         why = "; ".join(one.why for one in found if one.why)

@@ -234,7 +234,7 @@ def test_a_failed_episode_is_not_shown():
     assert len(server.requests) == 1
 
 
-# --- several judges, budget, kept answers -----------------------------------------------------------------------------
+# --- several judges, budget, kept answers ---------------------------------------------------------------------------
 
 
 def test_several_judges_are_averaged_and_their_spread_shown():
@@ -300,7 +300,7 @@ def test_a_budget_ends_it():
     assert len(server.requests) < 9
 
 
-# --- configuration ----------------------------------------------------------------------------------------------------
+# --- configuration --------------------------------------------------------------------------------------------------
 
 
 def test_the_dimensions_of_the_file_are_those_of_the_class():

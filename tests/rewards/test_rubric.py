@@ -141,7 +141,7 @@ def test_the_text_of_an_item_cannot_speak_as_the_question():
     assert "</trajectory>" not in task(server.requests[0])
 
 
-# --- several judges, configuration ------------------------------------------------------------------------------------
+# --- several judges, configuration ----------------------------------------------------------------------------------
 
 
 def test_several_judges_are_averaged():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -41,16 +41,18 @@ async def answered(
     schema: dict[str, Any],
     read: Callable[[dict[str, Any]], T],
     repeat: int = 0,
+    needed: Sequence[str] = (),
 ) -> Found[T]:
     """What `read` makes of the JSON object that the judge answers with; it raises Misread where that is not as it
-    should be. Then the judge is asked once more, with its answer and what was wrong. Raises BudgetSpent,
-    ResourceError."""
+    should be. Then the judge is asked once more, with its answer and what was wrong. needed: what the object has to
+    hold, where that is not all that the schema requires. Raises BudgetSpent, ResourceError."""
+    wanted = list(needed or schema["required"])
     try:
         first = await asker.ask(messages, schema, repeat)
     except JudgeError as error:
         return Found(None, 0.0, str(error))
     try:
-        value = _read(first, schema, read)
+        value = _read(first, wanted, read)
         asker.keep(first)
         return Found(value, first.cost)
     except Misread as wrong:
@@ -66,7 +68,7 @@ async def answered(
         return Found(before.rest, first.cost, str(error))
     cost = added(first.cost, second.cost)
     try:
-        value = _read(second, schema, read)
+        value = _read(second, wanted, read)
         asker.keep(first, second)
         return Found(value, cost)
     except Misread as wrong:
@@ -76,10 +78,9 @@ async def answered(
         )
 
 
-def _read(answer: Answer, schema: dict[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
+def _read(answer: Answer, wanted: Sequence[str], read: Callable[[dict[str, Any]], T]) -> T:
     if answer.refusal:
         raise Misread(f"You refused ({answer.refusal[:SHOWN]}), and only a judgement of what others wrote is wanted.")
-    wanted = schema["required"]
     alone = wanted[0] if len(wanted) == 1 else None  # then its value may come without its name
 
     def fits(one: Any) -> bool:

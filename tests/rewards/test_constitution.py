@@ -1,0 +1,170 @@
+"""Answers are criticised by principles, and written anew."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from components.rewards.constitution import PRINCIPLES, Constitution, Principle
+from tests.rewards.judged import always, data, judge_server, means, mistakes, says, scores, spec, target, task
+from tests.trajectories.builders import episode, talk, tool_talk
+
+GIVEN = {"helpful": 1.0, "honest": 0.5, "harmless": 0.0}
+TALK = talk("Hello.", "You fool.", "And?", "Go away.")
+
+
+def answer(given=None):
+    rows = [{"principle": name, "critique": f"As to {name}.", "score": one} for name, one in (given or GIVEN).items()]
+    return {"scores": rows}
+
+
+def about(asked):
+    """The answer in question."""
+    (judged,) = [one for one in json.loads(data(asked)) if one.get("judged")]
+    return judged["content"]
+
+
+def revising(asked):
+    """Revises what it has criticised."""
+    if len(asked.body["messages"]) == 2:
+        return says(answer())
+    return says({"revision": f"Better than: {about(asked)}"})
+
+
+def one(reward, trajectory=None, given=None):
+    return scores(reward, [trajectory or episode(histories=[TALK])], given)[0]
+
+
+def test_the_score_is_the_weighted_mean_over_the_principles():
+    weighted = {
+        name: Principle(text=PRINCIPLES[name].text, weight=weight)
+        for name, weight in zip(GIVEN, (1, 2, 5), strict=True)
+    }
+    with judge_server(always(answer())) as server:
+        assert one(Constitution(spec(server))).reward == pytest.approx(0.5)
+        found = one(Constitution(spec(server), weighted))
+    assert found.reward == pytest.approx(2 / 8)
+    assert found.components == pytest.approx({"constitution": 2 / 8, **GIVEN})
+    assert "honest 0.5: As to honest." in found.explanation
+    for name, principle in PRINCIPLES.items():
+        assert f"- {name}: {principle.text}" in task(server.requests[0])
+
+
+def test_the_last_answer_is_judged_with_what_came_before_it():
+    with judge_server(always(answer())) as server:
+        one(Constitution(spec(server)))
+    (asked,) = server.requests
+    assert about(asked) == "Go away."
+    assert [message["content"] for message in json.loads(data(asked))] == ["Hello.", "You fool.", "And?", "Go away."]
+
+
+def test_each_answer_can_be_judged_and_does_not_see_what_comes_after():
+    def script(asked):
+        return says(answer(dict.fromkeys(GIVEN, 0.25 if about(asked) == "You fool." else 1.0)))
+
+    with judge_server(script) as server:
+        found = one(Constitution(spec(server), answers="each"))
+    assert found.reward == pytest.approx(0.625)
+    assert found.components["honest"] == pytest.approx(0.625)
+    first = next(asked for asked in server.requests if about(asked) == "You fool.")
+    assert "And?" not in first.prompt
+
+
+def test_messages_without_text_are_no_answers():
+    with judge_server(always(answer())) as server:
+        one(Constitution(spec(server), answers="each"), episode(histories=[tool_talk()]))
+        assert [about(asked) for asked in server.requests] == ["It is on its way."]
+        found = one(Constitution(spec(server)), episode(histories=[talk("Hello.", " ")]))
+    assert (found.reward, found.failure.message) == (
+        None,
+        "the episode has no answer: no message of the agent with text",
+    )
+
+
+def test_an_agent_among_several_is_named_beside_its_answer():
+    with judge_server(always(answer())) as server:
+        one(Constitution(spec(server)), episode(histories=[talk("a", "b"), talk("c", "d", agent="worker")]))
+    shown = json.loads(data(server.requests[0]))
+    assert shown[0] == {"agent": "worker"}
+    assert about(server.requests[0]) == "d"
+
+
+def test_an_answer_is_written_anew_in_the_light_of_its_critique():
+    with judge_server(revising) as server:
+        found = one(Constitution(spec(server), revise=True))
+    assert found.reward == pytest.approx(0.5)  # of the answer as it was
+    assert "revision: Better than: Go away." in found.explanation
+    second = server.requests[1].body["messages"]
+    assert [message["role"] for message in second] == ["system", "user", "assistant", "user"]
+    assert "honest, 0.5: As to honest." in second[2]["content"]
+    assert server.requests[1].body["response_format"]["json_schema"]["schema"]["required"] == ["revision"]
+
+
+def test_what_keeps_the_principles_is_left_as_it_is():
+    with judge_server(always(answer(dict.fromkeys(GIVEN, 1)))) as server:
+        found = one(Constitution(spec(server), revise=True))
+    assert (found.reward, len(server.requests)) == (1.0, 1)
+
+
+@pytest.mark.parametrize("wrong", [{"revision": ""}, {"revision": "Go away. "}, {"revision": 7}, "no"])
+def test_a_revision_that_is_none_is_asked_for_once_more_and_the_score_stands(wrong):
+    def script(asked):
+        return says(answer()) if len(asked.body["messages"]) == 2 else says(wrong)
+
+    with judge_server(script) as server:
+        found = one(Constitution(spec(server), revise=True))
+    assert found.reward == pytest.approx(0.5)
+    assert "revision" not in found.explanation
+    assert len(server.requests) == 3
+
+
+def test_the_cost_is_of_both_questions():
+    def script(asked):
+        from dataclasses import replace
+
+        return replace(revising(asked), usage={"prompt_tokens": 1000, "completion_tokens": 0})
+
+    with judge_server(script) as server:
+        assert one(Constitution(spec(server), answers="each", revise=True)).cost == pytest.approx(4 * 1000 / 1e6)
+
+
+def test_a_principle_without_a_score_leaves_the_episode_unscored():
+    with judge_server(always(answer({"helpful": 1}))) as server:
+        found = one(Constitution(spec(server)))
+    assert found.reward is None
+    assert "lacks honest, harmless" in found.failure.message
+
+
+def test_several_judges_are_averaged():
+    def script(asked):
+        return says(answer(dict.fromkeys(GIVEN, 1.0 if asked.body["model"] == "a" else 0.5)))
+
+    with judge_server(script, models=("a", "b")) as server:
+        found = one(Constitution([spec(server, model="a"), spec(server, model="b")]))
+    assert (found.reward, found.components["spread"]) == (0.75, 0.25)
+
+
+def test_a_second_time_nothing_is_asked(tmp_path):
+    with judge_server(revising) as server:
+        first = one(Constitution(spec(server), revise=True), given=means(tmp_path))
+        assert one(Constitution(spec(server), revise=True), given=means(tmp_path)) == first
+    assert len(server.requests) == 2
+
+
+def test_the_principles_of_the_file_are_those_of_the_class():
+    assert target("constitution").build().principles == PRINCIPLES
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "words"),
+    [
+        ({"principles": {"a": {"text": ""}}}, "reward.principles.a.text", "1"),
+        ({"principles": {"a": {"text": "x", "weight": 0}}}, "reward.principles.a.weight", "more than 0"),
+        ({"principles": {"spread": {"text": "x"}}}, "reward.principles", "got spread"),
+        ({"principles": {}}, "reward.principles", "1"),
+        ({"answers": "first"}, "reward.answers", "last"),
+    ],
+)
+def test_wrong_configuration_is_named(changes, path, words):
+    assert words in mistakes("constitution", **changes)[path]
