@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.errors import EngineError, JudgeError, ResourceError
+from components.errors import ContextOverflow, EngineError, JudgeError, ResourceError
 from components.inference.protocol import ChatRequest, Sampling
 from components.models.spec import LoraSpec
 from components.rewards.asking.asker import Answer, Messages
@@ -33,6 +33,9 @@ class Embedded:
         request = ChatRequest([dict(one) for one in messages], policy=self._engine.policy, sampling=sampling)
         try:
             found = await self._engine.chat(request)
+        except ContextOverflow as error:
+            less = f"show the judge less: reward.model.longest={self._spec.longest}"
+            raise JudgeError(f"{self.who}: {error}; {less}") from error
         except EngineError as error:
             raise JudgeError(f"{self.who}: {error}") from error
         return Answer(

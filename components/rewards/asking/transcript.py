@@ -45,8 +45,9 @@ def turns(trajectory: Trajectory) -> int:
 
 
 def is_turn(history: History, message: Message) -> bool:
-    """Whether an agent said it: of a history with tokens, what was sampled."""
-    return message.span is not None if history.token_ids else message.role == "assistant"
+    """Whether an agent said it: of a history that was sampled, what was sampled."""
+    sampled = any(one.span is not None for one in history.messages)
+    return message.span is not None if sampled else message.role == "assistant"
 
 
 def _history(history: History, named: bool, numbers: Iterator[int] | None) -> list[Shown]:
