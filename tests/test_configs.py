@@ -38,7 +38,7 @@ GROUPS = {
     "inference": 2,
     "judge_model": 4,
     "model": 4,
-    "reward": 33,
+    "reward": 37,
     "reward_model": 3,
     "tracking": 1,
     "warmup": 4,
@@ -55,6 +55,7 @@ ANSWERS.mkdir()
 (ANSWERS / "answers.jsonl").touch()
 LABELS = Path(ALFWORLD.name) / "labels.jsonl"
 LABELS.write_text('{"trajectory_id": "a/0", "step": 0, "label": 1}\n')
+SERVED = ["reward.model.url=http://there/v1", "reward.model.model=name"]
 NEEDED = {
     "hf": ["model.name=organisation/name"],
     "remote": ["inference.url=http://there/v1", "inference.model=name"],
@@ -74,6 +75,7 @@ NEEDED = {
     "columns": ["reward.function=tests.rewards.functions.reward_len", "allow=[tests]"],
     "potential": ["reward.function=tests.rewards.functions.potential", "allow=[tests]"],
     "ruler": ["reward.model.url=http://there/v1", "reward.model.model=name"],
+    **dict.fromkeys(("ruler", "critic", "rubric", "pairwise", "constitution"), SERVED),
     "alfworld": [f"environment.data={ALFWORLD.name}", "collect.scenarios=4", "warmup.demonstrations=4"],
     "agentgym": ["environment.kind=textcraft", "environment.url=http://127.0.0.1:36001", "warmup=none"],
     "mcp": [
@@ -88,7 +90,7 @@ NEEDED = {
 }
 """What an option cannot know."""
 JUDGES = {
-    "served": NEEDED["ruler"],
+    "served": SERVED,
     "litellm": ["reward.model.model=provider/name"],
     "embedded": ["reward.model.model.name=organisation/name"],
     "policy": [],
