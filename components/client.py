@@ -16,12 +16,13 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import random
 import ssl
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -44,6 +45,7 @@ EMPTY_ANSWERS = 3
 that waiting does not help."""
 AGAIN = {408, 409, 425, 429, *range(500, 600)}
 """Statuses that may be better the next time."""
+JSON = "application/json"
 SHOWN = 300
 """Characters of a server's own words in a message."""
 CONNECT = 10.0
@@ -105,6 +107,31 @@ class Patience:
     """Where both stand in a configuration."""
 
 
+async def patiently(
+    once: Callable[[], Awaitable[Answer]], patience: Patience, away: Callable[[Failed], object] = lambda error: None
+) -> Answer:
+    """What one of several tries gives. A try raises Failed where the next may go better; `away` is told of each that
+    is followed by another. Raises the last one, which says how often or how long it was tried."""
+    deadline = None
+    pause = FIRST_PAUSE
+    empty = 0
+    while True:
+        try:
+            return await once()
+        except Failed as error:
+            now = time.monotonic()
+            deadline = deadline or now + patience.retry_for
+            wait = random.uniform(0.5, 1.0) * pause if error.pause is None else random.uniform(1.0, 1.25) * error.pause
+            empty = empty + 1 if error.empty else 0
+            if empty >= EMPTY_ANSWERS:
+                raise Failed(f"{error}, {empty} times in a row") from None
+            if now + wait > deadline:
+                raise Failed(f"{error}; sent again for {patience.retry_for:g} s ({patience.path}.retry_for)") from None
+            away(error)
+        await asyncio.sleep(wait)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
 Refused = Callable[[Reply, str], Exception | None]
 """What a status other than 200 means; None leaves it to the client. Given the reply, and what may be printed of it."""
 
@@ -149,7 +176,19 @@ class Client:
     ) -> Answer:
         """What `read` makes of the answer. It may raise Failed, for an answer that is none. body: JSON data. Raises the
         client's error, ResourceError, and what `read` and `refused` give."""
-        return await asyncio.wrap_future(self._start(self._ask("POST", path, packed(body), read, refused)))
+        return await self.send("POST", path, packed(body), read, refused)
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        read: Callable[[Reply], Answer],
+        refused: Refused = lambda *_: None,
+        kind: str = JSON,
+    ) -> Answer:
+        """As `post`, of anything. kind: of the content."""
+        return await asyncio.wrap_future(self._start(self._ask(method, path, content, read, refused, kind)))
 
     def now(
         self, method: str, path: str, body: Any, read: Callable[[Reply], Answer], refused: Refused = lambda *_: None
@@ -175,35 +214,34 @@ class Client:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _ask(
-        self, method: str, path: str, content: bytes | None, read: Callable[[Reply], Answer], refused: Refused
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        read: Callable[[Reply], Answer],
+        refused: Refused,
+        kind: str = JSON,
     ) -> Answer:
         """Sends a request until it is answered, or has failed for good."""
-        deadline = None
-        pause = FIRST_PAUSE
-        empty = 0
-        while True:
-            try:
-                answer = await self._try(method, path, content, read, refused)
-                self._is_back()
-                return answer
-            except Failed as error:
-                now = time.monotonic()
-                deadline = deadline or now + self._patience.retry_for
-                wait = (
-                    random.uniform(0.5, 1.0) * pause if error.pause is None else random.uniform(1.0, 1.25) * error.pause
-                )
-                empty = empty + 1 if error.empty else 0
-                if empty >= EMPTY_ANSWERS:
-                    raise self._error(f"{self.printable(error)}, {empty} times in a row") from None
-                if now + wait > deadline:
-                    patience = f"sent again for {self._patience.retry_for:g} s ({self._patience.path}.retry_for)"
-                    raise self._error(f"{self.printable(error)}; {patience}") from None
-                self._is_away(error)
-                await asyncio.sleep(wait)
-                pause = min(2 * pause, LONGEST_PAUSE)
+
+        def once() -> Awaitable[Answer]:
+            return self._try(method, path, content, read, refused, kind)
+
+        try:
+            answer = await patiently(once, self._patience, self._is_away)
+        except Failed as error:
+            raise self._error(self.printable(error)) from None
+        self._is_back()
+        return answer
 
     async def _try(
-        self, method: str, path: str, content: bytes | None, read: Callable[[Reply], Answer], refused: Refused
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        read: Callable[[Reply], Answer],
+        refused: Refused,
+        kind: str,
     ) -> Answer:
         if self._session is None:
             self._session = self._connected()
@@ -212,7 +250,12 @@ class Client:
                 async with (
                     asyncio.timeout(self._patience.timeout),
                     self._session.request(
-                        method, self.url + path, data=content, allow_redirects=False, proxy=self._proxy
+                        method,
+                        self.url + path,
+                        data=content,
+                        headers={"Content-Type": kind},
+                        allow_redirects=False,
+                        proxy=self._proxy,
                     ) as response,
                 ):
                     reply = Reply(response.status, response.reason or "", response.headers, await response.read())
@@ -232,7 +275,7 @@ class Client:
             import httpx
 
             verified = httpx.create_ssl_context()  # with certificates of its own where the system has none
-        headers = {"Content-Type": "application/json", "User-Agent": "espalier"}
+        headers = {"User-Agent": "espalier"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         return aiohttp.ClientSession(
@@ -253,7 +296,7 @@ class Client:
         if reply.status == 404:
             return ResourceError(f"{self.url} has no {path}, or not what it is asked for ({text})")
         if reply.status in AGAIN and reply.headers.get("x-should-retry") != "false":
-            return Failed(text, pause=_pause(reply.headers.get("retry-after")))
+            return Failed(text, pause=asked_to_wait(reply.headers))
         return self._error(text)
 
     def _is_away(self, error: Failed) -> None:
@@ -280,12 +323,16 @@ def packed(body: Any) -> bytes:
         return json.dumps(body).encode()
 
 
-def _pause(header: str | None) -> float | None:
-    """Seconds of a Retry-After header; None where there is none that can be read."""
-    try:
-        return max(float(header), 0.0) if header else None
-    except ValueError:
-        return None
+def asked_to_wait(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a server asks to wait; None where it does not say, or not in a number."""
+    for name, unit in (("retry-after-ms", 1000), ("retry-after", 1)):
+        try:
+            found = float(headers[name]) / unit
+        except (KeyError, ValueError):
+            continue
+        if math.isfinite(found):
+            return max(found, 0.0)
+    return None
 
 
 def _proxy(url: str) -> str | None:

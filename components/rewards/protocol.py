@@ -13,6 +13,7 @@ A reward is built when the configuration is checked, too: what is heavy it loads
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ from components.inference.protocol import Engine
 from components.models.spec import ModelSpec
 from components.rewards.asking.meter import Meter
 from components.trajectories.schema import Score, Trajectory
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -55,6 +58,8 @@ class Means:
     """Folder in which answers of judges are kept; None keeps none."""
     engine: Callable[[ModelSpec | None], Engine] | None = None
     """An engine with that model as it is, or, for None, with the policy whose episodes are judged."""
+    waiting: Callable[[str], None] = log.info
+    """Told what is waited for where that may take hours, and has a limit of its own."""
     keep: Callable[[str, Any, Callable[[], Any]], Any] = _built
     """(kind, recipe, build): what `build` makes, or what an equal recipe of the kind has made before."""
 

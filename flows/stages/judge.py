@@ -70,6 +70,8 @@ class JudgeStage(StageSpec):
         return Learned(folders, task=task, **self.learned.model_dump())
 
 
+ANSWERS = "answers"
+"""Folder below the root in which answers of judges are kept."""
 REWARD_MODEL = "reward_model"
 """Input of the first reward model; the others have their number at the end."""
 
@@ -214,7 +216,8 @@ def _means(
             return warm_engine(model, policy, context, inference)
         return warm_engine(other, None, context, kind="judge")
 
-    return Means(context.cache, model, meter, context.cache.parent / "answers", engine, context.warm.get)
+    answers = context.cache.parent / ANSWERS
+    return Means(context.cache, model, meter, answers, engine, context.on_wait, context.warm.get)
 
 
 class Tally:

@@ -13,13 +13,15 @@ from components.rewards.asking.spec import (
     LiteLLMJudge,
     PaidSpec,
     PolicyJudge,
-    PriceSpec,
     ServedJudge,
 )
 from components.rewards.protocol import Means
 
 CHARACTERS_PER_TOKEN = 4
 """For a first guess of what a request needs, corrected by what it did."""
+
+KEPT = ("text", "prompt_tokens", "completion_tokens", "cut_off", "refusal", "share")
+"""Of an answer."""
 
 Messages = list[dict[str, str]]
 
@@ -36,6 +38,8 @@ class Answer:
     """It ended at the most tokens that it may write."""
     refusal: str = ""
     """Why it does not answer, where it says so apart from its text."""
+    share: float = 1.0
+    """Of the price, that is paid: less for an answer of a batch."""
     cost: float | None = None
     """What it costs, paid now or before; None where that is not known."""
     asked: str = ""
@@ -47,13 +51,16 @@ class Way(Protocol):
 
     who: str
     """For messages: the model, and where."""
-    price: PriceSpec | None
-    """None: `call` says what each answer costs, or nobody knows."""
-    price_known: bool
+    priced: bool
+    """Whether it is known what it costs."""
 
-    async def call(self, messages: Messages, schema: dict[str, Any] | None) -> Answer:
-        """One answer. schema: that of the JSON that is wanted, for models that can be held to it. Raises JudgeError,
-        ResourceError."""
+    def price(self, read: int, written: int) -> float:
+        """Of so many tokens, where it is known."""
+        ...
+
+    async def call(self, messages: Messages, schema: dict[str, Any] | None, asked: str, at_once: bool) -> Answer:
+        """One answer, without its cost. schema: that of the JSON that is wanted, for models that can be held to it.
+        asked: digest of the question. at_once: not in a batch. Raises JudgeError, ResourceError."""
         ...
 
     def close(self) -> None: ...
@@ -72,18 +79,20 @@ class Asker:
         paid = spec if isinstance(spec, PaidSpec) else None
         self._limits = Limits(paid.requests_per_minute, paid.tokens_per_minute) if paid else Limits(None, None)
 
-    async def ask(self, messages: Messages, schema: dict[str, Any] | None = None, repeat: int = 0) -> Answer:
-        """One answer. repeat: asks the same once more, as another question. Raises BudgetSpent, JudgeError,
-        ResourceError."""
+    async def ask(
+        self, messages: Messages, schema: dict[str, Any] | None = None, repeat: int = 0, at_once: bool = False
+    ) -> Answer:
+        """One answer. repeat: asks the same once more, as another question. at_once: not in a batch. Raises
+        BudgetSpent, JudgeError, ResourceError."""
         asked = digest([self._identity, messages, schema, repeat])
         if self._kept is not None and (found := self._kept.find(asked)) is not None:
             self._meter.kept += 1
             return self._priced(Answer(**found, asked=asked))
-        self._meter.begin(self.name, self._way.price_known)
+        expected = sum(len(one["content"]) for one in messages) / CHARACTERS_PER_TOKEN
+        self._meter.begin(self.name, self._way.price(int(expected), 0) if self._way.priced else None)
         try:
-            expected = sum(len(one["content"]) for one in messages) / CHARACTERS_PER_TOKEN
             await self._limits.wait(expected)
-            answer = self._priced(replace(await self._way.call(messages, schema), asked=asked))
+            answer = self._priced(replace(await self._way.call(messages, schema, asked, at_once), asked=asked))
         except BaseException:
             self._meter.gave_up()
             raise
@@ -93,12 +102,9 @@ class Asker:
         return answer
 
     def keep(self, *answers: Answer) -> None:
-        """Keeps answers that were understood."""
+        """Keeps answers that were understood; not their costs, which follow from the price as it is."""
         if self._kept is not None:
-            names = ("text", "prompt_tokens", "completion_tokens", "cut_off", "refusal")
-            given = self._way.price is None and self._way.price_known
-            rows = {one.asked: {name: getattr(one, name) for name in names} for one in answers}
-            self._kept.keep({one.asked: rows[one.asked] | ({"cost": one.cost} if given else {}) for one in answers})
+            self._kept.keep({one.asked: {name: getattr(one, name) for name in KEPT} for one in answers})
 
     def close(self) -> None:
         self._way.close()
@@ -106,13 +112,10 @@ class Asker:
             self._kept.close()
 
     def _priced(self, answer: Answer) -> Answer:
-        price = self._way.price
-        if price is None:
-            return answer
-        if answer.prompt_tokens is None or answer.completion_tokens is None:
+        read, written = answer.prompt_tokens, answer.completion_tokens
+        if not self._way.priced or read is None or written is None:
             return replace(answer, cost=None)
-        read, written = answer.prompt_tokens * price.input, answer.completion_tokens * price.output
-        return replace(answer, cost=(read + written) / 1_000_000)
+        return replace(answer, cost=answer.share * self._way.price(read, written))
 
 
 def added(one: float | None, other: float | None) -> float | None:
@@ -124,7 +127,7 @@ def _way(spec: JudgeModel, means: Means) -> Way:
     if isinstance(spec, ServedJudge):
         from components.rewards.asking.served import Served
 
-        return Served(spec)
+        return Served(spec, means.answers, means.waiting)
     if isinstance(spec, LiteLLMJudge):
         from components.rewards.asking.providers import Provided
 

@@ -8,15 +8,14 @@ from components.errors import ContextOverflow, EngineError, JudgeError, Resource
 from components.inference.protocol import ChatRequest, Sampling
 from components.models.spec import LoraSpec
 from components.rewards.asking.asker import Answer, Messages
-from components.rewards.asking.spec import EmbeddedJudge, PolicyJudge, PriceSpec
+from components.rewards.asking.spec import EmbeddedJudge, PolicyJudge
 from components.rewards.protocol import Means
 
 
 class Embedded:
     """Costs nothing but the time of the stage. Raises ResourceError where there is no engine."""
 
-    price: PriceSpec | None = PriceSpec(input=0.0, output=0.0)
-    price_known = True
+    priced = True
 
     def __init__(self, spec: EmbeddedJudge | PolicyJudge, means: Means):
         if means.engine is None:
@@ -28,7 +27,10 @@ class Embedded:
         self._engine = means.engine(model)
         self.version = "" if own else self._engine.policy
 
-    async def call(self, messages: Messages, schema: dict[str, Any] | None) -> Answer:
+    def price(self, read: int, written: int) -> float:
+        return 0.0
+
+    async def call(self, messages: Messages, schema: dict[str, Any] | None, asked: str, at_once: bool) -> Answer:
         sampling = Sampling(temperature=self._spec.temperature, max_tokens=self._spec.max_tokens)
         request = ChatRequest([dict(one) for one in messages], policy=self._engine.policy, sampling=sampling)
         try:

@@ -1,21 +1,30 @@
 """Answers of judges, kept on disk by the content of what was asked: model, messages and parameters.
 
-What was answered and understood is not asked again, whatever run or stage asks. One SQLite file; processes share it.
+What was answered and understood is not asked again, whatever run or stage asks. Beside them stands which batch holds
+which question, as long as that is under way. One SQLite file; processes share it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from components.errors import ResourceError
+
 FILE = "answers.sqlite"
 PATIENCE = 60.0
 """Seconds to wait for another process that writes."""
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS answers (asked TEXT PRIMARY KEY, answer BLOB) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS sent (question TEXT PRIMARY KEY, batch TEXT) WITHOUT ROWID",
+)
 
 
 def digest(asked: Any) -> str:
@@ -23,23 +32,70 @@ def digest(asked: Any) -> str:
     return hashlib.sha256(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-class KeptAnswers:
-    """JSON data by digest."""
+class _Database:
+    """Raises ResourceError where the file cannot be made, read or written, here and in every method."""
 
     def __init__(self, folder: Path):
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = sqlite3.connect(folder / FILE, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
-        self._file.execute("PRAGMA journal_mode=WAL")
-        self._file.execute("PRAGMA synchronous=NORMAL")
-        self._file.execute("CREATE TABLE IF NOT EXISTS answers (asked TEXT PRIMARY KEY, answer BLOB) WITHOUT ROWID")
-
-    def find(self, asked: str) -> dict[str, Any] | None:
-        row = self._file.execute("SELECT answer FROM answers WHERE asked = ?", (asked,)).fetchone()
-        return None if row is None else orjson.loads(row[0])
-
-    def keep(self, answers: Mapping[str, dict[str, Any]]) -> None:
-        rows = [(asked, orjson.dumps(answer)) for asked, answer in answers.items()]
-        self._file.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
+        self._path = folder / FILE
+        self._lock = threading.Lock()
+        with self._clearly():
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = sqlite3.connect(self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+            self._file.execute("PRAGMA journal_mode=WAL")
+            self._file.execute("PRAGMA synchronous=NORMAL")
+            for table in TABLES:
+                self._file.execute(table)
 
     def close(self) -> None:
         self._file.close()
+
+    def _rows(self, query: str, *values: str) -> list[tuple[Any, ...]]:
+        with self._clearly():
+            return self._file.execute(query, values).fetchall()
+
+    def _write(self, query: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        """All of the rows or none."""
+        with self._clearly(), self._lock, self._file:
+            self._file.execute("BEGIN IMMEDIATE")
+            self._file.executemany(query, rows)
+
+    @contextmanager
+    def _clearly(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            hint = f"make it writable, and make room on its disk ({type(error).__name__})"
+            if "locked" in str(error):
+                hint = f"another process has held it for {PATIENCE:.0f} s; end that, then the same command goes on"
+            elif "malformed" in str(error) or "not a database" in str(error):
+                hint = "move it away: the judges are then asked, and paid, again for what it held"
+            raise ResourceError(f"kept answers of judges, {self._path}: {error}; {hint}") from error
+
+
+class KeptAnswers(_Database):
+    """JSON data by digest."""
+
+    def find(self, asked: str) -> dict[str, Any] | None:
+        rows = self._rows("SELECT answer FROM answers WHERE asked = ?", asked)
+        return orjson.loads(rows[0][0]) if rows else None
+
+    def keep(self, answers: Mapping[str, dict[str, Any]]) -> None:
+        rows = [(asked, orjson.dumps(answer)) for asked, answer in answers.items()]
+        self._write("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
+
+
+class SentBatches(_Database):
+    """Which batch holds which question."""
+
+    def of(self, question: str) -> str | None:
+        rows = self._rows("SELECT batch FROM sent WHERE question = ?", question)
+        return rows[0][0] if rows else None
+
+    def questions(self, batch: str) -> list[str]:
+        return [row[0] for row in self._rows("SELECT question FROM sent WHERE batch = ?", batch)]
+
+    def note(self, batch: str, questions: Iterable[str]) -> None:
+        self._write("INSERT OR REPLACE INTO sent VALUES (?, ?)", [(one, batch) for one in questions])
+
+    def forget(self, batch: str) -> None:
+        self._write("DELETE FROM sent WHERE batch = ?", [(batch,)])

@@ -1,7 +1,8 @@
 """What asking has cost, and when no more may be asked.
 
-A call is let through only where it fits: what is spent, and for each call under way as much as the dearest so far, stay
-within the budget. So the first calls alone can carry the sum beyond it.
+A call is let through only where it fits: what is spent, and for each call under way as much as the dearest so far,
+stay within the budget. Before any answer is there, as much as it costs to have the question read. So only what the
+first answers cost to be written can carry the sum beyond it.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ class Meter:
     _dearest: float = 0.0
     _under_way: int = 0
 
-    def begin(self, who: str, price_known: bool) -> None:
-        """A call begins. Raises BudgetSpent where it may not, ResourceError where nobody can know whether it may."""
+    def begin(self, who: str, least: float | None) -> None:
+        """A call begins. least: what it costs at least; None where the price is not known. Raises BudgetSpent where it
+        may not, ResourceError where nobody can know whether it may."""
         if self.budget is not None:
-            if not price_known or self.unpriced:
+            if least is None or self.unpriced:
                 raise ResourceError(
                     f"judge.budget={self.budget:g} cannot be kept: the price of {who} is not known. Give it, per "
                     "million tokens: reward.model.price.input=… reward.model.price.output=…; or judge.budget=null"
                 )
+            self._dearest = max(self._dearest, least)
             if self.spent + (self._under_way + 1) * self._dearest > self.budget or self.spent >= self.budget:
                 raise BudgetSpent(
                     f"judge.budget: {self.spent:.4g} of {self.budget:g} is spent, and the next call may cost "

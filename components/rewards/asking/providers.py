@@ -6,111 +6,113 @@ URL.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import random
-import time
 from typing import Any
 
-from components.client import FIRST_PAUSE, LONGEST_PAUSE, Failed
+from components.client import AGAIN, SHOWN, Failed, Patience, asked_to_wait, patiently
 from components.errors import JudgeError, ResourceError
+from components.redaction import MASK, is_secret
 from components.rewards.asking.asker import Answer, Messages
-from components.rewards.asking.served import LESS, Structured, body, of_completion
+from components.rewards.asking.litellm_here import litellm
+from components.rewards.asking.served import LESS, NO_MONEY, NotKnown, Structured, about_format, body, of_completion
 from components.rewards.asking.spec import LiteLLMJudge
+
+SHORTEST_KEY = 8
+"""Characters of a value that is taken for a key."""
 
 
 class Provided:
     """Raises ResourceError where the provider's key is not in the environment."""
 
     def __init__(self, spec: LiteLLMJudge):
-        os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # prices that came with it: no call at import
-        import litellm
-
+        self.who = spec.model
         self._spec = spec
         self._key = spec.key()
-        self._litellm = litellm
         self._structured: Structured = spec.structured
-        self.who = spec.model
-        self.price = spec.price
-        self.price_known = spec.price is not None or _priced(spec.model)
+        self._patience = Patience(spec.timeout, spec.retry_for, "reward.model")
+        self.priced = spec.price is not None or _listed(spec.model)
 
-    async def call(self, messages: Messages, schema: dict[str, Any] | None) -> Answer:
-        structured: Structured = self._structured if schema is not None else "none"
-        passing: tuple[type[Exception], ...] = (Failed, *self._passing())
-        deadline = None
-        pause = FIRST_PAUSE
+    def price(self, read: int, written: int) -> float:
+        if self._spec.price is not None:
+            return self._spec.price.of(read, written)
+        parts = litellm().cost_per_token(self._spec.model, prompt_tokens=read, completion_tokens=written)
+        return float(sum(parts))
+
+    async def call(self, messages: Messages, schema: dict[str, Any] | None, asked: str, at_once: bool) -> Answer:
         while True:
+            structured: Structured = self._structured if schema is not None else "none"
+            sent = body(self._spec, self._spec.model, messages, schema, structured)
             try:
-                return await self._once(messages, schema, structured)
-            except passing as error:
-                now = time.monotonic()
-                deadline = deadline or now + self._spec.retry_for
-                wait = _asked_to_wait(error) or random.uniform(0.5, 1.0) * pause
-                if now + wait > deadline:
-                    patience = f"sent again for {self._spec.retry_for:g} s (reward.model.retry_for)"
-                    raise JudgeError(f"{self.who}: {self._printable(error)}; {patience}") from None
-                await asyncio.sleep(wait)
-                pause = min(2 * pause, LONGEST_PAUSE)
-            except self._litellm.ContextWindowExceededError as error:
-                less = f"show the judge less: reward.model.longest={self._spec.longest}"
-                raise JudgeError(f"{self.who}: {self._printable(error)}; {less}") from None
-            except (self._litellm.BadRequestError, self._litellm.UnprocessableEntityError) as error:
-                if structured not in LESS or ("format" not in str(error) and "schema" not in str(error)):
-                    raise JudgeError(f"{self.who}: {self._printable(error)}") from None
-                structured = self._structured = LESS[structured]
+                return await patiently(lambda: self._once(sent), self._patience)  # noqa: B023  awaited at once
+            except Failed as error:
+                raise JudgeError(f"{self.who}: {error}") from None
+            except NotKnown:
+                if structured not in LESS:
+                    raise
+                if self._structured == structured:
+                    self._structured = LESS[structured]
 
-    async def _once(self, messages: Messages, schema: dict[str, Any] | None, structured: Structured) -> Answer:
-        errors = self._litellm
-        sent = body(self._spec, self._spec.model, messages, schema, structured)
+    async def _once(self, sent: dict[str, Any]) -> Answer:
+        import openai
+
         try:
-            found = await errors.acompletion(
+            found = await litellm().acompletion(
                 **sent, api_key=self._key, timeout=self._spec.timeout, num_retries=0, max_retries=0
             )
-        except (errors.AuthenticationError, errors.PermissionDeniedError, errors.NotFoundError) as error:
-            raise ResourceError(
-                f"{self.who} cannot be asked: {self._printable(error)}; see reward.model.model and "
-                "reward.model.key_variable"
-            ) from None
-        answer = of_completion(found.model_dump())
-        if not self.price_known or self.price is not None:
-            return answer
-        return Answer(**{**vars(answer), "cost": self._cost(found)})
+        except openai.OpenAIError as error:  # the root of LiteLLM's own
+            raise self._meaning(error, "response_format" in sent) from None
+        return of_completion(_as_sent(found.model_dump()))
 
-    def _cost(self, found: Any) -> float | None:
-        try:
-            return float(self._litellm.completion_cost(found, model=self._spec.model))
-        except Exception:  # noqa: BLE001  it raises Exception itself where it knows no price
-            return None
-
-    def _passing(self) -> tuple[type[Exception], ...]:
-        errors = self._litellm
-        return (
-            errors.RateLimitError,
-            errors.APIConnectionError,
-            errors.InternalServerError,
-            errors.ServiceUnavailableError,
-            errors.Timeout,
-        )
+    def _meaning(self, error: Any, structured: bool) -> Exception:
+        """What an error of LiteLLM is to us."""
+        errors = litellm()
+        text = self._printable(error)
+        status = getattr(error, "status_code", None)
+        if isinstance(error, errors.ContextWindowExceededError):
+            return JudgeError(f"{self.who}: {text}; show the judge less: reward.model.longest={self._spec.longest}")
+        if status in (400, 422) and structured and about_format(text):
+            return NotKnown()
+        if isinstance(error, errors.UnsupportedParamsError):
+            hint = "leave out what it does not know, for instance reward.model.extra={temperature: null}"
+            return ResourceError(f"{self.who}: {text}; {hint}")
+        if status in (401, 403):
+            variable = self._spec.key_variable or "the one of its provider, or name another: reward.model.key_variable="
+            return ResourceError(f"{self.who} refuses the key ({text}); set {variable}")
+        if status == 404:
+            return ResourceError(f"{self.who} is not there ({text}); see reward.model.model")
+        codes = (getattr(error, "code", None), (getattr(error, "body", None) or {}).get("code"))
+        if status == 402 or any(code in NO_MONEY for code in codes):
+            return ResourceError(f"the account for {self.who} has no money left ({text})")
+        if status in AGAIN or isinstance(error, errors.APIConnectionError):
+            return Failed(text, pause=asked_to_wait(getattr(error, "litellm_response_headers", None) or {}))
+        return JudgeError(f"{self.who}: {text}")
 
     def _printable(self, error: object) -> str:
-        text = str(error)[:300]
-        return text.replace(self._key, "***") if self._key else text
+        """Without keys, should the provider repeat one."""
+        text = str(error).removeprefix("litellm.")[:SHOWN]
+        for name, value in os.environ.items():
+            if len(value) >= SHORTEST_KEY and is_secret(name):
+                text = text.replace(value, MASK)
+        return text.replace(self._key, MASK) if self._key else text
 
     def close(self) -> None:
         """Nothing is held here."""
 
 
-def _priced(model: str) -> bool:
-    import litellm
+def _listed(model: str) -> bool:
+    """Whether LiteLLM's table has a price. It has 0 where it knows of the model and not of its price."""
+    known = litellm().model_cost
+    name, provider, *_ = litellm().get_llm_provider(model)
+    of_name = known.get(name, {})
+    row = known.get(model) or known.get(f"{provider}/{name}") or of_name
+    if row is of_name and of_name.get("litellm_provider") != provider:
+        return False
+    return all((row.get(f"{way}_cost_per_token") or 0) > 0 for way in ("input", "output"))
 
-    known = litellm.model_cost
-    return model in known or model.partition("/")[2] in known
 
-
-def _asked_to_wait(error: Exception) -> float | None:
-    """Seconds of a Retry-After header, where the provider sent one."""
-    headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    try:
-        return max(float(headers.get("retry-after", "")), 0.0)
-    except ValueError:
-        return None
+def _as_sent(completion: dict[str, Any]) -> dict[str, Any]:
+    """A completion as providers send it: LiteLLM puts a refusal elsewhere, and counts 0 where nothing was counted."""
+    message = completion["choices"][0]["message"] if completion.get("choices") else {}
+    message["refusal"] = (message.get("provider_specific_fields") or {}).get("refusal")
+    counted = (completion.get("usage") or {}).get("prompt_tokens")
+    return completion if counted else completion | {"usage": None}

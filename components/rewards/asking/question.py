@@ -63,7 +63,7 @@ async def answered(
         {"role": "user", "content": f"{before} Answer again, with the whole JSON object and nothing else."},
     ]
     try:
-        second = await asker.ask(corrected, schema, repeat)
+        second = await asker.ask(corrected, schema, repeat, at_once=True)
     except JudgeError as error:
         return Found(before.rest, first.cost, str(error))
     cost = added(first.cost, second.cost)

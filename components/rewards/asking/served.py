@@ -5,12 +5,20 @@ It is asked for JSON by its schema. A server that does not know how is asked for
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from components.client import Client, Failed, Patience, Reply
 from components.errors import JudgeError, ResourceError
 from components.rewards.asking.asker import Answer, Messages
+from components.rewards.asking.batches import BATCH_SHARE, Batches
+from components.rewards.asking.kept import digest
 from components.rewards.asking.spec import PaidSpec, ServedJudge
+
+log = logging.getLogger(__name__)
 
 Structured = Literal["schema", "object", "none"]
 LESS: dict[Structured, Structured] = {"schema": "object", "object": "none"}
@@ -26,17 +34,17 @@ class TooLong(JudgeError):
     """The question is longer than the judge's context."""
 
 
-class _NotKnown(Exception):
+class NotKnown(Exception):
     """The server does not know this way of asking for JSON."""
 
 
 class Served:
-    """Raises ResourceError where the variable of the key is not set."""
+    """Raises ResourceError where the variable of the key is not set. answers: folder in which batches that were sent
+    are remembered; None forgets them."""
 
-    def __init__(self, spec: ServedJudge):
+    def __init__(self, spec: ServedJudge, answers: Path | None = None, waiting: Callable[[str], None] = log.info):
         self.who = f"{spec.model} at {spec.url}"
-        self.price = spec.price
-        self.price_known = spec.price is not None
+        self.priced = spec.price is not None
         self._spec = spec
         self._structured = spec.structured
         self._client = Client(
@@ -46,18 +54,42 @@ class Served:
             key_hint=f"set {spec.key_variable or 'one: reward.model.key_variable=NAME'}",
             error=JudgeError,
         )
+        self._batches = Batches(self._client, self.who, answers, waiting) if spec.batch else None
 
-    async def call(self, messages: Messages, schema: dict[str, Any] | None) -> Answer:
+    def price(self, read: int, written: int) -> float:
+        assert self._spec.price is not None
+        return self._spec.price.of(read, written)
+
+    async def call(self, messages: Messages, schema: dict[str, Any] | None, asked: str, at_once: bool) -> Answer:
         while True:
             structured: Structured = self._structured if schema is not None else "none"
             sent = body(self._spec, self._spec.model, messages, schema, structured)
             try:
+                if self._batches is not None and not at_once:
+                    found = await self._batches.ask(digest([asked, self._spec.url, structured]), sent)
+                    if (answer := self._of_batch(found, structured)) is not None:
+                        return answer
                 return await self._client.post("/chat/completions", sent, read, self._refused(structured))
-            except _NotKnown:
+            except NotKnown:
                 if self._structured == structured:
                     self._structured = LESS[structured]
 
+    def _of_batch(self, reply: Reply | None, structured: Structured) -> Answer | None:
+        """None: it is asked again, alone. Raises NotKnown."""
+        if reply is None:
+            return None
+        if reply.status != 200:
+            if isinstance(why := self._refused(structured)(reply, ""), NotKnown):
+                raise why
+            return None
+        try:
+            return replace(read(reply), share=BATCH_SHARE)
+        except Failed:
+            return None
+
     def close(self) -> None:
+        if self._batches is not None:
+            self._batches.close()
         self._client.close()
 
     def _refused(self, structured: Structured) -> Any:
@@ -67,8 +99,11 @@ class Served:
                 return TooLong(f"{text}; show the judge less: reward.model.longest={self._spec.longest}")
             if reply.status == 402 or code in NO_MONEY:
                 return ResourceError(f"the account at {self._spec.url} has no money left ({text})")
-            if structured in LESS and reply.status in NOT_KNOWN and _about_format(said):
-                return _NotKnown()
+            if structured in LESS and reply.status in NOT_KNOWN and about_format(said):
+                return NotKnown()
+            if code in ("unsupported_parameter", "unsupported_value"):
+                hint = "leave it out: reward.model.extra={max_tokens: null}, or another that it names"
+                return ResourceError(f"{self.who} does not know a parameter ({text}); {hint}")
             if reply.status == 404:
                 return ResourceError(
                     f"{self._spec.url} has no /chat/completions or no model {self._spec.model} ({text}); see "
@@ -79,7 +114,7 @@ class Served:
         return refused
 
 
-def _about_format(said: str) -> bool:
+def about_format(said: str) -> bool:
     return any(word in said.lower() for word in ("response_format", "json_schema", "json_object", "schema", "guided"))
 
 
@@ -126,10 +161,10 @@ def of_completion(found: dict[str, Any]) -> Answer:
 
 
 def _text(content: Any) -> str:
-    """Of a message's content, which some servers give in parts."""
+    """Of a message's content, which some servers give in parts. Half of a surrogate pair is no text."""
     if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return str(content or "")
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return str(content or "").encode("utf-8", "replace").decode()
 
 
 def _count(value: Any) -> int | None:

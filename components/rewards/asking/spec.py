@@ -7,12 +7,20 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from components.errors import ResourceError
 from components.models.spec import TeacherSpec
+from components.redaction import is_secret
 from components.specs import Spec, Target
 from components.specs.served import VARIABLE, Served
+
+HOW = {
+    "price", "requests_per_minute", "tokens_per_minute", "timeout", "retry_for", "url", "key_variable", "batch",
+}  # fmt: skip
+"""Fields that do not determine answers: where a model is, how patiently and in what pieces it is asked."""
+OURS = {"model", "messages", "stream", "n", "timeout", "num_retries", "max_retries"}
+"""Parameters of a request that `extra` may not set."""
 
 
 class PriceSpec(Spec):
@@ -22,6 +30,10 @@ class PriceSpec(Spec):
     """Of a million tokens that the judge reads."""
     output: float = Field(ge=0)
     """Of a million tokens that it writes."""
+
+    def of(self, read: int, written: int) -> float:
+        """Of so many tokens."""
+        return (read * self.input + written * self.output) / 1_000_000
 
 
 class AskedSpec(Spec):
@@ -49,7 +61,8 @@ class PaidSpec(AskedSpec):
     """How it is asked for JSON: by its schema, as any JSON, or in words alone. A server that refuses one is asked in
     the next way."""
     extra: dict[str, Any] = {}
-    """Further parameters of each request, such as `reasoning_effort`."""
+    """Further parameters of each request, such as `reasoning_effort`. One that is null is left out of it:
+    `extra: {max_tokens: null, max_completion_tokens: 2048}`."""
     requests_per_minute: float | None = Field(None, gt=0)
     """Most requests that are begun in a minute; null is no limit."""
     tokens_per_minute: float | None = Field(None, gt=0)
@@ -59,10 +72,19 @@ class PaidSpec(AskedSpec):
     retry_for: float = Field(120.0, ge=0)
     """Seconds for which a request that failed is sent again, before those that it was to judge are unscored."""
 
+    @field_validator("extra")
+    @classmethod
+    def _no_secrets(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in value:
+            if is_secret(name):
+                raise ValueError(f"no keys or tokens, and {name} is one: name its variable, reward.model.key_variable")
+            if name in OURS:
+                raise ValueError(f"parameters that are not ours to set, and {name} is")
+        return value
+
     def key_part(self) -> dict[str, Any]:
-        how = {"price", "requests_per_minute", "tokens_per_minute", "timeout", "retry_for", "url", "key_variable"}
         price = None if self.price is None else self.price.model_dump()
-        return {**self.model_dump(mode="json", exclude=how), "price": price}
+        return {**self.model_dump(mode="json", exclude=HOW), "price": price}
 
 
 class ServedJudge(Served, PaidSpec):
@@ -71,6 +93,14 @@ class ServedJudge(Served, PaidSpec):
     key_path: ClassVar[str] = "reward.model"
 
     name: Literal["served"] = "served"
+    batch: bool = False
+    """Asks through OpenAI's Batch API: questions that come together are sent as one file, and answered within a day, in
+    most cases sooner, at half the price. How many groups come together says `judge.concurrency`. Corrections, and what
+    a batch has not answered, are asked one by one."""
+
+
+ADDRESS = ("api_base", "base_url")
+"""Parameters that tell LiteLLM where a model is."""
 
 
 class LiteLLMJudge(PaidSpec):
@@ -82,6 +112,10 @@ class LiteLLMJudge(PaidSpec):
     key_variable: str | None = Field(None, pattern=VARIABLE)
     """Environment variable that holds the provider's key; null takes the one that LiteLLM looks for."""
 
+    def key_part(self) -> dict[str, Any]:
+        part = super().key_part()
+        return {**part, "extra": {name: value for name, value in self.extra.items() if name not in ADDRESS}}
+
     def key(self) -> str | None:
         """The key; None leaves it to LiteLLM. Raises ResourceError where it is not in the environment."""
         if self.key_variable is not None:
@@ -92,13 +126,22 @@ class LiteLLMJudge(PaidSpec):
                     f"the key for {self.model}"
                 )
             return found
-        import litellm
+        from components.rewards.asking.litellm_here import litellm
 
-        missing = litellm.validate_environment(self.model)["missing_keys"]
+        try:
+            litellm().get_llm_provider(self.model)
+        except litellm().BadRequestError:
+            provider = self.model.partition("/")[0]
+            raise ResourceError(
+                f"reward.model.model={self.model}: LiteLLM knows no provider {provider}; expected one as in "
+                "anthropic/claude-sonnet-4-5. A server of your own: judge_model@reward.model=served"
+            ) from None
+        address = next((self.extra[name] for name in ADDRESS if self.extra.get(name)), None)
+        missing = litellm().validate_environment(self.model, api_base=address)["missing_keys"]
         if missing:
             raise ResourceError(
-                f"reward.model.model={self.model}: the environment lacks {', '.join(missing)}; set it, or name another "
-                "variable: reward.model.key_variable=NAME"
+                f"reward.model.model={self.model}: the environment lacks {', '.join(missing)}; set it, or name the "
+                "variable that holds the key: reward.model.key_variable=NAME"
             )
         return None
 

@@ -13,8 +13,8 @@ from components.rewards.asking.limits import Bucket, Limits
 from components.rewards.asking.meter import Meter
 
 
-def call(meter: Meter, cost: float | None, known: bool = True) -> None:
-    meter.begin("judge", known)
+def call(meter: Meter, cost: float | None) -> None:
+    meter.begin("judge", 0.0)
     meter.end(cost, 10, 5)
 
 
@@ -31,28 +31,28 @@ def test_a_call_that_would_lead_beyond_the_budget_is_not_begun():
     for _ in range(3):
         call(meter, 0.3)
     with pytest.raises(BudgetSpent, match=r"0\.9 of 1 is spent, .* higher judge\.budget"):
-        meter.begin("judge", True)
+        meter.begin("judge", 0.0)
     assert meter.spent == pytest.approx(0.9)
 
 
 def test_calls_under_way_are_reckoned_with():
     meter = Meter(budget=1.0)
     call(meter, 0.3)
-    meter.begin("judge", True)
-    meter.begin("judge", True)
+    meter.begin("judge", 0.0)
+    meter.begin("judge", 0.0)
     with pytest.raises(BudgetSpent):
-        meter.begin("judge", True)
+        meter.begin("judge", 0.0)
     meter.gave_up()
-    meter.begin("judge", True)
+    meter.begin("judge", 0.0)
 
 
 def test_a_budget_needs_prices():
     with pytest.raises(ResourceError, match=r"the price of some is not known.*reward\.model\.price\.input"):
-        Meter(budget=1.0).begin("some", False)
+        Meter(budget=1.0).begin("some", None)
     meter = Meter(budget=1.0)
     call(meter, None)  # it did not say how many tokens
     with pytest.raises(ResourceError, match="not known"):
-        meter.begin("some", True)
+        meter.begin("some", 0.0)
 
 
 def test_a_bucket_lets_through_what_a_minute_allows(monkeypatch):

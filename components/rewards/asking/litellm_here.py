@@ -1,0 +1,30 @@
+"""LiteLLM, told to keep to itself before it is imported for the first time.
+
+Left alone it fetches a table of prices from the network when it is imported, writes advertisements to the console at
+each error, and logs there by handlers of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from typing import Any
+
+LOCAL = ("LITELLM_LOCAL_MODEL_COST_MAP", "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS", "LITELLM_LOCAL_BLOG_POSTS")
+"""Tables that come with it, in place of those that it would fetch."""
+LOGGERS = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
+
+
+@functools.cache
+def litellm() -> Any:
+    """The package."""
+    for name in LOCAL:
+        os.environ.setdefault(name, "True")
+    import litellm as found
+
+    found.suppress_debug_info = True
+    found.telemetry = False
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what fails is raised
+    return found
