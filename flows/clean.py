@@ -10,6 +10,9 @@ were made from. What is left is shown with its reason and its size:
   each (held-out ones of evaluations in the rounds too). A run that misses one of them later makes it
   again, with what comes after it.
 
+Answers of judges are kept below the root for every later run, and stay: with `--answers` they can go, where no run is
+at work. Whoever asks the same afterwards pays again.
+
 `--forget RUN` drops the record of a run first, so that what only it needs can go. What is named as KEY goes alone, and
 is refused where a run needs it. Nothing is touched that a living process works on.
 """
@@ -31,6 +34,7 @@ from components.artifacts import Artifact, Store, read_artifact
 from components.errors import ArtifactError, EspalierError, ResourceError
 from flows.records import Records, RunRecord
 from flows.stage import DEFAULT_ROOT
+from flows.stages.judge import ANSWERS
 
 KEY_LENGTH = 64
 """Characters of a stage key (sha256, hex)."""
@@ -66,9 +70,12 @@ class Cleaner:
         self.artifacts = {artifact.key: artifact for artifact in self._artifacts()}
         self.needed_by = self._needed_by()
 
-    def waste(self, *, intermediate: bool = False) -> list[Waste]:
-        """Everything that can go, the largest first."""
-        found = [*self._unneeded(), *self._debris(), *(self._intermediate() if intermediate else [])]
+    def waste(self, *, intermediate: bool = False, answers: bool = False) -> list[Waste]:
+        """Everything that can go, the largest first. Raises ResourceError where answers are to go and a run is at
+        work."""
+        found = [*self._unneeded(), *self._debris()]
+        found += [*self._intermediate()] if intermediate else []
+        found += [*self._answers()] if answers else []
         return sorted(found, key=lambda one: (-one.bytes, one.path))
 
     def named(self, key: str) -> Waste:
@@ -154,6 +161,14 @@ class Cleaner:
                 yield Waste(str(path), "unfinished work", "the stage is done since", _size(path))
         for path in self.root.glob(".again-*"):
             yield Waste(str(path), "repeated stage", "its process is dead", _size(path))
+
+    def _answers(self) -> Iterator[Waste]:
+        folder = self.root / ANSWERS
+        for run in self.runs:
+            if self.records.alive(run):
+                raise ResourceError(f"--answers: run {run.short} is running now ({run.process}); stop it first")
+        if folder.is_dir():
+            yield Waste(str(folder), "answers of judges", "whoever asks the same pays again", _size(folder))
 
     def _intermediate(self) -> Iterator[Waste]:
         kept = {key for run in self.runs for key in _worth_keeping(run, self.artifacts)}
@@ -245,6 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--forget", action="append", default=[], metavar="RUN", help="a run that is not needed any more"
     )
     parser.add_argument("--intermediate", action="store_true", help="also checkpoints that are neither latest nor best")
+    parser.add_argument("--answers", action="store_true", help="also the kept answers of judges")
     parser.add_argument("--delete", action="store_true", help="delete it")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_intermixed_args(argv)
@@ -257,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.keys:
             waste = [cleaner.named(key) for key in options.keys]
         else:
-            waste = cleaner.waste(intermediate=options.intermediate)
+            waste = cleaner.waste(intermediate=options.intermediate, answers=options.answers)
         gone = cleaner.delete(waste) if options.delete else []
     except EspalierError as error:
         print(error, file=sys.stderr)

@@ -27,12 +27,11 @@ from pathlib import Path
 
 from components.artifacts import Artifact
 from components.errors import ResourceError
-from components.inference.spec import RemoteSpec
-from components.rewards.asking.spec import LiteLLMJudge, ServedJudge, asked_by
 from flows import feedback, fork
 from flows.feedback import Said
 from flows.fork import Fork
 from flows.guards import Guards
+from flows.keys import check_keys
 from flows.overlap import Beside, one_by_one
 from flows.records import Notice, Records, recording
 from flows.requests import Call, Requests
@@ -266,17 +265,6 @@ def _take_best(spec: ExperimentSpec, outcome: Outcome, on_notice: OnNotice) -> N
         on_notice(Notice("best", best.step, outcome.chosen))
 
 
-def _check_key(spec: ExperimentSpec) -> None:
-    """Raises ResourceError where the key of a remote engine or of a judge is not in the environment."""
-    teachers = [one for one in (spec.warmup and spec.warmup.teacher, spec.collect.teacher) if one]
-    for inference in (spec.inference, *(one.inference for one in teachers)):
-        if isinstance(inference, RemoteSpec):
-            inference.key()
-    for judge in (*asked_by(spec.reward), *asked_by(spec.evaluate.reward)):
-        if isinstance(judge, ServedJudge | LiteLLMJudge):
-            judge.key()
-
-
 def _writable(root: Path) -> None:
     """Raises ResourceError where nothing can be written below the root."""
     try:
@@ -306,7 +294,7 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
     root = Path(spec.root)
     if spec.fork is not None:
         fork.named(spec, spec.fork.partition("@")[0])  # before anything is made below the root
-    _check_key(spec)
+    check_keys(spec)
     _writable(root)
     context = Context.at(root, spec.store, lock_timeout=spec.compute.lock_timeout)
     context.store.check()

@@ -11,7 +11,8 @@ early, which policy is the best) it decides here as it will in the run; where th
 the last round and says that this is the most.
 
 Times are medians over the nearest earlier stages of this kind, by episode where the numbers of episodes differ, and by
-collection where a reward model learns from more than one. What runs beside a stage (`collect.overlap`) takes only the
+collection where a reward model learns from more than one. What judges cost is what they did for an episode in the
+latest stage with the same reward. What runs beside a stage (`collect.overlap`) takes only the
 time by which it is longer. A stage that was killed on its way counts with its last try
 only. Files are not verified: what is damaged is found by the run.
 """
@@ -30,11 +31,13 @@ from typing import Any
 
 from components.artifacts import Artifact, Store, stage_key
 from components.errors import EspalierError, GuardStruck, ResourceError, SpecError
+from components.rewards.asking.spec import PaidSpec, asked_by
 from components.rollout.live import FILE as LIVE
 from components.rollout.spec import CollectSpec
 from flows import feedback
 from flows.fork import resolve
 from flows.guards import RULES
+from flows.keys import missing_keys
 from flows.online_rl import online_rl
 from flows.overlap import Ahead, Found, one_by_one
 from flows.peek import Peek
@@ -71,7 +74,7 @@ class Planned:
     seconds: float | None
     """0 where it is cached; None where nothing like it has run."""
     cost: float | None
-    """By the prices in `compute`; None where the time is not known."""
+    """Of the machine, by the prices in `compute`, and of judges; None where the time or their cost is not known."""
     key: str | None
     """None where an input is not made yet."""
     beside: str | None = None
@@ -136,7 +139,8 @@ def plan(spec: ExperimentSpec) -> Plan:
         online_rl(spec, planner.call, begin=fork, on_notice=notices.append, beside=planner.beside, said=said)
     except GuardStruck as error:
         struck = error
-    decided = [one.message for one in notices if one.kind in ("early_stopping", "best")]
+    lacks = [f"it cannot begin yet: {text}" for text in missing_keys(spec)]
+    decided = [*lacks, *(one.message for one in notices if one.kind in ("early_stopping", "best"))]
     if struck is not None:
         return Plan(spec.name, spec.root, planner.planned, [*decided, f"a guard ends the run: {struck}"])
     open_ = _undecided(spec, planner.planned, {one.kind for one in notices})
@@ -205,6 +209,7 @@ class _Planner:
         if artifact is not None:
             status, seconds = "cached", 0.0
         price = self.spec.compute.hourly_price(request.stage)  # type: ignore[arg-type]  # a stage's name
+        judged = 0.0 if artifact is not None else self._judged(request, part)
         self.planned.append(
             Planned(
                 label=label,
@@ -215,7 +220,7 @@ class _Planner:
                 why=[] if artifact else self._why(request, key, part, nearest, missing, status),
                 where=self.spec.compute.placement(request.stage),  # type: ignore[arg-type]  # a stage's name
                 seconds=seconds,
-                cost=None if seconds is None else seconds / 3600 * price,
+                cost=None if seconds is None or judged is None else seconds / 3600 * price + judged,
                 key=key,
                 episodes=most_episodes(request),
             )
@@ -247,6 +252,23 @@ class _Planner:
         stage = STAGES[request.stage]
         digests = {name: self._store.known[key].digest for name, key in request.inputs.items()}
         return stage_key(stage.name, stage.version, part, digests, request.seed)
+
+    def _judged(self, request: Request, part: dict[str, Any]) -> float | None:
+        """What judges of a network cost that a stage asks; None where it is not known."""
+        if "reward" not in part or not any(isinstance(one, PaidSpec) for one in asked_by(self.spec.reward)):
+            return 0.0
+        episodes = most_episodes(request)
+        if request.stage == "judge":
+            source = self._labels.get(request.inputs["trajectories"])
+            episodes = next((one.episodes for one in self.planned if one.label == source), None)
+        for _, one in self._earlier:
+            manifest = self._store.manifest(one.key)
+            if manifest is None or manifest["spec"].get("reward") != part["reward"]:
+                continue
+            figures = manifest["metrics"]
+            if "cost" in figures and "unpriced" not in figures and episodes is not None:
+                return float(figures["cost"]) / (figures["scored"] + figures["unscored"]) * episodes
+        return None
 
     def _near(self, label: str, request: Request, part: dict[str, Any]) -> list[_Near]:
         """The earlier stages of this kind with the fewest differences; first one with the same label, the latest. A
@@ -402,9 +424,9 @@ def show(planned: Plan) -> str:
         out.print(table)
     known = [one.seconds - one.unnoticed for one in planned.stages if one.seconds is not None]
     unknown = len(planned.stages) - len(known)
-    least = "at least " if unknown else ""
     costs = [one.cost for one in planned.stages if one.cost is not None]
-    time_and_cost = f"{least}{duration(sum(known))}, cost {least}{sum(costs):.2f}"
+    least, more = ("at least " if len(found) < len(planned.stages) else "" for found in (known, costs))
+    time_and_cost = f"{least}{duration(sum(known))}, cost {more}{sum(costs):.2f}"
     total = (
         f"{planned.experiment}: {'at most ' if planned.at_most else ''}{len(planned.stages)} stages, "
         f"{planned.count('cached')} found, "
@@ -413,6 +435,8 @@ def show(planned: Plan) -> str:
     )
     if unknown:
         total += f"; the time of {unknown} is not known, for nothing like them has run below {planned.root}"
+    if len(costs) < len(known):
+        total += f"; what judges cost in {len(known) - len(costs)} is not known"
     return "\n".join([f"{text.get()}{total}", *planned.notes]) + "\n"
 
 

@@ -63,6 +63,7 @@ def _start(argv: list[str]) -> None:
     from hydra.errors import HydraException
 
     from flows.config import CONF, PRIMARY, check
+    from flows.keys import check_keys
 
     parser = get_args_parser()
     parser.prog = COMMAND
@@ -81,6 +82,7 @@ def _start(argv: list[str]) -> None:
         parser.error("--package goes with --cfg")
     if not (args.hydra_help or args.shell_completion or args.info):
         specs = check(args.overrides, multirun=args.multirun, config_dir=args.config_dir, values=args.cfg is None)
+        check_keys(*specs)
         if not any(override.startswith("hydra.sweep.dir=") for override in args.overrides):
             args.overrides.append(f"hydra.sweep.dir={_quoted(_sweep_folder(specs))}")
     version.setbase("1.3")

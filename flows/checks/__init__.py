@@ -29,6 +29,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     models.local_model,
     judging.reward,
     judging.others,
+    judging.judges,
     judging.reward_model,
     judging.refresh,
     learning.overlap,

@@ -15,6 +15,8 @@ from components.errors import Problem, ResourceError, SpecError
 from components.evaluation.spec import CalibrateSpec, EvaluateSpec
 from components.filters.chain import Chain, links
 from components.inference.spec import InferenceSpec, RemoteSpec
+from components.rewards.asking.spec import ServedJudge, asked_by
+from components.rewards.spec import JudgeSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
 from components.trajectories.step_labels import CONTINUED
@@ -64,6 +66,32 @@ def others(evaluate: EvaluateSpec, calibrate: CalibrateSpec, environment: Target
         yield Problem(
             "calibrate.solutions", f"true, and {environment.target} has no solve(scenario); expected null or false"
         )
+
+
+def judges(reward: Target, judge: JudgeSpec, collect: CollectSpec, evaluate: EvaluateSpec) -> Iterator[Problem]:
+    """What the models that a reward asks need of the rest."""
+    thing = reward.factory()
+    together = hasattr(thing, "score_group")
+    most = max(collect.scenarios * (1 if together else collect.group_size), evaluate.scenarios or 0)
+    for one in [*asked_by(reward), *asked_by(evaluate.reward)]:
+        if isinstance(one, ServedJudge) and one.price is None and judge.budget is not None:
+            yield Problem(
+                "judge.budget",
+                f"{judge.budget:g} cannot be kept: what {one.model} costs is not known; expected its price for a "
+                "million tokens, reward.model.price={input: 2.0, output: 8.0}, or judge.budget=null",
+            )
+        if isinstance(one, ServedJudge) and one.batch and judge.concurrency < most:
+            what = "groups" if together else "episodes"
+            yield Problem(
+                "judge.concurrency",
+                f"{judge.concurrency}: so many {what} are in one batch, and a batch may take a day; expected at least "
+                f"{most}, so that those of a stage are one",
+            )
+        limits = ("requests_per_minute", "tokens_per_minute")
+        for name in limits if isinstance(one, ServedJudge) and one.batch else ():
+            if getattr(one, name) is not None:
+                value = f"{getattr(one, name):g}"
+                yield Problem(f"reward.model.{name}", f"{value}: batches have none; expected null, or batch=false")
 
 
 def refresh(reward_model: RewardModelPartSpec | None, rounds: int, guards: GuardsSpec) -> Iterator[Problem]:
