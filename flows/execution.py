@@ -69,6 +69,8 @@ class Done:
     """By the monotonic clock."""
     cost: float = 0.0
     """What it cost now: its judges and its machine; nothing where it was found."""
+    unpriced: int = 0
+    """Calls of judges, made now, whose price nobody knows; they are not in the cost."""
     unnoticed: float = 0.0
     """Seconds of it in which another stage ran that the run would have waited for anyway."""
 
@@ -133,7 +135,8 @@ class Execution:
         ended = time.monotonic()
         logger.info("%s %s in %s: %s %s", label, status, duration(ended - start), artifact.kind, artifact.key)
         cost = self._cost(artifact, status, ended - start)
-        return Done(label, step, artifact, status, ended - start, request, ended, cost)
+        unpriced = 0 if status == "cached" else int(artifact.metrics.get("unpriced_calls", 0))
+        return Done(label, step, artifact, status, ended - start, request, ended, cost, unpriced)
 
     def beside(self, done: Done, other: str, until: float) -> Done:
         """The same, of what was done while a stage of the kind `other` ran, which ended then. The machine is paid for

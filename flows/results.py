@@ -66,6 +66,10 @@ class Results:
     """Why the rounds ended before their number, and how the final policy was chosen."""
     stopped: bool = False
     """Whether the rounds ended before their number."""
+    cost: float = 0.0
+    """Of all stages in this run: judges and machines, in the currency of their prices."""
+    unpriced_calls: int = 0
+    """Calls of judges that are not in the cost, because nobody knows their price."""
 
     @property
     def last(self) -> dict[str, Any]:
@@ -97,6 +101,8 @@ class Results:
                 "episodes": self.episodes,
                 "seconds": round(self.seconds, 2),
                 "stage_seconds": self.stage_seconds,
+                "cost": round(self.cost, 6),
+                "unpriced_calls": self.unpriced_calls,
                 "peak_memory_gb": self.peak_memory_gb,
                 "stages": self.stages,
                 "export": self.export,
@@ -247,9 +253,10 @@ def conclude(execution: Execution, outcome: Outcome, overrides: Sequence[str], *
         in_rounds={one.step: _summary(one.evaluation) for one in outcome.measured[1:]},
         notices=outcome.decisions,
         stopped=outcome.stopped is not None,
+        cost=sum(one.cost for one in execution.done.values()),
+        unpriced_calls=sum(one.unpriced for one in execution.done.values()),
     )
-    cost = sum(one.cost for one in execution.done.values())
-    tracker.log_metrics({"time/total": seconds, "cost/total": cost}, outcome.last_step)
+    tracker.log_metrics({"time/total": seconds, "cost/total": results.cost}, outcome.last_step)
     tracker.set_tags({"final_step": str(outcome.step)})
     return results
 
@@ -286,7 +293,9 @@ def show(results: Results, execution: Execution, prefect_ui: str) -> None:
     for text in results.differences_text():
         console.line(text)
     ran = sum(status == "ran" for status in results.stages.values())
-    console.line(f"{len(results.stages)} stages, {ran} ran, in {duration(results.seconds)}")
+    cost = f", cost {results.cost:.4g}" if results.cost else ""
+    cost += f", and {results.unpriced_calls} calls of judges at a price unknown" if results.unpriced_calls else ""
+    console.line(f"{len(results.stages)} stages, {ran} ran, in {duration(results.seconds)}{cost}")
     if results.export:
         console.line(f"model:   {results.export} (registered as {results.model})")
     console.line(f"report:  {results.report}")
@@ -312,7 +321,16 @@ def _report(
     assert execution.tracker is not None
     scores = {name: _scores(artifact) for name, artifact in outcome.evaluations.items()}
     stages = [
-        StageRow(one.label, one.artifact.stage, one.status, one.seconds, one.artifact.key, one.artifact.digest)
+        StageRow(
+            one.label,
+            one.artifact.stage,
+            one.status,
+            one.seconds,
+            one.artifact.key,
+            one.artifact.digest,
+            one.cost,
+            one.unpriced,
+        )
         for one in execution.done.values()
     ]
     return render(

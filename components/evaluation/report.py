@@ -90,6 +90,10 @@ class StageRow:
     """Time that it took in this run."""
     key: str
     digest: str
+    cost: float = 0.0
+    """What it cost in this run, in the currency of the prices."""
+    unpriced: int = 0
+    """Calls of judges that are not in the cost, because nobody knows their price."""
 
 
 @dataclass(frozen=True)

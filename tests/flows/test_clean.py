@@ -184,3 +184,23 @@ def test_the_command_lists_and_sums_up(tmp_path, capsys):
     assert main(["--root", str(tmp_path / "nowhere")]) == 2
     assert "--root DIR" in capsys.readouterr().err
     assert os.listdir(tmp_path / "artifacts")
+
+
+def test_answers_of_judges_stay_until_they_are_named(tmp_path):
+    pretend(tmp_path, rounds=1)
+    answers = tmp_path / "answers"
+    answers.mkdir()
+    (answers / "answers.sqlite").write_bytes(b"x" * 10)
+    assert waste(tmp_path, intermediate=True) == {}
+    assert waste(tmp_path, answers=True) == {"answers": "whoever asks the same pays again"}
+    assert main(["--root", str(tmp_path), "--answers", "--delete"]) == 0
+    assert not answers.exists()
+    assert waste(tmp_path, answers=True) == {}
+
+
+def test_answers_of_judges_stay_while_a_run_is_at_work(tmp_path):
+    pretend(tmp_path, rounds=1)
+    (tmp_path / "answers").mkdir()
+    options = {"name": "x", "seed": 0, "spec": {}, "overrides": (), "sweep": None, "git_commit": None, "forked": {}}
+    with recording(tmp_path, "a" * 32, **options), pytest.raises(ResourceError, match="is running now"):
+        waste(tmp_path, answers=True)

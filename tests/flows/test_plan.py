@@ -288,3 +288,43 @@ print(sorted({{"torch", "transformers", "prefect", "mlflow", "trl", "peft"}} & s
     done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
     assert Records(tmp_path).all() == []
+
+
+def judged(root: Path, **price):
+    """A reward that asks a judge behind a URL."""
+    asks = {"name": "served", "url": "http://127.0.0.1:9/v1", "model": "judge", **price}
+    return {"reward": {"_target_": "components.rewards.ruler.Ruler", "model": asks}}
+
+
+def test_what_judges_cost_follows_from_what_they_did_for_an_episode_with_the_same_reward(tmp_path):
+    changes = judged(tmp_path, price={"input": 1, "output": 2})
+    figures = {"cost": 0.6, "scored": 5.0, "unscored": 1.0}  # 0.1 an episode
+    pretend(tmp_path, rounds=1, metrics={"judge[1]": figures, "evaluate[final]": figures}, **changes)
+    found = plan(spec_of(tmp_path, rounds=1, seed=1, collect={"scenarios": 8, "group_size": 2}, **changes))
+    by_label = {one.label: one for one in found.stages}
+    assert by_label["judge[1]"].cost == pytest.approx(1.6)
+    assert by_label["collect[1]"].cost == 0
+    other = {"reward": {**changes["reward"], "seed": 7}}
+    assert {one.label: one.cost for one in plan(spec_of(tmp_path, rounds=1, **other)).stages}["judge[1]"] is None
+    free = plan(spec_of(tmp_path, rounds=1, seed=1))
+    assert {one.cost for one in free.stages if one.stage == "judge"} == {0}
+
+
+def test_what_judges_of_unknown_price_cost_is_not_known(tmp_path):
+    changes = judged(tmp_path)
+    figures = {"cost": 0.0, "unpriced": 6.0, "scored": 6.0, "unscored": 0.0}
+    pretend(tmp_path, rounds=1, metrics={"judge[1]": figures}, **changes)
+    found = plan(spec_of(tmp_path, rounds=1, seed=1, **changes))
+    assert {one.label: one.cost for one in found.stages}["judge[1]"] is None
+    assert found.cost is None
+    assert "what judges cost in" in show(found)
+
+
+def test_a_key_that_is_missing_is_said(tmp_path, monkeypatch):
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    found = plan(spec_of(tmp_path, **judged(tmp_path, key_variable="JUDGE_KEY")))
+    assert "it cannot begin yet: reward.model.key_variable: the environment variable JUDGE_KEY is not set" in show(
+        found
+    )
+    monkeypatch.setenv("JUDGE_KEY", "x")
+    assert "cannot begin" not in show(plan(spec_of(tmp_path, **judged(tmp_path, key_variable="JUDGE_KEY"))))

@@ -55,6 +55,8 @@ def test_the_json_line_has_every_field_and_null_for_what_there_is_not():
         "episodes": 20,
         "seconds": 12.35,
         "stage_seconds": {},
+        "cost": 0.0,
+        "unpriced_calls": 0,
         "peak_memory_gb": 0.0,
         "stages": {"evaluate[start]": "cached", "train[1]": "ran"},
         "export": None,
