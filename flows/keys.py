@@ -1,5 +1,5 @@
-"""The keys that a run will need, looked for before it begins: whoever lacks one learns it before anything is played or
-paid for."""
+"""The keys and prices that a run will need, looked for before it begins: whoever lacks one learns it before anything is
+played or paid for."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from flows.spec import ExperimentSpec
 
 
 def check_keys(*specs: ExperimentSpec) -> None:
-    """Raises ResourceError, which names every key that is not in the environment."""
-    if missing := list(dict.fromkeys(text for spec in specs for text in missing_keys(spec))):
+    """Raises ResourceError, which names every key that is not in the environment, and every judge whose price nobody
+    knows though a budget is to be kept."""
+    if missing := list(dict.fromkeys(text for spec in specs for text in lacking(spec))):
         raise ResourceError("\n".join(missing))
 
 
-def missing_keys(spec: ExperimentSpec) -> Iterator[str]:
-    """What is missing for the remote engines and the judges of an experiment."""
+def lacking(spec: ExperimentSpec) -> Iterator[str]:
+    """What the remote engines and the judges of an experiment lack."""
     teachers = [one for one in (spec.warmup and spec.warmup.teacher, spec.collect.teacher) if one]
     engines = [spec.inference, *(one.inference for one in teachers)]
     judges = [*asked_by(spec.reward), *asked_by(spec.evaluate.reward)]
@@ -28,3 +29,16 @@ def missing_keys(spec: ExperimentSpec) -> Iterator[str]:
                 one.key()
             except ResourceError as error:
                 yield str(error)
+            else:
+                if isinstance(one, LiteLLMJudge) and one.price is None and spec.judge.budget is not None:
+                    yield from _unpriced(one.model, spec.judge.budget)
+
+
+def _unpriced(model: str, budget: float) -> Iterator[str]:
+    from components.rewards.asking.litellm_here import listed
+
+    if not listed(model):
+        yield (
+            f"judge.budget={budget:g} cannot be kept: LiteLLM knows no price of {model}; give it, for a million "
+            "tokens: reward.model.price={input: 2.0, output: 8.0}; or judge.budget=null"
+        )

@@ -37,7 +37,7 @@ from components.rollout.spec import CollectSpec
 from flows import feedback
 from flows.fork import resolve
 from flows.guards import RULES
-from flows.keys import missing_keys
+from flows.keys import lacking
 from flows.online_rl import online_rl
 from flows.overlap import Ahead, Found, one_by_one
 from flows.peek import Peek
@@ -139,7 +139,7 @@ def plan(spec: ExperimentSpec) -> Plan:
         online_rl(spec, planner.call, begin=fork, on_notice=notices.append, beside=planner.beside, said=said)
     except GuardStruck as error:
         struck = error
-    lacks = [f"it cannot begin yet: {text}" for text in missing_keys(spec)]
+    lacks = [f"it cannot begin yet: {text}" for text in lacking(spec)]
     decided = [*lacks, *(one.message for one in notices if one.kind in ("early_stopping", "best"))]
     if struck is not None:
         return Plan(spec.name, spec.root, planner.planned, [*decided, f"a guard ends the run: {struck}"])

@@ -28,3 +28,14 @@ def litellm() -> Any:
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what fails is raised
     return found
+
+
+def listed(model: str) -> bool:
+    """Whether LiteLLM's table has a price. It has 0 where it knows of the model and not of its price."""
+    known = litellm().model_cost
+    name, provider, *_ = litellm().get_llm_provider(model)
+    of_name = known.get(name, {})
+    row = known.get(model) or known.get(f"{provider}/{name}") or of_name
+    if row is of_name and of_name.get("litellm_provider") != provider:
+        return False
+    return all((row.get(f"{way}_cost_per_token") or 0) > 0 for way in ("input", "output"))

@@ -13,7 +13,7 @@ from components.client import AGAIN, SHOWN, Failed, Patience, asked_to_wait, pat
 from components.errors import JudgeError, ResourceError
 from components.redaction import MASK, is_secret
 from components.rewards.asking.asker import Answer, Messages
-from components.rewards.asking.litellm_here import litellm
+from components.rewards.asking.litellm_here import listed, litellm
 from components.rewards.asking.served import LESS, NO_MONEY, NotKnown, Structured, about_format, body, of_completion
 from components.rewards.asking.spec import LiteLLMJudge
 
@@ -30,7 +30,7 @@ class Provided:
         self._key = spec.key()
         self._structured: Structured = spec.structured
         self._patience = Patience(spec.timeout, spec.retry_for, "reward.model")
-        self.priced = spec.price is not None or _listed(spec.model)
+        self.priced = spec.price is not None or listed(spec.model)
 
     def price(self, read: int, written: int) -> float:
         if self._spec.price is not None:
@@ -97,17 +97,6 @@ class Provided:
 
     def close(self) -> None:
         """Nothing is held here."""
-
-
-def _listed(model: str) -> bool:
-    """Whether LiteLLM's table has a price. It has 0 where it knows of the model and not of its price."""
-    known = litellm().model_cost
-    name, provider, *_ = litellm().get_llm_provider(model)
-    of_name = known.get(name, {})
-    row = known.get(model) or known.get(f"{provider}/{name}") or of_name
-    if row is of_name and of_name.get("litellm_provider") != provider:
-        return False
-    return all((row.get(f"{way}_cost_per_token") or 0) > 0 for way in ("input", "output"))
 
 
 def _as_sent(completion: dict[str, Any]) -> dict[str, Any]:
