@@ -11,7 +11,9 @@ from components.specs import Spec
 
 class JudgeSpec(Spec):
     concurrency: int = Field(16, ge=1)
-    """Judgements under way at once, of a reward that waits: one that is `async` or says `blocking = True`."""
+    """Judgements under way at once, of a reward that waits: one that is `async` or says `blocking = True`. Where a
+    judge is asked in batches, also how many come into one: then at least as many as a stage has. The episodes of four
+    times as many are in memory."""
     budget: float | None = Field(None, gt=0)
     """Most that the judges of one stage may cost, in the currency of their prices. Where it is spent the run ends; what
     was judged is kept, and the same command with a higher budget goes on. None is no limit."""

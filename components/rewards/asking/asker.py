@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from components.rewards.asking.kept import KeptAnswers, digest
-from components.rewards.asking.limits import Limits
+from components.rewards.asking.limits import Guess, Limits
 from components.rewards.asking.spec import (
     EmbeddedJudge,
     JudgeModel,
@@ -16,9 +16,6 @@ from components.rewards.asking.spec import (
     ServedJudge,
 )
 from components.rewards.protocol import Means
-
-CHARACTERS_PER_TOKEN = 4
-"""For a first guess of what a request needs, corrected by what it did."""
 
 KEPT = ("text", "prompt_tokens", "completion_tokens", "cut_off", "refusal", "share")
 """Of an answer."""
@@ -78,6 +75,7 @@ class Asker:
         self._identity = [spec.key_part() | {"price": None}, getattr(self._way, "version", "")]
         paid = spec if isinstance(spec, PaidSpec) else None
         self._limits = Limits(paid.requests_per_minute, paid.tokens_per_minute) if paid else Limits(None, None)
+        self._guess = Guess(spec.max_tokens)
 
     async def ask(
         self, messages: Messages, schema: dict[str, Any] | None = None, repeat: int = 0, at_once: bool = False
@@ -88,16 +86,19 @@ class Asker:
         if self._kept is not None and (found := self._kept.find(asked)) is not None:
             self._meter.kept += 1
             return self._priced(Answer(**found, asked=asked))
-        expected = sum(len(one["content"]) for one in messages) / CHARACTERS_PER_TOKEN
-        self._meter.begin(self.name, self._way.price(int(expected), 0) if self._way.priced else None)
+        characters = sum(len(one["content"]) for one in messages)
+        least = self._way.price(int(self._guess.read(characters)), 0) if self._way.priced else None
+        self._meter.begin(self.name, least)
         try:
-            await self._limits.wait(expected)
+            expected = await self._limits.wait(lambda: self._guess.read(characters) + self._guess.written())
             answer = self._priced(replace(await self._way.call(messages, schema, asked, at_once), asked=asked))
         except BaseException:
             self._meter.gave_up()
             raise
         prompt, completion = answer.prompt_tokens or 0, answer.completion_tokens or 0
-        self._limits.used(expected, prompt + completion)
+        if answer.prompt_tokens is not None and answer.completion_tokens is not None:
+            self._limits.used(expected, prompt + completion)
+            self._guess.learn(characters, prompt, completion)
         self._meter.end(answer.cost, prompt, completion)
         return answer
 

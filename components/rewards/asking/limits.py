@@ -1,39 +1,69 @@
 """Limits by the minute: of requests, and of tokens.
 
-A bucket holds what a tenth of a minute allows, and fills evenly: whoever takes more than is there waits. So no minute
-sees more than its limit and a tenth, and requests do not come in bursts.
+A bucket holds a tenth of what a minute allows, and fills evenly with the rest of it in every minute: whoever takes more
+than is there waits. So no minute sees more than its limit, requests do not come in bursts, and nine tenths of the limit
+can be used.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
-BURST = 6.0
-"""Seconds' worth that may be taken at once."""
+HELD = 0.1
+"""Of a minute's limit, that may be taken at once; at least one request, and of the smallest limits a half."""
+LOOK = 0.2
+"""Seconds after which it is looked again: answers may have needed fewer tokens than were taken for them."""
+CHARACTERS_PER_TOKEN = 4
+"""For a first guess."""
 
 
 class Bucket:
     """Filled evenly."""
 
     def __init__(self, per_minute: float):
-        self._rate = per_minute / 60
-        self._most = max(self._rate * BURST, 1.0)
+        self._most = min(max(per_minute * HELD, 1.0), per_minute / 2)
+        self._rate = (per_minute - self._most) / 60
         self._level = self._most
         self._when = time.monotonic()
 
-    def take(self, amount: float) -> float:
-        """Takes it, and says how many seconds to wait before it is used. What is taken may be more than there ever is:
-        then the bucket is in debt."""
+    def lacking(self, amount: float) -> float:
+        """Seconds until it may be taken. What is more than there ever is may be taken from a full bucket, which is in
+        debt then."""
         now = time.monotonic()
         self._level = min(self._most, self._level + (now - self._when) * self._rate)
         self._when = now
+        return max(min(amount, self._most) - self._level, 0.0) / self._rate
+
+    def take(self, amount: float) -> None:
         self._level -= amount
-        return max(-self._level / self._rate, 0.0)
 
     def give_back(self, amount: float) -> None:
         """Of what was taken, this was not used; negative where more was used than was taken."""
         self._level += amount
+
+
+class Guess:
+    """How many tokens a question needs, by those before it. most: that an answer may have; so many are expected of the
+    first."""
+
+    def __init__(self, most: int):
+        self._most = most
+        self._characters, self._read = float(CHARACTERS_PER_TOKEN), 1.0
+        self._answers, self._written = 0, 0
+
+    def read(self, characters: int) -> float:
+        return characters * self._read / self._characters
+
+    def written(self) -> float:
+        return self._written / self._answers if self._answers else float(self._most)
+
+    def learn(self, characters: int, read: int, written: int) -> None:
+        self._characters += characters
+        self._read += read
+        self._answers += 1
+        self._written += written
 
 
 class Limits:
@@ -42,13 +72,26 @@ class Limits:
     def __init__(self, requests_per_minute: float | None, tokens_per_minute: float | None):
         self._requests = Bucket(requests_per_minute) if requests_per_minute else None
         self._tokens = Bucket(tokens_per_minute) if tokens_per_minute else None
+        self._turn = asyncio.Lock()
 
-    async def wait(self, tokens: float) -> None:
-        """Until a request of about so many tokens may be sent."""
-        waits = [self._requests.take(1)] if self._requests else []
-        waits += [self._tokens.take(tokens)] if self._tokens else []
-        if waits and max(waits) > 0:
-            await asyncio.sleep(max(waits))
+    async def wait(self, tokens: Callable[[], float]) -> float:
+        """Until a request may be sent, one after the other. tokens: that it may need, as far as is known by now.
+        Returns how many were taken for it."""
+        if self._requests is None and self._tokens is None:
+            return 0.0
+        async with self._turn:
+            while True:
+                expected = tokens()
+                seconds = self._requests.lacking(1) if self._requests else 0.0
+                seconds = max(seconds, self._tokens.lacking(expected) if self._tokens else 0.0)
+                if seconds <= 0:
+                    break
+                await asyncio.sleep(min(seconds, LOOK))
+            if self._requests:
+                self._requests.take(1)
+            if self._tokens:
+                self._tokens.take(expected)
+            return expected
 
     def used(self, expected: float, tokens: float) -> None:
         """A request for which `expected` tokens were taken needed so many."""

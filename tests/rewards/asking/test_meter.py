@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from bisect import bisect_left
 
 import pytest
 
 from components.errors import BudgetSpent, ResourceError
 from components.rewards.asking.kept import KeptAnswers, digest
-from components.rewards.asking.limits import Bucket, Limits
+from components.rewards.asking.limits import Bucket, Guess, Limits
 from components.rewards.asking.meter import Meter
 
 
@@ -55,34 +56,60 @@ def test_a_budget_needs_prices():
         meter.begin("some", 0.0)
 
 
+class Clock:
+    """Time that passes only in sleep."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr("components.rewards.asking.limits.time.monotonic", lambda: self.now)
+
+    def take(self, bucket: Bucket, amount: float) -> float:
+        """Waits until it may, and takes it; the time of that."""
+        self.now += bucket.lacking(amount)
+        bucket.take(amount)
+        return self.now
+
+
 def test_a_bucket_lets_through_what_a_minute_allows(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("components.rewards.asking.limits.time.monotonic", lambda: now[0])
-    bucket = Bucket(60)  # one a second, six at once
-    assert [bucket.take(1) for _ in range(8)] == pytest.approx([0, 0, 0, 0, 0, 0, 1, 2])
-    now[0] += 3
-    assert bucket.take(1) == pytest.approx(0)
-    assert bucket.take(100) == pytest.approx(100)
-    bucket.give_back(90)
-    assert bucket.take(1) == pytest.approx(11)
+    clock = Clock(monkeypatch)
+    bucket = Bucket(60)  # six at once, and 54 in each minute
+    assert [clock.take(bucket, 1) - 100 for _ in range(8)] == pytest.approx([0, 0, 0, 0, 0, 0, 1 / 0.9, 2 / 0.9])
+    before = clock.now
+    assert clock.take(bucket, 96) == pytest.approx(
+        before + 6 / 0.9
+    )  # what is more than a bucket holds: when it is full
+    assert bucket.lacking(1) == pytest.approx(91 / 0.9)
+    bucket.give_back(81)
+    assert bucket.lacking(1) == pytest.approx(10 / 0.9)
 
 
-def test_no_minute_sees_more_requests_than_its_limit_and_a_tenth(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("components.rewards.asking.limits.time.monotonic", lambda: now[0])
-    bucket = Bucket(120)
-    sent = [now[0] + bucket.take(1) for _ in range(1000)]
-    assert max(sum(start <= one < start + 60 for one in sent) for start in sent) <= 120 * 1.1 + 1
+@pytest.mark.parametrize("limit", [1, 3, 10, 120, 600])
+def test_no_minute_sees_more_requests_than_its_limit_nor_far_fewer(monkeypatch, limit):
+    clock = Clock(monkeypatch)
+    bucket = Bucket(limit)
+    clock.now += 1000
+    begin = clock.now
+    sent = [clock.take(bucket, 1) for _ in range(12 * limit)]
+    assert max(bisect_left(sent, start + 60 - 1e-6) - i for i, start in enumerate(sent)) <= limit
+    assert len(sent) / ((sent[-1] - begin) / 60) >= (0.8 if limit >= 5 else 0.49) * limit
 
 
 def test_tokens_are_corrected_by_what_was_needed():
     async def play():
-        limits = Limits(None, 6000)  # a hundred a second
-        await limits.wait(500)
-        limits.used(500, 100)
-        return limits._tokens.take(500)
+        limits = Limits(None, 6000)  # ninety a second
+        taken = await limits.wait(lambda: 500)
+        limits.used(taken, 100)
+        return limits._tokens.lacking(500)
 
     assert asyncio.run(play()) == pytest.approx(0, abs=0.1)
+
+
+def test_what_a_question_needs_is_learned_from_those_before_it():
+    guess = Guess(most=2000)
+    assert (guess.read(400), guess.written()) == (100, 2000)
+    guess.learn(4000, 2000, 50)
+    guess.learn(4000, 2000, 150)
+    assert (guess.read(400), guess.written()) == (pytest.approx(200, rel=1e-3), 100)
 
 
 def test_answers_are_found_again_by_content_in_another_process_or_thread(tmp_path):

@@ -1,0 +1,93 @@
+"""What a run lacks is said before it begins: by the command, for a sweep, and whoever asks."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows import run
+from flows.config import check
+from flows.keys import lacking
+from tests.flows.test_cli import command
+
+ASKS = ["+experiment=smoke", "reward=ruler", "reward.model.model=judge", "reward.model.url=http://127.0.0.1:9/v1"]
+NESTED = (
+    "reward.independent={_target_: components.rewards.ruler.Ruler, model: {name: served, url: 'http://127.0.0.1:9/v1', "
+    "model: other, key_variable: OTHER_KEY}}"
+)
+LITELLM = ["+experiment=smoke", "reward=ruler", "judge_model@reward.model=litellm"]
+
+
+@pytest.fixture(autouse=True)
+def _none(monkeypatch):
+    for name in ("JUDGE_KEY", "OTHER_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def refused(capsys, *arguments):
+    """What the command says, which does not begin."""
+    with pytest.raises(SystemExit) as end:
+        run.main(list(arguments))
+    out, said = capsys.readouterr()
+    assert (end.value.code, out) == (2, "")
+    assert "Traceback" not in said
+    return said
+
+
+def test_the_key_of_a_judge_is_named_before_anything_is_made(tmp_path):
+    done = command(*ASKS, "reward.model.key_variable=NO_SUCH_KEY", f"root={tmp_path / 'root'}")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "reward.model.key_variable: the environment variable NO_SUCH_KEY is not set; set it to the key of "
+        "http://127.0.0.1:9/v1"
+    ]
+    assert not (tmp_path / "root").exists()
+
+
+def test_that_of_a_provider_is_named_as_litellm_names_it(tmp_path, capsys):
+    line = [*LITELLM, "reward.model.model=openai/gpt-4.1-mini", f"root={tmp_path / 'root'}"]
+    assert "the environment lacks OPENAI_API_KEY; set it" in refused(capsys, *line)
+    assert "variable JUDGE_KEY is not set" in refused(capsys, *line, "reward.model.key_variable=JUDGE_KEY")
+    assert not (tmp_path / "root").exists()
+
+
+def test_all_that_is_missing_is_said_at_once_that_of_a_judge_inside_of_another_reward_too(tmp_path, capsys):
+    said = refused(capsys, *ASKS, NESTED, "reward.model.key_variable=JUDGE_KEY", f"root={tmp_path / 'root'}")
+    assert [word in said for word in ("JUDGE_KEY is not set", "OTHER_KEY is not set")] == [True, True]
+
+
+def test_a_sweep_does_not_begin_where_one_of_its_points_lacks_a_key(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "x")
+    points = "reward.model.key_variable=JUDGE_KEY,OTHER_KEY"
+    said = refused(capsys, "-m", *ASKS, points, f"root={tmp_path / 'root'}")
+    assert said.count("is not set") == 1
+    assert "OTHER_KEY" in said
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_budget_needs_a_price_that_litellm_knows(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "x")
+
+    def of(*more):
+        return list(lacking(check([*LITELLM, "judge.budget=1", *more])[0]))
+
+    assert of("reward.model.model=openai/gpt-4.1-mini") == []
+    (text,) = of("reward.model.model=openai/unheard-of")
+    assert "judge.budget=1 cannot be kept: LiteLLM knows no price of openai/unheard-of" in text
+    assert of("reward.model.model=openai/unheard-of", "reward.model.price={input: 1, output: 2}") == []
+
+
+def test_a_budget_needs_a_price_of_a_server(capsys):
+    said = refused(capsys, *ASKS, "judge.budget=0.5")
+    assert "judge.budget: 0.5 cannot be kept: what judge costs is not known" in said
+    check([*ASKS, "judge.budget=0.5", "reward.model.price={input: 1, output: 2}"])
+
+
+def test_batches_need_as_many_questions_at_once_as_a_stage_has(capsys):
+    line = [*ASKS, "reward.model.batch=true", "collect.scenarios=40"]
+    said = refused(capsys, *line)
+    assert "judge.concurrency: 16: so many groups are in one batch" in said
+    assert "expected at least 40" in said
+    check([*line, "judge.concurrency=40"])
+    said = refused(capsys, *line, "judge.concurrency=40", "reward.model.requests_per_minute=5")
+    assert "reward.model.requests_per_minute: 5: batches have none" in said
