@@ -352,3 +352,17 @@ def test_the_parts_of_a_reward_are_drawn_and_shown_with_the_examples():
     assert "style: <b>" not in html
     assert shown.count("mean of this part of the reward") == 2
     assert "components/style/length" in shown
+
+
+def test_what_stages_cost_is_shown_and_what_nobody_knows_beside_it():
+    rows = [
+        StageRow("judge[1]", "judge", "ran", 1.0, "a" * 64, "b" * 64, cost=0.25),
+        StageRow("judge[2]", "judge", "ran", 1.0, "c" * 64, "d" * 64, unpriced=7),
+    ]
+    base = {"experiment": "x", "run_id": "r", "created": "now", "seed": 0}
+    html = render(Report(**base, stages=rows))
+    assert "<th>Cost</th>" in html
+    assert '<td class="num">0.25</td>' in html
+    assert '<td class="num"><span class="range">7 calls of unknown price</span></td>' in html
+    free = StageRow("train[1]", "train", "ran", 1.0, "a" * 64, "b" * 64)
+    assert "<th>Cost</th>" not in render(Report(**base, stages=[free]))
