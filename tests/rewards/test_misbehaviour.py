@@ -153,7 +153,7 @@ def test_one_that_does_not_mend_leaves_unscored_what_it_did_not_score(name):
 BROKEN_LINE = {
     "too many requests": replies.TOO_MANY,
     "too many requests, and when again": replies.wait(0.05),
-    "too many requests, and when again, as OpenAI says it": replies.wait_as_openai(50),
+    "too many requests, and when again, as OpenAI says it": replies.wait_as_openai(0.05),
     "500": replies.OVERLOADED,
     "503": replies.UNAVAILABLE,
     "hung up": replies.HUNG_UP,
