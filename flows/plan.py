@@ -255,7 +255,8 @@ class _Planner:
 
     def _judged(self, request: Request, part: dict[str, Any]) -> float | None:
         """What judges of a network cost that a stage asks; None where it is not known."""
-        if "reward" not in part or not any(isinstance(one, PaidSpec) for one in asked_by(self.spec.reward)):
+        own = self.spec.evaluate.reward if request.stage == "evaluate" else None
+        if "reward" not in part or not any(isinstance(one, PaidSpec) for one in asked_by(own or self.spec.reward)):
             return 0.0
         episodes = most_episodes(request)
         if request.stage == "judge":
@@ -266,8 +267,9 @@ class _Planner:
             if manifest is None or manifest["spec"].get("reward") != part["reward"]:
                 continue
             figures = manifest["metrics"]
-            if "cost" in figures and "unpriced" not in figures and episodes is not None:
-                return float(figures["cost"]) / (figures["scored"] + figures["unscored"]) * episodes
+            judged = figures.get("scored", 0.0) + figures.get("unscored", 0.0)
+            if judged and episodes is not None and "unpriced" not in figures:
+                return float(figures["cost"]) / judged * episodes
         return None
 
     def _near(self, label: str, request: Request, part: dict[str, Any]) -> list[_Near]:

@@ -79,7 +79,7 @@ class Graded:
         answers: list[Answer] = []
         try:
             for _ in range(2):
-                answers.append(await asker.ask(messages))
+                answers.append(await asker.ask(messages, at_once=bool(answers)))  # a correction waits for no batch
                 cost = added(cost, answers[-1].cost)
                 if (score := read(answers[-1].text)) is not None:
                     asker.keep(*answers)
