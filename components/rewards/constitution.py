@@ -112,12 +112,13 @@ class Constitution(JudgesEpisodes):
         model: Who judges (`judge_model`). Of a list each judges alone, and the score is their mean; one that did not
             judge all answers by all principles, though it was asked twice, is left out of it.
         principles: By name: a text, and the weight in the score; null takes `PRINCIPLES`.
-        answers: The agent's last answer, or each of them. An answer is a message with text.
-        revise: Also has answers written anew that do not fully keep the principles, and shows them in the explanation.
+        answers: The agent's last message, or each of them.
+        revise: Also has answers written anew that do not fully keep the principles, and shows them in the explanation;
+            not those that only call tools.
 
     Components of a Score: `constitution`, the principles by name (the mean over the answers), and with several judges
-    each one's score under `judge/MODEL` and `spread`, their standard deviation (of the population). An episode without
-    an answer is unscored.
+    each one's score under `judge/MODEL` and `spread`, their standard deviation (of the population). An episode in
+    which the agent said nothing is unscored.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Constitution(JudgesEpisodes):
         """What one judge says of an episode."""
         found = await self.judged(asker, trajectory, revise=self.revise)
         if not found:
-            return Opinion(None, why="the episode has no answer: no message of the agent with text")
+            return Opinion(None, why="the episode has no answer: no message of the agent")
         cost = total_cost(found)
         scores = [one.score for one in found if one.score is not None]
         if len(scores) < len(found):
@@ -160,10 +161,10 @@ class Constitution(JudgesEpisodes):
             return Revised(history, message, {}, critiques, None, None, found.cost, found.why)
         weights = {name: one.weight for name, one in self.principles.items()}
         score = sum(weight * scores[name] for name, weight in weights.items()) / sum(weights.values())
-        if not revise or score >= KEPT:
+        old = trajectory.histories[history].messages[message]
+        if not revise or score >= KEPT or (old.tool_calls and not old.content.strip()):
             return Revised(history, message, scores, critiques, score, None, found.cost)
-        old = trajectory.histories[history].messages[message].content
-        new = await self._revision(asker, question, scores, critiques, old)
+        new = await self._revision(asker, question, scores, critiques, old.content)
         cost = added(found.cost, new.cost)
         return Revised(history, message, scores, critiques, score, new.value, cost, new.why)
 
@@ -194,12 +195,12 @@ class Constitution(JudgesEpisodes):
 
 
 def _answers(trajectory: Trajectory) -> list[tuple[int, int]]:
-    """History and place of each message with text that an agent said."""
+    """History and place of each message of an agent."""
     return [
         (i, j)
         for i, history in enumerate(trajectory.histories)
         for j, message in enumerate(history.messages)
-        if is_turn(history, message) and message.content.strip()
+        if is_turn(history, message)
     ]
 
 

@@ -71,15 +71,23 @@ def test_each_answer_can_be_judged_and_does_not_see_what_comes_after():
     assert "And?" not in first.prompt
 
 
-def test_messages_without_text_are_no_answers():
+def test_calls_of_tools_are_answers_too_and_are_not_written_anew():
+    with judge_server(revising) as server:
+        found = one(Constitution(spec(server), answers="each", revise=True), episode(histories=[tool_talk()]))
+    first, second = (asked for asked in server.requests if len(asked.body["messages"]) == 2)
+    judged = {json.dumps(next(m for m in json.loads(data(asked)) if m.get("judged"))) for asked in (first, second)}
+    assert any("look_up" in one for one in judged)
+    assert any("on its way" in one for one in judged)
+    assert found.explanation.count("revision: ") == 1
+    assert len(server.requests) == 3
+
+
+def test_an_answer_without_words_is_judged_and_an_episode_without_answers_is_not():
     with judge_server(always(answer())) as server:
-        one(Constitution(spec(server), answers="each"), episode(histories=[tool_talk()]))
-        assert [about(asked) for asked in server.requests] == ["It is on its way."]
-        found = one(Constitution(spec(server)), episode(histories=[talk("Hello.", " ")]))
-    assert (found.reward, found.failure.message) == (
-        None,
-        "the episode has no answer: no message of the agent with text",
-    )
+        assert one(Constitution(spec(server)), episode(histories=[talk("Hello.", "")])).reward == pytest.approx(0.5)
+        found = one(Constitution(spec(server)), episode(histories=[talk("Hello.")]))
+    assert (found.reward, found.cost, len(server.requests)) == (None, 0.0, 1)
+    assert found.failure.message == "the episode has no answer: no message of the agent"
 
 
 def test_an_agent_among_several_is_named_beside_its_answer():
