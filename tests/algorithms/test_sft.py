@@ -17,6 +17,7 @@ from components.algorithms.train import train
 from components.errors import TrainingDiverged
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
+from components.trajectories.parts import CORRECTION
 from components.trajectories.schema import History, Message
 from tests.algorithms.builders import (
     MODEL,
@@ -289,3 +290,16 @@ def test_each_trajectory_counts_by_its_weight(base_dir, tmp_path):
         for name, value in gradients([one], plain, tmp_path / one.id.replace("/", "-")).items():
             expected[name] = expected.get(name, 0) + share * value
     assert relative_difference(weighted, expected) <= 1e-5
+
+
+def test_of_a_correction_only_the_last_message_is_learned(chat):
+    said = [Message("user", "a"), Message("assistant", "wrong"), Message("user", "b"), Message("assistant", "right")]
+    shown = trajectory("s", 0, [History(said)], None)
+    (whole,) = examples(chat, [shown], LONG)
+    shown.policy = CORRECTION
+    (row,) = examples(chat, [shown], LONG)
+    learned = chat.tokenizer.decode([row["input_ids"][index] for index in row["targets"]])
+    assert row["input_ids"] == whole["input_ids"]
+    assert "right" in learned
+    assert "wrong" not in learned
+    assert set(row["targets"]) < set(whole["targets"])
