@@ -111,7 +111,11 @@ def _keys(group: str) -> Iterator[str]:
         yield _table(_rows(WarmupSpec, group, values, path))
     elif group == "feedback":
         path = CONF / group / "scores.yaml"
-        yield "`feedback.algorithm` has the keys of `algorithm=sft`, or with `feedback=choices` of `algorithm=dpo`."
+        yield (
+            "`feedback.algorithm` has the keys of `algorithm=sft`, or with `feedback=choices` of `algorithm=dpo`. Others "
+            "are chosen by `algorithm@feedback.algorithm=ipo`; orpo has no reference, and needs "
+            "`~feedback.algorithm.reference` too."
+        )
         values = {name: value for name, value in _read(path).items() if name != "algorithm"}
         yield _table(_rows(FeedbackSpec, group, values, path))
     elif group == "reward_model":
