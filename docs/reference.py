@@ -112,8 +112,8 @@ def _keys(group: str) -> Iterator[str]:
     elif group == "feedback":
         path = CONF / group / "scores.yaml"
         yield (
-            "`feedback.algorithm` has the keys of `algorithm=sft`, or with `feedback=choices` of `algorithm=dpo`. Others "
-            "are chosen by `algorithm@feedback.algorithm=ipo`; orpo has no reference, and needs "
+            "`feedback.algorithm` has the keys of `algorithm=sft`, or with `feedback=choices` of `algorithm=dpo`. "
+            "Others are chosen by `algorithm@feedback.algorithm=ipo`; orpo has no reference, and needs "
             "`~feedback.algorithm.reference` too."
         )
         values = {name: value for name, value in _read(path).items() if name != "algorithm"}

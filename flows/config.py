@@ -300,6 +300,9 @@ def _apply(override: Override, config: DictConfig) -> Problem | None:
         if isinstance(cause, ConfigKeyError | ConfigAttributeError) and isinstance(cause.parent_node, DictConfig):
             *parents, last = str(cause.full_key).split(".")
             there = [str(name) for name in cause.parent_node]
+            if not there:
+                where = ".".join(parents)
+                return Problem(key, f"{where} has no keys yet: they are added with +", f"+{where}.{last}=VALUE")
             message = f"no such key in {'.'.join(parents)}; there are {', '.join(there)}"
             return Problem(str(cause.full_key), message, _below(parents, nearest(last, there)))
         return Problem(key, _words(cause))

@@ -40,8 +40,9 @@ def blocks(page: Path, *languages: str) -> list[Block]:
 
 
 def commands(page: Path) -> list[str]:
-    """The lines of a page's shell blocks."""
-    return [line for block in blocks(page, "sh") for line in block.text.splitlines() if line.strip()]
+    """The lines of a page's shell blocks, each with those that go on with it."""
+    whole = [re.sub(r"\\\n\s*", "", block.text) for block in blocks(page, "sh")]
+    return [line for text in whole for line in text.splitlines() if line.strip()]
 
 
 def words(command: str) -> list[str]:
