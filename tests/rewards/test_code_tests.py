@@ -61,7 +61,8 @@ class TestInTheSandbox:
         ],
     )
     def test_a_program_that_fails_passes_nothing(self, code, said):
-        score = scored(f"```python\n{code}\n```", [TESTS[0]], seconds=1.0)
+        seconds = 1.0 if code.startswith("while") else 30.0  # a busy machine takes a while to begin
+        score = scored(f"```python\n{code}\n```", [TESTS[0]], seconds=seconds)
         assert score.reward == 0.0
         assert any(one in score.explanation for one in said.split(" or "))
 
