@@ -37,7 +37,7 @@ class Meter:
             if least is None or self.unpriced:
                 raise ResourceError(
                     f"judge.budget={self.budget:g} cannot be kept: the price of {who} is not known. Give it, per "
-                    "million tokens: reward.model.price.input=… reward.model.price.output=…; or judge.budget=null"
+                    "million tokens: reward.model.price={input: 2.0, output: 8.0}; or judge.budget=null"
                 )
             self._dearest = max(self._dearest, least)
             if self.spent + (self._under_way + 1) * self._dearest > self.budget or self.spent >= self.budget:

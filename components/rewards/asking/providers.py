@@ -73,7 +73,7 @@ class Provided:
         if status in (400, 422) and structured and about_format(text):
             return NotKnown()
         if isinstance(error, errors.UnsupportedParamsError):
-            hint = "leave out what it does not know, for instance reward.model.extra={temperature: null}"
+            hint = "leave out what it does not know, for instance +reward.model.extra.temperature=null"
             return ResourceError(f"{self.who}: {text}; {hint}")
         if status in (401, 403):
             variable = self._spec.key_variable or "the one of its provider, or name another: reward.model.key_variable="

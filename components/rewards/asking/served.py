@@ -102,7 +102,7 @@ class Served:
             if structured in LESS and reply.status in NOT_KNOWN and about_format(said):
                 return NotKnown()
             if code in ("unsupported_parameter", "unsupported_value"):
-                hint = "leave it out: reward.model.extra={max_tokens: null}, or another that it names"
+                hint = "leave it out: +reward.model.extra.max_tokens=null, or another that it names"
                 return ResourceError(f"{self.who} does not know a parameter ({text}); {hint}")
             if reply.status == 404:
                 return ResourceError(

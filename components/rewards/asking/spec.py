@@ -62,7 +62,7 @@ class PaidSpec(AskedSpec):
     the next way."""
     extra: dict[str, Any] = {}
     """Further parameters of each request, such as `reasoning_effort`. One that is null is left out of it:
-    `extra: {max_tokens: null, max_completion_tokens: 2048}`."""
+    `extra: {max_tokens: null, max_completion_tokens: 2048}`, on the command line `+reward.model.extra.NAME=VALUE`."""
     requests_per_minute: float | None = Field(None, gt=0)
     """Most requests that are begun in a minute; null is no limit."""
     tokens_per_minute: float | None = Field(None, gt=0)

@@ -48,7 +48,7 @@ def test_calls_under_way_are_reckoned_with():
 
 
 def test_a_budget_needs_prices():
-    with pytest.raises(ResourceError, match=r"the price of some is not known.*reward\.model\.price\.input"):
+    with pytest.raises(ResourceError, match=r"the price of some is not known.*reward\.model\.price=\{input"):
         Meter(budget=1.0).begin("some", None)
     meter = Meter(budget=1.0)
     call(meter, None)  # it did not say how many tokens
