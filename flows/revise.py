@@ -8,7 +8,7 @@ overrides, that of `conf/reward/constitution.yaml` changed by them. What it was 
 again: after a run with `reward.revise=true` this makes no call.
 
 FILE gets a correction for each answer that was written anew, as those of people (`flows.annotate`), with the author
-`constitution NAME`: `feedback=sft feedback.path=FILE fork=RUN` trains on them. Corrections that it has are not added
+`constitution NAME`: `feedback=scores feedback.path=FILE fork=RUN` trains on them. Corrections that it has are not added
 again. --pairs FILE gets a JSON object a line with `chosen` (the conversation up to the new answer), `rejected` (up to
 the old one) and `tools`: preferences in TRL's form. RUN is an id, the beginning of one, an experiment's name (its
 latest run) or `latest`; without --stage it is the last round's collection.
@@ -90,7 +90,7 @@ def _revise(options: argparse.Namespace) -> int:
         f"{options.out}), {unread} that the judge could not judge; {figures}",
         file=sys.stderr,
     )
-    print(f"train on them: feedback=sft feedback.path={options.out.absolute()} fork={run.short}", file=sys.stderr)
+    print(f"train on them: feedback=scores feedback.path={options.out.absolute()} fork={run.short}", file=sys.stderr)
     return 0
 
 

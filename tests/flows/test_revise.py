@@ -64,7 +64,7 @@ def test_answers_that_do_not_keep_the_principles_become_corrections(tmp_path, ru
     assert "4 answers of collect[1]" in said
     assert "2 written anew (2 added" in said
     assert "6 calls, 0 answers known from before" in said
-    assert f"feedback=sft feedback.path={tmp_path / 'revised.jsonl'} fork={run.short}" in said
+    assert f"feedback=scores feedback.path={tmp_path / 'revised.jsonl'} fork={run.short}" in said
 
 
 def test_they_are_learned_from_like_corrections_of_people(tmp_path, run):
