@@ -19,6 +19,7 @@ from components.trajectories.schema import Failure, Scenario
 from flows.compare import main, show
 from flows.comparison import LISTED, compare
 from flows.records import Records
+from flows.stages import STAGES
 from tests.evaluation.test_report import INJECTION, Page, episode
 from tests.flows.pretend import pretend
 
@@ -92,9 +93,13 @@ def test_another_version_of_a_stage_and_other_source_of_the_users_code_determine
     data["spec"]["filter"] |= {"_target_": "mine.Keep", "source_sha256": "5" * 64}
     manifest.write_text(json.dumps(data))
     record = tmp_path / "records" / f"{other.id}.json"
-    record.write_text(re.sub(r'"version": [56]\b', '"version": 99', record.read_text()))
+    collects, evaluates = (STAGES[name].version for name in ("collect", "evaluate"))
+    record.write_text(re.sub(rf'"version": ({collects}|{evaluates})\b', '"version": 99', record.read_text()))
     found = compare(tmp_path, [one.id, other.id]).results
-    assert (found["version of collect"], found["version of evaluate"]) == (["6", "99"], ["5", "99"])
+    assert (found["version of collect"], found["version of evaluate"]) == (
+        [str(collects), "99"],
+        [str(evaluates), "99"],
+    )
     assert found["source of mine.Keep"] == ["–", "5" * 12]
 
 
