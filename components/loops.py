@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
+import uvloop
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -75,7 +77,7 @@ def in_order(work: Callable[[Item], Awaitable[Result]], items: Iterable[Item], a
     """work(item) of each item, in the order of the items: at most `at_once` under way at once, on one loop in a thread
     of its own, which goes on while the results are used. What one raises is raised in its place, and whenever this
     ends, the rest is cancelled."""
-    loop = asyncio.new_event_loop()
+    loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True, name="in-order")
     turns = asyncio.Semaphore(at_once)
 
