@@ -16,6 +16,8 @@ NESTED = (
 )
 LITELLM = ["+experiment=smoke", "reward=ruler", "judge_model@reward.model=litellm"]
 
+pytestmark = pytest.mark.timeout(500)  # where its files are not in memory, LiteLLM alone takes a minute to import
+
 
 @pytest.fixture(autouse=True)
 def _none(monkeypatch):

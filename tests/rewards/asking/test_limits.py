@@ -13,12 +13,10 @@ from components.rewards.asking.spec import ServedJudge
 from components.rewards.protocol import Means
 from tests.rewards.judge_server import Reply, judge_server
 
-LATE = 0.3
-"""Seconds by which a request may come later than it was sent, on a machine that is busy."""
-
 
 def asked(folder, count, characters=400, **limits):
-    """When a server was asked so many questions at once, with the tokens of each, and how long all of it took."""
+    """How many seconds after the beginning a server was asked each of so many questions, the tokens of each, and how
+    long all of it took."""
 
     def question(number):
         return [{"role": "user", "content": f"{number:<{characters}}"}]
@@ -34,16 +32,13 @@ def asked(folder, count, characters=400, **limits):
         asyncio.run(work())
         took = time.monotonic() - start
         asker.close()
-    return sorted(one.came for one in server.requests), characters // 4 + 30, took
+    return sorted(one.came - start for one in server.requests), characters // 4 + 30, took
 
 
 def most_beyond(came, of_each, limit):
-    """The most by which any time saw more than a tenth of a minute's limit and nine tenths of it for each minute."""
-    return max(
-        (last - first + 1) * of_each - limit * (0.1 + 0.9 * (came[last] - came[first] + LATE) / 60)
-        for first in range(len(came))
-        for last in range(first, len(came))
-    )
+    """The most by which what had come at any time was more than a tenth of a minute's limit, and nine tenths of it for
+    each minute since the beginning. A busy machine makes a request late, and never early."""
+    return max((count * of_each - limit * (0.1 + 0.9 * after / 60)) for count, after in enumerate(came, 1))
 
 
 def test_never_more_requests_than_declared_and_not_much_fewer(tmp_path):
