@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from abc import ABC, abstractmethod
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -20,7 +21,7 @@ from components.trajectories.schema import Score, Trajectory
 _NUMBER = re.compile(r"(?:(?<![\w.)])[-+−])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 
 
-class Comparison:
+class Comparison(ABC):
     """answer: where the answer stands. expected: field that holds what was expected; a list names several right
     answers, of which one is enough."""
 
@@ -29,9 +30,9 @@ class Comparison:
         check_field(expected, "reward.expected")
         self.expected = expected
 
+    @abstractmethod
     def same(self, given: str, expected: Any) -> bool:
         """Raises JudgeError where `expected` is nothing that can be compared with."""
-        raise NotImplementedError
 
     def __call__(self, trajectory: Trajectory) -> Score:
         expected = field(trajectory, self.expected)

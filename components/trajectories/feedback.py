@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import os
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -83,9 +84,9 @@ class OfEpisode(Said):
     note: str = Field("", max_length=10_000)
 
     @property
+    @abstractmethod
     def about(self) -> tuple[Any, ...]:
         """What a later answer of the same author replaces."""
-        raise NotImplementedError
 
     @property
     def episode(self) -> tuple[str, str]:

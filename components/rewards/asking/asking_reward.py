@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
@@ -98,7 +99,7 @@ def total_cost(opinions: Any) -> float | None:
     return None if any(one is None for one in costs) else sum(costs)
 
 
-class JudgesEpisodes(AsksModels):
+class JudgesEpisodes(AsksModels, ABC):
     """Base of rewards that ask about each episode by itself."""
 
     async def __call__(self, trajectory: Trajectory) -> Score:
@@ -107,9 +108,9 @@ class JudgesEpisodes(AsksModels):
         found = await asyncio.gather(*(self.opinion(one, trajectory) for one in askers.values()))
         return self.score(trajectory, dict(zip(askers, found, strict=True)))
 
+    @abstractmethod
     async def opinion(self, asker: Asker, trajectory: Trajectory) -> Opinion:
         """What one judge says."""
-        raise NotImplementedError
 
     def score(self, trajectory: Trajectory, opinions: Mapping[str, Opinion]) -> Score:
         return agreed(trajectory, opinions)

@@ -25,7 +25,7 @@ def by_name(
         if isinstance(one, dict):
             rows.setdefault(str(one.get(key, "")).strip(), []).append(one)
     known = {name: found for name in names if (found := rows.get(name))}
-    twice = [name for name, found in known.items() if any(one.get(value) != found[0].get(value) for one in found)]
+    twice = [name for name, found in known.items() if len({repr(one.get(value)) for one in found}) > 1]
     wrong = {
         "lacks": [name for name in names if name not in known],
         f"has two different {value}s for": twice,

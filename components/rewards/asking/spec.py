@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -47,9 +48,9 @@ class AskedSpec(Spec):
     """Most characters of what is shown to it at once: about three to four for a token of its context. A group that is
     longer is judged in parts."""
 
+    @abstractmethod
     def key_part(self) -> dict[str, Any]:
         """What determines answers, for stage keys and for answers that are kept."""
-        raise NotImplementedError
 
 
 class PaidSpec(AskedSpec):
