@@ -10,11 +10,11 @@ from typing import Any, Literal
 from pydantic import FiniteFloat
 
 from components.errors import Problem, SpecError
-from components.rewards.composed import Composed, Parts, Value, changed, stepping
+from components.rewards.composed import ComposedAlone, Parts, Value, changed, stepping
 from components.trajectories.schema import Trajectory
 
 
-class Clipped(Composed):
+class Clipped(ComposedAlone):
     """A cap, a floor, or both.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat
 
 from components.errors import JudgeError, Problem, SpecError
-from components.rewards.composed import Composed, Parts, Value, total
+from components.rewards.composed import ComposedAlone, Parts, Value, total
 from components.specs import Spec, nearest
 from components.trajectories.schema import Score, Trajectory
 
@@ -34,7 +34,7 @@ class Part(Spec):
     the whole is then unscored."""
 
 
-class Combined(Composed):
+class Combined(ComposedAlone):
     """Rewards made into one.
 
     Args:

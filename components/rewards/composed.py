@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -49,7 +50,7 @@ class Value:
     """Beside those of the parts."""
 
 
-class Composed:
+class Composed(ABC):
     """parts: rewards by name. A subclass has `value`, or `values`."""
 
     settles_itself = False
@@ -68,13 +69,10 @@ class Composed:
 
     # What a composition says
 
-    def value(self, trajectory: Trajectory, parts: Parts) -> Value:
-        """Of one trajectory. parts: scores by name, all with a reward, of those parts that were asked about it."""
-        raise NotImplementedError
-
+    @abstractmethod
     def values(self, group: Sequence[Trajectory], scores: Sequence[Parts]) -> list[Value | Failure]:
-        """Of the trajectories of a group that all parts have scored."""
-        return [_tried(self.value, one, parts) for one, parts in zip(group, scores, strict=True)]
+        """Of the trajectories of a group that all parts have scored. scores: of each, those of the parts that were
+        asked about it by name, all with a reward."""
 
     def phases(self) -> list[list[str]]:
         """The parts in the order in which they are asked: those of one list beside each other."""
@@ -185,6 +183,17 @@ class Composed:
     def begun(self) -> Composed:
         """Itself, with statistics of its own where it keeps any."""
         return copy.copy(self)
+
+
+class ComposedAlone(Composed):
+    """What a trajectory is worth depends on its own scores alone."""
+
+    @abstractmethod
+    def value(self, trajectory: Trajectory, parts: Parts) -> Value:
+        """Of one trajectory. parts: scores by name, all with a reward, of those parts that were asked about it."""
+
+    def values(self, group: Sequence[Trajectory], scores: Sequence[Parts]) -> list[Value | Failure]:
+        return [_tried(self.value, one, parts) for one, parts in zip(group, scores, strict=True)]
 
 
 def total(rewards: Iterable[tuple[float, Score]]) -> tuple[float, list[float]]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from components.errors import Problem, SpecError
-from components.rewards.composed import Composed, Parts, Value
+from components.rewards.composed import ComposedAlone, Parts, Value
 from components.trajectories.schema import Trajectory
 
 
-class Costs(Composed):
+class Costs(ComposedAlone):
     """task: the reward. costs: rewards by name, whose numbers are the costs. Components: `task`, each cost under its
     name, and what they say below."""
 

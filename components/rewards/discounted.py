@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from components.rewards.composed import Composed, Parts, Value, stepping
+from components.rewards.composed import ComposedAlone, Parts, Value, stepping
 from components.trajectories.schema import Trajectory
 
 
-class Discounted(Composed):
+class Discounted(ComposedAlone):
     """What is earned early counts more.
 
     Args:

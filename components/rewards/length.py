@@ -13,12 +13,12 @@ from typing import Annotated, Any
 from pydantic import Field, FiniteFloat
 
 from components.rewards.answers import count, last_text, sampled_tokens
-from components.rewards.composed import Composed, Parts, Value, total
+from components.rewards.composed import ComposedAlone, Parts, Value, total
 from components.rewards.patterns import Pattern
 from components.trajectories.schema import Score, Trajectory
 
 
-class Length(Composed):
+class Length(ComposedAlone):
     """A penalty for long episodes.
 
     Args:
@@ -44,7 +44,7 @@ class Length(Composed):
         return _with(trajectory, parts, "length", -self.alpha * max(0.0, tokens - self.target))
 
 
-class Steps(Composed):
+class Steps(ComposedAlone):
     """A bonus for steps.
 
     Args:

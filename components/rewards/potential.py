@@ -14,13 +14,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.errors import JudgeError, Problem, SpecError
-from components.rewards.composed import Composed, Parts, Value
+from components.rewards.composed import ComposedAlone, Parts, Value
 from components.rewards.functions import Function, built, is_async
 from components.rewards.judge import number
 from components.trajectories.schema import Trajectory
 
 
-class Potential(Composed):
+class Potential(ComposedAlone):
     """Shaping by a potential.
 
     Args:

@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 from components.errors import Problem, SpecError
-from components.rewards.composed import Composed, Parts, Value, changed
+from components.rewards.composed import ComposedAlone, Parts, Value, changed
 from components.rewards.functions import Function, built, is_async
 from components.rewards.judge import number
 from components.trajectories.schema import Trajectory
 
 
-class Shaped(Composed):
+class Shaped(ComposedAlone):
     """reward: any reward. function: value -> value, as `my_package.shapes.squared`, or with arguments. What the
     function changes falls to the last step."""
 
