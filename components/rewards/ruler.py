@@ -17,7 +17,6 @@ score in part p and ā the mean of these,
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
@@ -25,11 +24,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from components.errors import ResourceError
 from components.loops import in_thread
 from components.rewards.asking.answers import read_scores
-from components.rewards.asking.spec import JudgeModel, labels, several
-from components.rewards.asking.transcript import as_text, common_start, shown
+from components.rewards.asking.asking_reward import SPREAD, AsksModels, total_cost
+from components.rewards.asking.distinct import Distinct
+from components.rewards.asking.spec import JudgeModel
 from components.rewards.judge import judge, no_running_statistics
 from components.rewards.protocol import Means, ModelReward
 from components.trajectories.schema import Failure, Score, Trajectory
@@ -93,7 +92,7 @@ class Judged:
     """Why some have no score."""
 
 
-class Ruler:
+class Ruler(AsksModels):
     """Scores the episodes of a scenario against each other.
 
     Args:
@@ -116,24 +115,15 @@ class Ruler:
         seed: int = 0,
         independent: Any = None,
     ):
-        self.models = several(model)
+        super().__init__(model)
         self.rubric = rubric or RUBRIC
         self.seed = seed
         no_running_statistics(independent, "reward.independent")
         self.independent = independent
-        self._askers: list[Asker] = []
-        self._names = labels(self.models)
-
-    @staticmethod
-    def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """For stage keys: what decides the judges' answers, not where they are or how patient we are."""
-        return {**arguments, "model": [one.key_part() for one in several(arguments["model"])]}
 
     def use(self, means: Means) -> None:
         """Raises ResourceError where a key is not in the environment."""
-        from components.rewards.asking.asker import Asker
-
-        self._askers = [Asker(one, means) for one in self.models]
+        super().use(means)
         if isinstance(self.independent, ModelReward):
             self.independent.use(means)
 
@@ -143,15 +133,13 @@ class Ruler:
         return [table.order.index(place) for place in table.place]
 
     def close(self) -> None:
-        for one in self._askers:
-            one.close()
+        super().close()
         if hasattr(self.independent, "close"):
             self.independent.close()
 
     async def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
         """One Score for each. Raises ResourceError before `use`, BudgetSpent."""
-        if not self._askers:
-            raise ResourceError("the judge is not at hand yet: call use(means) first")
+        askers = self.askers
         if not group:
             return []
         table = _Table(group, self.seed)
@@ -161,9 +149,10 @@ class Ruler:
             return [
                 Score(one.id, ALIKE, {"ruler": ALIKE} | independent[i], explanation=why) for i, one in enumerate(group)
             ]
-        found = await _all([self._judged(asker, table) for asker in self._askers])
-        cost = None if any(one.cost is None for one in found) else sum(one.cost or 0.0 for one in found) / len(group)
-        by_name = dict(zip(self._names, found, strict=True))
+        found = await _all([self._judged(asker, table) for asker in askers.values()])
+        total = total_cost(found)
+        cost = None if total is None else total / len(group)
+        by_name = dict(zip(askers, found, strict=True))
         counted = {name: one for name, one in by_name.items() if len(one.scores) == len(table.order)}
         if not counted:  # none scored all of them: the one that scored the most
             most = max(by_name, key=lambda name: len(by_name[name].scores))
@@ -186,9 +175,9 @@ class Ruler:
             return Score(one.id, None, independent, cost=cost, failure=failure)
         score = fmean(scores.values())
         parts = {"ruler": score} | independent
-        if len(self._askers) > 1:
+        if len(self.models) > 1:
             parts |= {f"judge/{name}": value for name, value in scores.items()}
-            parts["spread"] = pstdev(scores.values())
+            parts[SPREAD] = pstdev(scores.values())
         said = {name: judged.explanations.get(place, "") for name, judged in counted.items()}
         text = next(iter(said.values())) if len(said) == 1 else "\n".join(f"{n}: {text}" for n, text in said.items())
         return Score(one.id, score, parts, explanation=text, cost=cost)
@@ -206,7 +195,7 @@ class Ruler:
         if len(found) == 1:
             return found[0]
         anchor = parts[0][0]
-        cost = None if any(one.cost is None for one in found) else sum(one.cost or 0.0 for one in found)
+        cost = total_cost(found)
         why = "; ".join(one.why for one in found if one.why)
         compared = [one for one in found if anchor in one.scores]
         if not compared:
@@ -262,30 +251,13 @@ def _read(given: Any, names: Sequence[str]) -> tuple[dict[str, float], dict[str,
     return scores, said
 
 
-class _Table:
-    """The episodes of a group as they are shown: each different one once, in an order that a seed shuffles."""
-
-    def __init__(self, group: Sequence[Trajectory], seed: int):
-        self._said = [shown(one) for one in group]
-        self._start = common_start([one[0] for one in self._said]) if len(group) > 1 and all(self._said) else 0
-        self._texts = [as_text(self._rest(place)) for place in range(len(group))]
-        first: dict[str, int] = {}
-        for place, text in enumerate(self._texts):
-            first.setdefault(text, place)
-        self.place = [first[text] for text in self._texts]
-        """Of each episode, the one that stands for it."""
-        self._context = as_text(self._said[0][0][: self._start]) if self._start else ""
-        start = hashlib.sha256(f"{seed}\n{self._context}\n".encode())
-        digests = {place: _digest(start, text) for text, place in first.items()}
-        self.order = sorted(digests, key=digests.__getitem__)
-        self.names = _names(digests)
-        tools = [one.tools for one in group]
-        self._tools = as_text(tools[0]) if tools[0] and all(one == tools[0] for one in tools) else ""
+class _Table(Distinct):
+    """The episodes of a group as they are shown, in parts where they are too long for one question."""
 
     def parts(self, longest: int) -> list[list[int]]:
         """The places in parts that fit, the anchor first in each."""
-        room = longest - len(self._context) - len(self._tools) - len(TASK)
-        sizes = {place: min(len(self._texts[place]), max(room // 2, 1)) for place in self.order}
+        room = longest - len(self.context) - len(self.tools) - len(TASK)
+        sizes = {place: min(len(self.text(place)), max(room // 2, 1)) for place in self.order}
         if sum(sizes.values()) <= room or len(self.order) == 1:
             return [self.order]
         anchor, *others = self.order
@@ -298,37 +270,10 @@ class _Table:
 
     def messages(self, part: Sequence[int], rubric: str, longest: int) -> Messages:
         """The question."""
-        room = max((longest - len(self._context) - len(self._tools) - len(TASK)) // 2, 500)
+        room = max((longest - len(self.context) - len(self.tools) - len(TASK)) // 2, 500)
         names = [self.names[place] for place in part]
-        text = [f"<tools>\n{self._tools}\n</tools>"] if self._tools else []
-        text += [f"<context>\n{self._context}\n</context>"] if self._context else []
-        for place, name in zip(part, names, strict=True):
-            text.append(f'<trajectory id="{name}">\n{self._text(place, room)}\n</trajectory>')
         task = TASK.format(rubric=rubric, ids=", ".join(names))
-        return [{"role": "system", "content": task}, {"role": "user", "content": "\n\n".join(text)}]
-
-    def _rest(self, place: int) -> list[Any]:
-        """What of an episode is not in the context. Of a single history, its messages alone."""
-        first, *others = self._said[place] or [[]]
-        rest = first[self._start :]
-        return [rest, *others] if others else rest
-
-    def _text(self, place: int, longest: int) -> str:
-        text = self._texts[place]
-        return text if len(text) <= longest else as_text(self._rest(place), longest)
-
-
-def _digest(start: Any, text: str) -> str:
-    """Of a text after what `start` has read."""
-    digest = start.copy()
-    digest.update(text.encode())
-    return digest.hexdigest()
-
-
-def _names(digests: Mapping[int, str]) -> dict[int, str]:
-    """Short names that differ."""
-    for length in range(4, 65):
-        names = {place: digest[:length] for place, digest in digests.items()}
-        if len(set(names.values())) == len(names):
-            return names
-    raise AssertionError("equal episodes have one place")
+        return [
+            {"role": "system", "content": task},
+            {"role": "user", "content": self.shown(list(zip(names, part, strict=True)), room)},
+        ]

@@ -17,37 +17,46 @@ class Distinct:
     """Each episode has a place: of those that say the same, that of the first one."""
 
     def __init__(self, group: Sequence[Trajectory], seed: int):
-        said = [shown(one) for one in group]
-        texts = [as_text(one) for one in said]
+        self._said = [shown(one) for one in group]
+        self._start = common_start([one[0] for one in self._said]) if len(group) > 1 and all(self._said) else 0
+        self._texts = [as_text(self._rest(place)) for place in range(len(group))]
         first: dict[str, int] = {}
-        for i, text in enumerate(texts):
-            first.setdefault(text, i)
-        self.place = [first[text] for text in texts]
+        for place, text in enumerate(self._texts):
+            first.setdefault(text, place)
+        self.place = [first[text] for text in self._texts]
         """Of each episode, the one that stands for it."""
-        digests = {i: hashlib.sha256(f"{seed}\n{text}".encode()).hexdigest() for text, i in first.items()}
+        self.context = as_text(self._said[0][0][: self._start]) if self._start else ""
+        start = hashlib.sha256(f"{seed}\n{self.context}\n".encode())
+        digests = {place: _digest(start, text) for text, place in first.items()}
         self.order = sorted(digests, key=digests.__getitem__)
         self.names = _names(digests)
-        self._said = said
-        self._texts = texts
         tools = [one.tools for one in group]
         self.tools = as_text(tools[0]) if tools[0] and all(one == tools[0] for one in tools) else ""
-        self._start = common_start([one[0] for one in said]) if len(self.order) > 1 and all(said) else 0
-        self.context = as_text(said[0][0][: self._start]) if self._start else ""
-
-    def rest(self, place: int, longest: int | None = None) -> str:
-        """What of an episode is not in the context. Of a single history, its messages alone."""
-        first, *others = self._said[place]
-        rest: list[Any] = [first[self._start :], *others]
-        if not self._start and longest is None:
-            return self._texts[place]
-        return as_text(rest[0] if len(rest) == 1 else rest, longest)
 
     def shown(self, parts: Sequence[tuple[str, int]], room: int) -> str:
         """Tools, context, and the episodes of these names and places, each in at most `room` characters."""
         text = [f"<tools>\n{self.tools}\n</tools>"] if self.tools else []
         text += [f"<context>\n{self.context}\n</context>"] if self.context else []
-        text += [f'<trajectory id="{name}">\n{self.rest(place, room)}\n</trajectory>' for name, place in parts]
+        text += [f'<trajectory id="{name}">\n{self.text(place, room)}\n</trajectory>' for name, place in parts]
         return "\n\n".join(text)
+
+    def _rest(self, place: int) -> list[Any]:
+        """What of an episode is not in the context. Of a single history, its messages alone."""
+        first, *others = self._said[place] or [[]]
+        rest = first[self._start :]
+        return [rest, *others] if others else rest
+
+    def text(self, place: int, longest: int | None = None) -> str:
+        """What of an episode is not in the context."""
+        text = self._texts[place]
+        return text if longest is None or len(text) <= longest else as_text(self._rest(place), longest)
+
+
+def _digest(start: Any, text: str) -> str:
+    """Of a text after what `start` has read."""
+    digest = start.copy()
+    digest.update(text.encode())
+    return digest.hexdigest()
 
 
 def _names(digests: Mapping[int, str]) -> dict[int, str]:
