@@ -13,7 +13,7 @@ from components.client import AGAIN, SHOWN, Failed, Patience, asked_to_wait, pat
 from components.errors import JudgeError, ResourceError
 from components.redaction import MASK, is_secret
 from components.rewards.asking.asker import Answer, Messages
-from components.rewards.asking.litellm_here import listed, litellm
+from components.rewards.asking.litellm_here import completion, listed, litellm
 from components.rewards.asking.served import LESS, NO_MONEY, NotKnown, Structured, about_format, body, of_completion
 from components.rewards.asking.spec import LiteLLMJudge
 
@@ -56,7 +56,7 @@ class Provided:
         import openai
 
         try:
-            found = await litellm().acompletion(
+            found = await completion(
                 **sent, api_key=self._key, timeout=self._spec.timeout, num_retries=0, max_retries=0
             )
         except openai.OpenAIError as error:  # the root of LiteLLM's own
@@ -96,7 +96,7 @@ class Provided:
         return text.replace(self._key, MASK) if self._key else text
 
     def close(self) -> None:
-        """Nothing is held here."""
+        """LiteLLM keeps its connections, for the next judge of the same provider."""
 
 
 def _as_sent(completion: dict[str, Any]) -> dict[str, Any]:

@@ -322,3 +322,22 @@ assert reached == [], reached
     environment = {**kept, "OPENAI_API_KEY": KEY, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=400)
     assert (done.returncode, done.stdout, done.stderr) == (0, 'said {"scores"\n', "")
+
+
+def test_no_connection_is_left_on_a_loop_that_was_closed():
+    """A warning that is an error there would keep the loop from closing, for ever."""
+    code = f"""
+from components.loops import in_order
+from components.rewards.asking.providers import Provided
+from components.rewards.asking.spec import LiteLLMJudge
+from tests.rewards.judge_server import judge_server
+async def ask(number):
+    return (await way.call({QUESTION!r}, {SCHEMA!r}, str(number), False)).text
+with judge_server(models={MODELS!r}) as server:
+    way = Provided(LiteLLMJudge(model="openai/gpt-4.1-mini", extra={{"api_base": server.url}}))
+    print(sum(1 for _ in range(2) for _ in in_order(ask, range(8), 4)))
+"""
+    environment = {**os.environ, "OPENAI_API_KEY": KEY, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "error::ResourceWarning", "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "16\n", "")
