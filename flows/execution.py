@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
 from components.compute.runners import Event, KeptProcessRunner, LocalRunner, ProcessRunner, Result, Runner
+from components.compute.spec import LocalPlace, Place
 from components.compute.watchdog import Watchdog, watch
 from flows import selections
 from flows.ancestry import Lineage
@@ -114,10 +115,8 @@ class Execution:
         self.notices: list[Notice] = []
         command = [sys.executable, "-m", "flows.stage", *_options(spec)]
         rest = (Path(spec.root), log.with_suffix(".stages.log"), _environment(), spec.compute.stage_timeout)
-        self._runners: dict[str, Runner] = {
-            "local": LocalRunner(self._run_here),
-            "process": ProcessRunner(command, *rest),
-        }
+        self._here = LocalRunner(self._run_here)
+        self._process = ProcessRunner(command, *rest)
         self.second = KeptProcessRunner(command, *rest)
         """For what runs beside a stage: a process of its own, in which models stay loaded between rounds."""
 
@@ -182,7 +181,7 @@ class Execution:
     def _artifact(self, label: str, request: Request, beside: ProcessRunner | None) -> tuple[Artifact, str]:
         if (found := find_stage(request, self.context)) is not None:
             return found, "cached"
-        runner = beside or self._runners[self.spec.compute.placement(request.stage)]  # type: ignore[arg-type]  # a stage's name
+        runner = beside or self._runner(self.spec.compute.place(request.stage))  # type: ignore[arg-type]  # a stage's name
         limit = self.spec.compute.stall_timeout
         report = functools.partial(logger.error, "%s has stalled:\n%s", label)
         with (
@@ -193,6 +192,9 @@ class Execution:
         artifact = self.context.store.find(result.key)
         assert artifact is not None, f"{label}: {result.key} is not in {self.context.store}"
         return artifact, result.status
+
+    def _runner(self, place: Place) -> Runner:
+        return self._here if isinstance(place, LocalPlace) else self._process
 
     def _track(self, done: Done) -> None:
         if self.tracker is None:

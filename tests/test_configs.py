@@ -38,6 +38,7 @@ GROUPS = {
     "inference": 2,
     "judge_model": 4,
     "model": 4,
+    "place": 2,
     "reward": 37,
     "reward_model": 3,
     "tracking": 1,
@@ -119,6 +120,8 @@ def overrides(file: Path) -> list[str]:
         pytest.skip(f"{PACKAGES[option]} is not installed")
     if option == "scienceworld" and shutil.which("java") is None:
         pytest.skip("there is no Java")
+    if group == "place":
+        return [f"+place@compute.places.here={option}", "compute.default=here"]
     if group == "judge_model":
         return ["reward=ruler", f"judge_model@reward.model={option}", *JUDGES[option]]
     lines = [f"{'+' if group == 'experiment' else ''}{group}={option}"]

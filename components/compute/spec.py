@@ -9,16 +9,33 @@ from pydantic import Field
 from components.specs import Spec
 
 StageName = Literal["collect", "judge", "filter", "feedback", "train", "reward_model", "evaluate", "deploy"]
-Placement = Literal["local", "process"]
+
+
+class LocalPlace(Spec):
+    """The process of the flow."""
+
+    name: Literal["local"] = "local"
+
+
+class ProcessPlace(Spec):
+    """A process of its own, `python -m flows.stage`."""
+
+    name: Literal["process"] = "process"
+
+
+Place = Annotated[LocalPlace | ProcessPlace, Field(discriminator="name")]
+"""Where stages can run, told apart by `name`."""
 
 
 class ComputeSpec(Spec):
     """How stages run, not what they compute: it is in no stage key."""
 
-    default: Placement = "local"
-    """`local`: in the process of the flow. `process`: each stage in a process of its own, `python -m flows.stage`."""
-    stages: dict[StageName, Placement] = {}
-    """Placement of single stages, where it is not the default: `{train: process}`."""
+    default: str = "local"
+    """Where stages run: one of the places."""
+    stages: dict[StageName, str] = {}
+    """Where single stages run, if elsewhere: `{train: process}`."""
+    places: dict[str, Place] = {"local": LocalPlace(), "process": ProcessPlace()}
+    """What is meant by each name."""
     save_every: float = Field(30.0, ge=0)
     """Seconds between two saves of a training that goes on, from which it continues if it is killed. 0: after each
     gradient step."""
@@ -34,8 +51,12 @@ class ComputeSpec(Spec):
     prices: dict[StageName, Annotated[float, Field(ge=0)]] = {}
     """The same for single stages: `{train: 2.5}`."""
 
-    def placement(self, stage: StageName) -> Placement:
+    def placement(self, stage: StageName) -> str:
+        """Name of the place."""
         return self.stages.get(stage, self.default)
+
+    def place(self, stage: StageName) -> Place:
+        return self.places[self.placement(stage)]
 
     def hourly_price(self, stage: StageName) -> float:
         return self.prices.get(stage, self.price)

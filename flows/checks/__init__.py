@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from components.errors import Problem
-from flows.checks import judging, learning, models, playing, worlds
+from flows.checks import computing, judging, learning, models, playing, worlds
 
 CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.algorithm,
@@ -40,6 +40,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.costs,
     learning.ewc,
     learning.people,
+    computing.places,
 )
 """In the order in which their problems are shown."""
 
