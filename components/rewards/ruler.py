@@ -229,25 +229,13 @@ async def _all(works: Sequence[Coroutine[Any, Any, Judged]]) -> list[Judged]:
 
 def _read(given: Any, names: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
     """Scores and explanations by id. Raises Misread, which names the ids that are missing, twice there or not known."""
-    from components.rewards.asking.question import Misread
+    from components.rewards.asking.rows import by_name, demand
 
-    rows = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
-    by_name: dict[str, list[dict[str, Any]]] = {}
-    for one in rows:
-        by_name.setdefault(str(one.get("trajectory_id", "")).strip(), []).append(one)
-    known = {name: found for name in names if (found := by_name.get(name))}
-    twice = [name for name, found in known.items() if len({repr(one.get("score")) for one in found}) > 1]
-    scores = read_scores({name: found[0].get("score") for name, found in known.items() if name not in twice})
-    said = {name: str(known[name][0].get("explanation") or "") for name in scores}
-    wrong = {
-        "has no score that is a number for": [name for name in known if name not in scores and name not in twice],
-        "lacks": [name for name in names if name not in known],
-        "has two different scores for": twice,
-        "has ids that were not given:": [name[:40] for name in by_name if name not in names],
-    }
-    if any(wrong.values()):
-        text = "; it ".join(f"{what} {', '.join(found[:20])}" for what, found in wrong.items() if found)
-        raise Misread(f"Your answer {text}. The ids are {', '.join(names)}.", rest=(scores, said) if scores else None)
+    rows, wrong = by_name(given, names, "trajectory_id", "score", "ids")
+    scores = read_scores({name: row.get("score") for name, row in rows.items()})
+    wrong["has no score that is a number for"] = [name for name in rows if name not in scores]
+    said = {name: str(rows[name].get("explanation") or "") for name in scores}
+    demand(wrong, names, "ids", (scores, said) if scores else None)
     return scores, said
 
 
