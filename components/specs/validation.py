@@ -5,12 +5,13 @@ pydantic finds the mistakes; here they get the key path that a user would type, 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import ValidationError, create_model
+from pydantic import BaseModel, ValidationError, create_model
 
 from components.errors import Problem, SpecError
 from components.redaction import mask_text
@@ -176,12 +177,18 @@ def _valid_parts(cls: type[Spec], data: Mapping[str, Any], context: Any, skip: s
             if not field.is_required():
                 yield name, field.get_default(call_default_factory=True, validated_data={})
             continue
-        definition: Any = {name: (field.annotation, field)}
-        part = create_model(cls.__name__, __config__=cls.model_config, **definition)
         try:
-            yield name, getattr(part.model_validate({name: data[name]}, context=context), name)
+            yield name, getattr(_alone(cls, name).model_validate({name: data[name]}, context=context), name)
         except ValidationError:
             continue
+
+
+@functools.cache
+def _alone(cls: type[Spec], name: str) -> type[BaseModel]:
+    """A model of one field. Without docstrings: pydantic would search all modules for them."""
+    field = cls.model_fields[name]
+    definition: Any = {name: (field.annotation, field)}
+    return create_model(cls.__name__, __config__=cls.model_config | {"use_attribute_docstrings": False}, **definition)
 
 
 def _child(data: Any, part: str | int) -> Any:
