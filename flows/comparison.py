@@ -111,7 +111,7 @@ def _evaluations(letter: str, run: RunRecord, peek: Peek, notes: list[str]) -> d
     not get to its end has the last evaluation of its rounds in the place of the final one."""
     from components.evaluation.report import Evaluation
     from components.trajectories.store import load_scored
-    from flows.results import titles_by
+    from flows.reports import titles_by
 
     keys = {one.label: one.key for one in run.stages}
     algorithm = str(run.spec.get("algorithm", {}).get("name", ""))
@@ -171,7 +171,7 @@ def _heldout(
 
 def _rounds(run: RunRecord, peek: Peek, gone: list[str]) -> dict[int, dict[str, float]]:
     """Figures of each finished round, under the names that the report plots."""
-    from flows.results import round_figures
+    from flows.reports import round_figures
 
     rounds: dict[int, dict[str, Artifact]] = {}
     trained = {one.label.partition("[")[2].rstrip("]") for one in run.stages if _TRAINED.fullmatch(one.label)}

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 
 from components.artifacts import Artifact
-from components.errors import ResourceError
+from components.errors import GuardStruck, ResourceError
 from flows import feedback, fork
 from flows.feedback import Said
 from flows.fork import Fork
@@ -112,9 +112,11 @@ def online_rl(
     on_notice: OnNotice = lambda notice: None,
     beside: Beside | None = None,
     said: Said | None = None,
+    outcome: Outcome | None = None,
 ) -> Outcome:
     """The stages of an experiment, in order; of a fork, those after the step where it begins. beside: None does all
-    one after the other. said: what people said, where the experiment has `feedback`.
+    one after the other. said: what people said, where the experiment has `feedback`. outcome: is filled as the stages
+    end, for who wants it where a guard ends the run.
 
     What depends on a measurement that is not known (of an artifact that a plan has not made) goes on as if nothing had
     been found: no guard strikes, the rounds do not end early, the last policy is the final one. Raises GuardStruck, and
@@ -124,7 +126,9 @@ def online_rl(
     beside = beside or one_by_one(call)
     independent = spec.evaluate.reward is not None or spec.reward_model is not None
     guards = Guards(spec.guards, on_notice, independent)
-    outcome = Outcome(checkpoint=begin.checkpoint if begin else None, step=begin.step if begin else 0)
+    outcome = outcome or Outcome()
+    if begin is not None:
+        outcome.checkpoint, outcome.step = begin.checkpoint, begin.step
     warmup = spec.warmup if begin is None else None
     before = outcome.step - 1 if warmup or said is not None else outcome.step
     anchored = begin.anchored if begin else []
@@ -318,7 +322,7 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
         interruption.last_words.append(prefect.kill)
         stack.callback(context.warm.close)
 
-        from flows import results, tasks, tracking
+        from flows import reports, results, tasks, tracking
         from flows.execution import Execution
 
         tracker = stack.enter_context(tracking.track(spec, overrides, sweep))
@@ -344,7 +348,12 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
         say_round = results.round_teller(execution)
 
         def body(call: Call, beside: Beside) -> results.Results:
-            outcome = online_rl(spec, call, say_round, forked, execution.notice, beside, said)
+            outcome = Outcome()
+            try:
+                online_rl(spec, call, say_round, forked, execution.notice, beside, said, outcome)
+            except GuardStruck as guard:
+                reports.struck(execution, outcome, overrides, time.monotonic() - start, str(guard))
+                raise
             return results.conclude(execution, outcome, overrides, seconds=time.monotonic() - start)
 
         found = tasks.run_flow("online-rl", execution, body, prefect, interruption, dead, records.close)

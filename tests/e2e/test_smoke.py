@@ -1,8 +1,10 @@
 """The whole line as a user runs it: `python -m flows.run +experiment=smoke`, in processes of its own."""
 
 import contextlib
+import html
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -186,7 +188,11 @@ def test_a_guard_that_stops_ends_the_run_with_its_reason(first, place):
     process = place.start("filter=successful", "guards.no_signal=stop")
     out, errors = process.communicate(timeout=500)
     assert (process.returncode, out, "Traceback" in errors) == (1, "", False)
-    assert "GuardStruck: filter[1] left nothing to train on: none of 4 episodes was kept (4 no_success)" in errors
+    found = "filter[1] left nothing to train on: none of 4 episodes was kept (4 no_success)"
+    assert f"GuardStruck: {found}" in errors
+    report = Path(re.search(r"^report:  (.+)$", errors, re.MULTILINE)[1]).read_text()
+    assert f"guard ended the run: {found}" in html.unescape(report)
+    assert [title in report for title in ("after SFT", "after GRPO")] == [True, False]
 
 
 SLOW = ("rounds=0", "deploy=none", "evaluate.scenarios=16", "agent.max_tokens=120", "evaluate.concurrency=2")

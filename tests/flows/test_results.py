@@ -6,7 +6,8 @@ import pytest
 
 from components.artifacts import Artifact
 from flows.online_rl import Outcome
-from flows.results import Results, round_figures, titles_by, titles_of
+from flows.reports import round_figures, titles_by, titles_of
+from flows.results import Results
 from flows.stopping import Measured
 from tests.flows.pretend import spec_of
 
