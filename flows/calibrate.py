@@ -49,19 +49,19 @@ def calibrate(
 ) -> dict[str, Any]:
     """Measures the declared reward and returns what was found, as JSON data. Raises SpecError, ResourceError, and
     whatever a stage raises."""
-    from components.rewards.asking.spec import LiteLLMJudge, ServedJudge, asked_by
+    from components.rewards.asking.spec import asked_by
     from flows.calibration import Work, calibration, check_people, episodes_of_run, named, play, read_people
     from flows.console import Console, hush, logging_to
     from flows.interrupt import Interruption
+    from flows.keys import lacked_by, refuse
     from flows.requests import Requests
     from flows.stages.base import Context
 
     said = None if people is None else read_people(people)
     if said is not None and spec.calibrate.truth is not None:
         raise SpecError([Problem("calibrate.truth", "is another truth than --people; expected null, or no --people")])
-    for judge in (*asked_by(spec.reward), *asked_by(spec.calibrate.truth)):
-        if isinstance(judge, ServedJudge | LiteLLMJudge):
-            judge.key()
+    engines = [spec.inference] if run is None else []
+    refuse(lacked_by([*engines, *asked_by(spec.reward), *asked_by(spec.calibrate.truth)], spec.judge.budget))
     hush()
     with ExitStack() as stack:
         stack.enter_context(Interruption())

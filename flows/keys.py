@@ -3,18 +3,23 @@ played or paid for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from components.errors import ResourceError
-from components.inference.spec import RemoteSpec
-from components.rewards.asking.spec import LiteLLMJudge, ServedJudge, asked_by
+from components.inference.spec import InferenceSpec, RemoteSpec
+from components.rewards.asking.spec import JudgeModel, LiteLLMJudge, ServedJudge, asked_by
 from flows.spec import ExperimentSpec
 
 
 def check_keys(*specs: ExperimentSpec) -> None:
     """Raises ResourceError, which names every key that is not in the environment, and every judge whose price nobody
     knows though a budget is to be kept."""
-    if missing := list(dict.fromkeys(text for spec in specs for text in lacking(spec))):
+    refuse(text for spec in specs for text in lacking(spec))
+
+
+def refuse(lacks: Iterable[str]) -> None:
+    """Raises ResourceError where anything is lacking."""
+    if missing := list(dict.fromkeys(lacks)):
         raise ResourceError("\n".join(missing))
 
 
@@ -22,16 +27,20 @@ def lacking(spec: ExperimentSpec) -> Iterator[str]:
     """What the remote engines and the judges of an experiment lack."""
     teachers = [one for one in (spec.warmup and spec.warmup.teacher, spec.collect.teacher) if one]
     engines = [spec.inference, *(one.inference for one in teachers)]
-    judges = [*asked_by(spec.reward), *asked_by(spec.evaluate.reward)]
-    for one in [*engines, *judges]:
+    return lacked_by([*engines, *asked_by(spec.reward), *asked_by(spec.evaluate.reward)], spec.judge.budget)
+
+
+def lacked_by(asked: Iterable[InferenceSpec | JudgeModel], budget: float | None) -> Iterator[str]:
+    """What these lack. budget: of a stage, for its judges."""
+    for one in asked:
         if isinstance(one, RemoteSpec | ServedJudge | LiteLLMJudge):
             try:
                 one.key()
             except ResourceError as error:
                 yield str(error)
             else:
-                if isinstance(one, LiteLLMJudge) and one.price is None and spec.judge.budget is not None:
-                    yield from _unpriced(one.model, spec.judge.budget)
+                if isinstance(one, LiteLLMJudge) and one.price is None and budget is not None:
+                    yield from _unpriced(one.model, budget)
 
 
 def _unpriced(model: str, budget: float) -> Iterator[str]:

@@ -237,6 +237,22 @@ def test_a_run_that_is_not_there_is_named(tmp_path, capsys):
         command.main(["+experiment=smoke", "--label", "collect[1]"])
 
 
+def test_every_key_that_is_lacking_is_named_at_once_and_those_of_engines_only_where_they_play(tmp_path, capsys):
+    asks = ["reward=ruler", "reward.model.url=http://127.0.0.1:9/v1", "reward.model.model=judge"]
+    judge = "{name: served, url: 'http://127.0.0.1:9/v1', model: judge, key_variable: OTHER_KEY}"
+    truth = f"calibrate.truth={{_target_: components.rewards.ruler.Ruler, model: {judge}}}"
+    engine = ["inference=remote", "inference.url=http://127.0.0.1:9/v1", "inference.model=m"]
+    keys = ["reward.model.key_variable=ONE_KEY", "inference.key_variable=ENGINE_KEY"]
+
+    def said(*more):
+        assert command.main(["+experiment=smoke", f"root={tmp_path}", *asks, truth, *engine, *keys, *more]) == 2
+        text = capsys.readouterr().err
+        return [f"{name}_KEY is not set" in text for name in ("ONE", "OTHER", "ENGINE")]
+
+    assert said() == [True, True, True]
+    assert said("--run", "latest") == [True, True, False]
+
+
 def test_solutions_need_an_environment_that_has_them():
     none = validate(Target, {"_target_": f"{JUDGES}.First"}, allow=("tests",))
     (problem,) = others(EvaluateSpec(), CalibrateSpec(solutions=True), none)
