@@ -123,6 +123,23 @@ def test_every_run_command_is_valid(arguments):
     check([word for word in arguments if "=" in word or word.startswith("~")], multirun="-m" in arguments)
 
 
+def sketches() -> list[Any]:
+    """Commands in text blocks: they need a run, a server or a package of the reader's."""
+    text = [
+        line for block in BLOCKS if block.language == "text" for line in block.text.replace("\\\n", " ").splitlines()
+    ]
+    found = [words(line) for line in text if line.startswith("python -m flows.")]
+    return [line[3:] for line in found if line[2] in ("flows.run", "flows.plan", "flows.calibrate")]
+
+
+@pytest.mark.parametrize("arguments", sketches(), ids=" ".join)
+def test_the_keys_of_every_sketched_command_exist(arguments):
+    composer = Composer()
+    options = [word for word in arguments if ("=" in word or word.startswith("~")) and word != "+experiment=NAME"]
+    overrides, broken = composer.parse(options)
+    assert not broken + composer.point(overrides)[1]
+
+
 def test_every_other_command_exists():
     """What stands in shell blocks is a command of ours, of the virtual environment, or of make."""
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
