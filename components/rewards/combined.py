@@ -130,8 +130,10 @@ def _problems(parts: Mapping[str, Part], how: str) -> list[Problem]:
             found.append(Problem(place, f"{name!r} names no part; {expected}"))
         for other in part.needs:
             if other not in parts or other == name:
-                message = f"there is no other part {other!r}; expected one of {', '.join(sorted({*parts} - {name}))}"
-                found.append(Problem(f"{place}.needs", message, nearest(other, [*{*parts} - {name}])))
+                others = sorted({*parts} - {name})
+                expected = f"one of {', '.join(others)}" if others else "none: it is the only part"
+                message = f"there is no other part {other!r}; expected {expected}"
+                found.append(Problem(f"{place}.needs", message, nearest(other, others)))
         if how == "product" and part.weight != 1:
             message = f"{part.weight:g}: a product has no weights; expected 1, or how: sum"
             found.append(Problem(f"{place}.weight", message))

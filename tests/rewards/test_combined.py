@@ -334,7 +334,11 @@ def test_the_key_has_the_model_only_where_one_computes():
         ({"a": Part(reward=3)}, "reward.parts.a", "int is no reward"),
         ({"a": Part(reward=says(1), weight=0)}, "reward.parts", "all weights are 0"),
         ({"style": Part(reward=says(1), needs={"styel": 1})}, "reward.parts.style.needs", "no other part 'styel'"),
-        ({"a": Part(reward=says(1), needs={"a": 1})}, "reward.parts.a.needs", "no other part 'a'"),
+        (
+            {"a": Part(reward=says(1), needs={"a": 1})},
+            "reward.parts.a.needs",
+            "no other part 'a'; expected none: it is",
+        ),
         (
             {"a": Part(reward=says(1), needs={"b": 1}), "b": Part(reward=says(1), needs={"a": 1})},
             "reward.parts",
