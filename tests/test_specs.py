@@ -29,8 +29,12 @@ class Part(Spec):
     names: str | list[str] = "all"
 
 
+Side = Annotated[Left | Right, Field(discriminator="name")]
+
+
 class Whole(Spec):
-    side: Annotated[Left | Right, Field(discriminator="name")]
+    side: Side
+    sides: Side | list[Side] | None = None
     part: Part = Part()
     parts: list[Part] = []
     places: dict[Literal["here", "there"], int] = {}
@@ -115,6 +119,20 @@ def test_a_misspelt_choice_names_the_valid_ones():
     assert mistakes({"side": {"name": "right", "colour": "gren"}})["side.colour"].nearest == "green"
 
 
+@pytest.mark.parametrize(
+    ("sides", "wrong"),
+    [
+        ({"name": "left", "size": 0}, {"sides.size"}),
+        ({"name": "left", "size": "???"}, {"sides.size"}),
+        ([{"name": "left", "size": 0}], {"sides.0.size"}),
+        ([{"name": "left"}, {"name": "rihgt"}], {"sides.1.name"}),
+        (3, {"sides"}),
+    ],
+)
+def test_of_one_or_a_list_only_what_is_wrong_within_is_told(sides, wrong):
+    assert set(mistakes({"side": {"name": "left"}, "sides": sides})) == wrong
+
+
 def test_missing_values_say_how_to_give_them():
     assert "side.name=VALUE" in mistakes({"side": {}})["side.name"].message
     found = mistakes({"side": {"name": "left", "size": "???"}, "count": "???"})
@@ -181,6 +199,13 @@ def test_a_function_waits_for_its_first_argument(package):
     )
     assert target("mine.rewards.polite", weight=2).build()("episode") == 2.0
     assert set(refusal("mine.rewards.polite", trajectory=1, weight="x")) == {"trajectory", "weight"}
+
+
+@pytest.mark.parametrize("signature", ["", "*, weight=1.0", "**options"])
+def test_a_function_that_can_be_given_nothing_is_refused(package, signature):
+    package("rewards", f"def deaf({signature}):\n    return 1.0\ndef free(*things):\n    return 1.0")
+    assert "takes nothing" in refusal("mine.rewards.deaf")["_target_"]
+    assert target("mine.rewards.free").build()("episode") == 1.0
 
 
 def test_only_allowed_packages_are_imported(package):

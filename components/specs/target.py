@@ -228,6 +228,12 @@ def settable(thing: Callable[..., Any], called_with: tuple[str, ...] | None = No
     return {name: p for name, p in parameters.items() if p.kind not in fixed}
 
 
+def _takes_one(thing: Callable[..., Any]) -> bool:
+    """Whether a function can be called with one thing, without its name."""
+    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    return any(p.kind not in by_name for p in inspect.signature(thing).parameters.values())
+
+
 def _check_arguments(
     path: str,
     thing: Callable[..., Any],
@@ -244,6 +250,9 @@ def _check_arguments(
             f"{path} is a function of columns, its first parameter being {name!r}, and is called with one thing here; "
             f"expected reward=columns reward.function={path}"
         )
+        raise _invalid([(("_target_",), path, PydanticCustomError("target", "{message}", {"message": message}))])
+    if called_with is None and not inspect.isclass(thing) and not _takes_one(thing):
+        message = f"{path} takes nothing, and is called with one thing here; expected a parameter for it"
         raise _invalid([(("_target_",), path, PydanticCustomError("target", "{message}", {"message": message}))])
     lacking = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in arguments]
     if called_with is not None and lacking and not by_name:

@@ -93,8 +93,10 @@ def names_below(cls: type[Spec], data: Any, path: Iterable[str | int], allow: It
 
 def _problems(cls: type[Spec], data: Any, error: ValidationError, context: dict[str, Any]) -> list[Problem]:
     found: dict[str, Problem] = {}
-    for detail in error.errors(include_url=False):
-        path = _path(data, detail["loc"], detail["type"] == "missing")
+    details = [(_path(data, d["loc"], d["type"] == "missing"), d) for d in error.errors(include_url=False)]
+    for path, detail in details:
+        if detail["type"] in _EXPECTED and any(p[: len(path)] == path != p for p, _ in details):
+            continue  # of a union: another member had the right type, and says what is wrong within
         problem = _problem(cls, data, path, detail, context["allow"])
         earlier = found.get(problem.path)
         if earlier is not None:  # the members of a union, each with its complaint
