@@ -251,7 +251,8 @@ def _run(
             status = os.read(status_read, 4096)
     seconds = time.monotonic() - began
     stdout, stderr = (one.text() for one in kept)
-    ends = [json.loads(line).get("exit-code") for line in status.splitlines()]
+    *lines, _ = status.split(b"\n")  # killed, it may have been in the middle of one
+    ends = [json.loads(line).get("exit-code") for line in lines]
     ended = [code for code in ends if code is not None]
     if not ended and not killed:
         raise OSError(f"bwrap did not run the program: {stderr.strip() or f'it ended with {process.returncode}'}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import selectors
+import signal
 import subprocess
 import threading
 import time
@@ -137,7 +138,12 @@ def _tree(pid: int) -> Iterator[int]:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends the sandbox: with its first process, the kernel ends all others in it."""
-    if process.returncode is None:
-        process.kill()
+    """Ends the sandbox: with its first process, the kernel ends all others in it. That one asks to end with bwrap only a
+    moment after it began, so it is killed too; bwrap is held before, or it could begin one that nobody has seen."""
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        for one in list(_tree(process.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
         process.wait()

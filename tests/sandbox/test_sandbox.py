@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from components.errors import ResourceError
-from components.sandbox import HOME, Limits, Sandbox, bubblewrap, seccomp
+from components.sandbox import HOME, Limits, Sandbox, bubblewrap, seccomp, watch
 
 ROOT = Path(__file__).parents[2]
 WIDE = Limits(seconds=60)
@@ -419,6 +419,16 @@ def test_many_run_at_once_and_a_cancelled_one_is_killed():
 
     assert asyncio.run(go()) == [f"{n}\n" for n in range(4)]
     assert running(f"sleep {mark}") == []
+
+
+def test_one_that_is_stopped_while_it_begins_is_killed_at_once(monkeypatch):
+    monkeypatch.setattr(watch, "_LOOK", 0.0)
+    stop = threading.Event()
+    stop.set()
+    began = time.monotonic()
+    for _ in range(15):
+        assert Sandbox(WIDE).run(["sleep", "60"], stop=stop).killed == "stopped"
+    assert time.monotonic() - began < 50
 
 
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", "", "a\0b"])
