@@ -192,7 +192,7 @@ def calibration(
         curve=measures.curve(rows),
         roc=measures.roc(rows, found["threshold"]),
         marks=marks,
-        warnings=_warnings(found, marks, {row.truth for row in rows}),
+        warnings=_warnings(found, marks, rows),
         misjudged=_misjudged(rows, judged, episodes),
         created=time.strftime("%Y-%m-%d %H:%M:%S"),
         config=spec.reward.model_dump(mode="json"),
@@ -200,8 +200,9 @@ def calibration(
     )
 
 
-def _warnings(found: Mapping[str, Any], marks: Sequence[Mark], truths: set[float]) -> list[str]:
+def _warnings(found: Mapping[str, Any], marks: Sequence[Mark], rows: Sequence[Judged]) -> list[str]:
     """What has to be said of a judge, asked or not."""
+    truths, scores = {row.truth for row in rows}, {one for row in rows for one in row.scores if one is not None}
     said = [f"the judge is worse than its mark: {mark}" for mark in marks if not mark.met]
     auc = found["auc"]
     if not found["episodes"]:
@@ -209,11 +210,17 @@ def _warnings(found: Mapping[str, Any], marks: Sequence[Mark], truths: set[float
     elif len(truths) == 1:
         said.append(
             f"the truth is {min(truths):g} for all {found['episodes']} episodes: nothing can be told of the judge. "
-            "Take episodes of which some are good: --run RUN, or more of them (calibrate.scenarios)"
+            "Take episodes of which some are good: of another run or stage (--run, --label), or more of them "
+            "(calibrate.scenarios)"
         )
     elif auc["value"] is not None and (auc["value"] <= 0.5 or (auc["low"] or 0.0) <= 0.5):
         at = "" if auc["low"] is None else f" [{auc['low']:.3f}, {auc['high']:.3f}]"
         said.append(f"the judge cannot be told from chance: auc {auc['value']:.3f}{at}")
+    if len(scores) == 1 and found["episodes"] > 1:
+        said.append(
+            f"every score is {min(scores):g}: the judge tells nothing apart. One that compares the episodes of a group "
+            "is not asked where they all say the same"
+        )
     biases = {"length_bias": "the length of an episode", "position_bias": "the place at which it is shown"}
     for name, words in biases.items():
         one = found[name]

@@ -138,8 +138,8 @@ def _tree(pid: int) -> Iterator[int]:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends the sandbox: with its first process, the kernel ends all others in it. That one asks to end with bwrap only a
-    moment after it began, so it is killed too; bwrap is held before, or it could begin one that nobody has seen."""
+    """Ends the sandbox: with its first process, the kernel ends all others in it. That one asks to end with bwrap only
+    a moment after it began, so it is killed too; bwrap is held before, or it could begin one that nobody has seen."""
     if process.poll() is None:
         os.kill(process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)

@@ -97,6 +97,8 @@ def test_a_judge_that_says_nothing_is_warned_of_and_with_strict_the_command_fail
     assert found["warnings"] == [
         "the judge is worse than its mark: auc is 0.500, below its mark of 0.8",
         "the judge cannot be told from chance: auc 0.500 [0.500, 0.500]",
+        "every score is 0.5: the judge tells nothing apart. One that compares the episodes of a group is not asked "
+        "where they all say the same",
     ]
     assert "warning: the judge is worse than its mark: auc is 0.500" in said
     assert measured("constant", "calibrate.marks.auc=0.8", "--strict")[0] == 1
