@@ -120,7 +120,7 @@ def test_a_function_or_class_of_the_user_is_a_filter(own):
     [
         ("shorter", {}, r"filter\._target_: 'shorter' is not there in own_filters; .* Did you mean 'short'"),
         ("short", {"least": 2}, r"filter\.least: no such key"),
-        ("nothing", {}, r"filter\._target_: own_filters\.nothing is no filter; expected a function \(trajectory\)"),
+        ("nothing", {}, r"filter\._target_: own_filters\.nothing takes nothing, and is called with one thing here"),
         ("Bare", {}, r"filter\._target_: own_filters\.Bare is no filter"),
         ("Raises", {}, r"filter: own_filters\.Raises cannot be built: OSError: no such file"),
     ],
