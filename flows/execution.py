@@ -12,7 +12,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,10 @@ _OF_ROUND = re.compile(r"(collect|judge|filter|train)\[\d+(\+\d+)?\]")
 
 SHOWN = ("episodes", "failed", "success", "reward", "loss", "heldout_accuracy", "unscored")
 """Metrics in the line about a stage."""
+
+
+Watcher = Callable[[str, str], AbstractContextManager[Progress]]
+"""Follows one stage, by its label and what it counts."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +118,10 @@ class Execution:
         self.done: dict[str, Done] = {}
         """By label, in order."""
         self.notices: list[Notice] = []
+        self.watchers: list[Watcher] = []
+        """Told how far each stage is, besides the console."""
         command = [sys.executable, "-m", "flows.stage", *_options(spec)]
-        rest = (Path(spec.root), log.with_suffix(".stages.log"), _environment(), spec.compute.stage_timeout)
+        rest = (Path(spec.root), log.with_suffix(".stages.log"), environment(), spec.compute.stage_timeout)
         self._here = LocalRunner(self._run_here)
         self._process = ProcessRunner(command, *rest)
         self.second = KeptProcessRunner(command, *rest)
@@ -184,11 +191,14 @@ class Execution:
         runner = beside or self._runner(self.spec.compute.place(request.stage))  # type: ignore[arg-type]  # a stage's name
         limit = self.spec.compute.stall_timeout
         report = functools.partial(logger.error, "%s has stalled:\n%s", label)
+        unit = UNITS.get(request.stage, "parts")
         with (
-            self.console.stage(label, UNITS.get(request.stage, "parts")) as view,
+            ExitStack() as stack,
+            self.console.stage(label, unit) as view,
             watch(label, limit, report, beside.stop if beside else None) as dog,
         ):
-            result = runner.run(request.to_json(), _listener(view, self.console, dog))
+            views = [view, *(stack.enter_context(watcher(label, unit)) for watcher in self.watchers)]
+            result = runner.run(request.to_json(), _listener(views, self.console, dog))
         artifact = self.context.store.find(result.key)
         assert artifact is not None, f"{label}: {result.key} is not in {self.context.store}"
         return artifact, result.status
@@ -249,11 +259,12 @@ def _recorded(done: Done) -> StageRecord:
     )
 
 
-def _listener(progress: Progress, console: Console, dog: Watchdog) -> Callable[[Event], None]:
+def _listener(views: Sequence[Progress], console: Console, dog: Watchdog) -> Callable[[Event], None]:
     def listen(event: Event) -> None:
         if "progress" in event:
             dog.touch()
-            progress(*event["progress"])
+            for view in views:
+                view(*event["progress"])
         elif "waiting" in event:
             dog.rest()
             console.line(f"  {event['waiting']}")
@@ -267,8 +278,8 @@ def _options(spec: ExperimentSpec) -> list[str]:
     return [*store, "--lock-timeout", str(spec.compute.lock_timeout)]
 
 
-def _environment() -> dict[str, str]:
-    """A stage's own process finds our code and the user's packages from any working directory."""
+def environment() -> dict[str, str]:
+    """A process of its own finds our code and the user's packages from any working directory."""
     path = [str(CODE), *(entry for entry in sys.path if entry), os.getcwd()]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
 

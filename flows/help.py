@@ -53,6 +53,12 @@ def text(folders: Sequence[Path] = (CONF,)) -> str:
     return "\n".join(lines) + "\n" + OPTIONS
 
 
+def experiments(folder: Path | str | None = None) -> list[str]:
+    """Names of all experiments; folder: of config groups of your own."""
+    folders = [Path(folder), CONF] if folder else [CONF]
+    return sorted({name for name, _ in _options(folders, "experiment")})
+
+
 def _groups(folders: Sequence[Path]) -> list[str]:
     names = {
         path.name for folder in folders for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")

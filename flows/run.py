@@ -35,10 +35,8 @@ def main(argv: list[str] | None = None) -> None:
             _help(argv)
         else:
             _start(argv)
-    except (SpecError, ResourceError) as error:
-        _fail(str(error), 2)
     except EspalierError as error:
-        _fail(f"{type(error).__name__}: {error}", 1)
+        _fail(*told(error))
     except KeyboardInterrupt:
         _fail("interrupted; the same command goes on from here", 130)
 
@@ -128,15 +126,20 @@ def job(config: DictConfig) -> float:
 
         sweep = Path(hydra.sweep.dir).name if hydra.mode == RunMode.MULTIRUN else None
         return run(spec, overrides=list(hydra.overrides.task), sweep=sweep)
-    except (SpecError, ResourceError) as error:
-        _fail(str(error), 2)  # at once: the other points of a sweep would meet it too
-    except EspalierError as error:
-        _fail(f"{type(error).__name__}: {error}", 1)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
+    except (EspalierError, OSError) as error:
+        _fail(*told(error))  # a mistake at once: the other points of a sweep would meet it too
+
+
+def told(error: Exception) -> tuple[str, int]:
+    """What the user is told of an error, and the exit code. Raises the error again where it was not foreseen."""
+    if isinstance(error, SpecError | ResourceError):
+        return str(error), 2
+    if isinstance(error, EspalierError):
+        return f"{type(error).__name__}: {error}", 1
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" ({error.filename})" if error.filename else ""
-        _fail(f"no space left on the disk of root{where}: make room, then the same command goes on from here", 1)
+        return f"no space left on the disk of root{where}: make room, then the same command goes on from here", 1
+    raise error
 
 
 if __name__ == "__main__":

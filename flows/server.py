@@ -7,6 +7,8 @@ the flow imports what it needs. Left out is what a run does not need: the user i
 scheduler and its kin, block types, usage statistics. The database is migrated once, under a lock.
 
 The server ends with the run, also when that is killed: it watches a pipe that the run holds.
+
+`flows.serve` starts a whole one: on a port that it names, with the user interface, the scheduler and the rest.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     import uvicorn
 
 logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
 
 START_LIMIT = 180.0
 """Seconds that a server may take to answer; the first start on a slow disk takes the longest."""
@@ -169,15 +173,21 @@ def for_run(root: Path, *, keep: bool = False) -> Iterator[Api]:
         server.stop()
 
 
-def start(root: Path) -> Server:
-    """Starts a server on the data below `root` and returns at once."""
+def start(root: Path, port: int | None = None) -> Server:
+    """Starts a server on the data below `root` and returns at once. port: a whole server, with the user interface, on
+    this port; raises ResourceError where it is taken. None: what a run needs, on a free one."""
+    if port is not None:
+        _free(port)
     log = root / "logs" / "prefect-server.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     home(root).mkdir(parents=True, exist_ok=True)
     environment = {
         **{name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"},
         **client_environment(root),
-        "PREFECT_SERVER_UI_ENABLED": "false",
+        "PREFECT_SERVER_UI_ENABLED": "false" if port is None else "true",
+        "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(home(root) / "ui"),
+        "PREFECT_SERVER_UI_API_URL": f"http://{HOST}:{port or 0}/api",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
         "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
@@ -186,7 +196,7 @@ def start(root: Path) -> Server:
     }
     with open(log, "ab") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.server", "--root", str(root)],
+            [sys.executable, "-m", "flows.server", "--root", str(root), *(["--port", str(port)] if port else [])],
             cwd=Path(__file__).resolve().parent.parent,
             env=environment,
             stdin=subprocess.PIPE,
@@ -198,14 +208,28 @@ def start(root: Path) -> Server:
     return Server(process, root, log)
 
 
+def _free(port: int) -> None:
+    """Raises ResourceError where the port is taken."""
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else error
+        raise ResourceError(
+            f"--port {port}: nothing can listen there ({reason}). Choose another port; or, where it is a Prefect "
+            f"server, use it: PREFECT_API_URL=http://{HOST}:{port}/api"
+        ) from None
+
+
 def main() -> None:
     """The server's process: prints one JSON line with its address when it answers, and ends with its standard input."""
     parser = argparse.ArgumentParser(prog="python -m flows.server")
     parser.add_argument("--root", required=True, type=Path)
-    root = parser.parse_args().root
+    parser.add_argument("--port", type=int)
+    arguments = parser.parse_args()
+    root, port = arguments.root, arguments.port
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server((HOST, port or 0))
     serving: list[uvicorn.Server] = []
 
     def leave() -> None:
@@ -218,7 +242,9 @@ def main() -> None:
         import uvicorn
         from prefect.server.api.server import create_app
 
-        config = uvicorn.Config(create_app(ephemeral=True), log_level="warning", access_log=False, lifespan="on")
+        config = uvicorn.Config(
+            create_app(ephemeral=port is None), log_level="warning", access_log=False, lifespan="on"
+        )
         server = uvicorn.Server(config)
         startup = server.startup
 
@@ -227,7 +253,7 @@ def main() -> None:
             if server.started:
                 serving.append(server)
                 ready()
-                print(json.dumps({"url": f"http://127.0.0.1:{listener.getsockname()[1]}/api"}), file=out)
+                print(json.dumps({"url": f"http://{HOST}:{listener.getsockname()[1]}/api"}), file=out)
 
         server.startup = announced  # type: ignore[method-assign]  # uvicorn has no hook for this
         server.run([listener])

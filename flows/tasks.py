@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from components.artifacts import Artifact
+from components.redaction import mask
+from flows import shown
 from flows.console import silence_prefect
 from flows.execution import Done, Execution
 from flows.interrupt import Interruption
@@ -38,14 +40,13 @@ def run_flow(
     dead: Sequence[RunRecord] = (),
     close: Callable[[RunRecord], None] = lambda run: None,
 ) -> Results:
-    """Runs `body` as a Prefect flow; what it calls become task runs, also what it calls beside another. The result is
-    summed up in a Prefect artifact.
+    """Runs `body` as a Prefect flow; what it calls become task runs, also what it calls beside another. Inside of a
+    flow that Prefect runs already (`flows.deployed`) they become tasks of that one.
 
     dead: runs that were killed; their flow runs are set to Crashed, and `close` is called with each that Prefect was
     told of. A server that goes away meanwhile costs a warning: the stages do not need it. Raises what `body` raises.
     """
     from prefect import flow
-    from prefect.artifacts import create_markdown_artifact
     from prefect.context import FlowRunContext
     from prefect.settings import (
         PREFECT_API_URL,
@@ -58,28 +59,39 @@ def run_flow(
     spec = execution.spec
     found: list[Results] = []
     failed: list[BaseException] = []
+    served = FlowRunContext.get() is not None
 
-    @flow(name=name, flow_run_name=f"{spec.name} seed {spec.seed}", validate_parameters=False, persist_result=False)
-    def prefect_flow(experiment: dict[str, Any]) -> None:
+    def inside() -> None:
         interruption.install()
         context = FlowRunContext.get()
-        if execution.record is not None and context is not None and context.flow_run is not None:
+        assert context is not None
+        assert context.flow_run is not None
+        if execution.record is not None:
             execution.record.begun(str(context.flow_run.id))
         try:
+            if execution.tracker is not None:
+                shown.mlflow_link(execution.tracker, spec.name)
             results = body(as_tasks(execution.stage), together(execution, as_tasks))
         except BaseException as error:  # Ctrl-C too: Prefect may raise another error in its place
             failed.append(error)
             raise
         found.append(results)
-        create_markdown_artifact(results.markdown(), key="report", description=f"Results of {spec.name}")
+        shown.results(results, spec.name)
+
+    @flow(name=name, flow_run_name=f"{spec.name} seed {spec.seed}", validate_parameters=False, persist_result=False)
+    def prefect_flow(experiment: dict[str, Any]) -> None:
+        inside()
 
     settings: dict[Any, Any] = {PREFECT_API_URL: api.url(), PREFECT_CLIENT_MAX_RETRIES: RETRIES}
     if isinstance(api, Server):  # nobody watches for heartbeats there, and their thread takes a second to stop
         settings[PREFECT_FLOWS_HEARTBEAT_FREQUENCY] = None
-    with temporary_settings(settings):
+    with temporary_settings(settings), shown.progress(execution):
         try:
             _close(dead, close)
-            prefect_flow(spec.model_dump(mode="json", by_alias=True))
+            if served:
+                inside()
+            else:
+                prefect_flow(mask(spec.model_dump(mode="json", by_alias=True)))
         except BaseException as error:
             if failed:  # whatever Prefect made of it
                 raise failed[0] from None
@@ -87,7 +99,8 @@ def run_flow(
                 raise
             logger.warning("the run is done, but the Prefect server was not told all of it: %s", error)
         finally:
-            _send_events()
+            if not served:  # Prefect's own process sees to that
+                _send_events()
     return found[0]
 
 

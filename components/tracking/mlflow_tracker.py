@@ -100,10 +100,17 @@ class Tracker:
         return cls(client, client.tracking_uri, experiment_id, run.info.run_id, run.info.artifact_uri, spec.traces)
 
     @property
+    def url(self) -> str | None:
+        """Where a browser finds this run; None where MLflow is no server but a database."""
+        if not self.uri.startswith(("http://", "https://")):
+            return None
+        return f"{mask_text(self.uri)}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+
+    @property
     def ui_command(self) -> str:
         """The command that shows this run in a browser."""
-        if self.uri.startswith(("http://", "https://")):
-            return f"open {mask_text(self.uri)}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+        if self.url is not None:
+            return f"open {self.url}"
         mlflow = shlex.quote(command_path("mlflow"))
         return f"{_UI.format(mlflow=mlflow)} --backend-store-uri {shlex.quote(mask_text(self.uri))}"
 

@@ -1,0 +1,298 @@
+"""Experiments as Prefect deployments: what is refused, what is registered, and that a run from there is the same run.
+
+No server and no process here, but for the session's own server. `test_serve_browser.py` does it all for real.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+import pytest
+
+from components.errors import ResourceError, SpecError
+from flows import parameters, serve
+from flows.config import compose
+from tests.flows.test_online_rl import Recorder
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch):
+    """The command sets variables for the processes that it starts."""
+    import os
+
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+
+
+def refused(*argv):
+    """The command calls it a mistake of the user."""
+    assert serve.main(list(argv)) == 2
+
+
+# --- what is refused before anything is registered --------------------------------------------------------------------
+
+
+OPTIONS = [
+    ([], "+experiment: nothing is named to be registered"),
+    (["+experiment=smoke,smoke"], "+experiment: smoke: named twice"),
+    (["+experiment=smoke,ppo", "--name", "a"], "--name: 'a': 2 deployments cannot have one name"),
+    (["+experiment=smoke", "--name", "a/b"], "--name: 'a/b': expected letters"),
+    (["+experiment=smoke", "--interval", "6"], "--interval: '6': expected a number and s, m, h or d"),
+    (["+experiment=smoke", "--interval", "1s"], "at least 10s"),
+    (["+experiment=smoke", "--timezone", "Europe/Berlin"], "--timezone: is that of --cron"),
+    (["+experiment=smoke", "--cron", "0 3 * * *", "--timezone", "Mars"], "--timezone: 'Mars': expected a name"),
+    (["+experiment=smoke", "--limit", "0"], "--limit: 0: expected 1 or more"),
+    (["+experiment=smoke", "--port", "70000"], "--port: 70000: expected 1 to 65535"),
+    (["+experiment=smoke", "--tag", ""], "--tag: an empty one"),
+]
+
+
+@pytest.mark.parametrize(("argv", "words"), OPTIONS)
+def test_options_that_are_wrong(argv, words):
+    (problem,) = serve.amiss(serve.parser().parse_intermixed_args(argv))
+    assert words in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("judge.api_key=abc123", "judge.api_key: holds a secret"),
+        ("store=s3://me:abc123@host/x", "store: holds a secret"),
+        ("hydra.mode=MULTIRUN", "hydra.mode: is for the command line only"),
+        ("experiment=ppo", "experiment: is chosen by the parameter `experiment`"),
+    ],
+)
+def test_overrides_that_are_no_parameters(line, words):
+    with pytest.raises(SpecError) as error:
+        parameters.resolve("smoke", [line])
+    assert words in str(error.value)
+    assert "abc123" not in str(error.value)
+
+
+def test_all_mistakes_are_told_at_once_and_nothing_starts(capsys, tmp_path):
+    refused("+experiment=smok", f"root={tmp_path}", "rounds=-1", "--limit", "0", "--interval", "x")
+    said = capsys.readouterr().err
+    assert said.startswith("4 problems in the configuration:")
+    for words in ("experiment: 'smok': expected one of", "rounds: -1: expected at least 0", "--limit: 0", "--interval"):
+        assert words in said
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_schedule_that_is_none(capsys, tmp_path):
+    refused("+experiment=smoke", f"root={tmp_path}", "--cron", "0 25 * * *")
+    assert "--cron: '0 25 * * *': expected minute, hour" in capsys.readouterr().err
+
+
+def test_a_pool_needs_a_server_that_stays(capsys, tmp_path):
+    refused("+experiment=smoke", f"root={tmp_path}", "--pool", "gpu")
+    assert "--pool gpu: workers need a server that stays" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named(capsys, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused("+experiment=smoke", f"root={tmp_path}", "--port", str(port))
+    said = capsys.readouterr().err
+    assert f"--port {port}: nothing can listen there (Address already in use)" in said
+    assert "PREFECT_API_URL" in said
+
+
+def test_a_server_that_does_not_answer_is_named(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    refused("+experiment=smoke", f"root={tmp_path}")
+    assert "PREFECT_API_URL=http://127.0.0.1:9/api: no Prefect server answers there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("30m", 1800), ("6h", 21600), ("1 d", 86400), ("9s", None), ("six", None)]
+)
+def test_intervals(text, seconds):
+    found = serve.interval(text)
+    assert (None if found is None else found.total_seconds()) == seconds
+
+
+# --- the same run -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_of_a_deployment_has_the_stage_keys_of_the_command_line(tmp_path):
+    overrides = ["rounds=2", "algorithm.learning_rate=1e-5", "collect.group_size=4", f"root={tmp_path}"]
+    served = parameters.resolve("smoke", overrides)
+    spec = compose(["+experiment=smoke", *overrides])
+    assert served == spec
+    ours, theirs = (Recorder(tmp_path, **one.model_dump(mode="json", by_alias=True)) for one in (served, spec))
+    assert ours.keys == theirs.keys
+    assert len(ours.keys) > 10
+
+
+def test_own_config_groups_can_be_served(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\n# Mine.\nname: mine\nrounds: 7\n")
+    assert parameters.resolve("mine", [], str(tmp_path)).rounds == 7
+    from flows.help import experiments
+
+    assert {"mine", "smoke"} <= set(experiments(tmp_path))
+    assert "mine" not in experiments()
+
+
+# --- on a server ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def connected(prefect_server, monkeypatch):
+    """Prefect's client, on the session's server."""
+    from prefect import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    monkeypatch.setenv("PREFECT_API_URL", prefect_server.url())
+    with temporary_settings({PREFECT_API_URL: prefect_server.url()}), get_client(sync_client=True) as client:
+        yield client
+
+
+@pytest.fixture
+def waited(monkeypatch):
+    """The command registers, and returns instead of waiting for runs."""
+    found = []
+    monkeypatch.setattr(serve, "_wait", lambda deployments: found.extend(deployments) or 0)
+    return found
+
+
+def registered(client, name):
+    return client.read_deployment_by_name(f"online-rl/{name}")
+
+
+def test_what_is_registered(connected, waited, capsys, tmp_path):
+    root = f"root={tmp_path}"
+    argv = ["+experiment=smoke,ppo", "rounds=2", root, "--cron", "0 3 * * *", "--timezone", "Europe/Berlin"]
+    assert serve.main([*argv, "--tag", "nightly", "--limit", "2"]) == 0
+    assert [one.name for one in waited] == ["smoke", "ppo"]
+    found = registered(connected, "smoke")
+    assert found.parameters == {"experiment": "smoke", "overrides": ["rounds=2", root], "config_dir": None}
+    assert found.tags == ["nightly"]
+    assert found.entrypoint == "flows.deployed.experiment"
+    assert [(one.schedule.cron, one.schedule.timezone) for one in found.schedules] == [("0 3 * * *", "Europe/Berlin")]
+    assert found.global_concurrency_limit.limit == 2
+    form = found.parameter_openapi_schema["properties"]
+    assert {"smoke", "quickstart"} <= set(form["experiment"]["enum"])
+    assert (form["overrides"]["type"], form["overrides"]["items"]) == ("array", {"type": "string"})
+    assert found.enforce_parameter_schema
+    assert "online-rl/smoke  on schedule: 0 3 * * *  http://127.0.0.1" in capsys.readouterr().err
+
+
+def test_the_form_refuses_what_is_no_experiment(connected, waited, tmp_path):
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    serve.main(["+experiment=smoke", "--name", "form", f"root={tmp_path}"])
+    for wrong in ({"experiment": "smok"}, {"overrides": "rounds=2"}):
+        with pytest.raises(PrefectHTTPStatusError, match="Validation failed for field"):
+            connected.create_flow_run_from_deployment(registered(connected, "form").id, parameters=wrong)
+
+
+def test_a_deployment_of_the_same_name_is_not_replaced_unasked(connected, waited, capsys, tmp_path):
+    argv = ["+experiment=smoke", "--name", "twice", f"root={tmp_path}"]
+    assert serve.main(argv) == 0
+    assert serve.main([*argv, "--interval", "6h"]) == 0  # the same, on a schedule now
+    assert serve.main([*argv, "rounds=3"]) == 2
+    said = capsys.readouterr().err
+    assert f"--name: 'twice' is on the server already, and runs +experiment=smoke root={tmp_path}; expected" in said
+    assert serve.main([*argv, "rounds=3", "--replace"]) == 0
+    assert "rounds=3" in registered(connected, "twice").parameters["overrides"]
+
+
+def test_a_pool_is_registered_for_and_not_served(connected, waited, capsys, tmp_path):
+    from prefect.client.schemas.actions import WorkPoolCreate
+
+    argv = ["+experiment=smoke", "--name", "pooled", f"root={tmp_path}", "--pool", "machines"]
+    assert serve.main(argv) == 2
+    assert (
+        "no work pool 'machines'; make it: prefect work-pool create machines --type process" in capsys.readouterr().err
+    )
+    connected.create_work_pool(WorkPoolCreate(name="machines", type="process"))
+    assert serve.main(argv) == 0
+    assert registered(connected, "pooled").work_pool_name == "machines"
+    assert waited == []
+    assert "prefect worker start --pool machines" in capsys.readouterr().err
+
+
+# --- the flow ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ran(connected, monkeypatch):
+    """Runs the flow of all deployments, with the experiment itself replaced; returns its last state."""
+    from flows import online_rl
+    from flows.deployed import experiment
+
+    def run(body, **given):
+        monkeypatch.setattr(online_rl, "run", body)
+        handlers = {name: logging.getLogger(name).handlers[:] for name in ("prefect", "prefect.flow_runs")}
+        try:
+            return experiment(**given, return_state=True)
+        finally:
+            for name, kept in handlers.items():
+                logging.getLogger(name).handlers[:] = kept
+
+    return run
+
+
+def test_the_flow_calls_what_the_command_line_calls(ran, tmp_path):
+    calls = []
+
+    def run(spec, *, overrides):
+        calls.append((spec, overrides))
+        return 0.25
+
+    state = ran(run, experiment="smoke", overrides=["rounds=3", f"root={tmp_path}"])
+    assert (state.name, state.message) == ("Completed", "held-out success 0.250")
+    ((spec, overrides),) = calls
+    assert overrides == ["+experiment=smoke", "rounds=3", f"root={tmp_path}"]
+    assert spec == compose(overrides)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"experiment": "smoke", "overrides": ["rounds=-1"]},
+            "1 problem in the configuration:\n  - rounds: -1",
+        ),
+        ({"experiment": "smok"}, "expected one of"),
+        ({"experiment": "smoke", "overrides": ["a.password=x"]}, "a.password: holds a secret"),
+        ({"experiment": "smoke", "overrides": ["experiment=ppo"]}, "is chosen by the parameter `experiment`"),
+    ],
+)
+def test_a_mistake_in_the_form_fails_the_run_with_the_message_of_the_command_line(ran, given, message):
+    state = ran(lambda *_, **__: pytest.fail("was run"), **given)
+    assert state.name == "Failed"
+    assert message in state.message
+    assert "Traceback" not in state.message
+
+
+def test_an_error_of_a_run_is_its_message(ran, tmp_path):
+    def run(spec, *, overrides):
+        raise ResourceError("no weights here; get some")
+
+    state = ran(run, experiment="smoke", overrides=[f"root={tmp_path}"])
+    assert (state.name, state.message) == ("Failed", "no weights here; get some")
+
+
+def test_a_cancelled_run_ends_as_cancelled(ran, connected, tmp_path):
+    from prefect.context import FlowRunContext
+    from prefect.states import Cancelling
+
+    def run(spec, *, overrides):
+        connected.set_flow_run_state(FlowRunContext.get().flow_run.id, Cancelling())
+        raise KeyboardInterrupt
+
+    state = ran(run, experiment="smoke", overrides=[f"root={tmp_path}"])
+    assert state.name == "Cancelled"
+    assert "what was finished is kept" in state.message
+
+
+def test_an_interrupted_run_is_no_cancelled_one(ran, tmp_path):
+    def run(spec, *, overrides):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ran(run, experiment="smoke", overrides=[f"root={tmp_path}"])
