@@ -27,7 +27,8 @@ from pathlib import Path
 
 from components.artifacts import Artifact
 from components.errors import GuardStruck, ResourceError
-from flows import feedback, fork
+from flows import approval, feedback, fork
+from flows.approval import Approve
 from flows.feedback import Said
 from flows.fork import Fork
 from flows.guards import Guards
@@ -73,6 +74,8 @@ class Outcome:
     """Why the rounds ended before their number."""
     chosen: str | None = None
     """Why this is the final policy, where the best was asked for."""
+    rejected: str | None = None
+    """Why it was not deployed, where a person said so."""
     export: Artifact | None = None
 
     @property
@@ -83,7 +86,7 @@ class Outcome:
     @property
     def decisions(self) -> list[str]:
         """What was decided from evaluations, in words."""
-        return [text for text in (self.stopped, self.chosen) if text is not None]
+        return [text for text in (self.stopped, self.chosen, self.rejected) if text is not None]
 
     @property
     def first_step(self) -> int:
@@ -113,10 +116,11 @@ def online_rl(
     beside: Beside | None = None,
     said: Said | None = None,
     outcome: Outcome | None = None,
+    approve: Approve = lambda outcome, request: None,
 ) -> Outcome:
     """The stages of an experiment, in order; of a fork, those after the step where it begins. beside: None does all
     one after the other. said: what people said, where the experiment has `feedback`. outcome: is filled as the stages
-    end, for who wants it where a guard ends the run.
+    end, for who wants it where a guard ends the run. approve: asked before the policy is deployed.
 
     What depends on a measurement that is not known (of an artifact that a plan has not made) goes on as if nothing had
     been found: no guard strikes, the rounds do not end early, the last policy is the final one. Raises GuardStruck, and
@@ -210,7 +214,11 @@ def online_rl(
         outcome.evaluations["final"] = evaluate("evaluate[final]")
     if outcome.checkpoint is not None and spec.deploy.mode != "none":
         request = requests.deploy(outcome.checkpoint, outcome.step, outcome.evaluations)
-        outcome.export = call("deploy", outcome.last_step, request)
+        outcome.rejected = approve(outcome, request)
+        if outcome.rejected is None:
+            outcome.export = call("deploy", outcome.last_step, request)
+        else:
+            on_notice(Notice("rejected", outcome.last_step, outcome.rejected))
     return outcome
 
 
@@ -299,6 +307,7 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
     if spec.fork is not None:
         fork.named(spec, spec.fork.partition("@")[0])  # before anything is made below the root
     check_keys(spec)
+    approval.check(spec)
     _writable(root)
     context = Context.at(root, spec.store, lock_timeout=spec.compute.lock_timeout)
     context.store.check()
@@ -349,8 +358,9 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
 
         def body(call: Call, beside: Beside) -> results.Results:
             outcome = Outcome()
+            asked = {"approve": approval.asker(execution)} if spec.deploy.approve else {}
             try:
-                online_rl(spec, call, say_round, forked, execution.notice, beside, said, outcome)
+                online_rl(spec, call, say_round, forked, execution.notice, beside, said, outcome, **asked)
             except GuardStruck as guard:
                 reports.struck(execution, outcome, overrides, time.monotonic() - start, str(guard))
                 raise

@@ -93,8 +93,8 @@ class Shown:
 class Notice:
     """Something that was found in the course of a run, beyond its stages."""
 
-    kind: GuardName | Literal["early_stopping", "best"]
-    """A guard; the end of the rounds before their number; the choice of the final policy."""
+    kind: GuardName | Literal["early_stopping", "best", "rejected"]
+    """A guard; the end of the rounds before their number; the choice of the final policy; a person's no to it."""
     step: int
     message: str
     episodes: list[Shown] = field(default_factory=list)

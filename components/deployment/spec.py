@@ -22,3 +22,7 @@ class DeploySpec(Spec):
     """Held-out prompts on which export and policy are compared in `serve`."""
     name: str | None = None
     """Name in the model registry; None takes the experiment's."""
+    approve: bool = False
+    """A person is asked before the policy is deployed: in Prefect's UI, or in the terminal."""
+    approve_timeout: float = Field(86400.0, gt=0)
+    """Seconds to wait for that; then the run ends, and the same run asks again."""

@@ -1,0 +1,199 @@
+"""A person's word before a policy is deployed: asked in Prefect or in the terminal, and what is kept of a no."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from components.errors import ResourceError, WaitTimeout
+from components.specs import validate
+from flows import approval
+from flows.online_rl import online_rl
+from flows.spec import ExperimentSpec
+from tests.flows.test_online_rl import DATA, Recorder
+
+TABLE = [["start", "0.250 [0.100, 0.400]", "0.3", "2"], ["after GRPO", "0.750 [0.600, 0.900]", "0.8", "2"]]
+
+
+def spec(tmp_path, **deploy):
+    return validate(ExperimentSpec, {**DATA, "root": str(tmp_path), "deploy": {"approve": True, **deploy}})
+
+
+# --- where it stands in a run -----------------------------------------------------------------------------------------
+
+
+def test_it_is_asked_last_and_a_no_leaves_out_nothing_but_the_deployment(tmp_path):
+    run = Recorder(tmp_path)
+    asked = []
+
+    def approve(outcome, request):
+        asked.append((list(outcome.evaluations), request.stage))
+        return "rejected: too talkative"
+
+    labels = list(run.keys)
+    run.keys.clear()
+    run.notices.clear()
+    outcome = online_rl(spec(tmp_path), run, on_notice=run.notices.append, approve=approve)
+    assert asked == [(["start", "sft", "final"], "deploy")]
+    assert list(run.keys) == labels[:-1]
+    assert (outcome.export, outcome.decisions) == (None, ["rejected: too talkative"])
+    assert [(one.kind, one.message) for one in run.notices] == [("rejected", "rejected: too talkative")]
+
+
+def test_it_is_in_no_key(tmp_path):
+    plain = Recorder(tmp_path)
+    assert Recorder(tmp_path, deploy={"approve": True, "approve_timeout": 5}).keys == plain.keys
+
+
+def test_an_export_that_is_there_is_not_asked_for_again(tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr(approval, "find_stage", lambda request, context: found[0])
+    monkeypatch.setattr(approval, "rows", lambda *_: TABLE)
+    monkeypatch.setattr(approval, "_in_prefect", lambda: False)
+    monkeypatch.setattr(approval, "by_terminal", lambda *_: "it is worse")
+    closed = []
+    context = SimpleNamespace(warm=SimpleNamespace(close=lambda: closed.append(True)))
+    execution = SimpleNamespace(spec=spec(tmp_path), context=context, console=SimpleNamespace(line=print))
+    approve = approval.asker(execution)
+    found.append("an export")
+    assert approve(None, None) is None
+    assert closed == []
+    found[0] = None
+    assert approve(None, None).startswith("the deployment was rejected: it is worse; everything up to there is kept")
+    assert closed == [True]
+
+
+def test_the_person_sees_the_evaluations(tmp_path):
+    interval = {"mean": 0.5, "low": 0.25, "high": 0.75}
+    (tmp_path / "summary.json").write_text(json.dumps(dict.fromkeys(("success", "reward", "turns"), interval)))
+    run = Recorder(tmp_path)
+    cell = "0.500 [0.250, 0.750]"
+    assert approval.rows(run.spec, run.outcome) == [
+        [title, cell, cell, cell] for title in ("start", "after SFT", "after GRPO")
+    ]
+
+
+# --- in the terminal --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Types what it is given."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as stdin, os.fdopen(writing, "w") as typed:
+        monkeypatch.setattr("sys.stdin", stdin)
+        monkeypatch.delenv("PREFECT_API_URL", raising=False)
+        yield lambda text: (typed.write(text), typed.flush())
+
+
+@pytest.mark.parametrize(
+    ("typed", "reason"),
+    [("yes\n", None), ("Y\n", None), ("no, it is too slow\n", "it is too slow"), ("n\n", ""), ("maybe\nyes\n", None)],
+)
+def test_the_terminal_asks(typed, reason, terminal, screen, tmp_path):
+    console, stream = screen
+    terminal(typed)
+    assert approval.by_terminal(console, spec(tmp_path), TABLE) == reason
+    assert "after GRPO" in stream.getvalue()
+    assert "0.750 [0.600, 0.900]" in stream.getvalue()
+    assert "Deploy test? yes, or no and why:" in stream.getvalue()
+
+
+def test_nobody_answers_in_the_terminal(terminal, screen, tmp_path):
+    with pytest.raises(WaitTimeout, match=r"waited 0\.1 s \(deploy.approve_timeout\) .* in the terminal; everything"):
+        approval.by_terminal(screen[0], spec(tmp_path, approve_timeout=0.1), TABLE)
+
+
+def test_without_a_terminal_and_without_a_server_it_is_refused_before_the_run(terminal, tmp_path, monkeypatch):
+    with pytest.raises(ResourceError, match=r"deploy\.approve=true: nobody can be asked"):
+        approval.check(spec(tmp_path))
+    approval.check(spec(tmp_path, approve=False))
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    approval.check(spec(tmp_path))
+
+
+# --- in Prefect -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def paused(prefect_server, monkeypatch):
+    """Asks inside of a flow; `answer` is given the client, the paused flow run and its form."""
+    from prefect import flow, get_client
+    from prefect.context import FlowRunContext
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    monkeypatch.setattr(approval, "POLL", 0.2)
+
+    def run(asked, answer):
+        running, failed = [], []
+        settings = {PREFECT_API_URL: prefect_server.url()}
+
+        @flow(name="asks")
+        def asks():
+            running.append(FlowRunContext.get().flow_run.id)
+            return approval.by_prefect(asked, TABLE)
+
+        def person():
+            try:
+                with (
+                    temporary_settings({PREFECT_API_URL: prefect_server.url()}),
+                    get_client(sync_client=True) as client,
+                ):
+                    until = time.monotonic() + 60
+                    while time.monotonic() < until:
+                        state = client.read_flow_run(running[0]).state if running else None
+                        if state is not None and state.is_paused():
+                            break
+                        time.sleep(0.1)
+                    keys = state.state_details.run_input_keyset
+                    while time.monotonic() < until:
+                        try:
+                            form = client.read_flow_run_input(running[0], keys["schema"])
+                            about = client.read_flow_run_input(running[0], keys["description"])
+                            break
+                        except Exception:  # noqa: BLE001  not written yet
+                            time.sleep(0.1)
+                    answer(client, running[0], json.loads(form), json.loads(about))
+            except BaseException as error:  # noqa: BLE001  told by the test
+                failed.append(error)
+
+        thread = threading.Thread(target=person)
+        with temporary_settings(settings):
+            thread.start()
+            try:
+                return asks()
+            finally:
+                thread.join(60)
+                assert failed == []
+
+    return run
+
+
+def test_a_person_says_no_in_prefect(paused, tmp_path):
+    seen = []
+
+    def answer(client, flow_run_id, form, about):
+        seen.append((form["properties"]["decision"]["enum"], form["required"], about))
+        client.resume_flow_run(flow_run_id, run_input={"decision": "reject", "reason": "too slow"})
+
+    assert paused(spec(tmp_path), answer) == "too slow"
+    ((choices, required, about),) = seen
+    assert (choices, required) == (["accept", "reject"], ["decision"])
+    assert "| after GRPO | 0.750 [0.600, 0.900] | 0.8 | 2 |" in about
+
+
+def test_a_person_says_yes_in_prefect(paused, tmp_path):
+    def answer(client, flow_run_id, form, about):
+        client.resume_flow_run(flow_run_id, run_input={"decision": "accept"})
+
+    assert paused(spec(tmp_path), answer) is None
+
+
+def test_nobody_answers_in_prefect(paused, tmp_path):
+    with pytest.raises(WaitTimeout, match=r"waited 1\.0 s .* in Prefect; everything up to there is kept"):
+        paused(spec(tmp_path, approve_timeout=1), lambda *_: None)
