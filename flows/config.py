@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from yaml import YAMLError
 from components.errors import Problem, SpecError
 from components.specs import names_below, nearest, validate
 from flows.spec import CODE, ExperimentSpec
+from flows.sweeps import settings
 
 CONF = CODE / "conf"
 PRIMARY = "config"
@@ -57,9 +59,17 @@ def check(
     `values=False` looks at the overrides only and returns nothing: for a config that is shown, not run. Raises
     SpecError with every problem of every point.
     """
+    return looked_at(overrides, multirun=multirun, config_dir=config_dir, values=values)[0]
+
+
+def looked_at(
+    overrides: Sequence[str], *, multirun: bool = False, config_dir: str | Path | None = None, values: bool = True
+) -> tuple[list[ExperimentSpec], Sweep | None]:
+    """What `check` returns, and the sweep, where the overrides describe one."""
     composer = Composer(config_dir)
     parsed, problems = composer.parse(overrides)
-    points = composer.points(parsed, multirun, problems)
+    sweep = composer.sweep(parsed, multirun, problems)
+    points = composer.points(sweep.overrides if sweep else parsed, sweep is not None, problems)
     specs = []
     for point in points:
         data, found = composer.point(point)
@@ -70,9 +80,21 @@ def check(
                 seen = {problem.path for problem in found}
                 found += [problem for problem in error.problems if problem.path not in seen]
         problems += [problem for problem in found if problem not in problems]
+    if sweep is not None and values:
+        problems += settings.problems(sweep.hydra, sweep.overrides, specs)
     if problems:
         raise SpecError(problems)
-    return specs
+    return specs, sweep
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is swept, and how."""
+
+    hydra: dict[str, Any]
+    """Hydra's part of the composed config."""
+    overrides: list[Override]
+    """Those of the command line, and before them what the sweeper's `params` say."""
 
 
 class Composer:
@@ -105,22 +127,28 @@ class Composer:
                 overrides.pop()
         return overrides, problems
 
-    def points(self, parsed: list[Override], multirun: bool, problems: list[Problem]) -> Iterator[list[Override]]:
-        """The overrides of each point of a sweep; themselves, where they sweep over nothing."""
+    def sweep(self, parsed: list[Override], multirun: bool, problems: list[Problem]) -> Sweep | None:
+        """The sweep, where one is asked for by `multirun` or by `hydra.mode`."""
         fixed = [override for override in parsed if not override.is_sweep_override()]
         config = copy.deepcopy(self._config(self._groups(fixed)[0])[0])
         for override in fixed:
             if override.is_hydra_override() and not self._is_group(override.key_or_group):
                 _apply(override, config)
-        if multirun or OmegaConf.select(config, "hydra.mode") == RunMode.MULTIRUN:
-            params = OmegaConf.select(config, "hydra.sweeper.params") or {}
-            more, broken = self.parse([f"{key}={value}" for key, value in params.items()])
-            problems += broken
-            parsed = list({override.get_key_element(): override for override in [*more, *parsed]}.values())
-        else:
+        if not multirun and OmegaConf.select(config, "hydra.mode") != RunMode.MULTIRUN:
+            return None
+        params = OmegaConf.select(config, "hydra.sweeper.params") or {}
+        more, broken = self.parse([f"{key}={value}" for key, value in params.items()])
+        problems += broken
+        parsed = list({override.get_key_element(): override for override in [*more, *parsed]}.values())
+        parts = {name: OmegaConf.to_container(config.hydra[name], resolve=False) for name in ("sweeper", "launcher")}
+        return Sweep(parts, parsed)
+
+    def points(self, parsed: list[Override], sweeps: bool, problems: list[Problem]) -> Iterator[list[Override]]:
+        """The overrides of each point of a sweep; themselves, where they sweep over nothing."""
+        if not sweeps:
             sweeping = [override.get_key_element() for override in parsed if override.is_sweep_override()]
             problems += [Problem(name, "has several values; to sweep over them, add -m") for name in sweeping]
-            parsed = fixed
+            parsed = [override for override in parsed if not override.is_sweep_override()]
         axes = [self._axis(override) for override in parsed]
         empty = [override.get_key_element() for override, axis in zip(parsed, axes, strict=True) if not axis]
         problems += [Problem(name, "sweeps over no value at all") for name in empty]

@@ -18,6 +18,7 @@ from prefect.exceptions import CancelledRun, FailedRun
 from prefect.states import Cancelled, Completed, Failed, State
 
 from components.errors import EspalierError
+from flows.endings import told
 from flows.parameters import resolve
 
 FLOW = "online-rl"
@@ -31,8 +32,6 @@ def experiment(experiment: str, overrides: list[str] = [], config_dir: str | Non
     experiment: a file of conf/experiment. overrides: such as `rounds=2` or `algorithm.learning_rate=1e-5`, one a line.
     config_dir: a folder of your own config groups, on the machine where the run takes place.
     """
-    from flows.run import told
-
     context = FlowRunContext.get()
     assert context is not None, "Prefect calls this"
     assert context.flow_run is not None
@@ -45,14 +44,17 @@ def experiment(experiment: str, overrides: list[str] = [], config_dir: str | Non
 
         check_keys(spec)
         with _heard(str(context.flow_run.id)):
-            success = run(spec, overrides=[f"+experiment={experiment}", *overrides])
-        return Completed(message=f"held-out success {success:.3f}")
+            result = run(spec, overrides=[f"+experiment={experiment}", *overrides])
+        success = result["success"]
+        return Completed(message="nothing was measured" if success is None else f"held-out success {success:.3f}")
     except KeyboardInterrupt:
         if not _cancelled(context):
             raise  # the machine goes, or the worker is stopped: Prefect calls it a crash
         return Cancelled(message="what was finished is kept; a run with the same parameters goes on from there")
     except (EspalierError, OSError) as error:
-        return _failed(told(error)[0])
+        if (found := told(error)) is None:
+            raise
+        return _failed(found[0])
 
 
 def _failed(message: str) -> State:

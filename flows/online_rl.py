@@ -24,6 +24,7 @@ from contextlib import ExitStack, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from components.artifacts import Artifact
 from components.errors import GuardStruck, ResourceError
@@ -51,6 +52,8 @@ OnRound = Callable[[int, dict[str, Artifact]], None]
 """Told of each finished round: its number and its artifacts by stage."""
 OnNotice = Callable[[Notice], None]
 """Told what guards find, and what is decided from evaluations."""
+Prune = Callable[[Measured], str | None]
+"""Told of each policy that is evaluated before the last round; answers why the run ends there, or None."""
 
 
 @dataclass
@@ -72,6 +75,8 @@ class Outcome:
     """The round after which the final policy stood; 0: the start of the rounds."""
     stopped: str | None = None
     """Why the rounds ended before their number."""
+    pruned: str | None = None
+    """Why the sweep that the run belongs to ended it before its time; nothing is deployed then."""
     chosen: str | None = None
     """Why this is the final policy, where the best was asked for."""
     rejected: str | None = None
@@ -86,7 +91,8 @@ class Outcome:
     @property
     def decisions(self) -> list[str]:
         """What was decided from evaluations, in words."""
-        return [text for text in (self.stopped, self.chosen, self.rejected) if text is not None]
+        texts = (self.stopped, self.pruned, self.chosen, self.rejected)
+        return [text for text in texts if text is not None]
 
     @property
     def first_step(self) -> int:
@@ -116,11 +122,13 @@ def online_rl(
     beside: Beside | None = None,
     said: Said | None = None,
     outcome: Outcome | None = None,
+    prune: Prune = lambda measured: None,
     approve: Approve = lambda outcome, request: None,
 ) -> Outcome:
     """The stages of an experiment, in order; of a fork, those after the step where it begins. beside: None does all
     one after the other. said: what people said, where the experiment has `feedback`. outcome: is filled as the stages
-    end, for who wants it where a guard ends the run. approve: asked before the policy is deployed.
+    end, for who wants it where a guard ends the run. prune: where it says so, the run ends with the policy that was
+    evaluated last. approve: asked before the policy is deployed.
 
     What depends on a measurement that is not known (of an artifact that a plan has not made) goes on as if nothing had
     been found: no guard strikes, the rounds do not end early, the last policy is the final one. Raises GuardStruck, and
@@ -155,6 +163,13 @@ def online_rl(
         )
     outcome.measured.append(Measured(outcome.step, outcome.checkpoint, outcome.last))
 
+    def hopeless() -> bool:
+        """Whether the sweep ends the run with the policy as it stands."""
+        outcome.pruned = prune(outcome.measured[-1])
+        if outcome.pruned is not None:
+            on_notice(Notice("pruned", outcome.step, outcome.pruned))
+        return outcome.pruned is not None
+
     def evaluate(label: str) -> Artifact:
         """Evaluates the policy as it stands. One that was evaluated already is found, and is no second measurement."""
         found = call(label, outcome.step, requests.evaluate(outcome.checkpoint))
@@ -172,7 +187,8 @@ def online_rl(
     for step, policy in {0: reference, **(begin.followed if begin else {})}.items():
         models.follow(step, policy)  # a fork finds those of the other run
     ahead = None
-    for number in range(outcome.step + 1, spec.rounds + 1):
+    rounds = range(outcome.step + 1, spec.rounds + 1)
+    for number in rounds if rounds and not hopeless() else ():
         gather = partial(_gather, spec, requests, models.in_force)
         gathered = ahead.found if ahead else gather(outcome.checkpoint, number, call)
         judged_since = max(outcome.reward_models, default=0)
@@ -205,14 +221,16 @@ def online_rl(
                 outcome.stopped = reason
                 on_notice(Notice("early_stopping", number, reason))
                 break
+            if hopeless():
+                break
         models.follow(number, outcome.checkpoint)
-    if spec.rounds and spec.deploy.policy == "best":
+    if spec.rounds and spec.deploy.policy == "best" and outcome.pruned is None:
         if outcome.measured[-1].step < outcome.step:
             evaluate(f"evaluate[{outcome.step}]")
         _take_best(spec, outcome, on_notice)
     if spec.rounds:
         outcome.evaluations["final"] = evaluate("evaluate[final]")
-    if outcome.checkpoint is not None and spec.deploy.mode != "none":
+    if outcome.checkpoint is not None and spec.deploy.mode != "none" and outcome.pruned is None:
         request = requests.deploy(outcome.checkpoint, outcome.step, outcome.evaluations)
         outcome.rejected = approve(outcome, request)
         if outcome.rejected is None:
@@ -289,12 +307,19 @@ def _writable(root: Path) -> None:
         ) from None
 
 
-def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | None = None) -> float:
+def run(
+    spec: ExperimentSpec,
+    *,
+    overrides: Sequence[str] = (),
+    sweep: str | None = None,
+    prune: Prune = lambda measured: None,
+) -> dict[str, Any]:
     """Runs the experiment as a Prefect flow and prints its result: a table on stderr, one JSON object as the last line
-    on stdout. Returns held-out success of the last evaluation.
+    on stdout, which is returned.
 
-    sweep: id of the sweep that this run belongs to; its MLflow run becomes a child of the sweep's. Raises SpecError,
-    ResourceError, whatever a stage raises, and KeyboardInterrupt where a signal stopped it.
+    sweep: id of the sweep that this run belongs to; its MLflow run becomes a child of the sweep's. prune: see
+    `online_rl`. Raises SpecError, ResourceError, whatever a stage raises, and KeyboardInterrupt where a signal stopped
+    it.
     """
     from components.models.weights import check_weights
     from components.tracking.provenance import git_commit
@@ -360,14 +385,15 @@ def run(spec: ExperimentSpec, *, overrides: Sequence[str] = (), sweep: str | Non
             outcome = Outcome()
             asked = {"approve": approval.asker(execution)} if spec.deploy.approve else {}
             try:
-                online_rl(spec, call, say_round, forked, execution.notice, beside, said, outcome, **asked)
+                online_rl(spec, call, say_round, forked, execution.notice, beside, said, outcome, prune, **asked)
             except GuardStruck as guard:
                 reports.struck(execution, outcome, overrides, time.monotonic() - start, str(guard))
                 raise
             return results.conclude(execution, outcome, overrides, seconds=time.monotonic() - start)
 
         found = tasks.run_flow("online-rl", execution, body, prefect, interruption, dead, records.close)
-        record.run.result = json.loads(found.to_json())
+        line: dict[str, Any] = json.loads(found.to_json())
+        record.run.result = line
         results.show(found, execution, prefect.ui_command)
     print(found.to_json(), file=stdout, flush=True)
-    return found.success
+    return line

@@ -93,8 +93,9 @@ class Shown:
 class Notice:
     """Something that was found in the course of a run, beyond its stages."""
 
-    kind: GuardName | Literal["early_stopping", "best", "rejected"]
-    """A guard; the end of the rounds before their number; the choice of the final policy; a person's no to it."""
+    kind: GuardName | Literal["early_stopping", "pruned", "best", "rejected"]
+    """A guard; the end of the rounds before their number, or by the sweep; the choice of the final policy; a person's
+    no to it."""
     step: int
     message: str
     episodes: list[Shown] = field(default_factory=list)
@@ -113,7 +114,7 @@ class RunRecord:
     started: float
     """Seconds since the epoch, by the clock of the machine."""
     status: str = "RUNNING"
-    """RUNNING, FINISHED, FAILED or KILLED."""
+    """RUNNING, FINISHED, PRUNED by a sweep, FAILED or KILLED."""
     ended: float | None = None
     spec: dict[str, Any] = field(default_factory=dict)
     """The composed configuration; secrets are masked."""
@@ -192,8 +193,8 @@ class Records:
         return f"{run.short}  {when}  {run.name} seed {run.seed}  {self.status(run)}  {overrides}".rstrip()
 
     def status(self, run: RunRecord) -> str:
-        """running, finished, failed or killed. A run that was killed says itself that it runs, until the next run
-        closes it."""
+        """running, finished, pruned, failed or killed. A run that was killed says itself that it runs, until the next
+        run closes it."""
         return "killed" if run.status == "RUNNING" and not self.alive(run) else run.status.lower()
 
     def dead(self) -> list[RunRecord]:
@@ -302,7 +303,7 @@ def recording(
     git_commit: str | None,
     forked: Mapping[str, str],
 ) -> Iterator[Writer]:
-    """The record of a run while it goes on: FINISHED, FAILED, or KILLED by Ctrl-C, at the end."""
+    """The record of a run while it goes on: FINISHED, PRUNED, FAILED, or KILLED by Ctrl-C, at the end."""
     records = Records(root)
     run = RunRecord(
         run_id,
@@ -322,7 +323,7 @@ def recording(
         status = "FAILED"
         try:
             yield writer
-            status = "FINISHED"
+            status = "PRUNED" if run.result and run.result["pruned"] else "FINISHED"
         except KeyboardInterrupt:
             status = "KILLED"
             raise

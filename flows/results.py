@@ -52,6 +52,8 @@ class Results:
     """Why the rounds ended before their number, and how the final policy was chosen."""
     stopped: bool = False
     """Whether the rounds ended before their number."""
+    pruned: str | None = None
+    """Why the sweep that the run belongs to ended it before its time."""
     cost: float = 0.0
     """Of all stages in this run: judges and machines, in the currency of their prices."""
     unpriced_calls: int = 0
@@ -60,12 +62,6 @@ class Results:
     @property
     def last(self) -> dict[str, Any]:
         return list(self.summaries.values())[-1]
-
-    @property
-    def success(self) -> float:
-        """Held-out success of the final policy; NaN where no episode could be measured."""
-        value = self.last["success"]["mean"]
-        return float("nan") if value is None else float(value)
 
     def to_json(self) -> str:
         """The last line on stdout."""
@@ -82,6 +78,7 @@ class Results:
                 "step": self.step,
                 "rounds": self.rounds,
                 "stopped_early": self.stopped,
+                "pruned": self.pruned,
                 "success_by_round": {str(n): one["success"]["mean"] for n, one in self.in_rounds.items()},
                 "seed": self.seed,
                 "episodes": self.episodes,
@@ -203,11 +200,12 @@ def conclude(execution: Execution, outcome: Outcome, overrides: Sequence[str], *
         in_rounds={one.step: summary_of(one.evaluation) for one in outcome.measured[1:]},
         notices=outcome.decisions,
         stopped=outcome.stopped is not None,
+        pruned=outcome.pruned,
         cost=sum(one.cost for one in execution.done.values()),
         unpriced_calls=sum(one.unpriced for one in execution.done.values()),
     )
     tracker.log_metrics({"time/total": seconds, "cost/total": results.cost}, outcome.last_step)
-    tracker.set_tags({"final_step": str(outcome.step)})
+    tracker.set_tags({"final_step": str(outcome.step), **({"pruned": "true"} if outcome.pruned else {})})
     return results
 
 

@@ -4,24 +4,26 @@ Hydra composes, sweeps and launches. Before it starts, `flows.config.check` look
 user's mistake is answered at once, whole and without a stack trace, and nothing heavy has been imported. At module
 level this file imports the standard library only.
 
-Exit codes: 0 done, 1 failed, 2 a mistake of the user (configuration, weights, disk space), 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 a mistake of the user (configuration, weights, disk space), 130 interrupted. A point of
+a sweep that fails does not end the others; the sweep then ends with the exit code of what failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import errno
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from components.errors import EspalierError, ResourceError, SpecError
+from components.errors import EspalierError
+from flows.endings import told
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from flows.config import Sweep
     from flows.spec import ExperimentSpec
 
 COMMAND = "python -m flows.run"
@@ -36,7 +38,9 @@ def main(argv: list[str] | None = None) -> None:
         else:
             _start(argv)
     except EspalierError as error:
-        _fail(*told(error))
+        found = told(error)
+        assert found is not None
+        _fail(*found)
     except KeyboardInterrupt:
         _fail("interrupted; the same command goes on from here", 130)
 
@@ -56,11 +60,9 @@ def _help(argv: list[str]) -> None:
 
 
 def _start(argv: list[str]) -> None:
-    from hydra import version
-    from hydra._internal.utils import _run_hydra, get_args_parser
-    from hydra.errors import HydraException
+    from hydra._internal.utils import get_args_parser
 
-    from flows.config import CONF, PRIMARY, check
+    from flows.config import looked_at
     from flows.keys import check_keys
 
     parser = get_args_parser()
@@ -79,10 +81,23 @@ def _start(argv: list[str]) -> None:
     if args.package and args.cfg is None:
         parser.error("--package goes with --cfg")
     if not (args.hydra_help or args.shell_completion or args.info):
-        specs = check(args.overrides, multirun=args.multirun, config_dir=args.config_dir, values=args.cfg is None)
+        values = args.cfg is None
+        specs, sweep = looked_at(args.overrides, multirun=args.multirun, config_dir=args.config_dir, values=values)
         check_keys(*specs)
-        if not any(override.startswith("hydra.sweep.dir=") for override in args.overrides):
-            args.overrides.append(f"hydra.sweep.dir={_quoted(_sweep_folder(specs))}")
+        if sweep is not None and values:
+            _sweep(args, parser, specs, sweep)
+            return
+    _launch(args, parser)
+
+
+def _launch(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Gives the rest to Hydra: it composes, sweeps and launches."""
+    from hydra import version
+    from hydra._internal.utils import _run_hydra
+    from hydra.errors import HydraException
+
+    from flows.config import CONF, PRIMARY
+
     version.setbase("1.3")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come back here, where they are told apart
     try:
@@ -95,12 +110,26 @@ def _start(argv: list[str]) -> None:
         raise
 
 
-def _sweep_folder(specs: list[ExperimentSpec]) -> str:
-    """Where Hydra notes a sweep; its name is the sweep's id. Made only where there is a sweep."""
-    from flows.spec import CODE
+def _sweep(
+    args: argparse.Namespace, parser: argparse.ArgumentParser, specs: list[ExperimentSpec], sweep: Sweep
+) -> None:
+    """Ends by SystemExit where a point failed."""
+    from flows.sweeps import conduct
+    from flows.sweeps.settings import optuna_settings
 
-    root = specs[0].root if specs else str(CODE / "runs")
-    return f"{root}/sweeps/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}-{os.getpid()}"
+    settings = optuna_settings(sweep.hydra)
+    folder = conduct.folder_of(sweep.overrides, specs, settings)
+    args.overrides.append(f"{conduct.DIRECTORY}={_quoted(str(folder))}")
+    if settings is not None:
+        from flows.sweeps.study import prepare
+
+        prepare(folder, settings, sweep.overrides, specs[0])
+    alone = shlex.split(COMMAND)
+    alone += ["--config-dir", args.config_dir] if args.config_dir else []
+    alone += [] if args.multirun else ["hydra.mode=RUN"]  # the experiment itself asks for a sweep
+    code = conduct.conduct(folder, specs, settings, alone, lambda: _launch(args, parser))
+    if code:
+        raise SystemExit(code)
 
 
 def _quoted(text: str) -> str:
@@ -110,36 +139,49 @@ def _quoted(text: str) -> str:
 
 
 def job(config: DictConfig) -> float:
-    """One run, as Hydra calls it. Returns held-out success, which a sweeper may optimise."""
+    """One run, as Hydra calls it. Returns the metric that a sweeper optimises: held-out success, or what the settings
+    of `hydra/sweeper=optuna` say; NaN for a point that failed."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
-    from components.specs import validate
-    from flows.spec import ExperimentSpec
+    from flows.sweeps.points import attempt
+    from flows.sweeps.settings import TRIAL, optuna_settings
 
     hydra = HydraConfig.get()
     data: Any = OmegaConf.to_container(config, resolve=True)
-    try:
+    overrides = list(hydra.overrides.task)
+
+    def run(**more: Any) -> dict[str, Any]:
+        from components.specs import validate
+        from flows.spec import ExperimentSpec
+
         spec = validate(ExperimentSpec, data)
         from flows.online_rl import run
 
-        sweep = Path(hydra.sweep.dir).name if hydra.mode == RunMode.MULTIRUN else None
-        return run(spec, overrides=list(hydra.overrides.task), sweep=sweep)
-    except (EspalierError, OSError) as error:
-        _fail(*told(error))  # a mistake at once: the other points of a sweep would meet it too
+        return run(spec, overrides=overrides, **more)
 
+    if hydra.mode == RunMode.MULTIRUN:
+        folder = Path(hydra.sweep.dir)
+        sweeper: Any = OmegaConf.to_container(hydra.sweeper, resolve=True)
+        number = sweeper.pop(TRIAL, None)
+        if number is None:
+            return attempt(folder, hydra.job.num, overrides, lambda: run(sweep=folder.name), "success")
+        settings = optuna_settings({"sweeper": sweeper})
+        assert settings is not None
 
-def told(error: Exception) -> tuple[str, int]:
-    """What the user is told of an error, and the exit code. Raises the error again where it was not foreseen."""
-    if isinstance(error, SpecError | ResourceError):
-        return str(error), 2
-    if isinstance(error, EspalierError):
-        return f"{type(error).__name__}: {error}", 1
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" ({error.filename})" if error.filename else ""
-        return f"no space left on the disk of root{where}: make room, then the same command goes on from here", 1
-    raise error
+        def trial() -> dict[str, Any]:
+            from flows.sweeps.pruning import pruning
+
+            return run(sweep=folder.name, prune=pruning(folder, settings, number))
+
+        return attempt(folder, number, overrides, trial, settings.metric)
+    try:
+        return run()["success"] or 0.0
+    except Exception as error:
+        if (found := told(error)) is None:
+            raise
+        _fail(*found)
 
 
 if __name__ == "__main__":

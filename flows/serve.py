@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from components.errors import EspalierError, Problem, ResourceError, SpecError
+from flows.endings import told
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -82,11 +83,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return serve(parser().parse_intermixed_args(argv))
     except EspalierError as error:
-        from flows.run import told
-
-        message, code = told(error)
-        print(message, file=sys.stderr)
-        return code
+        found = told(error)
+        assert found is not None
+        print(found[0], file=sys.stderr)
+        return found[1]
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

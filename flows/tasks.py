@@ -54,6 +54,7 @@ def run_flow(
         PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
         temporary_settings,
     )
+    from prefect.states import Completed
 
     silence_prefect()
     spec = execution.spec
@@ -61,7 +62,7 @@ def run_flow(
     failed: list[BaseException] = []
     served = FlowRunContext.get() is not None
 
-    def inside() -> None:
+    def inside() -> Results:
         interruption.install()
         context = FlowRunContext.get()
         assert context is not None
@@ -77,10 +78,12 @@ def run_flow(
             raise
         found.append(results)
         shown.results(results, spec.name)
+        return results
 
     @flow(name=name, flow_run_name=f"{spec.name} seed {spec.seed}", validate_parameters=False, persist_result=False)
-    def prefect_flow(experiment: dict[str, Any]) -> None:
-        inside()
+    def prefect_flow(experiment: dict[str, Any]) -> Any:
+        results = inside()
+        return Completed(name="Pruned", message=results.pruned) if results.pruned else None
 
     settings: dict[Any, Any] = {PREFECT_API_URL: api.url(), PREFECT_CLIENT_MAX_RETRIES: RETRIES}
     if isinstance(api, Server):  # nobody watches for heartbeats there, and their thread takes a second to stop

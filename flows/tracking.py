@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.artifacts import lock_file
+from components.errors import ResourceError
 from flows.records import Records, RunRecord
 from flows.spec import CODE, ExperimentSpec
 
@@ -68,6 +69,30 @@ def close_dead(records: Records, tracker: Tracker) -> list[RunRecord]:
         else:
             records.close(run)
     return known
+
+
+def conclude_sweep(
+    root: Path, spec: ExperimentSpec, sweep: str, *, failed: bool, metrics: Mapping[str, float], files: Sequence[Path]
+) -> None:
+    """What became of a sweep, into its own run: FINISHED or FAILED, figures, files. A store that fails costs a warning;
+    of a sweep none of whose runs came as far as MLflow, nothing is said."""
+    note = root / "sweeps" / sweep / "mlflow_run_id"
+    if not note.is_file():
+        return
+    from mlflow.exceptions import MlflowException
+
+    from components.tracking.store import connect, local_uri
+
+    parent = note.read_text()
+    try:
+        client = connect(spec.tracking.uri or local_uri(root), root / "mlflow" / "artifacts")
+        for name, value in metrics.items():
+            client.log_metric(parent, name, value)
+        for file in files:
+            client.log_artifact(parent, str(file))
+        client.set_terminated(parent, "FAILED" if failed else "FINISHED")
+    except (MlflowException, ResourceError) as error:
+        logger.warning("MLflow was not told what became of the sweep: %s", error)
 
 
 def _parent(root: Path, spec: ExperimentSpec, sweep: str) -> str:

@@ -28,7 +28,7 @@ class Recorder:
     """Takes requests as the stages would, and gives artifacts whose digest is their key: what depends on a change has
     another key."""
 
-    def __init__(self, tmp_path, metrics=None, **changes):
+    def __init__(self, tmp_path, metrics=None, prune=lambda measured: None, **changes):
         self.root = tmp_path
         self.metrics = metrics or {}
         """By label, of its artifact."""
@@ -44,6 +44,7 @@ class Recorder:
             self,
             lambda number, artifacts: self.rounds.append((number, artifacts)),
             on_notice=self.notices.append,
+            prune=prune,
         )
 
     def __call__(self, label, step, request):
@@ -200,6 +201,25 @@ def test_the_rounds_end_early_and_the_rest_follows_as_usual(tmp_path):
     assert [one.step for one in run.outcome.measured] == [0, 1, 2, 3]
     assert [(one.kind, one.step, one.message) for one in run.notices] == [("early_stopping", 3, run.outcome.stopped)]
     assert "not risen above 0.500 (step 1) in the last 2 evaluations (0.400, 0.450)" in run.outcome.stopped
+
+
+@pytest.mark.parametrize(("step", "played"), [(2, [1, 2]), (0, [])])
+def test_a_sweep_may_end_a_run_after_any_evaluation_and_nothing_is_deployed(tmp_path, step, played):
+    told = []
+
+    def prune(measured):
+        told.append((measured.step, measured.value("success")))
+        return "pruned: hopeless" if measured.step == step else None
+
+    course = {"rounds": 3, "evaluate": {"every": 1}, "deploy": {"policy": "best"}}
+    run = Recorder(tmp_path, FALLING, prune, **course)
+    assert told == [(n, FALLING[f"evaluate[{n or 'sft'}]"]["success"]) for n in range(step + 1)]
+    assert [number for number, _ in run.rounds] == played
+    assert (run.outcome.pruned, run.outcome.decisions) == ("pruned: hopeless", ["pruned: hopeless"])
+    assert [(one.kind, one.step) for one in run.notices] == [("pruned", step)]
+    assert list(run.keys)[-1] == "evaluate[final]"
+    assert run.outcome.last.key == run.outcome.measured[-1].evaluation.key
+    assert run.outcome.export is None
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def test_the_json_line_has_every_field_and_null_for_what_there_is_not():
         "step": 0,
         "rounds": 0,
         "stopped_early": False,
+        "pruned": None,
         "success_by_round": {},
         "seed": 0,
         "episodes": 20,

@@ -241,7 +241,7 @@ def test_the_flow_calls_what_the_command_line_calls(ran, tmp_path):
 
     def run(spec, *, overrides):
         calls.append((spec, overrides))
-        return 0.25
+        return {"success": 0.25}
 
     state = ran(run, experiment="smoke", overrides=["rounds=3", f"root={tmp_path}"])
     assert (state.name, state.message) == ("Completed", "held-out success 0.250")

@@ -1,0 +1,34 @@
+"""A run that belongs to a study of Optuna: it reports each evaluation, and ends where the pruner says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flows.online_rl import Prune
+from flows.stopping import Measured
+from flows.sweeps.settings import IN_ROUNDS, OptunaSpec
+
+
+def pruning(folder: Path, settings: OptunaSpec, number: int) -> Prune:
+    """What a run tells of each evaluation before its last round.
+
+    folder: of the sweep, with its study. number: of the trial."""
+    from optuna.trial import Trial
+
+    from flows.sweeps.study import load
+
+    study = load(folder, settings)
+    trial = Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
+    metric = settings.metric
+
+    def prune(measured: Measured) -> str | None:
+        value = measured.value(metric) if metric in IN_ROUNDS else None  # type: ignore[arg-type]  # it is one of them
+        if value is None:
+            return None
+        trial.report(value, measured.step)
+        if not trial.should_prune():
+            return None
+        where = f"after round {measured.step}" if measured.step else "at the start of the rounds"
+        return f"pruned {where}: held-out {metric} {value:.3f} is behind the other trials of study {folder.name}"
+
+    return prune

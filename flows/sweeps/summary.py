@@ -1,0 +1,154 @@
+"""The end of a sweep: its points in a table and side by side on a page, and how to run those again that failed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from components.errors import EspalierError
+from flows.comparison import LETTERS, compare
+from flows.records import Records
+from flows.sweeps.points import Point, read
+
+logger = logging.getLogger(__name__)
+
+PAGE = "comparison.html"
+FILE = "summary.json"
+COUNTED = ("finished", "pruned", "failed", "interrupted", "died")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What became of a sweep."""
+
+    points: list[Point]
+    metric: str
+    direction: str
+    command: list[str]
+    """What a point's overrides are added to, to run it alone."""
+
+    @property
+    def best(self) -> Point | None:
+        """Of the points that came to their end; of equal ones the first."""
+        ended = [point for point in self.points if point.status == "finished" and point.value(self.metric) is not None]
+        sign = 1 if self.direction == "maximize" else -1
+        return max(ended, key=lambda point: (sign * (point.value(self.metric) or 0.0), -point.number), default=None)
+
+    @property
+    def broken(self) -> list[Point]:
+        """Those to be run again."""
+        return [point for point in self.points if point.status not in ("finished", "pruned")]
+
+    @property
+    def code(self) -> int:
+        """Exit code: 0 where nothing failed, 2 where only the user can help, else 1."""
+        codes = {point.code or 1 for point in self.broken}
+        return 0 if not codes else 2 if codes == {2} else 1
+
+    def alone(self, point: Point) -> str:
+        """The command that runs one point alone."""
+        return shlex.join([*self.command, *point.overrides])
+
+    def varied(self, point: Point) -> str:
+        """The overrides that are not the same in all points."""
+        if len(self.points) < 2:
+            return " ".join(point.overrides)
+        common = set.intersection(*(set(one.overrides) for one in self.points))
+        return " ".join(one for one in point.overrides if one not in common)
+
+    def counts(self) -> str:
+        """`5 points: 3 finished, 1 pruned, 1 failed`."""
+        found = {name: sum(state(point) == name for point in self.points) for name in COUNTED}
+        listed = ", ".join(f"{count} {name}" for name, count in found.items() if count)
+        return f"{len(self.points)} point{'s' * (len(self.points) != 1)}: {listed}"
+
+    def figures(self) -> dict[str, float]:
+        """For MLflow."""
+        found = {f"sweep/{name}": float(sum(state(point) == name for point in self.points)) for name in COUNTED}
+        value = self.best.value(self.metric) if self.best else None
+        return found if value is None else {**found, f"sweep/best_{self.metric}": value}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "metric": self.metric,
+            "direction": self.direction,
+            "best": self.best.number if self.best else None,
+            "points": [asdict(point) | {"status": state(point)} for point in self.points],
+            "again": {str(point.number): self.alone(point) for point in self.broken},
+        }
+
+
+def state(point: Point) -> str:
+    """What became of a point, once the sweep is over. A note that still says `running` was left by a process that was
+    killed."""
+    return "died" if point.status == "running" else point.status
+
+
+def summarise(folder: Path, metric: str, direction: str, command: Sequence[str]) -> Summary:
+    return Summary(read(folder), metric, direction, list(command))
+
+
+def show(summary: Summary, sweep: str, page: Path | None) -> None:
+    """On stderr."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    from flows.console import Console, duration
+
+    console = Console()
+    table = Table(title=f"sweep {sweep}, {summary.counts()}", box=SIMPLE, title_justify="left")
+    table.add_column("point", justify="right")
+    table.add_column("", overflow="fold")
+    for name in dict.fromkeys((summary.metric, "success", "reward")):
+        table.add_column(name, justify="right")
+    for name in ("time", "run", "state"):
+        table.add_column(name)
+    for point in summary.points:
+        values = [_figure(point, name) for name in dict.fromkeys((summary.metric, "success", "reward"))]
+        run = str((point.result or {}).get("run_id", ""))[:8]
+        mark = " (best)" if summary.best is point else ""
+        table.add_row(
+            str(point.number), summary.varied(point), *values, duration(point.seconds), run, state(point) + mark
+        )
+    console.table(table)
+    for point in summary.broken:
+        why = point.error or ("its process died" if point.status == "running" else "interrupted")
+        console.line(f"point {point.number} {state(point)}: {why}")
+        console.line(f"  alone: {summary.alone(point)}")
+    if page is not None:
+        console.line(f"compared: {page}")
+
+
+def write(summary: Summary, folder: Path, root: Path, sweep: str) -> Path | None:
+    """Writes `summary.json` and the page that compares the runs, as many as there are letters, the best of them first.
+    Returns the page; None where there are not two runs."""
+    (folder / FILE).write_text(json.dumps(summary.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    known = {run.id for run in Records(root).all() if run.sweep == sweep}
+    sign = -1 if summary.direction == "maximize" else 1
+    ranked = sorted(summary.points, key=lambda one: sign * (one.value(summary.metric) or 0.0))
+    ids = [(point.result or {}).get("run_id") for point in ranked]
+    runs = [name for name in ids if name in known]
+    if len(runs) < 2:
+        return None
+    from components.evaluation.comparison import render
+
+    page = folder / PAGE
+    try:
+        page.write_text(render(compare(root, runs[: len(LETTERS)])), encoding="utf-8")
+    except EspalierError as error:
+        logger.warning("the runs could not be compared: %s", error)
+        return None
+    return page
+
+
+def _figure(point: Point, name: str) -> str:
+    value = point.value(name)
+    interval = (point.result or {}).get(f"{name}_interval")
+    if value is None:
+        return "–"
+    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else f"{value:.4g}"

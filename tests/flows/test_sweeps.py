@@ -1,0 +1,248 @@
+"""Sweeps: what becomes of their points, how they end, and the search by Optuna. The runs themselves only pretend."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import pytest
+
+from components.errors import EnvironmentFailed, ResourceError, SpecError
+from flows.config import looked_at
+from flows.run import main
+from flows.sweeps.points import Point, attempt, read
+from flows.sweeps.summary import Summary
+
+OPTUNA = ["hydra/sweeper=optuna", "hydra.sweeper.startup_trials=2"]
+
+
+class Runs:
+    """Stands in the place of `flows.online_rl.run`. By learning rate: what a run does, a number or an exception."""
+
+    def __init__(self):
+        self.done: list[tuple[float, str]] = []
+        self.told: dict[float, list[str | None]] = {}
+        self.does = lambda rate: 0.5
+        self.course = lambda rate: {}
+
+    def __call__(self, spec, *, overrides, sweep=None, prune=None):
+        from flows.stopping import Measured
+
+        rate = spec.algorithm.learning_rate
+        self.done.append((rate, sweep))
+        for step, value in self.course(rate).items():
+            verdict = prune(Measured(step, None, type("Evaluation", (), {"metrics": {"success": value}})))
+            self.told.setdefault(rate, []).append(verdict)
+            if verdict is not None:
+                return {"success": value, "reward": 0.0, "pruned": verdict}
+        value = self.does(rate)
+        if isinstance(value, BaseException):
+            raise value
+        return {"success": value, "reward": 1.0, "pruned": None}
+
+    @property
+    def rates(self) -> list[float]:
+        return [rate for rate, _ in self.done]
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    found = Runs()
+    monkeypatch.setattr("flows.online_rl.run", found)
+    return found
+
+
+@pytest.fixture
+def sweep(tmp_path, capsys):
+    """Runs the command; returns the exit code and what it said."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        code = 0
+        try:
+            main([*arguments, "+experiment=smoke", f"root={tmp_path}"])
+        except SystemExit as end:
+            code = end.code
+        return code, capsys.readouterr().err
+
+    return run
+
+
+def notes(root) -> list[Point]:
+    (folder,) = (root / "sweeps").iterdir()
+    return read(folder)
+
+
+# --- points ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_point_that_fails_does_not_end_the_others_and_can_be_run_alone(runs, sweep, tmp_path):
+    runs.does = lambda rate: {1e-4: 0.5, 2e-4: EnvironmentFailed("it broke"), 3e-4: RuntimeError("a bug"), 4e-4: 0.7}[
+        rate
+    ]
+    code, said = sweep("-m", "algorithm.learning_rate=1e-4,2e-4,3e-4,4e-4", "hydra.sweeper.max_batch_size=1")
+    assert code == 1
+    assert runs.rates == [1e-4, 2e-4, 3e-4, 4e-4]
+    assert [point.status for point in notes(tmp_path)] == ["finished", "failed", "failed", "finished"]
+    assert "point 1 failed: EnvironmentFailed: it broke" in said
+    assert "Traceback" in said  # of what nobody foresaw
+    assert re.search(r"4 points: 2 finished, 2 failed", said)
+    (again,) = re.findall(r"point 1 failed: .*\n  alone: python -m flows.run (.*)", said)
+    runs.does = lambda rate: 0.6
+    main(shlex.split(again))
+    assert runs.done[-1] == (2e-4, None)
+
+
+def test_what_failed_decides_the_exit_code(runs, sweep):
+    runs.does = lambda rate: ResourceError("no weights")
+    code, said = sweep("-m", "algorithm.learning_rate=1e-4,2e-4")
+    assert (code, said.count("Traceback")) == (2, 0)
+    assert len(runs.done) == 2
+    runs.does = lambda rate: KeyboardInterrupt()
+    code, said = sweep("-m", "algorithm.learning_rate=1e-4,2e-4")
+    assert code == 130
+    assert "the same command goes on from here" in said
+    assert len(runs.done) == 3
+
+
+def test_the_note_of_a_point_that_is_tried_again_replaces_the_first(tmp_path):
+    attempt(tmp_path, 0, ["seed=1"], lambda: {}["nothing"], "success")
+    attempt(tmp_path, 1, ["seed=2"], lambda: {"success": 0.25}, "success")
+    assert attempt(tmp_path, 2, ["seed=1"], lambda: {"success": 0.75}, "success") == 0.75
+    assert [(point.number, point.status) for point in read(tmp_path)] == [(1, "finished"), (2, "finished")]
+
+
+def test_a_summary_names_the_best_and_what_differs():
+    points = [
+        Point(0, ["seed=0", "rounds=1"], "finished", result={"success": 0.5}),
+        Point(1, ["seed=1", "rounds=1"], "pruned", result={"success": 0.9}),
+        Point(2, ["seed=2", "rounds=1"], "finished", result={"success": None}),
+        Point(3, ["seed=3", "rounds=1"], "running"),
+    ]
+    found = Summary(points, "success", "maximize", ["python", "-m", "flows.run"])
+    assert found.best is points[0]
+    assert found.varied(points[1]) == "seed=1"
+    assert found.counts() == "4 points: 2 finished, 1 pruned, 1 died"
+    assert [found.alone(point) for point in found.broken] == ["python -m flows.run seed=3 rounds=1"]
+    assert found.code == 1
+
+
+# --- Optuna ---------------------------------------------------------------------------------------------------------
+
+
+def test_optuna_searches_and_goes_on_where_it_was_interrupted(runs, sweep, tmp_path):
+    line = ["-m", *OPTUNA, "hydra.sweeper.n_trials=4", "algorithm.learning_rate=tag(log, interval(1e-5, 1e-3))"]
+    runs.does = lambda rate: (
+        KeyboardInterrupt() if len(runs.done) == 3 else EnvironmentFailed("it broke") if len(runs.done) == 2 else rate
+    )
+    assert sweep(*line)[0] == 130
+    first = list(runs.rates)
+    assert len(set(first)) == 3
+    runs.does = lambda rate: rate
+    code, said = sweep(*line)
+    assert code == 0, said
+    assert runs.rates[3:5] == first[1:]  # what failed and what was under way, with the same parameters
+    assert len(runs.rates) == 6
+    assert {sweep for _, sweep in runs.done} == {"smoke"}
+    assert [point.status for point in notes(tmp_path)] == ["finished"] * 4
+    summary = json.loads((tmp_path / "sweeps" / "smoke" / "summary.json").read_text())
+    best = next(point for point in summary["points"] if point["number"] == summary["best"])
+    assert best["result"]["success"] == max(runs.rates)
+    sweep(*line)
+    assert len(runs.rates) == 6  # there is nothing left to do
+
+
+def test_a_trial_is_pruned_by_what_it_reports(runs, sweep, tmp_path):
+    runs.course = lambda rate: {0: 0.1, 1: 0.9 if len(runs.done) <= 2 else 0.2, 2: 0.9}
+    pruner = "hydra.sweeper.pruner={name: median, startup_trials: 2, warmup_steps: 1}"
+    line = ["algorithm.learning_rate=interval(1e-4,1e-3)", "hydra.sweeper.n_trials=4", "evaluate.every=1", pruner]
+    code, said = sweep("-m", *OPTUNA, *line)
+    assert code == 0, said
+    assert [point.status for point in notes(tmp_path)] == ["finished", "finished", "pruned", "pruned"]
+    behind = "pruned after round 1: held-out success 0.200 is behind the other trials of study smoke"
+    assert [runs.told[rate] for rate in runs.rates] == [[None] * 3] * 2 + [[None, behind]] * 2
+    assert "4 points: 2 finished, 2 pruned" in said
+
+
+SLOW = pytest.mark.slow  # they import scipy and torch
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", pytest.param("qmc", marks=SLOW), pytest.param("gp", marks=SLOW)])
+def test_every_sampler_draws_within_the_space(tmp_path, sampler):
+    from flows.sweeps.settings import optuna_settings
+    from flows.sweeps.study import distribution, load, prepare
+
+    specs, found = looked_at(
+        ["hydra/sweeper=optuna", f"hydra.sweeper.sampler={sampler}", "hydra.sweeper.startup_trials=1",
+         "seed=range(0,9,2)", "algorithm=grpo,dr_grpo", "algorithm.learning_rate=interval(1e-5,1e-3)"],
+        multirun=True,
+    )  # fmt: skip
+    settings = optuna_settings(found.hydra)
+    prepare(tmp_path / "study", settings, found.overrides, specs[0])
+    space = {one.get_key_element(): distribution(one) for one in found.overrides if one.is_sweep_override()}
+    study = load(tmp_path / "study", settings)
+    for _ in range(3):
+        trial = study.ask(space)
+        assert trial.params["seed"] in range(0, 9, 2)
+        assert trial.params["algorithm"] in ("grpo", "dr_grpo")
+        assert 1e-5 <= trial.params["algorithm.learning_rate"] <= 1e-3
+        study.tell(trial, 0.5)
+
+
+def test_a_study_is_not_continued_with_another_search(runs, sweep, tmp_path):
+    line = ["-m", *OPTUNA, "hydra.sweeper.n_trials=1"]
+    assert sweep(*line, "algorithm.learning_rate=1e-4,2e-4")[0] == 0
+    for changed, words in {
+        "algorithm.learning_rate=1e-4,3e-4": "algorithm.learning_rate",
+        "algorithm.learning_rate=1e-4,2e-4 rounds=2": "rounds: 1 → 2",
+        "algorithm.learning_rate=1e-4,2e-4 hydra.sweeper.direction=minimize": "maximize → minimize",
+        "seed=1,2": "seed",
+    }.items():
+        code, said = sweep(*line, *changed.split())
+        assert code == 2, changed
+        assert "hydra.sweeper.study: 'smoke' has trials of another search" in said
+        assert words in said
+        assert "hydra.sweeper.study=NAME" in said
+        assert "Traceback" not in said
+    assert sweep(*line, "algorithm.learning_rate=1e-4,2e-4", "compute=process")[0] == 0
+    assert len(runs.done) == 1
+    assert sweep(*line, "seed=1,2", "hydra.sweeper.study=other")[0] == 0
+    assert len(runs.done) == 2
+
+
+def test_two_processes_do_not_search_in_one_study(runs, sweep, tmp_path):
+    import fcntl
+
+    (tmp_path / "sweeps" / "smoke").mkdir(parents=True)
+    with open(tmp_path / "sweeps" / "smoke" / ".study.lock", "a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        code, said = sweep("-m", *OPTUNA, "seed=1,2")
+    assert (code, runs.done) == (2, [])
+    assert "hydra.sweeper.study=NAME" in said
+
+
+# --- mistakes -------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "hydra/sweeper=optuna seed=1,2 hydra.sweeper.sampler=tp": "hydra.sweeper.sampler: 'tp': expected one of tpe,",
+    "hydra/sweeper=optuna seed=1,2 hydra.sweeper.direction=up": "'up': expected one of maximize, minimize",
+    "hydra/sweeper=optuna seed=1,2 hydra.sweeper.metric=accuracy": "'accuracy': expected one of success, reward,",
+    "hydra/sweeper=optuna seed=1,2 hydra.sweeper.n_jobs=0": "hydra.sweeper.n_jobs: 0: expected at least 1",
+    "hydra/sweeper=optuna seed=1,2 hydra.sweeper.n_jobs=2": "hydra/launcher=joblib",
+    "hydra/sweeper=optuna seed=1,2 hydra.sweeper.samplr=tpe": "Did you mean 'hydra.sweeper.sampler'?",
+    "hydra/sweeper=optuna seed=1,2 hydra.sweeper.pruner={name:median}": "Did you mean 'evaluate.every=1'?",
+    "hydra/sweeper=optuna seed=1,2 hydra.sweeper.pruner={name:mean}": "'mean': expected one of median, halving",
+    "hydra/sweeper=optuna seed=1,2 hydra.sweeper.pruner={name:median} hydra.sweeper.metric=cost": "success or reward",
+    "hydra/sweeper=optuna seed=1": "there is nothing to search",
+    "hydra/sweeper=optuna algorithm.lerning_rate=1,2": "Did you mean 'algorithm.learning_rate'?",
+    "hydra/sweeper=optunaa seed=1,2": "Did you mean 'hydra/sweeper=optuna'?",
+    "hydra/launcher=joblib hydra.launcher.n_jobs=0 seed=1,2": "hydra.launcher.n_jobs: 0: expected at least 1",
+    "algorithm.learning_rate=interval(0.1,0.2)": "hydra/sweeper=optuna",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_mistake_in_a_sweep_is_named_before_it_starts(line):
+    with pytest.raises(SpecError) as caught:
+        looked_at(["+experiment=smoke", *line.split()], multirun=True)
+    assert WRONG[line] in str(caught.value)
