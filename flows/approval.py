@@ -10,7 +10,6 @@ ends by WaitTimeout. Both keep everything up to there, and the same run asks aga
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import sys
@@ -74,13 +73,11 @@ def asker(execution: Execution) -> Approve:
 
 def rows(spec: ExperimentSpec, outcome: Outcome) -> list[list[str]]:
     """What the person decides on: policy, success, reward, turns, as in the table at the end of a run."""
-    from flows.results import titles_of, with_interval
+    from flows.reports import summary_of, titles_of
+    from flows.results import with_interval
 
     titles = titles_of(spec, outcome)
-    summaries = {
-        titles[name]: json.loads((artifact.path / "summary.json").read_text())
-        for name, artifact in outcome.evaluations.items()
-    }
+    summaries = {titles[name]: summary_of(artifact) for name, artifact in outcome.evaluations.items()}
     measures = ("success", "reward", "turns")
     return [[title, *(with_interval(one[measure]) for measure in measures)] for title, one in summaries.items()]
 
@@ -125,7 +122,7 @@ def by_prefect(spec: ExperimentSpec, table: list[list[str]]) -> str | None:
         answer = pause_flow_run(
             wait_for_input=Approval.with_initial_data(description=about),
             timeout=max(1, round(spec.deploy.approve_timeout)),
-            poll_interval=POLL,  # type: ignore[arg-type]  # it is slept for
+            poll_interval=POLL,
             key=f"deploy-{uuid.uuid4()}",  # one question, one answer: a retry of the run asks anew
         )
     except FlowPauseTimeout:
