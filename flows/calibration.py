@@ -79,13 +79,13 @@ def episodes_of_run(spec: ExperimentSpec, context: Context, run: str, labels: Se
 
 def play(work: Work) -> dict[str, Artifact]:
     """Episodes of the held-out split, by the model as it is and by the environment's own solver."""
-    from components.inference.spec import RemoteSpec
+    from components.inference.spec import RemoteSpec, VllmSpec
     from components.models.weights import check_weights
     from flows.requests import Requests
     from flows.stages.episodes import scenarios_of
 
     spec, requests = work.spec, Requests(work.spec)
-    if isinstance(spec.inference, RemoteSpec):
+    if isinstance(spec.inference, RemoteSpec | VllmSpec):
         spec.inference.key()
     check_weights(spec.model, work.context.cache)
     available = scenarios_of(spec.environment, spec.evaluate.split, work.context)

@@ -27,6 +27,7 @@ from flows.ancestry import Lineage
 from flows.console import Console, duration
 from flows.guards import RULES
 from flows.records import Notice, StageRecord, Writer
+from flows.serving import told
 from flows.spec import CODE, ExperimentSpec
 from flows.stages import STAGES
 from flows.stages.base import Context, Progress, Request
@@ -198,7 +199,10 @@ class Execution:
             watch(label, limit, report, beside.stop if beside else None) as dog,
         ):
             views = [view, *(stack.enter_context(watcher(label, unit)) for watcher in self.watchers)]
-            result = runner.run(request.to_json(), _listener(views, self.console, dog))
+            listen = _listener(views, self.console, dog)
+            if runner is not self._here:  # a process of its own, on this machine
+                request = told(request, replace(self.context, on_wait=lambda text: listen({"waiting": text})))
+            result = runner.run(request.to_json(), listen)
         artifact = self.context.store.find(result.key)
         assert artifact is not None, f"{label}: {result.key} is not in {self.context.store}"
         return artifact, result.status

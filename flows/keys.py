@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from components.errors import ResourceError
-from components.inference.spec import InferenceSpec, RemoteSpec
+from components.inference.spec import InferenceSpec, RemoteSpec, VllmSpec
 from components.rewards.asking.spec import JudgeModel, LiteLLMJudge, ServedJudge, asked_by
 from flows.spec import ExperimentSpec
 
@@ -33,7 +33,7 @@ def lacking(spec: ExperimentSpec) -> Iterator[str]:
 def lacked_by(asked: Iterable[InferenceSpec | JudgeModel], budget: float | None) -> Iterator[str]:
     """What these lack. budget: of a stage, for its judges."""
     for one in asked:
-        if isinstance(one, RemoteSpec | ServedJudge | LiteLLMJudge):
+        if isinstance(one, RemoteSpec | VllmSpec | ServedJudge | LiteLLMJudge):
             try:
                 one.key()
             except ResourceError as error:

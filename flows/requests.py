@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from components.artifacts import Artifact
+from components.inference.spec import VllmSpec
 from components.rewards.asking.spec import asks_policy
 from components.rollout.spec import WAYS, CollectSpec
 from flows.feedback import Said
@@ -32,6 +33,9 @@ class Requests:
     def __init__(self, spec: ExperimentSpec):
         self.spec = spec
         self._data = spec.model_dump(mode="json", by_alias=True)
+        if isinstance(spec.inference, VllmSpec) and spec.model.lora is not None:
+            # Stages that play do not know the rank that is trained; the server does, before there is an adapter.
+            self._data["inference"]["max_lora_rank"] = spec.inference.max_lora_rank or spec.model.lora.rank
 
     def evaluate(self, policy: Artifact | None) -> Request:
         greedy = self.spec.evaluate.temperature == 0

@@ -50,7 +50,7 @@ class Conversations:
                 self._answers.move_to_end(id(message))
         for turn in range(len(messages) - 1, -1, -1):
             if messages[turn]["role"] == "assistant":
-                key = _key(messages[: turn + 1], request.tools)
+                key = key_of(messages[: turn + 1], request.tools)
                 answer = self._answers.get(id(messages[turn]))
                 if answer is None or answer.conversation != key:
                     answer = self._answers.get((request.episode, request.agent, key)) or self._answers.get(key)
@@ -64,7 +64,7 @@ class Conversations:
 
     def answered(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:
         """Remembers an answer. tokens: of the conversation, the sampled ones at its end."""
-        key = _key([*request.messages, message], request.tools)
+        key = key_of([*request.messages, message], request.tools)
         answer = _Answer(message, key, tokens, tokens[-1] == self._chat.end_id)
         for name in (key, id(message), (request.episode, request.agent, key)):
             self._answers.pop(name, None)
@@ -73,7 +73,7 @@ class Conversations:
             self._answers.popitem(last=False)
 
 
-def _key(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+def key_of(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
     """The same for a message whether its sender fills optional fields with nothing or leaves them out."""
     said = [{name: value for name, value in message.items() if value not in (None, "", [])} for message in messages]
     return json.dumps([said, tools], sort_keys=True)

@@ -22,6 +22,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.held_out,
     learning.watched,
     playing.inference,
+    playing.vllm,
     playing.agent,
     playing.ways,
     learning.weights,

@@ -23,7 +23,7 @@ from components.filters.distinct import Distinct
 from components.filters.everything import Everything
 from components.filters.signal import Signal
 from components.filters.top import Top
-from components.inference.spec import InferenceSpec, RemoteSpec
+from components.inference.spec import InferenceSpec, RemoteSpec, VllmSpec
 from components.models.spec import ModelSpec
 from components.rollout.spec import CollectSpec
 from components.specs import Target
@@ -91,18 +91,19 @@ def weights(model: ModelSpec, inference: InferenceSpec, algorithm: Any, rounds: 
                 "model.quantization",
                 f"{model.quantization}: weights in four bits cannot be trained; expected none, or a rank in model.lora",
             )
-        if isinstance(inference, RemoteSpec):
+        if isinstance(inference, RemoteSpec | VllmSpec):
             yield Problem(
                 "model.quantization",
-                f"{model.quantization}: the server of inference.url does not sample from the rounded weights that are "
-                "trained on; expected none, or inference=embedded",
+                f"{model.quantization}: the server of inference={inference.name} does not sample from the rounded "
+                "weights that are trained on; expected none, or inference=embedded",
             )
     if model.lora is not None:
         return
-    if isinstance(inference, RemoteSpec):
+    if isinstance(inference, RemoteSpec | VllmSpec):
         yield Problem(
             "model.lora",
-            "null: a server of inference.url is given adapters, not weights; expected a rank, or inference=embedded",
+            f"null: the server of inference={inference.name} is given adapters, not weights; expected a rank, or "
+            "inference=embedded",
         )
     if rounds and isinstance(algorithm, PPOSpec) and algorithm.value == "model":
         yield Problem(

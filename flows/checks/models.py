@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.algorithms.spec import DistillSpec
 from components.errors import ArtifactError, Problem
-from components.inference.spec import EmbeddedSpec
+from components.inference.spec import RemoteSpec
 from components.models.spec import ModelSpec
 from components.rollout.spec import CollectSpec
 
@@ -31,14 +31,14 @@ def teachers(algorithm: Any, warmup: WarmupSpec | None, collect: CollectSpec) ->
     for path, one in playing.items():
         if one is None:
             continue
-        embedded = isinstance(one.inference, EmbeddedSpec)
+        embedded = not isinstance(one.inference, RemoteSpec)
         if path == "warmup.teacher" and one.samples > 1 and one.temperature == 0:
             yield Problem(
                 f"{path}.samples",
                 f"{one.samples}: {path}.temperature=0 plays each of them alike; expected 1, or a temperature above 0",
             )
         if embedded and one.model is None:
-            yield Problem(f"{path}.model", "null, and inference.name=embedded plays on this machine: name one")
+            yield Problem(f"{path}.model", f"null, and inference.name={one.inference.name} plays a model: name one")
         elif one.model is not None and not embedded:
             yield Problem(f"{path}.model", "given, but a server plays; expected null, or inference.name=embedded")
         elif one.model is not None:

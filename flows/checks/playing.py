@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.algorithms.spec import PolicyGradientSpec
 from components.errors import Problem
-from components.inference.spec import InferenceSpec, RemoteSpec
+from components.inference.spec import RANKS, InferenceSpec, RemoteSpec, VllmSpec
 from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
@@ -107,6 +107,31 @@ def inference(inference: InferenceSpec, rounds: int) -> Iterator[Problem]:
         yield Problem(
             "inference.tokens",
             f"false, and rounds={rounds} train on what is collected; expected true, or rounds=0",
+        )
+
+
+def vllm(inference: InferenceSpec, model: ModelSpec, collect: CollectSpec, rounds: int) -> Iterator[Problem]:
+    """What a vLLM server can be asked."""
+    if not isinstance(inference, VllmSpec):
+        return
+    rank, most = (model.lora.rank if model.lora else 0), inference.max_lora_rank
+    if most is not None and rank > most:
+        yield Problem(
+            "inference.max_lora_rank", f"{most}: model.lora.rank={rank} is more; expected at least {rank}, or null"
+        )
+    if rank > RANKS[-1]:
+        yield Problem("model.lora.rank", f"{rank}: vLLM takes {RANKS[-1]} at most; expected less")
+    if collect.min_p > 0 and collect.top_p < 1 and rounds:
+        yield Problem(
+            "collect.min_p",
+            f"{collect.min_p:g}: vLLM cuts by it before collect.top_p={collect.top_p:g}, and training reckons with the "
+            "cut after it; expected one of them",
+        )
+    if inference.sleep and collect.overlap:
+        yield Problem("inference.sleep", "true: with collect.overlap the server plays all the time; expected false")
+    if inference.key_variable and not inference.urls:
+        yield Problem(
+            "inference.key_variable", f"{inference.key_variable}: a server of the run's own has no key; expected null"
         )
 
 

@@ -12,7 +12,9 @@ what it was built from, and another recipe builds it anew.
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -69,19 +71,21 @@ class Warm:
 
     def __init__(self) -> None:
         self._built: dict[str, tuple[Any, Any]] = {}
+        self._building: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self.trainer: dict = {}
         """The trainer's own; only `components.algorithms.train` reads it."""
 
     def get(self, kind: str, recipe: Any, build: Callable[[], Any]) -> Any:
         """The thing of this kind, if it was built from an equal recipe; else the old one is closed and `build` makes
-        another."""
-        held = self._built.get(kind)
-        if held is not None and held[0] == recipe:
-            return held[1]
-        self._close(kind)
-        thing = build()
-        self._built[kind] = (recipe, thing)
-        return thing
+        another. Other threads that want it wait meanwhile."""
+        with self._building[kind]:
+            held = self._built.get(kind)
+            if held is not None and held[0] == recipe:
+                return held[1]
+            self._close(kind)
+            thing = build()
+            self._built[kind] = (recipe, thing)
+            return thing
 
     def close(self) -> None:
         """Lets go of everything."""

@@ -25,7 +25,7 @@ from components.errors import (
     TooManyFailures,
 )
 from components.inference.protocol import BASE_POLICY, Engine, Sampling
-from components.inference.spec import EmbeddedSpec, InferenceSpec
+from components.inference.spec import EmbeddedSpec, InferenceSpec, VllmSpec
 from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
@@ -38,6 +38,7 @@ from flows.stages.shards import Shards
 if TYPE_CHECKING:
     from components.inference.remote import RemoteEngine
     from components.inference.transformers_engine import TransformersEngine
+    from components.inference.vllm.engine import VllmEngine
     from components.rollout.own_agent import OwnAgent
     from components.rollout.player import Player
 
@@ -209,7 +210,7 @@ def play(
 
 def _other_engine(
     model: ModelSpec, inference: InferenceSpec, ways: CollectSpec | None, context: Context
-) -> TransformersEngine | RemoteEngine | None:
+) -> TransformersEngine | RemoteEngine | VllmEngine | None:
     """The engine of who plays beside the policy: the teacher, or an opponent that is not the policy itself."""
     if ways is not None and ways.opponent == "base":
         return warm_engine(model, None, context, inference, kind="opponent")
@@ -315,7 +316,7 @@ def warm_engine(
     inference: InferenceSpec | None = None,
     adapter: Path | None = None,
     kind: str = "engine",
-) -> TransformersEngine | RemoteEngine:
+) -> TransformersEngine | RemoteEngine | VllmEngine:
     """The engine, holding the policy (None: the base model, or `adapter` on it). inference: None means embedded. kind:
     under which it stays warm; each holds one policy."""
     from components.algorithms.train import policy_digest
@@ -333,16 +334,32 @@ def warm_engine(
     return engine
 
 
-def _engine(model: ModelSpec, inference: InferenceSpec, context: Context) -> TransformersEngine | RemoteEngine:
+def _engine(
+    model: ModelSpec, inference: InferenceSpec, context: Context
+) -> TransformersEngine | RemoteEngine | VllmEngine:
     if isinstance(inference, EmbeddedSpec):
         from components.inference.transformers_engine import TransformersEngine
         from components.models.weights import prepare
 
         base_dir = prepare(model, context.cache)
         return TransformersEngine(base_dir, max_length=model.max_length, dtype=model.dtype, device=model.device)
-    from components.inference.remote import RemoteEngine
+    engine: RemoteEngine | VllmEngine
+    if isinstance(inference, VllmSpec):
+        from components.inference.vllm.engine import VllmEngine
+        from components.models.weights import prepare
+        from flows.serving import vllm_server
 
-    engine = RemoteEngine(inference)
+        base_dir = prepare(model, context.cache)
+        if inference.urls:
+            engine = VllmEngine(inference, base_dir, max_length=model.max_length, urls=inference.urls)
+        else:
+            server = vllm_server(model, inference, context)
+            ours: dict[str, Any] = {"urls": [server.url], "ours": True, "watch": server.check}
+            engine = VllmEngine(inference, base_dir, max_length=model.max_length, **ours)
+    else:
+        from components.inference.remote import RemoteEngine
+
+        engine = RemoteEngine(inference)
     try:
         engine.check()
     except BaseException:

@@ -1,0 +1,69 @@
+"""Stages and checks with inference=vllm, on a small server that speaks vLLM's endpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from components.errors import SpecError
+from components.trajectories.store import read_trajectories
+from flows.config import check
+from flows.serving import told
+from flows.stages.base import Request
+from flows.stages.execute import request_key, run_stage
+from tests.deployment.tiny import TINY
+from tests.inference.fake import environment
+
+MODEL = {**TINY.base(), "max_length": 4096}
+SHOP = {"_target_": "components.environments.shop.Shop", "train": 8, "heldout": 4}
+PART = {"model": MODEL, "environment": SHOP, "agent": {"max_turns": 2, "max_tokens": 32}}
+
+
+@pytest.fixture
+def inference(tmp_path):
+    return {"name": "vllm", "python": environment(tmp_path / "vllm"), "start_timeout": 20, "retry_for": 10}
+
+
+def test_stages_of_a_run_share_one_server(context, inference):
+    collect = {**PART, "inference": inference, "collect": {"scenarios": 2, "group_size": 2, "concurrency": 2}}
+    evaluate = {**PART, "inference": inference, "evaluate": {"scenarios": 2}}
+    evaluate["reward"] = {"_target_": "components.rewards.outcome.Outcome"}
+    heard = []
+    context = replace(context, on_wait=heard.append)
+    artifact, _ = run_stage(Request("collect", collect), context)
+    for trajectory in read_trajectories(artifact.path / "trajectories.parquet"):
+        assert trajectory.failure is None
+        assert trajectory.histories[0].messages[-1].logprobs or trajectory.histories[0].token_ids
+    elsewhere = told(Request("evaluate", evaluate), context)
+    [url] = elsewhere.spec["inference"]["urls"]
+    assert request_key(elsewhere, context) == request_key(Request("evaluate", evaluate), context)
+    run_stage(elsewhere, replace(context, warm=type(context.warm)()))  # as another process would
+    run_stage(Request("evaluate", {**evaluate, "evaluate": {"scenarios": 3}}), context)
+    assert [text for text in heard if "vLLM is up" in text] == heard[1:]
+    assert len(heard) == 2
+    assert url in heard[0]
+    context.warm.close()
+    assert told(Request("collect", {**PART, "inference": {"name": "embedded"}}), context).spec["inference"] == {
+        "name": "embedded"
+    }
+
+
+COMMAND = ("+experiment=smoke", "inference=vllm")
+MISTAKES = {
+    ("inference.max_lora_rank=1",): "inference.max_lora_rank: 1: model.lora.rank=",
+    ("inference.sleep=true", "collect.overlap=1", "algorithm.correction=truncate"): "inference.sleep: true",
+    ("collect.min_p=0.1", "collect.top_p=0.9"): "collect.min_p: 0.1: vLLM cuts by it before",
+    ("inference.key_variable=MINE",): "inference.key_variable: MINE: a server of the run's own has no key",
+    ("model.lora=null",): "model.lora: null: the server of inference=vllm is given adapters",
+    ("inference.urls=[there]",): "inference.urls",
+    ("inference.arguments={port: 3}",): "port is set by the run",
+}
+
+
+@pytest.mark.parametrize("overrides", MISTAKES)
+def test_what_a_vllm_server_cannot_do_is_said_before_the_run(overrides):
+    with pytest.raises(SpecError) as caught:
+        check([*COMMAND, *overrides])
+    assert MISTAKES[overrides] in str(caught.value)
+    check(COMMAND)

@@ -1,0 +1,17 @@
+"""vLLM's environment with a small server in it (`fake_vllm`) that speaks the same endpoints."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+MODULES = Path(__file__).parent / "fake_vllm"
+
+
+def environment(folder: Path) -> str:
+    """The Python of such an environment, made in a folder."""
+    python = folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={MODULES} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return str(python)

@@ -1,0 +1,181 @@
+"""A real vLLM server against the embedded engine, on the same weights: `make test-vllm`.
+
+VLLM_PYTHON names the Python of vLLM's environment; VLLM_URL, if set, a server that runs already (of SmolLM2, float32,
+as `components.inference.vllm.server.options` start it). Says what it measured on standard output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from components.inference.protocol import ChatRequest, Sampling
+from components.inference.spec import VllmSpec
+from components.inference.vllm.engine import VllmEngine
+from components.inference.vllm.server import VllmServer
+from components.models.spec import ModelSpec
+from tests.deployment.tiny import write_adapter
+from tests.inference.test_server import WEATHER
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
+
+MODEL = ModelSpec(name="smollm2-135m-instruct", source="package", max_length=1024)
+RANK = 16
+ASKED = ["Name a colour.", "What is 2 + 3?", "Write one sentence about the sea.", "How is the weather in Bern?"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The model, and an adapter on it."""
+    from components.models.weights import prepare
+
+    root = tmp_path_factory.mktemp("vllm")
+    base_dir = prepare(MODEL, Path(os.environ["VLLM_MODELS"]) if "VLLM_MODELS" in os.environ else root / "models")
+    return base_dir, write_adapter(base_dir, root / "adapter", seed=3, rank=RANK)
+
+
+@pytest.fixture(scope="module")
+def server(folder, tmp_path_factory):
+    """Address of the server, and the server where it is ours."""
+    if url := os.environ.get("VLLM_URL"):
+        yield url, None
+        return
+    spec = VllmSpec(python=os.environ.get("VLLM_PYTHON"), max_lora_rank=RANK, start_timeout=3000)
+    began = time.monotonic()
+    running = VllmServer(spec, MODEL, folder[0], tmp_path_factory.mktemp("logs") / "vllm.log")
+    print(f"\nserver up after {time.monotonic() - began:.0f} s")
+    yield running.url, running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def vllm(server, folder):
+    engine = VllmEngine(VllmSpec(), folder[0], max_length=MODEL.max_length, urls=[server[0]])
+    engine.check()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def embedded(folder):
+    from components.inference.transformers_engine import TransformersEngine
+
+    engine = TransformersEngine(folder[0], max_length=MODEL.max_length, slots=16)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def trainer(folder, tmp_path_factory):
+    """The model with the adapter, as transformers runs it."""
+    from components.models import learned
+    from components.models.weights import load_model
+
+    merged = tmp_path_factory.mktemp("merged")
+    learned.merge(*folder, merged)
+    return load_model(merged)
+
+
+def ask(engine, requests):
+    async def all_of_them():
+        return await asyncio.gather(*(engine.chat(one) for one in requests))
+
+    return asyncio.run(all_of_them())
+
+
+def requests(policy, sampling, samples=1):
+    tools = [[], [], [], [WEATHER]]
+    asked = zip(ASKED, tools, strict=True)
+    return [
+        ChatRequest([{"role": "user", "content": text}], offered, policy, sampling, seed)
+        for text, offered in asked
+        for seed in range(samples)
+    ]
+
+
+def hold(engine, version, adapter):
+    began = time.monotonic()
+    engine.load_policy(version, None if version == "base" else str(adapter))
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("version", ["base", "v1"])
+def test_greedy_answers_are_those_of_the_embedded_engine(vllm, embedded, folder, version):
+    seconds = hold(vllm, version, folder[1])
+    hold(embedded, version, folder[1])
+    asked = requests(version, Sampling(0, max_tokens=24))
+    theirs, ours = ask(vllm, asked), ask(embedded, asked)
+    further = [
+        replace(one, messages=[*one.messages, found.message, {"role": "user", "content": "And why?"}])
+        for one, found in zip(asked, ours, strict=True)
+    ]
+    theirs, ours = theirs + ask(vllm, further), ours + ask(embedded, further)
+    for one, other in zip(theirs, ours, strict=True):
+        assert one.message == other.message
+        assert one.token_ids == other.token_ids
+        assert one.finish_reason == other.finish_reason
+    pairs = [pair for a, b in zip(theirs, ours, strict=True) for pair in zip(a.logprobs, b.logprobs, strict=True)]
+    widest = max(abs(a - b) for a, b in pairs)
+    print(f"\n{version}: {len(pairs)} greedy tokens alike, log-probs within {widest:.1e}; loaded in {seconds:.2f} s")
+    assert widest < 1e-3
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(1.0, max_tokens=24),
+        Sampling(0.7, max_tokens=24),
+        Sampling(0.7, top_p=0.9, max_tokens=24),
+        Sampling(1.0, top_k=20, max_tokens=24),
+        Sampling(1.0, min_p=0.1, max_tokens=24),
+    ],
+    ids=["plain", "temperature", "top_p", "top_k", "min_p"],
+)
+def test_log_probs_are_those_that_training_reckons_with(vllm, trainer, folder, sampling):
+    """The gap between sampler and trainer, which importance correction sees."""
+    import torch
+
+    from components.inference.sampling import truncate
+    from components.models.distribution import Cut
+
+    hold(vllm, "v1", folder[1])
+    gaps = []
+    for found in ask(vllm, requests("v1", sampling, samples=3)):
+        ids = torch.tensor([found.prompt_token_ids + found.token_ids])
+        with torch.no_grad():
+            logits = trainer(input_ids=ids).logits[0, len(found.prompt_token_ids) - 1 : -1]
+        logps = torch.log_softmax(logits.float() / sampling.temperature, -1)
+        cut = Cut(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
+        kept = logps if cut.whole else torch.stack([truncate(row, cut) for row in logps])
+        wanted = kept.gather(-1, torch.tensor(found.token_ids)[:, None])[:, 0]
+        gaps.append(wanted - torch.tensor(found.logprobs))
+    gap = torch.cat(gaps)
+    ratio = gap.exp().mean().item()
+    print(f"\n{len(gap)} tokens: |gap| mean {gap.abs().mean():.1e}, max {gap.abs().max():.1e}; mean ratio {ratio:.6f}")
+    assert gap.abs().max() < 1e-3
+
+
+def test_the_same_seed_gives_the_same_answer_and_a_new_adapter_arrives_within_a_second(vllm, folder):
+    hold(vllm, "v1", folder[1])
+    asked = requests("v1", Sampling(0.7, max_tokens=16))
+    assert [one.token_ids for one in ask(vllm, asked)] == [one.token_ids for one in ask(vllm, asked)]
+    times = [hold(vllm, f"again{number}", folder[1]) for number in range(5)]
+    print(f"\nadapters delivered and read back in {', '.join(f'{one:.2f}' for one in times)} s")
+    assert sorted(times)[2] < 1.0
+
+
+def test_a_server_that_is_killed_comes_back_with_its_adapter(server, vllm, folder):
+    if server[1] is None:
+        pytest.skip("the server is not ours")
+    hold(vllm, "v1", folder[1])
+    [asked] = requests("v1", Sampling(0, max_tokens=8))[:1]
+    before = ask(vllm, [asked])
+    os.kill(server[1].pid, 9)
+    vllm._clients[0]._patience = replace(vllm._clients[0]._patience, retry_for=3000)
+    assert ask(vllm, [asked])[0].token_ids == before[0].token_ids
+    assert server[1].starts == 2
