@@ -147,6 +147,9 @@ class VllmServer:
                 return
             self._say(f"the vLLM server died {_how(code)} and is started again")
             self._process = self._start()
+            if self._closing.is_set():  # meanwhile: nobody else knows of the new one
+                _end(self._process)
+                return
             try:
                 self._wait()
             except (ResourceError, WaitTimeout) as error:
