@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
 from components.compute.runners import Event, KeptProcessRunner, LocalRunner, ProcessRunner, Result, Runner
-from components.compute.spec import LocalPlace, Place
+from components.compute.sky.runner import SkyRunner
+from components.compute.sky.snapshot import RECORD
+from components.compute.sky.spec import SkyPlace
+from components.compute.spec import LocalPlace
 from components.compute.watchdog import Watchdog, watch
 from flows import selections
 from flows.ancestry import Lineage
@@ -127,6 +130,10 @@ class Execution:
         self._process = ProcessRunner(command, *rest)
         self.second = KeptProcessRunner(command, *rest)
         """For what runs beside a stage: a process of its own, in which models stay loaded between rounds."""
+        self._log = log
+        self._codes: set[str] = set()
+        self._elsewhere: dict[str, SkyRunner] = {}
+        """By the name of the place; each keeps its machines between stages."""
 
     def stage(self, label: str, step: int, request: Request) -> Done:
         """Runs the stage where `compute` places it, or finds it, and tells of it."""
@@ -189,7 +196,7 @@ class Execution:
     def _artifact(self, label: str, request: Request, beside: ProcessRunner | None) -> tuple[Artifact, str]:
         if (found := find_stage(request, self.context)) is not None:
             return found, "cached"
-        runner = beside or self._runner(self.spec.compute.place(request.stage))  # type: ignore[arg-type]  # a stage's name
+        runner = beside or self._runner(self.spec.compute.placement(request.stage))  # type: ignore[arg-type]  # a stage's name
         limit = self.spec.compute.stall_timeout
         report = functools.partial(logger.error, "%s has stalled:\n%s", label)
         unit = UNITS.get(request.stage, "parts")
@@ -200,15 +207,58 @@ class Execution:
         ):
             views = [view, *(stack.enter_context(watcher(label, unit)) for watcher in self.watchers)]
             listen = _listener(views, self.console, dog)
-            if runner is not self._here:  # a process of its own, on this machine
+            if not isinstance(runner, LocalRunner | SkyRunner):  # a process of its own, on this machine
                 request = told(request, replace(self.context, on_wait=lambda text: listen({"waiting": text})))
             result = runner.run(request.to_json(), listen)
+        if isinstance(runner, SkyRunner):
+            self._note_code(runner)
         artifact = self.context.store.find(result.key)
         assert artifact is not None, f"{label}: {result.key} is not in {self.context.store}"
         return artifact, result.status
 
-    def _runner(self, place: Place) -> Runner:
+    def close(self, wait: float = 1.0) -> None:
+        """Ends the processes that are kept, and has machines taken down; waits so many seconds for that."""
+        self.second.close()
+        for runner in self._elsewhere.values():
+            self.console.line(f"{runner.name} goes down" if runner.place.cluster is None else f"{runner.name} stays up")
+            runner.close(wait)
+
+    def _runner(self, name: str) -> Runner:
+        place = self.spec.compute.places[name]
+        if isinstance(place, SkyPlace):
+            return self._elsewhere.get(name) or self._sky(name, place)
         return self._here if isinstance(place, LocalPlace) else self._process
+
+    def _sky(self, name: str, place: SkyPlace) -> SkyRunner:
+        run = self.record.run.short if self.record is not None else str(os.getpid())
+        log = self._log.with_suffix(f".{name}.log")
+        self.console.line(f"{name}: the log of its machines is {log}")
+        runner = self._elsewhere[name] = SkyRunner(
+            place,
+            re.sub(r"[^a-z0-9]+", "-", f"espalier-{run}-{name}".lower()).strip("-"),
+            CODE,
+            self.spec.allow,
+            _options(self.spec),
+            Path(self.spec.root),
+            log,
+            _environment(),
+            self.spec.compute.stage_timeout,
+        )
+        return runner
+
+    def _note_code(self, runner: SkyRunner) -> None:
+        """Which code ran elsewhere: into the log and MLflow, once."""
+        code = runner.snapshot
+        if code is None or code.digest in self._codes:
+            return
+        self._codes.add(code.digest)
+        changes = f", {len(code.changed)} files changed" if code.changed else ""
+        logger.info("code on %s: %s (commit %s%s)", runner.name, code.digest, code.commit or "none", changes)
+        if self.tracker is not None:
+            tracker = self.tracker
+            tags = {"code.digest": code.digest, "code.changed": str(len(code.changed))}
+            tracker.outbox.put(lambda: tracker.set_tags(tags))
+            tracker.outbox.put(lambda: tracker.log_file(code.path / RECORD, "code"))
 
     def _track(self, done: Done) -> None:
         if self.tracker is None:

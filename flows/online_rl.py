@@ -377,7 +377,7 @@ def run(
             )
         )
         execution = Execution(spec, context, console, tracker, log, record)
-        stack.callback(execution.second.close)
+        stack.callback(execution.close)
         logger.info("MLflow run %s", tracker.run_id)
         say_round = results.round_teller(execution)
 

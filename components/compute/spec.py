@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from components.compute.sky.spec import SkyPlace
 from components.specs import Spec
 
 StageName = Literal["collect", "judge", "filter", "feedback", "train", "reward_model", "evaluate", "deploy"]
@@ -23,7 +24,7 @@ class ProcessPlace(Spec):
     name: Literal["process"] = "process"
 
 
-Place = Annotated[LocalPlace | ProcessPlace, Field(discriminator="name")]
+Place = Annotated[LocalPlace | ProcessPlace | SkyPlace, Field(discriminator="name")]
 """Where stages can run, told apart by `name`."""
 
 

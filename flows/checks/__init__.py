@@ -42,6 +42,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.ewc,
     learning.people,
     computing.places,
+    computing.elsewhere,
 )
 """In the order in which their problems are shown."""
 

@@ -1,0 +1,1 @@
+"""Stages on machines that SkyPilot finds: clouds, Kubernetes, Slurm."""

@@ -1,0 +1,385 @@
+"""`python -m components.compute.sky.driver`: runs stages through SkyPilot, one after the other.
+
+It is a process of its own, started by `SkyRunner`: SkyPilot's import and what it changes stay in it, and it outlives
+whoever started it by as long as it takes to have the machines taken down. Requests are lines on standard input, the
+report is JSON lines on standard output, as that of `flows.stage`; the logs of SkyPilot and of the jobs go to standard
+error.
+
+A cluster is launched for the first stage and used for the following ones. Where it is taken away under a stage, it is
+launched again and the stage goes on from its last checkpoint, if that outlived the machine. A managed job is launched
+again by SkyPilot itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from components.compute.lifeline import watch_parent
+from components.compute.runners import error_from_json, error_to_json
+from components.compute.sky.failures import KEPT, LOST, SERVER, explain, full_disk, wanted
+from components.compute.sky.report import Lines, event
+from components.compute.sky.spec import SkyPlace
+from components.compute.sky.task import render
+from components.errors import EspalierError, ResourceError, WaitTimeout
+
+logger = logging.getLogger(__name__)
+
+Say = Callable[[Mapping[str, Any]], None]
+PATIENCE = 300.0
+"""Seconds for which a cluster that runs a stage may be out of reach."""
+LAUNCHES = 4
+"""Times that machines are launched for one stage, where they are taken away."""
+LAST_LINES = 12
+"""Lines of the log in the message about a job that ended without a result."""
+FAREWELL = 120.0
+"""Seconds that taking the machines down may take once nobody waits for us."""
+
+
+class Lost(Exception):
+    """The machines were taken away."""
+
+
+class Driver:
+    """Stages on one place. sdk: SkyPilot's module `sky`. name: of the cluster, and of the jobs."""
+
+    def __init__(
+        self,
+        sdk: Any,
+        place: SkyPlace,
+        name: str,
+        workdir: Path,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        patience: float = PATIENCE,
+    ):
+        self._sdk = sdk
+        self._place = place
+        self._name = name
+        self._workdir = workdir
+        self._options = list(options)
+        self._environment = dict(environment or {})
+        self._patience = patience
+        self._up = False
+        self._launching: str | None = None
+        self._job: int | None = None
+        self._ending = threading.Lock()
+        self._ended = False
+
+    def run(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """The last event of a stage. `say` is told the others. Raises EspalierError."""
+        stage = request["stage"]
+        secrets = _secrets(self._place)
+        config = render(self._place, request, self._workdir, self._options, self._environment)
+        for last in (*[False] * (LAUNCHES - 1), True):
+            task = self._sdk.Task.from_yaml_config(dict(config), secrets_overrides=secrets)
+            try:
+                return self._attempt(stage, task, say)
+            except Lost as lost:
+                self._up = False
+                if last:
+                    raise ResourceError(f"{self._name} was taken away {LAUNCHES} times: {lost}; {KEPT}") from None
+                say({"waiting": f"{stage}: {self._name} was taken away ({lost}); it goes on on another machine"})
+            except EspalierError:
+                raise
+            except Exception as error:
+                logger.exception("SkyPilot, %s", self._name)
+                raise explain(error, self._place, self._name) from error
+        raise AssertionError
+
+    def end(self) -> None:
+        """Has what runs stopped and, but for a cluster with a name of its own, the machines taken down."""
+        with self._ending:  # who comes second waits for the first
+            if not self._ended:
+                self._ended = True
+                self._take_down()
+
+    def _take_down(self) -> None:
+        if self._launching is not None:
+            self._try(lambda: self._sdk.get(self._sdk.api_cancel([self._launching], silent=True)))
+        if self._place.managed:
+            if self._job is not None:
+                self._try(lambda: self._sdk.get(self._sdk.jobs.cancel(job_ids=[self._job])))
+        elif self._place.cluster is None:
+            if self._up or self._launching is not None:
+                self._try(lambda: self._sdk.get(self._sdk.down(self._name)))
+                logger.info("%s is down", self._name)
+        elif self._job is not None:
+            self._try(lambda: self._sdk.get(self._sdk.cancel(self._name, job_ids=[self._job])))
+
+    def _attempt(self, stage: str, task: Any, say: Say) -> dict[str, Any]:
+        start = time.monotonic()
+        sdk = self._sdk
+        if self._place.managed:
+            say({"waiting": f"{stage} waits for {wanted(self._place)}, as a managed job"})
+            jobs, _ = self._await(sdk.jobs.launch(task, name=f"{self._name}-{stage.replace('_', '-')}"))
+            self._job = jobs[0] if isinstance(jobs, Sequence) else jobs
+        elif self._up:
+            self._job, _ = self._await(sdk.exec(task, cluster_name=self._name))
+        else:
+            say({"waiting": f"{stage} waits for {wanted(self._place)}, as the cluster {self._name}"})
+            self._job, _ = self._await(sdk.launch(task, cluster_name=self._name, fast=True))
+            self._up = True
+        logger.info("%s is job %s of %s after %.1f s", stage, self._job, self._name, time.monotonic() - start)
+        try:
+            return self._follow(stage, say)
+        except Exception:
+            self._job = None
+            raise
+
+    def _await(self, request_id: str) -> Any:
+        """The result of a launch; its log goes to ours. Raises WaitTimeout."""
+        self._launching = request_id
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self._try(lambda: self._sdk.get(self._sdk.api_cancel([request_id], silent=True)))
+
+        timer = threading.Timer(self._place.launch_timeout, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            result = self._sdk.stream_and_get(request_id, output_stream=_Log())
+        except Exception as error:
+            self._launching = None  # not after an interruption: then it is to be cancelled
+            if type(error).__name__ in LOST and self._up:  # it was up a moment ago
+                raise Lost(str(error)) from error
+            if late.is_set():
+                raise WaitTimeout(
+                    f"there was no {wanted(self._place)} in {self._place.launch_timeout:g} s "
+                    f"(compute.places.*.launch_timeout); {KEPT}"
+                ) from None
+            raise
+        finally:
+            timer.cancel()
+        self._launching = None
+        return result
+
+    def _follow(self, stage: str, say: Say) -> dict[str, Any]:
+        """The job's log, to the end of the job. A connection that breaks is taken up again; what was said is not said
+        twice."""
+        said = 0
+        deadline = None
+        while True:
+            log = _Report(_after(said, say))
+            try:
+                self._tail(log)
+                deadline = None
+            except Exception as error:
+                kind = type(error).__name__
+                if kind in LOST:
+                    raise Lost(_line(error)) from error
+                if kind not in SERVER:
+                    raise
+                deadline = deadline or time.monotonic() + self._patience
+                logger.warning("%s is out of reach: %s", self._name, _line(error))
+            said = max(said, log.events)
+            if log.last is not None:
+                if "error" in log.last:
+                    raise self._failed(log.last["error"])
+                return log.last
+            try:
+                if self._over(stage, log):
+                    raise self._no_result(stage, log)
+            except Exception as error:
+                if type(error).__name__ not in SERVER:
+                    raise
+                deadline = deadline or time.monotonic() + self._patience
+            if deadline is not None and time.monotonic() > deadline:
+                raise ResourceError(
+                    f"{self._name} was out of reach for {self._patience:g} s while {stage} ran there; {KEPT}"
+                )
+            time.sleep(min(5.0, self._patience / 10))
+
+    def _tail(self, log: _Report) -> None:
+        if self._place.managed:
+            self._sdk.jobs.tail_logs(job_id=self._job, follow=True, output_stream=log)
+        else:
+            self._sdk.tail_logs(self._name, self._job, follow=True, output_stream=log)
+        log.finish()
+
+    def _over(self, stage: str, log: _Report) -> bool:
+        """Whether the job has ended. Raises Lost where its machines are gone."""
+        status = self._status()
+        logger.info("%s: job %s of %s is %s", stage, self._job, self._name, status)
+        if self._place.managed:
+            return status is None or status.startswith("FAILED") or status in ("SUCCEEDED", "CANCELLED")
+        if status is None:
+            raise Lost("its jobs are gone")
+        if status in ("FAILED", "FAILED_DRIVER", "CANCELLED") and not self._alive():
+            raise Lost("its machines are gone")
+        return status.startswith("FAILED") or status in ("SUCCEEDED", "CANCELLED")
+
+    def _status(self) -> str | None:
+        if self._place.managed:
+            found = self._sdk.get(self._sdk.jobs.queue_v2(refresh=False, job_ids=[self._job]))
+            rows = found[0] if isinstance(found, tuple) else found
+            states = [row["status"] for row in rows]
+        else:
+            try:
+                found = self._sdk.get(self._sdk.job_status(self._name, job_ids=[self._job]))
+            except Exception as error:
+                if type(error).__name__ in LOST:
+                    raise Lost(_line(error)) from error
+                raise
+            states = list(found.values())
+        return None if not states or states[0] is None else str(getattr(states[0], "value", states[0]))
+
+    def _alive(self) -> bool:
+        """Whether the cluster is up, by the cloud's own word."""
+        refresh = self._sdk.StatusRefreshMode.FORCE
+        found = self._sdk.get(self._sdk.status([self._name], refresh=refresh))
+        return bool(found) and str(getattr(found[0]["status"], "value", found[0]["status"])) == "UP"
+
+    def _failed(self, data: Mapping[str, Any]) -> EspalierError:
+        """The stage's own error."""
+        return full_disk(str(data.get("message")), self._place, self._name) or error_from_json(data)
+
+    def _no_result(self, stage: str, log: _Report) -> EspalierError:
+        last = "\n".join(log.lines)
+        if (full := full_disk(last, self._place, self._name)) is not None:
+            return full
+        return EspalierError(
+            f"{stage} ended on {self._name} as {self._status()} without a result; {KEPT}. Its last words:\n{last}"
+        )
+
+    def _try(self, call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  it may be gone already, and autostop is there for the rest
+            logger.warning("%s: %s: %s", self._name, type(error).__name__, _line(error))
+
+
+class _Log(io.TextIOBase):
+    """Takes what SkyPilot writes, line by line, into our log."""
+
+    def __init__(self) -> None:
+        self._lines = Lines()
+
+    def write(self, text: str) -> int:
+        for line in self._lines.feed(text):
+            self.line(line)
+        return len(text)
+
+    def line(self, line: str) -> None:
+        logger.info("%s", line)
+
+
+class _Report(_Log):
+    """The log of a job: tells its events, and keeps the last one and the last lines."""
+
+    def __init__(self, tell: Callable[[int, dict[str, Any]], None]) -> None:
+        super().__init__()
+        self._tell = tell
+        self.last: dict[str, Any] | None = None
+        """Result or error."""
+        self.events = 0
+        self.lines: deque[str] = deque(maxlen=LAST_LINES)
+
+    def line(self, line: str) -> None:
+        found = event(line)
+        if found is None:
+            self.lines.append(line)
+            super().line(line)
+        elif "status" in found or "error" in found:
+            self.last = found
+        else:
+            self.events += 1
+            self._tell(self.events, found)
+
+    def finish(self) -> None:
+        for line in self._lines.end():
+            self.line(line)
+
+
+def _after(said: int, say: Say) -> Callable[[int, dict[str, Any]], None]:
+    def tell(number: int, found: dict[str, Any]) -> None:
+        if number > said:
+            say(found)
+
+    return tell
+
+
+def _secrets(place: SkyPlace) -> list[tuple[str, str]]:
+    missing = [name for name in place.secrets if name not in os.environ]
+    if missing:
+        raise ResourceError(
+            f"secrets: the environment variable {', '.join(missing)} is not set on this machine; set it"
+        )
+    return [(name, os.environ[name]) for name in place.secrets]
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m components.compute.sky.driver")
+    parser.add_argument("--job", required=True, help="JSON: place, name, workdir, options, environment")
+    parser.add_argument("--requests", action="store_true", required=True, help="as lines on standard input")
+    parser.add_argument("--root", required=True, help="of the runs on this machine; not used")
+    options = parser.parse_args(arguments)
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # SkyPilot prints
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends us
+    job = json.loads(options.job)
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    drivers: list[Driver] = []
+    watch_parent(lambda: _farewell(drivers), 0.0, lines.put)
+    try:
+        while True:
+            request = json.loads(lines.get())
+            if not drivers:
+                drivers.append(_driver(job))
+            last = _answer(drivers[0], request, lambda line: print(json.dumps(line), file=out))
+            print(json.dumps(last), file=out)
+    except (KeyboardInterrupt, BrokenPipeError):
+        return 130
+    finally:
+        _farewell(drivers)
+
+
+def _farewell(drivers: Sequence[Driver]) -> None:
+    for driver in drivers:
+        ending = threading.Thread(target=driver.end, daemon=True)
+        ending.start()
+        ending.join(FAREWELL)
+
+
+def _driver(job: Mapping[str, Any]) -> Driver:
+    import sky
+
+    place = SkyPlace.model_validate(job["place"])
+    return Driver(sky, place, job["name"], Path(job["workdir"]), job["options"], job["environment"])
+
+
+def _answer(driver: Driver, request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+    try:
+        return driver.run(request, say)
+    except EspalierError as error:
+        return {"error": error_to_json(error)}
+
+
+def _interrupt(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,94 @@
+"""A SkyPilot task from a place and a stage request, as data that `sky.Task.from_yaml_config` takes.
+
+The code comes along as the task's workdir, a snapshot; the request in an environment variable; data lie in the store
+that both machines reach. Secrets appear by name, without values.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from components.compute.sky.spec import SkyPlace
+
+REQUEST = "ESPALIER_REQUEST"
+ENVIRONMENT = """\
+if ! [ -e "$ROOT/environment/.installed" ]; then
+  python3 -m venv --clear "$ROOT/environment"
+  "$ROOT/environment/bin/python" -m pip install --quiet uv
+  requirements/uv.sh "$ROOT/environment/bin/python" pip install --quiet \\
+    --python "$ROOT/environment/bin/python" --override requirements/overrides.txt -r requirements/lock.txt
+  touch "$ROOT/environment/.installed"
+fi
+"""
+"""Of the project's dependencies, below the root; once for each disk."""
+
+
+def render(
+    place: SkyPlace, request: Mapping[str, Any], workdir: Path, options: Sequence[str], environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """The task of one stage.
+
+    workdir: the snapshot of the code. options: of `flows.stage`, besides request and root: the store, for one.
+    environment: variables that every stage gets; those of the place win.
+    """
+    resources = {
+        "infra": place.infra,
+        "accelerators": place.accelerators,
+        "cpus": place.cpus,
+        "memory": place.memory,
+        "disk_size": place.disk,
+        "use_spot": place.use_spot or None,
+        "image_id": place.image_id,
+        "autostop": _autostop(place),
+    }
+    task = {
+        "name": str(request["stage"]).replace("_", "-"),
+        "resources": {name: value for name, value in resources.items() if value is not None},
+        "num_nodes": place.nodes,
+        "workdir": str(workdir),
+        "envs": {**environment, **place.envs, REQUEST: json.dumps(request, sort_keys=True)},
+        "secrets": dict.fromkeys(place.secrets),
+        "setup": _setup(place),
+        "run": _run(place, options),
+    }
+    return {name: value for name, value in task.items() if value not in ({}, "")}
+
+
+def _autostop(place: SkyPlace) -> dict[str, Any] | None:
+    if place.autostop is None or place.managed:  # the machines of a managed job go when it ends
+        return None
+    return {"idle_minutes": place.autostop, "down": place.down}
+
+
+def _setup(place: SkyPlace) -> str:
+    parts = ["set -e", f"ROOT={_folder(place.root)}", 'mkdir -p "$ROOT"'] if place.python is None else []
+    if place.setup:
+        parts.append(place.setup.strip())
+    if place.python is None:
+        parts.append(ENVIRONMENT.strip())
+    return "\n".join(parts) + "\n" if parts else ""
+
+
+def _run(place: SkyPlace, options: Sequence[str]) -> str:
+    """The stage; its report goes to the log of the job, among everything else that it says there."""
+    python = '"$ROOT/environment/bin/python"' if place.python is None else _folder(place.python)
+    command = [python, "-m", "flows.stage", "--request", '"$REQUEST"', "--root", '"$ROOT"', *map(shlex.quote, options)]
+    return "\n".join(
+        [
+            f"ROOT={_folder(place.root)}",
+            'mkdir -p "$ROOT"',
+            "REQUEST=$(mktemp)",
+            f'printf %s "${REQUEST}" > "$REQUEST"',
+            f"exec {' '.join(command)} < /dev/null",
+            "",
+        ]
+    )
+
+
+def _folder(path: str) -> str:
+    """A path for the shell of the node, whose home is not ours."""
+    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)

@@ -1,0 +1,271 @@
+"""The driver against a stand-in for SkyPilot at its boundary: the module `sky`, its requests, logs and errors.
+The same against SkyPilot and a Slurm cluster: tests/slurm."""
+
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from components.compute.sky.driver import Driver
+from components.compute.sky.spec import SkyPlace
+from components.errors import EspalierError, ResourceError, TooManyFailures, WaitTimeout
+
+ASKED = {"stage": "train", "spec": {}, "inputs": {}, "seed": 0, "allow": []}
+DONE = {"key": "k", "digest": "d", "status": "ran"}
+
+
+class NoCloudAccessError(Exception): ...
+
+
+class ResourcesUnavailableError(Exception):
+    def __init__(self, text, history=()):
+        super().__init__(text)
+        self.failover_history = list(history)
+
+
+class ResourcesMismatchError(Exception): ...
+
+
+class ClusterDoesNotExist(ValueError): ...
+
+
+class ApiServerConnectionError(RuntimeError): ...
+
+
+class RequestCancelled(Exception): ...
+
+
+class Sky:
+    """logs: one per job: lines, or an error, which is raised; after them the state of the job."""
+
+    StatusRefreshMode = SimpleNamespace(FORCE="force")
+
+    class Task:
+        @staticmethod
+        def from_yaml_config(config, secrets_overrides=None):
+            return {**config, "secrets": dict(secrets_overrides)}
+
+    def __init__(self, *logs, launch=None, alive=True):
+        self.logs = list(logs)
+        self.state = "RUNNING"
+        self.alive = alive
+        self.calls = []
+        self.tasks = []
+        self._launch = launch
+        self.cancelled = threading.Event()
+        self.jobs = SimpleNamespace(
+            launch=lambda task, name: self._submit("jobs.launch", task, name),
+            tail_logs=lambda job_id, follow, output_stream: self.tail_logs("", job_id, follow, output_stream),
+            cancel=lambda job_ids: self._call("jobs.cancel", job_ids),
+            queue_v2=lambda refresh, job_ids: ([{"status": SimpleNamespace(value=self.state)}], 1, {}, 1),
+        )
+
+    def _call(self, *call):
+        self.calls.append(call)
+
+    def _submit(self, how, task, name):
+        self.tasks.append(task)
+        self._call(how, name)
+        return how
+
+    def launch(self, task, cluster_name, fast):
+        return self._submit("launch", task, cluster_name)
+
+    def exec(self, task, cluster_name):
+        return self._submit("exec", task, cluster_name)
+
+    def stream_and_get(self, request_id, output_stream):
+        output_stream.write("Launching on Slurm.\n")
+        if self._launch == "never":
+            assert self.cancelled.wait(20)
+            raise RequestCancelled("by another process")
+        if self._launch is not None:
+            raise self._launch
+        return ([7], None) if request_id == "jobs.launch" else (7, None)
+
+    def tail_logs(self, cluster_name, job_id, follow, output_stream):
+        log, self.state = self.logs.pop(0)
+        for line in log:
+            if isinstance(line, Exception):
+                raise line
+            output_stream.write(f"\x1b[36m(train, pid=1)\x1b[0m {line}\n")
+        return 0
+
+    def get(self, found):
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def job_status(self, name, job_ids):
+        return {7: None if self.state is None else SimpleNamespace(value=self.state)}
+
+    def status(self, names, refresh):
+        return [{"status": SimpleNamespace(value="UP")}] if self.alive else []
+
+    def api_cancel(self, ids, silent):
+        self._call("api_cancel", *ids)
+        self.cancelled.set()
+
+    def cancel(self, name, job_ids):
+        self._call("cancel", name, job_ids)
+
+    def down(self, name):
+        self._call("down", name)
+
+
+def progress(number):
+    return json.dumps({"progress": [number, 3, {}]})
+
+
+def drive(sdk, tmp_path, place=None, patience=0.2):
+    return Driver(sdk, SkyPlace(**(place or {})), "ours", tmp_path, ["--store", "s3://b"], patience=patience)
+
+
+def test_progress_waiting_and_result_come_back(tmp_path):
+    sdk = Sky(([progress(1), "a note", '{"waiting": "for it"}', progress(2), json.dumps(DONE)], "SUCCEEDED"))
+    heard = []
+    assert drive(sdk, tmp_path).run(ASKED, heard.append) == DONE
+    assert heard[1:] == [{"progress": [1, 3, {}]}, {"waiting": "for it"}, {"progress": [2, 3, {}]}]
+    assert "waits for a machine on any cloud" in heard[0]["waiting"]
+
+
+def test_the_cluster_is_launched_once_and_taken_down_once(tmp_path):
+    sdk = Sky(*[([json.dumps(DONE)], "SUCCEEDED")] * 2)
+    driver = drive(sdk, tmp_path)
+    for _ in range(2):
+        driver.run(ASKED, print)
+    driver.end()
+    driver.end()
+    assert sdk.calls == [("launch", "ours"), ("exec", "ours"), ("down", "ours")]
+
+
+def test_a_cluster_with_a_name_stays_up(tmp_path):
+    sdk = Sky(([json.dumps(DONE)], "SUCCEEDED"))
+    driver = drive(sdk, tmp_path, {"cluster": "ours"})
+    driver.run(ASKED, print)
+    driver.end()
+    assert ("down", "ours") not in sdk.calls
+
+
+def test_the_stages_own_error_is_raised(tmp_path):
+    error = {"error": {"type": "TooManyFailures", "message": "3 of 8"}}
+    with pytest.raises(TooManyFailures, match="3 of 8"):
+        drive(Sky(([json.dumps(error)], "FAILED")), tmp_path).run(ASKED, print)
+
+
+def test_a_job_that_ends_without_a_result_shows_its_last_words(tmp_path):
+    with pytest.raises(EspalierError, match=r"as FAILED without a result(.|\n)*python: not found"):
+        drive(Sky((["python: not found"], "FAILED")), tmp_path).run(ASKED, print)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"error": {"type": "OSError", "message": "[Errno 28] No space left on device"}}',
+        "OSError: [Errno 28] No space left on device: '/x'",
+    ],
+)
+def test_a_full_disk_on_the_node(tmp_path, line):
+    with pytest.raises(ResourceError, match=r"disk of a node of ours is full: raise `disk`.*what is finished is in"):
+        drive(Sky(([line], "FAILED")), tmp_path).run(ASKED, print)
+
+
+def test_a_machine_that_is_taken_away_is_launched_again(tmp_path):
+    """The log breaks off; the job is FAILED, or nobody knows it any more, and the cluster is gone."""
+    sdk = Sky(([progress(1)], "FAILED"), ([ClusterDoesNotExist("gone")], None), ([json.dumps(DONE)], "SUCCEEDED"))
+    sdk.alive = False
+    heard = []
+    assert drive(sdk, tmp_path).run(ASKED, heard.append) == DONE
+    assert [call[0] for call in sdk.calls] == ["launch"] * 3
+    assert sum("was taken away" in event.get("waiting", "") for event in heard) == 2
+
+
+def test_it_is_not_launched_for_ever(tmp_path):
+    sdk = Sky(*[([], None)] * 4)
+    with pytest.raises(ResourceError, match=r"taken away 4 times.*the same command goes on"):
+        drive(sdk, tmp_path).run(ASKED, print)
+
+
+def test_a_log_that_breaks_off_is_taken_up_again_and_nothing_is_said_twice(tmp_path):
+    broken = ApiServerConnectionError("refused")
+    sdk = Sky(([progress(1), broken], "RUNNING"), ([progress(1), progress(2), json.dumps(DONE)], "SUCCEEDED"))
+    heard = []
+    drive(sdk, tmp_path, patience=5).run(ASKED, heard.append)
+    assert [event["progress"][0] for event in heard if "progress" in event] == [1, 2]
+
+
+def test_a_cluster_out_of_reach_ends_the_wait(tmp_path):
+    sdk = Sky(*[([ApiServerConnectionError("refused")], "RUNNING")] * 1000)
+    with pytest.raises(ResourceError, match=r"out of reach for 0.2 s while train ran there; what is finished"):
+        drive(sdk, tmp_path).run(ASKED, print)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (NoCloudAccessError("Cloud access is not set up."), r"no access to aws: `sky check`.*docs/cloud\.md"),
+        (
+            ResourcesUnavailableError("x", [Exception("VcpuLimitExceeded: your quota is 0")]),
+            r"no H100:1 on aws: VcpuLimitExceeded.*The quota does not allow it: ask the provider",
+        ),
+        (ResourcesUnavailableError("No capacity."), r"no H100:1 on aws: No capacity\. Choose another infra"),
+        (ResourcesMismatchError("H100:1 vs L4:1"), r"up with other resources.*`sky down ours`"),
+        (ApiServerConnectionError("refused"), r"API server cannot be reached.*`sky api start`"),
+        (KeyError("inner"), r"SkyPilot, ours: KeyError"),
+    ],
+)
+def test_what_skypilot_raises_says_what_to_do(tmp_path, error, words):
+    place = {"infra": "aws", "accelerators": "H100:1"}
+    with pytest.raises(EspalierError, match=words):
+        drive(Sky(launch=error), tmp_path, place).run(ASKED, print)
+
+
+def test_a_machine_that_never_comes(tmp_path):
+    sdk = Sky(launch="never")
+    with pytest.raises(WaitTimeout, match=r"no a machine|launch_timeout"):
+        drive(sdk, tmp_path, {"launch_timeout": 0.2}).run(ASKED, print)
+    assert ("api_cancel", "launch") in sdk.calls
+
+
+def test_secrets_come_from_the_environment_alone(tmp_path, monkeypatch):
+    sdk = Sky(([json.dumps(DONE)], "SUCCEEDED"))
+    monkeypatch.delenv("A_TOKEN", raising=False)
+    with pytest.raises(ResourceError, match="A_TOKEN is not set"):
+        drive(sdk, tmp_path, {"secrets": ["A_TOKEN"]}).run(ASKED, print)
+    monkeypatch.setenv("A_TOKEN", "hidden")
+    drive(sdk, tmp_path, {"secrets": ["A_TOKEN"]}).run(ASKED, print)
+    assert sdk.tasks[0]["secrets"] == {"A_TOKEN": "hidden"}
+
+
+def test_an_interruption_in_a_launch_cancels_it(tmp_path):
+    sdk = Sky(launch=KeyboardInterrupt())
+    driver = drive(sdk, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        driver.run(ASKED, print)
+    driver.end()
+    assert sdk.calls == [("launch", "ours"), ("api_cancel", "launch"), ("down", "ours")]
+
+
+def test_a_managed_job(tmp_path):
+    sdk = Sky(([progress(1)], "RECOVERING"), ([progress(1), json.dumps(DONE)], "SUCCEEDED"))
+    heard = []
+    assert drive(sdk, tmp_path, {"managed": True}).run(ASKED, heard.append) == DONE
+    assert sdk.calls == [("jobs.launch", "ours-train")]
+    sdk = Sky((['{"waiting": "x"}'], "FAILED_NO_RESOURCE"))
+    with pytest.raises(EspalierError, match="FAILED_NO_RESOURCE"):
+        drive(sdk, tmp_path, {"managed": True}).run(ASKED, print)
+
+
+def test_an_interrupted_managed_job_is_cancelled(tmp_path):
+    sdk = Sky(([progress(1)], "RUNNING"))
+
+    def interrupt(event):
+        if "progress" in event:
+            raise KeyboardInterrupt
+
+    driver = drive(sdk, tmp_path, {"managed": True})
+    with pytest.raises(KeyboardInterrupt):
+        driver.run(ASKED, interrupt)
+    driver.end()
+    assert sdk.calls[-1] == ("jobs.cancel", [7])

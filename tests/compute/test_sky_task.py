@@ -1,0 +1,133 @@
+"""SkyPilot tasks as they are rendered: golden files, which SkyPilot itself finds valid, offline."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.compute.sky.spec import SkyPlace
+from components.compute.sky.task import REQUEST, render
+from components.errors import SpecError
+from components.specs import validate
+from flows.config import CONF
+
+ROOT = Path(__file__).parent.parent.parent
+GOLDEN = Path(__file__).parent / "sky_golden"
+PLACES = sorted((CONF / "place").glob("sky_*.yaml"))
+RUNS = sorted((ROOT / "sky").glob("*.yaml"))
+ASKED = {"stage": "reward_model", "spec": {"steps": 2}, "inputs": {"trajectories": "ab" * 32}, "seed": 0, "allow": []}
+OPTIONS = ["--store", "s3://bucket/it's mine", "--lock-timeout", "60.0"]
+FULL = {
+    "infra": "aws",
+    "accelerators": "L4:8",
+    "cpus": "32+",
+    "memory": "128+",
+    "disk": 512,
+    "use_spot": True,
+    "image_id": "docker:example/image:1",
+    "nodes": 2,
+    "cluster": "ours",
+    "autostop": 30,
+    "down": False,
+    "root": "/mnt/shared disk/espalier",
+    "python": "~/env/bin/python",
+    "setup": "module load cuda\n",
+    "envs": {"NCCL_DEBUG": "INFO"},
+    "secrets": ["HF_TOKEN"],
+}
+
+
+class Blocks(yaml.SafeDumper):
+    """Writes scripts as they are read."""
+
+    def represent_str(self, data):
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
+
+
+Blocks.add_representer(str, Blocks.represent_str)
+
+
+def rendered(place):
+    return render(SkyPlace(**place), ASKED, Path("/snapshots/0123456789abcdef"), OPTIONS, {"OMP_NUM_THREADS": "4"})
+
+
+CASES = {path.stem: yaml.safe_load(path.read_text()) for path in PLACES} | {"everything": FULL}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name):
+    """Written again with UPDATE_GOLDEN=1; the difference is read before it is committed."""
+    text = yaml.dump(rendered(CASES[name]), Dumper=Blocks, sort_keys=False, width=110)
+    file = GOLDEN / f"{name}.yaml"
+    if os.environ.get("UPDATE_GOLDEN"):
+        file.write_text(text)
+    assert file.read_text() == text
+
+
+VALIDATE = """
+import sys, yaml, sky
+print(sky.__file__)
+for file in sys.argv[1:]:
+    with open(file) as text:
+        config = yaml.safe_load(text)
+    config.pop("workdir")
+    task = sky.Task.from_yaml_config(config, secrets_overrides=[(name, "x") for name in config.get("secrets", {})])
+    dag = sky.Dag(); dag.add(task)
+    print(task.name, task.num_nodes, task.resources)
+"""
+
+
+def test_skypilot_finds_the_golden_files_valid_and_is_found_from_the_root(tmp_path):
+    catalogs = tmp_path / ".sky" / "catalogs" / "v8" / "common"  # else it would fetch them
+    catalogs.mkdir(parents=True)
+    (catalogs / "accelerators.csv").write_text("AcceleratorName,Clouds\nH100,\"['AWS']\"\nL4,\"['AWS']\"\n")
+    (catalogs / "metadata.csv").write_text("GPU,MemoryGB,Manufacturer\nH100,80,NVIDIA\nL4,24,NVIDIA\n")
+    command = [sys.executable, "-W", "ignore", "-c", VALIDATE, *map(str, [*sorted(GOLDEN.iterdir()), *RUNS])]
+    environment = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    first, *tasks = done.stdout.splitlines()
+    assert not first.startswith(str(ROOT / "sky"))
+    assert len(tasks) == len(CASES) + len(RUNS)  # no golden file is left over
+    assert "L4" in tasks[0]
+
+
+def test_sky_holds_no_python():
+    """A package there would hide SkyPilot from what runs in the root."""
+    assert RUNS
+    assert not list((ROOT / "sky").rglob("*.py"))
+
+
+def test_the_stage_gets_its_request_whatever_is_in_it(tmp_path):
+    asked = {**ASKED, "spec": {"text": 'it\'s "quoted" $HOME `ls` \\n ü\n'}}
+    task = render(SkyPlace(root=str(tmp_path / "a b"), python=str(tmp_path / "show")), asked, tmp_path, OPTIONS, {})
+    (tmp_path / "show").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$0.args"; cat "$4" > "$0.request"\n')
+    (tmp_path / "show").chmod(0o755)
+    subprocess.run(["bash", "-c", task["run"]], env={**os.environ, **task["envs"]}, check=True, timeout=20)
+    given = (tmp_path / "show.args").read_text().splitlines()
+    assert given[:3] == ["-m", "flows.stage", "--request"]
+    assert given[4:] == ["--root", str(tmp_path / "a b"), *OPTIONS]
+    assert json.loads((tmp_path / "show.request").read_text()) == asked == json.loads(task["envs"][REQUEST])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"secrets": ["TOKEN=abc"]}, "names of environment variables"),
+        ({"envs": {"SKYPILOT_NODE_IPS": "x"}}, "SKYPILOT_NODE_IPS is set by"),
+        ({"managed": True, "cluster": "ours"}, "do not go together"),
+        ({"infra": "slurm/here"}, "Slurm has none; expected null"),
+        ({"envs": {"A": "1"}, "secrets": ["A"]}, "in envs and in secrets"),
+        ({"nodes": 0}, "nodes"),
+        ({"cluster": "My_Cluster"}, "cluster"),
+        ({"accelerator": "H100"}, "accelerators"),
+    ],
+)
+def test_mistakes_in_a_place(wrong, words):
+    with pytest.raises(SpecError) as caught:
+        validate(SkyPlace, wrong)
+    assert words in str(caught.value)
