@@ -30,6 +30,9 @@ class ResourcesMismatchError(Exception): ...
 class ClusterDoesNotExist(ValueError): ...
 
 
+class CommandError(Exception): ...
+
+
 class ApiServerConnectionError(RuntimeError): ...
 
 
@@ -98,6 +101,8 @@ class Sky:
         return found
 
     def job_status(self, name, job_ids):
+        if isinstance(self.state, Exception):
+            raise self.state
         return {7: None if self.state is None else SimpleNamespace(value=self.state)}
 
     def status(self, names, refresh):
@@ -177,8 +182,18 @@ def test_a_machine_that_is_taken_away_is_launched_again(tmp_path):
     sdk.alive = False
     heard = []
     assert drive(sdk, tmp_path).run(ASKED, heard.append) == DONE
-    assert [call[0] for call in sdk.calls] == ["launch"] * 3
+    assert [call[0] for call in sdk.calls] == ["launch"] * 3  # the log breaks off without a word, or with an error
     assert sum("was taken away" in event.get("waiting", "") for event in heard) == 2
+
+
+def test_a_question_that_fails_because_the_node_is_gone(tmp_path):
+    """As Slurm's does: the ssh command into the allocation fails."""
+    sdk = Sky(([progress(1)], CommandError("Slurm job 5 has expired")), ([json.dumps(DONE)], "SUCCEEDED"))
+    sdk.alive = False
+    assert drive(sdk, tmp_path).run(ASKED, print) == DONE
+    sdk = Sky(([progress(1)], CommandError("ssh: broken")))
+    with pytest.raises(EspalierError, match="CommandError: ssh: broken"):
+        drive(sdk, tmp_path).run(ASKED, print)
 
 
 def test_it_is_not_launched_for_ever(tmp_path):

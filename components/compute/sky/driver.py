@@ -155,8 +155,8 @@ class Driver:
             result = self._sdk.stream_and_get(request_id, output_stream=_Log())
         except Exception as error:
             self._launching = None  # not after an interruption: then it is to be cancelled
-            if type(error).__name__ in LOST and self._up:  # it was up a moment ago
-                raise Lost(str(error)) from error
+            if self._up and not self._place.managed and self._gone(error):
+                raise Lost(_line(error)) from error
             if late.is_set():
                 raise WaitTimeout(
                     f"there was no {wanted(self._place)} in {self._place.launch_timeout:g} s "
@@ -179,10 +179,9 @@ class Driver:
                 self._tail(log)
                 deadline = None
             except Exception as error:
-                kind = type(error).__name__
-                if kind in LOST:
-                    raise Lost(_line(error)) from error
-                if kind not in SERVER:
+                if type(error).__name__ not in SERVER:
+                    if not self._place.managed and self._gone(error):
+                        raise Lost(_line(error)) from error
                     raise
                 deadline = deadline or time.monotonic() + self._patience
                 logger.warning("%s is out of reach: %s", self._name, _line(error))
@@ -194,8 +193,12 @@ class Driver:
             try:
                 if self._over(stage, log):
                     raise self._no_result(stage, log)
+            except (Lost, EspalierError):
+                raise
             except Exception as error:
                 if type(error).__name__ not in SERVER:
+                    if not self._place.managed and self._gone(error):
+                        raise Lost(_line(error)) from error
                     raise
                 deadline = deadline or time.monotonic() + self._patience
             if deadline is not None and time.monotonic() > deadline:
@@ -229,14 +232,14 @@ class Driver:
             rows = found[0] if isinstance(found, tuple) else found
             states = [row["status"] for row in rows]
         else:
-            try:
-                found = self._sdk.get(self._sdk.job_status(self._name, job_ids=[self._job]))
-            except Exception as error:
-                if type(error).__name__ in LOST:
-                    raise Lost(_line(error)) from error
-                raise
+            found = self._sdk.get(self._sdk.job_status(self._name, job_ids=[self._job]))
             states = list(found.values())
         return None if not states or states[0] is None else str(getattr(states[0], "value", states[0]))
+
+    def _gone(self, error: Exception) -> bool:
+        """Whether it failed because the cluster is not there any more. Where the node is gone, a question about its
+        jobs fails in many ways."""
+        return type(error).__name__ in LOST or not self._alive()
 
     def _alive(self) -> bool:
         """Whether the cluster is up, by the cloud's own word."""
