@@ -241,7 +241,7 @@ class Execution:
             _options(self.spec),
             Path(self.spec.root),
             log,
-            _environment(),
+            environment(),
             self.spec.compute.stage_timeout,
         )
         return runner
