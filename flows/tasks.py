@@ -6,11 +6,13 @@ second truth.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from components.artifacts import Artifact
+from components.errors import EngineError, EnvironmentFailed, EspalierError
 from components.redaction import mask
 from flows import shown
 from flows.console import silence_prefect
@@ -23,6 +25,10 @@ from flows.results import Results
 from flows.server import Api, Server
 from flows.stages import STAGES
 from flows.stages.base import Request
+
+if TYPE_CHECKING:
+    from prefect import State, Task
+    from prefect.client.schemas.objects import TaskRun
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +78,8 @@ def run_flow(
         try:
             if execution.tracker is not None:
                 shown.mlflow_link(execution.tracker, spec.name)
-            results = body(as_tasks(execution.stage), together(execution, as_tasks))
+            wrap = functools.partial(as_tasks, retries=spec.compute.retries, delay=spec.compute.retry_delay)
+            results = body(wrap(execution.stage), together(execution, wrap))
         except BaseException as error:  # Ctrl-C too: Prefect may raise another error in its place
             failed.append(error)
             raise
@@ -107,8 +114,14 @@ def run_flow(
     return found[0]
 
 
-def as_tasks(run: Callable[[str, int, Request], Done]) -> Call:
-    """Runs stages, by the function that does, as tasks of the flow that is active."""
+def passing(error: Any) -> bool:
+    """Whether another try may end better: a process that died without a word, an engine, an environment."""
+    return type(error) is EspalierError or isinstance(error, EngineError | EnvironmentFailed)
+
+
+def as_tasks(run: Callable[[str, int, Request], Done], *, retries: int = 0, delay: float = 0.0) -> Call:
+    """Runs stages, by the function that does, as tasks of the flow that is active. retries: further tries of a stage
+    after an error that may pass, so many seconds after it; it goes on from what it had finished."""
     from prefect import task
     from prefect.cache_policies import NO_CACHE
     from prefect.states import Completed
@@ -122,7 +135,11 @@ def as_tasks(run: Callable[[str, int, Request], Done]) -> Call:
             return Completed(name="Cached", message=f"found by its key {done.artifact.key[:12]}", data=done.reference())
         return done.reference()
 
-    tasks = {name: task(stage, name=name, cache_policy=NO_CACHE, persist_result=False) for name in STAGES}
+    def again(task: Task, task_run: TaskRun, state: State) -> bool:
+        return passing(state.data)
+
+    tries: dict[str, Any] = {"retries": retries, "retry_delay_seconds": delay, "retry_condition_fn": again}
+    tasks = {name: task(stage, name=name, cache_policy=NO_CACHE, persist_result=False, **tries) for name in STAGES}
 
     def call(label: str, step: int, request: Request) -> Artifact:
         tasks[request.stage].with_options(task_run_name=label)(label, step, request.to_json())

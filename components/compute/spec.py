@@ -47,6 +47,11 @@ class ComputeSpec(Spec):
     """Seconds that one stage may take in a process of its own."""
     lock_timeout: float = Field(43200.0, gt=0)
     """Seconds to wait for another process that makes the same artifact."""
+    retries: int = Field(0, ge=0)
+    """Times that a stage is tried again, from what it had finished, when its process was killed or an engine or
+    environment failed. A mistake, a guard that struck and a training that diverged are not tried again."""
+    retry_delay: float = Field(30.0, ge=0)
+    """Seconds before that."""
     price: float = Field(0.0, ge=0)
     """What an hour of the machine costs on which stages run, in a currency of your choice. Plans and costs use it."""
     prices: dict[StageName, Annotated[float, Field(ge=0)]] = {}

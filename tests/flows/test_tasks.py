@@ -3,11 +3,11 @@
 import logging
 import time
 import uuid
-from types import SimpleNamespace
 
 import pytest
 
 from components.compute.runners import KeptProcessRunner
+from components.errors import EspalierError, SpecError
 from components.specs import validate
 from flows.execution import Execution
 from flows.interrupt import Interruption
@@ -25,6 +25,16 @@ pytestmark = pytest.mark.usefixtures("tiny_stages", "prefect_server")
 def execution(tmp_path, screen):
     spec = validate(ExperimentSpec, {**DATA, "root": str(tmp_path)})
     return Execution(spec, Context.at(tmp_path), screen[0], None, tmp_path / "log")
+
+
+class Found:
+    """What a body returns: results."""
+
+    def markdown(self):
+        return "# Results"
+
+    def rows(self):
+        return [["start", "0.5", "0.5", "1"]]
 
 
 def run(execution, body, prefect_server, *dead):
@@ -66,7 +76,7 @@ def test_a_stage_that_is_found_ends_as_cached(execution, prefect_server):
         first = call("add[1]", 1, Request("add", {"amount": 1}))
         again = call("add[2]", 2, Request("add", {"amount": 1}))
         assert first == again
-        return SimpleNamespace(markdown=lambda: "# Results")
+        return Found()
 
     run(execution, body, prefect_server)
     flow_run, tasks = wait_for(prefect_server, 2)
@@ -84,7 +94,7 @@ def test_what_runs_beside_a_stage_is_a_task_of_the_same_flow(execution, prefect_
     def body(call, beside):
         with beside("train[1]", lambda aside: aside("collect[2]", 2, Request("wait", {"number": 2, "touch": begun}))):
             call("train[1]", 1, Request("wait", {"number": 1, "wait_for": begun}))
-        return SimpleNamespace(markdown=lambda: "# Results")
+        return Found()
 
     run(execution, body, prefect_server)
     execution.second.close()
@@ -105,6 +115,36 @@ def test_a_stage_that_fails_fails_the_run(execution, prefect_server):
     assert tasks["add[1]"].state.name == "Failed"
 
 
+@pytest.mark.parametrize(("error", "tries"), [(EspalierError("killed"), 2), (SpecError([]), 1), (ValueError("x"), 1)])
+def test_a_stage_is_tried_again_where_that_may_help(execution, prefect_server, error, tries, monkeypatch):
+    execution.spec = execution.spec.model_copy(
+        update={"compute": execution.spec.compute.model_copy(update={"retries": 1, "retry_delay": 0.0})}
+    )
+    real, asked = execution.stage, []
+
+    def stage(label, step, request):
+        asked.append(label)
+        if len(asked) == 1:
+            raise error
+        return real(label, step, request)
+
+    monkeypatch.setattr(execution, "stage", stage)
+
+    def body(call, beside):
+        call("add[1]", 1, Request("add", {"amount": 1}))
+        return Found()
+
+    if tries == 2:
+        run(execution, body, prefect_server)
+    else:
+        with pytest.raises(type(error)):
+            run(execution, body, prefect_server)
+    assert len(asked) == tries
+    _, tasks = wait_for(prefect_server, 1)
+    assert tasks["add[1]"].run_count == tries
+    assert tasks["add[1]"].state.name == ("Completed" if tries == 2 else "Failed")
+
+
 def test_an_interrupted_stage_is_a_crash_not_a_failure(execution, prefect_server):
     def body(call, beside):
         call("add[1]", 1, Request("add", {"amount": 1}))
@@ -117,7 +157,7 @@ def test_an_interrupted_stage_is_a_crash_not_a_failure(execution, prefect_server
 
 
 def nothing(call, beside):
-    return SimpleNamespace(markdown=lambda: "# Results")
+    return Found()
 
 
 @pytest.fixture
