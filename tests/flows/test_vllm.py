@@ -34,11 +34,13 @@ def test_stages_of_a_run_share_one_server(context, inference):
     artifact, _ = run_stage(Request("collect", collect), context)
     for trajectory in read_trajectories(artifact.path / "trajectories.parquet"):
         assert trajectory.failure is None
-        assert trajectory.histories[0].messages[-1].logprobs or trajectory.histories[0].token_ids
+        assert trajectory.histories[0].token_ids
     elsewhere = told(Request("evaluate", evaluate), context)
     [url] = elsewhere.spec["inference"]["urls"]
     assert request_key(elsewhere, context) == request_key(Request("evaluate", evaluate), context)
-    run_stage(elsewhere, replace(context, warm=type(context.warm)()))  # as another process would
+    other = replace(context, warm=type(context.warm)())  # of another process
+    run_stage(elsewhere, other)
+    other.warm.close()
     run_stage(Request("evaluate", {**evaluate, "evaluate": {"scenarios": 3}}), context)
     assert [text for text in heard if "vLLM is up" in text] == heard[1:]
     assert len(heard) == 2
@@ -57,7 +59,7 @@ MISTAKES = {
     ("inference.key_variable=MINE",): "inference.key_variable: MINE: a server of the run's own has no key",
     ("model.lora=null",): "model.lora: null: the server of inference=vllm is given adapters",
     ("inference.urls=[there]",): "inference.urls",
-    ("inference.arguments={port: 3}",): "port is set by the run",
+    ("+inference.arguments.port=3",): "port is set by the run",
 }
 
 
