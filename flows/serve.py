@@ -99,9 +99,9 @@ def serve(arguments: argparse.Namespace) -> int:
     from flows.parameters import resolve
 
     problems = amiss(arguments)
-    wanted = _wanted(arguments)
+    deployments = wanted(arguments)
     specs = []
-    for one in wanted:
+    for one in deployments:
         try:
             specs.append(resolve(one.experiment, one.overrides, one.config_dir))
         except SpecError as error:
@@ -129,26 +129,26 @@ def serve(arguments: argparse.Namespace) -> int:
             stack.callback(own.stop)
             print("starting a Prefect server", file=sys.stderr)
             own.url()
-        return _register(wanted, arguments, starts)
+        return _register(deployments, arguments, starts)
 
 
-def _named(arguments: argparse.Namespace) -> list[str]:
+def named(arguments: argparse.Namespace) -> list[str]:
     """The experiments that the overrides name."""
     lines = [line for line in arguments.overrides if _CHOICE.match(line)]
     return [name for line in lines for name in line.partition("=")[2].split(",") if name]
 
 
-def _wanted(arguments: argparse.Namespace) -> list[Wanted]:
+def wanted(arguments: argparse.Namespace) -> list[Wanted]:
     """The deployments that the command asks for."""
     overrides = tuple(line for line in arguments.overrides if not _CHOICE.match(line))
     folder = arguments.config_dir and str(Path(arguments.config_dir).absolute())
-    return [Wanted(arguments.name or name, name, overrides, folder) for name in _named(arguments)]
+    return [Wanted(arguments.name or name, name, overrides, folder) for name in named(arguments)]
 
 
 def amiss(arguments: argparse.Namespace) -> list[Problem]:
     """What is wrong with the options, but for --cron, which only Prefect can read."""
     found = []
-    names = _named(arguments)
+    names = named(arguments)
     if not names:
         found.append(Problem("+experiment", "nothing is named to be registered; expected +experiment=NAME"))
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -205,7 +205,7 @@ def schedule(arguments: argparse.Namespace) -> Schedule | None:
     return None if every is None else Interval(every)
 
 
-def _register(wanted: Sequence[Wanted], arguments: argparse.Namespace, starts: Schedule | None) -> int:
+def _register(asked: Sequence[Wanted], arguments: argparse.Namespace, starts: Schedule | None) -> int:
     import httpx
     from prefect import get_client
     from prefect.exceptions import PrefectHTTPStatusError
@@ -214,8 +214,8 @@ def _register(wanted: Sequence[Wanted], arguments: argparse.Namespace, starts: S
         with get_client(sync_client=True) as client:
             if arguments.pool:
                 _check_pool(client, arguments.pool)
-            _check_names(client, wanted, replace=arguments.replace)
-            deployments = [deployment(one, arguments, starts) for one in wanted]
+            _check_names(client, asked, replace=arguments.replace)
+            deployments = [deployment(one, arguments, starts) for one in asked]
             for one in deployments:
                 one.apply()
                 print(_line(client, one), file=sys.stderr)
@@ -245,14 +245,14 @@ def _check_pool(client: SyncPrefectClient, name: str) -> None:
         ) from None
 
 
-def _check_names(client: SyncPrefectClient, wanted: Sequence[Wanted], *, replace: bool) -> None:
+def _check_names(client: SyncPrefectClient, asked: Sequence[Wanted], *, replace: bool) -> None:
     """Raises SpecError where a deployment of the name is there and starts something else."""
     from prefect.exceptions import ObjectNotFound
 
     from flows.deployed import FLOW
 
     problems = []
-    for one in wanted:
+    for one in asked:
         try:
             there = client.read_deployment_by_name(f"{FLOW}/{one.name}").parameters
         except ObjectNotFound:

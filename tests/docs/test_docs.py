@@ -39,7 +39,7 @@ def test_all_pages_are_looked_at():
     assert {page.stem for page in PAGES} == {
         "README",
         *("agents", "algorithms", "architecture", "configuration", "environments", "reliability", "rollouts"),
-        *("filters", "judges", "rewards", "trajectories"),
+        *("filters", "judges", "prefect", "rewards", "trajectories"),
         *("agentgym", "code", "games", "packages", "search", "service"),
     }
     assert len(RUNS) > 15
@@ -138,6 +138,17 @@ def test_the_keys_of_every_sketched_command_exist(arguments):
     options = [word for word in arguments if ("=" in word or word.startswith("~")) and word != "+experiment=NAME"]
     overrides, broken = composer.parse(options)
     assert not broken + composer.point(overrides)[1]
+
+
+def test_every_deployment_is_valid():
+    from flows import serve
+
+    lines = [words(line)[3:] for _, line in COMMANDS if words(line)[1:3] == ["-m", "flows.serve"]]
+    assert len(lines) > 3
+    for arguments in lines:
+        asked = serve.parser().parse_intermixed_args(arguments)
+        assert serve.amiss(asked) == []
+        check([f"+experiment={serve.named(asked)[0]}", *serve.wanted(asked)[0].overrides])
 
 
 def test_every_other_command_exists():
