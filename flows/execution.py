@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
+from components.compute import accelerate
 from components.compute.runners import Event, KeptProcessRunner, LocalRunner, ProcessRunner, Result, Runner
 from components.compute.sky.runner import SkyRunner
 from components.compute.sky.snapshot import RECORD
 from components.compute.sky.spec import SkyPlace
-from components.compute.spec import LocalPlace
+from components.compute.spec import AcceleratePlace, LocalPlace
 from components.compute.watchdog import Watchdog, watch
 from flows import selections
 from flows.ancestry import Lineage
@@ -124,10 +125,16 @@ class Execution:
         self.notices: list[Notice] = []
         self.watchers: list[Watcher] = []
         """Told how far each stage is, besides the console."""
-        command = [sys.executable, "-m", "flows.stage", *_options(spec)]
+        stage = ["flows.stage", *_options(spec)]
+        command = [sys.executable, "-m", *stage]
         rest = (Path(spec.root), log.with_suffix(".stages.log"), environment(), spec.compute.stage_timeout)
         self._here = LocalRunner(self._run_here)
         self._process = ProcessRunner(command, *rest)
+        self._processes = {  # those that train together
+            name: ProcessRunner(accelerate.command(place, stage, rest[1]), *rest)
+            for name, place in spec.compute.places.items()
+            if isinstance(place, AcceleratePlace)
+        }
         self.second = KeptProcessRunner(command, *rest)
         """For what runs beside a stage: a process of its own, in which models stay loaded between rounds."""
         self._log = log
@@ -227,6 +234,8 @@ class Execution:
         place = self.spec.compute.places[name]
         if isinstance(place, SkyPlace):
             return self._elsewhere.get(name) or self._sky(name, place)
+        if name in self._processes:
+            return self._processes[name]
         return self._here if isinstance(place, LocalPlace) else self._process
 
     def _sky(self, name: str, place: SkyPlace) -> SkyRunner:

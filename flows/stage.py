@@ -33,11 +33,12 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from components.artifacts import Artifact
 from components.compute.lifeline import watch_parent
 from components.compute.runners import error_to_json
+from components.compute.spec import Strategy
 from components.errors import EspalierError, ResourceError, SpecError
 from flows.interrupt import leave
 
@@ -68,7 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--lock-timeout", type=float, default=43200.0, help="seconds to wait for another process at the same artifact"
     )
+    parser.add_argument(
+        "--strategy", choices=get_args(Strategy), help="this is one of several processes that train together"
+    )
+    parser.add_argument("--group-timeout", type=float, default=1800.0, help="seconds that they wait for each other")
     options = parser.parse_args(arguments)
+    if options.strategy is not None and options.request is None:
+        parser.error("--strategy goes with --request")
     if (options.run is None) != (options.label is None):
         parser.error("--run and --label go together")
     if (options.stage is None) == (options.request is None and options.run is None and not options.requests):
@@ -79,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _follow(options.root, options.stage, options.wait)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever libraries print is no result
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    own = f" [{os.environ['RANK']}]" if options.strategy is not None else ""
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s{own} %(levelname)-7s %(name)s: %(message)s")
 
     one_line = threading.Lock()
 
@@ -105,10 +113,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.root,
             options.store,
             lock_timeout=options.lock_timeout,
+            strategy=options.strategy or "ddp",
             progress=lambda done, total, values=None: say({"progress": [done, total, dict(values or {})]}),
             on_wait=lambda text: say({"waiting": text}),
             watch=show if options.watch else None,
         )
+
+    if options.strategy is not None:
+        from flows import together
+
+        return together.attempt(lambda: _request(options), context(), options.group_timeout, say)
 
     def attempt(work: Callable[[], Mapping[str, Any]]) -> int:
         """Says what the work came to; returns the exit code."""

@@ -15,9 +15,28 @@ from typing import Any
 
 import torch
 
+from components.algorithms import sharded
 from components.algorithms.adamw import KEPT
 
 CRITIC = "critic"
+
+
+Moments = tuple[dict[str, torch.Tensor], dict[str, float]]
+"""What the optimizer keeps, by name, and by parameter the steps that it took."""
+
+
+def moments(optimizer: torch.optim.Optimizer, names: list[str]) -> Moments:
+    """names: of the optimizer's parameters, in its order. Where these lie in parts, all processes ask."""
+    tensors, steps = {}, {}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for name, parameter in zip(names, parameters, strict=True):
+        state = optimizer.state.get(parameter, {})
+        for kind in KEPT:
+            if kind in state:
+                tensors[f"{name}/{kind}"] = sharded.whole(state[kind]).cpu().contiguous()
+        if "step" in state:
+            steps[name] = float(state["step"])
+    return tensors, steps
 
 
 def save_state(
@@ -25,23 +44,13 @@ def save_state(
     *,
     algorithm: str,
     step: int,
-    optimizer: torch.optim.Optimizer,
-    names: list[str],
+    moments: Moments,
     random: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Writes all but policy and critic. names: of the optimizer's parameters, in its order. random: what
-    `random_states` gave at that step; None is now."""
+    """Writes all but policy and critic. random: what `random_states` gave at that step; None is now."""
     from safetensors.torch import save_file
 
-    tensors, steps = {}, {}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for name, parameter in zip(names, parameters, strict=True):
-        state = optimizer.state.get(parameter, {})
-        for kind in KEPT:
-            if kind in state:
-                tensors[f"{name}/{kind}"] = state[kind].detach().cpu().contiguous()
-        if "step" in state:
-            steps[name] = float(state["step"])
+    tensors, steps = moments
     save_file(tensors, folder / "optimizer.safetensors")
     save_file(random or random_states(), folder / "rng.safetensors")
     text = json.dumps({"algorithm": algorithm, "step": step, "optimizer_steps": steps}, indent=1, sort_keys=True)
@@ -62,7 +71,7 @@ def load_state(folder: Path, *, algorithm: str, optimizer: torch.optim.Optimizer
         if name in trainer["optimizer_steps"]:
             optimizer.state[parameter] = {
                 "step": torch.tensor(trainer["optimizer_steps"][name]),
-                **{kind: tensors[at].to(parameter.device) for kind in KEPT if (at := f"{name}/{kind}") in tensors},
+                **{kind: sharded.part(tensors[at], parameter) for kind in KEPT if (at := f"{name}/{kind}") in tensors},
             }
     set_random_states(load_file(folder / "rng.safetensors"))
     return int(trainer["step"])

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from components.algorithms import distributed, schedule
+from components.algorithms import distributed, schedule, sharded
 from components.algorithms.divergence import to_teacher
 from components.algorithms.guards import Guards
 from components.algorithms.metrics import of_packs, over_steps
@@ -117,5 +117,5 @@ def _backward(
     distributed.sum_gradients(policy.parameters.values())
     total = distributed.sums({"loss": total})["loss"]
     held = {"ewc": policy.add_penalty()} if policy.penalty else {}
-    grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
+    grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
     return {"loss": total, "grad_norm": grad_norm, **held}, counts

@@ -1,9 +1,8 @@
 """Training in several processes: each computes the gradient of its share of the packs, and all take the same step.
 
 Every process holds all trajectories, so each knows the weight of a token in the whole batch; gradients are then summed,
-not averaged, and equal those of one process. Packs are independent of each other, so nothing else is exchanged. With
-`shard` the weights of the base model, which do not learn, lie in parts on the processes (FSDP, arXiv:2304.11277); the
-adapter is small and stays whole everywhere.
+not averaged, and equal those of one process. Packs are independent of each other, so nothing else is exchanged. The
+weights may lie in parts on the processes (`sharded`).
 
 After a step all processes hold the same: adapter, optimizer, metrics, random state. So they are all given the same
 folders, all read them, and the `first` one alone writes. What drops out is drawn by pack, not by process: it is the
@@ -15,16 +14,13 @@ In one process, or where `torch.distributed` was not initialised, nothing is exc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import distributed
+from torch.distributed.tensor import DTensor
 
 from components.algorithms import checkpoint
-from components.errors import ResourceError
-
-if TYPE_CHECKING:
-    from components.algorithms.policy import Policy
 
 T = TypeVar("T")
 
@@ -52,6 +48,11 @@ def alike(value: float) -> bool:
     both = torch.tensor([value, -value], dtype=torch.float64, device=_device())
     distributed.all_reduce(both, distributed.ReduceOp.MAX)
     return both[0].item() == -both[1].item()
+
+
+def any_of(here: bool) -> bool:
+    """Whether it is so in one of the processes."""
+    return sums({"here": float(here)})["here"] > 0
 
 
 def share(packs: Sequence[T]) -> list[tuple[T, bool]]:
@@ -87,6 +88,8 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     if size() == 1:
         return
     for parameter in parameters:
+        if isinstance(parameter, DTensor):
+            continue  # in parts, which are summed as they come
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
         distributed.all_reduce(parameter.grad)
@@ -112,21 +115,3 @@ def sums(values: Mapping[str, float]) -> dict[str, float]:
 
 def _device() -> str:
     return "cuda" if distributed.get_backend() == "nccl" else "cpu"
-
-
-def shard(policy: Policy) -> None:
-    """Distributes the weights of the base model over the processes, layer by layer. Raises ResourceError where these
-    learn, or are held in four bits."""
-    from torch.distributed.fsdp import fully_shard
-
-    if policy.adapter is None or policy.spec.quantization != "none":
-        raise ResourceError(
-            "sharded base weights have to stay as they are, in a type that computes: expected model.lora with a rank "
-            "and model.quantization=none"
-        )
-
-    learning = set(policy.parameters.values())
-    decoder = policy.base.base_model
-    for layer in decoder.layers:
-        fully_shard(layer, ignored_params=learning)
-    fully_shard(decoder, ignored_params=learning)

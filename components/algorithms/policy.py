@@ -65,9 +65,29 @@ class Policy:
         """Takes what was saved. Raises ArtifactError where it does not fit."""
         self._learned.load(folder)
 
-    def save(self, folder: Path) -> None:
-        """Writes what learns."""
-        self._learned.save(folder)
+    def save(self, folder: Path, gathered: dict[str, torch.Tensor] | None = None) -> None:
+        """Writes what learns. gathered: what `gather` gave."""
+        if isinstance(self._learned, Whole):
+            self._learned.save(folder, gathered)
+        else:
+            self._learned.save(folder)
+
+    in_parts = False
+    """Whether what learns lies in parts on several processes (`sharded`)."""
+
+    def hold_in_parts(self, settle: Callable[..., None]) -> None:
+        """From now on it does. settle: `sharded.settle` of this policy."""
+        assert isinstance(self._learned, Whole), "an adapter is whole everywhere"
+        self.in_parts = True
+        self.settle = settle  # type: ignore[method-assign]
+        self._learned.hold_in_parts(settle)
+
+    def settle(self) -> None:
+        """What learns has changed: nothing is kept that was made from it."""
+
+    def gather(self) -> dict[str, torch.Tensor] | None:
+        """What `save` writes, put together; all processes ask for it. None where each holds it whole."""
+        return self._learned.tensors() if self.in_parts else None
 
     def use_reference(self, folder: Path | None) -> None:
         """Chooses the reference: what was saved in a folder, or the base model where it is None."""

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from components.algorithms import advantages, distributed, losses, returns
+from components.algorithms import advantages, distributed, losses, returns, sharded
 from components.algorithms.before import Before
 from components.algorithms.learning import Learning, Packs, learned_tokens, means, policy_loss
 from components.algorithms.metrics import of_packs
@@ -146,7 +146,7 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: Packs) -> dict[str, float]:
     distributed.sum_gradients(policy.parameters.values())
     sums = distributed.sums(sums)
     held = {"ewc": policy.add_penalty()} if policy.penalty else {}
-    grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
+    grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
     kl = {"kl": sums["kl"] / sums["kl_tokens"]} if "kl" in sums else {}
     return {"loss": sums["loss"], "grad_norm": grad_norm, **held, **kl, **means(spec, sums, count)}
 

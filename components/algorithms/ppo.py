@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from components.algorithms import advantages, distributed, losses, returns
+from components.algorithms import advantages, distributed, losses, returns, sharded
 from components.algorithms.before import Before
 from components.algorithms.critic import Critic
 from components.algorithms.gae import gae
@@ -200,10 +200,7 @@ def _backward(spec: PPOSpec, policy: Policy, critic: Critic, packs: Packs, actio
     distributed.sum_gradients([*policy.parameters.values(), *critic.parameters.values()])
     sums = distributed.sums(sums)
     held = {"ewc": policy.add_penalty()} if policy.penalty else {}
-    norms = [
-        torch.nn.utils.clip_grad_norm_(list(one.parameters.values()), spec.max_grad_norm).item()
-        for one in (policy, critic)
-    ]
+    norms = [sharded.clip(one.parameters.values(), spec.max_grad_norm) for one in (policy, critic)]
     return {
         "loss": sums["loss"],
         "kl": sums["kl"] / max(count, 1),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from components.algorithms import distributed, schedule
+from components.algorithms import distributed, schedule, sharded
 from components.algorithms import preference_losses as losses
 from components.algorithms.checkpoint import random_states, set_random_states
 from components.algorithms.guards import Guards
@@ -198,7 +198,7 @@ def _backward(
     distributed.sum_gradients(policy.parameters.values())
     if policy.penalty:
         seen = {**seen, "ewc": policy.add_penalty()}
-    grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
+    grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
     return {"loss": loss.item(), "grad_norm": grad_norm, **seen}, of_packs([one for _, one in packs])
 
 

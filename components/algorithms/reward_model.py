@@ -98,11 +98,11 @@ class RewardModel(Policy):
             for key, value in own.items():
                 value.copy_(tensors[key])
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, gathered: dict[str, torch.Tensor] | None = None) -> None:
         """Writes what learns, and the heads beside it."""
         from safetensors.torch import save_file
 
-        super().save(folder)
+        super().save(folder, gathered)
         own = {"weight": self.weight_HD, "bias": self.bias_H}
         save_file({key: value.detach().cpu().contiguous() for key, value in own.items()}, folder.parent / HEADS)
 

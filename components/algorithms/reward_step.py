@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from components.algorithms import checkpoint, distributed, reward_losses
+from components.algorithms import checkpoint, distributed, reward_losses, sharded
 from components.algorithms.guards import Guards
 from components.algorithms.losses import segment_sums
 from components.algorithms.metrics import of_packs
@@ -61,7 +61,7 @@ def backward(
         weight_SH = weight_RH[number_S.to(policy.device)]
         (policy.read(one) * (weight_SH if real else 0 * weight_SH)).sum().backward()
     distributed.sum_gradients(policy.parameters.values())
-    grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.parameters.values()), spec.max_grad_norm).item()
+    grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
     counts = of_packs([one for _, one in packed])
     del counts["sampled_tokens"]  # nothing is read but their places
     return {"loss": loss.item(), "grad_norm": grad_norm, **seen}, counts

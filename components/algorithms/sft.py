@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from components.algorithms import checkpoint, distributed, schedule
+from components.algorithms import checkpoint, distributed, schedule, sharded
 from components.algorithms.guards import Guards
 from components.algorithms.metrics import of_packs, over_steps
 from components.algorithms.packing import Sequence_, pack
@@ -101,8 +101,7 @@ def train_sft(
         return distributed.sums({"loss": total})["loss"]
 
     def grad_norm() -> float:
-        gradients = [parameter.grad for parameter in policy.parameters.values() if parameter.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients).item()
+        return sharded.norm(policy.parameters.values())
 
     def forget() -> None:
         for parameter in policy.parameters.values():

@@ -22,6 +22,8 @@ from components.algorithms.spec import (
     PPOSpec,
     PreferenceSpec,
 )
+from components.compute.spec import Strategy
+from components.errors import ResourceError
 from components.models import learned
 from components.models.spec import ModelSpec
 from components.trajectories.schema import Trajectory
@@ -54,6 +56,7 @@ def train(
     teacher_dir: Path | None = None,
     mean_costs: Mapping[str, float] | None = None,
     anchor: Anchor | None = None,
+    strategy: Strategy = "ddp",
 ) -> dict[str, float]:
     """Trains from the checkpoint `start` (None: from the base model) and writes the new one to the folder `out`.
 
@@ -64,14 +67,14 @@ def train(
     the trajectories. anchor: what elastic weight consolidation holds on to.
 
     In several processes (`distributed`) each is given the same arguments, folders too; on_step is called in all of
-    them, and the first one writes.
+    them, and the first one writes. strategy: what lies in parts on them.
 
     Returns the means of the metrics. Raises TrainingDiverged, and then writes no checkpoint, and ArtifactError for
     trajectories that the algorithm cannot learn from.
     """
     import torch
 
-    from components.algorithms import checkpoint, costs, distributed, fit, foreign
+    from components.algorithms import checkpoint, costs, distributed, fit, foreign, sharded
     from components.algorithms.guards import STRIKES, Guards
     from components.algorithms.unfinished import Unfinished
 
@@ -81,6 +84,13 @@ def train(
     given = len(trajectories)
     if isinstance(algorithm, PolicyGradientSpec):
         trajectories = fit.short_enough(trajectories, model.max_length)
+    if strategy != "ddp":
+        if policy.adapter is None and (anchor is not None or isinstance(algorithm, PPOSpec)):
+            raise ResourceError(
+                f"strategy {strategy}: {'ewc' if anchor is not None else algorithm.name} with model.lora=null is not "
+                "distributed in parts; expected strategy ddp, or model.lora with a rank"
+            )
+        sharded.shard(policy, strategy)
     policy.checkpoint_layers(algorithm.gradient_checkpointing)
     policy.use_reference(policy.folder(reference) if reference else None)
     critic = _critic(policy, algorithm)
@@ -98,6 +108,7 @@ def train(
         assert teacher_dir is not None, "a teacher to learn from"
         teacher = teacher_of(policy, base_dir, algorithm.teacher, teacher_dir, warm)
     optimizer = _adamw(algorithm, [list(one.parameters.values()) for one in learning])
+    optimizer.register_step_post_hook(lambda *_: policy.settle())
     optimizer.zero_grad(set_to_none=True)  # a warm policy may hold those of a call that was interrupted
     torch.manual_seed(seed)
     step = 0
@@ -153,7 +164,7 @@ def train(
             step, metrics = train_sft(algorithm, policy, optimizer, base_dir, trajectories, **rest)
     if not unfinished.steps:
         log.warning("there was nothing to learn from: the new checkpoint is the one that training began with")
-    broken = [name for one in learning for name, value in one.parameters.items() if not value.isfinite().all()]
+    broken = [name for one in learning for name in sharded.not_finite(one.parameters)]
     if broken:
         measured = {"not_finite": float(len(broken))}
         Guards(scratch).stop(
@@ -162,14 +173,15 @@ def train(
             trajectories,
             f"not_finite counts tensors of what learns, {broken[0]} first. Lower algorithm.learning_rate",
         )
+    learned, moments = policy.gather(), checkpoint.moments(optimizer, names)
     if distributed.first():
         (out / "log.jsonl").write_text("".join(json.dumps(taken) + "\n" for taken in unfinished.steps))
         if strikes := Guards(scratch).strikes():
             (out / STRIKES).write_text("".join(json.dumps(one) + "\n" for one in strikes))
-        policy.save(policy.folder(out))
+        policy.save(policy.folder(out), learned)
         if critic is not None:
             critic.save(out / checkpoint.CRITIC)
-        checkpoint.save_state(out, algorithm=algorithm.name, step=step, optimizer=optimizer, names=names)
+        checkpoint.save_state(out, algorithm=algorithm.name, step=step, moments=moments)
         costs.save(out, multipliers)
     distributed.wait()
     return metrics | figures

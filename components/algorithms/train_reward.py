@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from components.algorithms import checkpoint, distributed, schedule
+from components.algorithms import checkpoint, distributed, schedule, sharded
 from components.algorithms.adamw import AdamW
 from components.algorithms.guards import STRIKES, Guards
 from components.algorithms.metrics import over_steps
@@ -22,7 +22,8 @@ from components.algorithms.reward_step import gradient_step
 from components.algorithms.spec import RewardTrainingSpec
 from components.algorithms.steps import examples_by_step
 from components.algorithms.unfinished import Unfinished
-from components.errors import ArtifactError
+from components.compute.spec import Strategy
+from components.errors import ArtifactError, ResourceError
 from components.models.spec import ModelSpec
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
@@ -40,6 +41,7 @@ def train_reward_model(
     seed: int,
     on_step: Callable[[dict[str, float]], None],
     save_every: float = 30.0,
+    strategy: Strategy = "ddp",
 ) -> dict[str, float]:
     """Trains a reward model and writes it to the folder `out` (`reward_model`). It begins with what the checkpoint
     `start`, a policy's, has learned; None: with the base model. A reward model as `start` is trained further, and stays
@@ -47,11 +49,13 @@ def train_reward_model(
 
     judged: collections of episodes, the newest first; all are trained on. on_step is called after each gradient step
     with its metrics, at once for those that an earlier try with the same `scratch` had taken. Several processes are
-    given the same arguments, and the first one writes (`distributed`). Returns the means of the metrics, and how often
-    the better episode of a held-out pair of the newest collection has the higher score (`heldout_accuracy`; of a model
-    that is trained further also `heldout_accuracy_before` this training, and where there are earlier collections
-    `heldout_accuracy_earlier` on theirs). Raises ArtifactError where a head of a new model has nothing to learn from or
-    `start` does not fit, TrainingDiverged where a guard stops, and then writes nothing.
+    given the same arguments, and the first one writes (`distributed`); strategy: what lies in parts on them.
+
+    Returns the means of the metrics, and how often the better episode of a held-out pair of the newest collection has
+    the higher score (`heldout_accuracy`; of a model that is trained further also `heldout_accuracy_before` this
+    training, and where there are earlier collections `heldout_accuracy_earlier` on theirs). Raises ArtifactError where
+    a head of a new model has nothing to learn from or `start` does not fit, TrainingDiverged where a guard stops, and
+    then writes nothing.
     """
     card = read_card(start) if start is not None and (start / CARD).is_file() else None
     known = None
@@ -60,6 +64,13 @@ def train_reward_model(
         known = Sides.read(start)
     data = gather(spec, ChatFormat(load_tokenizer(base_dir)), judged, model.max_length, seed, known)
     policy = RewardModel(base_dir, model, list(spec.heads), seed)
+    if strategy != "ddp":
+        if policy.adapter is None:
+            raise ResourceError(
+                f"strategy {strategy}: a reward model of which all weights learn is not distributed in parts; expected "
+                "strategy ddp, or model.lora with a rank"
+            )
+        sharded.shard(policy, strategy)
     policy.checkpoint_layers(spec.gradient_checkpointing)
     names = list(policy.parameters)
     optimizer = AdamW(
@@ -117,7 +128,7 @@ def train_reward_model(
         policy.save(policy.folder(out))
         data.sides.write(out)
         write_card(out, spec.name, model, vocabulary_digest(base_dir), heads)  # type: ignore[arg-type]
-        checkpoint.save_state(out, algorithm=spec.name, step=step, optimizer=optimizer, names=names)
+        checkpoint.save_state(out, algorithm=spec.name, step=step, moments=checkpoint.moments(optimizer, names))
     distributed.wait()
     return {**over_steps(unfinished.steps), **data.counts, **measured}
 

@@ -104,7 +104,8 @@ class Unfinished:
         self.steps.append(metrics)
         self._random = checkpoint.random_states()
         self._whole = True
-        if time.monotonic() - self._saved >= self._every:
+        due = time.monotonic() - self._saved >= self._every
+        if distributed.any_of(due) if self._policy.in_parts else due:
             self.save()
 
     @contextlib.contextmanager
@@ -113,7 +114,8 @@ class Unfinished:
         try:
             yield
         except KeyboardInterrupt:
-            if self._whole and self._policy.itself and len(self.steps) > self._kept:
+            together = self._policy.in_parts  # nobody knows where the others were stopped
+            if not together and self._whole and self._policy.itself and len(self.steps) > self._kept:
                 self.save()
             raise
         finally:
@@ -121,21 +123,23 @@ class Unfinished:
 
     def save(self) -> None:
         """Writes the state after the last gradient step. A disk that is full costs a warning, not the training."""
+        self._saved = time.monotonic()
+        learned = self._policy.gather()
+        moments = checkpoint.moments(self._optimizer, self._names) if learned or distributed.first() else ({}, {})
         if not distributed.first():
             return
         part = self._folder / f"part-{os.getpid()}"
         try:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
-            self._policy.save(self._policy.folder(part))
+            self._policy.save(self._policy.folder(part), learned)
             if self._critic is not None:
                 self._critic.save(part / checkpoint.CRITIC)
             checkpoint.save_state(
                 part,
                 algorithm=self._algorithm,
                 step=self._start + len(self.steps),
-                optimizer=self._optimizer,
-                names=self._names,
+                moments=moments,
                 random=self._random,
             )
             (part / STEPS).write_text(json.dumps({"files": _sums(part, self.steps), "steps": self.steps}))
@@ -148,7 +152,6 @@ class Unfinished:
         if self._kept:
             shutil.rmtree(self._folder / f"{self._kept:08d}", ignore_errors=True)
         self._kept = len(self.steps)
-        self._saved = time.monotonic()
 
     def _tear(self) -> None:
         self._whole = False

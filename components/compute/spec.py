@@ -6,8 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from components.compute.accelerate import AcceleratePlace, Strategy
 from components.compute.sky.spec import SkyPlace
 from components.specs import Spec
+
+__all__ = ["AcceleratePlace", "ComputeSpec", "LocalPlace", "Place", "ProcessPlace", "StageName", "Strategy"]
 
 StageName = Literal["collect", "judge", "filter", "feedback", "train", "reward_model", "evaluate", "deploy"]
 
@@ -24,7 +27,7 @@ class ProcessPlace(Spec):
     name: Literal["process"] = "process"
 
 
-Place = Annotated[LocalPlace | ProcessPlace | SkyPlace, Field(discriminator="name")]
+Place = Annotated[LocalPlace | ProcessPlace | AcceleratePlace | SkyPlace, Field(discriminator="name")]
 """Where stages can run, told apart by `name`."""
 
 

@@ -43,6 +43,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.people,
     computing.places,
     computing.elsewhere,
+    computing.together,
 )
 """In the order in which their problems are shown."""
 

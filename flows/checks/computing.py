@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
+from components.algorithms.spec import AlgorithmSpec, EWCSpec, PPOSpec
 from components.compute.sky.spec import SkyPlace
-from components.compute.spec import ComputeSpec
+from components.compute.spec import AcceleratePlace, ComputeSpec, StageName
 from components.errors import Problem
+from components.models.spec import ModelSpec
+from components.rollout.spec import CollectSpec
 from components.specs import nearest
+
+STAGES: tuple[StageName, ...] = get_args(StageName)
+TRAIN: tuple[StageName, ...] = ("train", "reward_model")
+"""Stages that can run in several processes."""
 
 
 def places(compute: ComputeSpec) -> Iterator[Problem]:
@@ -37,3 +45,46 @@ def elsewhere(compute: ComputeSpec, store: str | None) -> Iterator[Problem]:
                 "object store: store=s3://BUCKET/PREFIX. Folders are shared with slurm, kubernetes and ssh only"
             )
             yield Problem("store", message)
+
+
+def together(
+    compute: ComputeSpec, algorithm: AlgorithmSpec, model: ModelSpec, ewc: EWCSpec | None, collect: CollectSpec
+) -> Iterator[Problem]:
+    """What several processes train, they can."""
+    for stage in STAGES:
+        name = compute.placement(stage)
+        place = compute.places.get(name)
+        if not isinstance(place, AcceleratePlace):
+            continue
+        if stage not in TRAIN:
+            key = f"compute.stages.{stage}" if stage in compute.stages else "compute.default"
+            message = f"{name!r} runs {' and '.join(TRAIN)} in several processes, and no other stage; expected another"
+            yield Problem(key, f"{message} place, as compute.stages.train={name}")
+    used = {compute.placement(stage) for stage in TRAIN}
+    for name, place in compute.places.items():
+        if name not in used or not isinstance(place, AcceleratePlace):
+            continue
+        key = f"compute.places.{name}"
+        if place.processes > collect.scenarios:
+            yield Problem(
+                f"{key}.processes",
+                f"{place.processes}, and a round has collect.scenarios={collect.scenarios}: there would be processes "
+                f"without a group to compute; expected at most {collect.scenarios}",
+            )
+        if place.strategy == "ddp":
+            continue
+        if model.quantization != "none":
+            yield Problem(f"{key}.strategy", f"{place.strategy}: model.quantization={model.quantization}; expected ddp")
+        if model.lora is None and model.dtype != "float32":
+            yield Problem(
+                f"{key}.strategy",
+                f"{place.strategy}: all weights learn (model.lora=null), and model.dtype={model.dtype}; expected "
+                "model.dtype=float32, model.lora with a rank, or ddp",
+            )
+        if model.lora is None and (ewc is not None or isinstance(algorithm, PPOSpec)):
+            what = "ewc" if ewc is not None else algorithm.name
+            yield Problem(
+                f"{key}.strategy",
+                f"{place.strategy}: all weights learn (model.lora=null), and {what} is not distributed in parts then; "
+                "expected ddp, or model.lora with a rank",
+            )

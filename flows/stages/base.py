@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from components.artifacts import Artifact, Draft, Store
+from components.compute.spec import Strategy
 from components.errors import ResourceError
 from components.models.spec import ModelSpec
 from components.specs import Spec
@@ -99,8 +100,12 @@ class Warm:
             thing.close()
 
 
-def _silent(done: int, total: int, values: Mapping[str, float] | None = None) -> None:
+def silent(done: int, total: int, values: Mapping[str, float] | None = None) -> None:
     """Shows nothing."""
+
+
+def _alone(draft: Path, scratch: Path) -> None:
+    """Nobody else is to know."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ class Context:
     cache: Path
     """Folder of converted model weights."""
     warm: Warm = field(default_factory=Warm)
-    progress: Progress = _silent
+    progress: Progress = silent
     on_wait: Callable[[str], None] = logger.info
     """Told when another process makes the same artifact and we wait for it."""
     watch: Callable[[Mapping[str, Any]], None] | None = None
@@ -123,6 +128,10 @@ class Context:
     seed: int = 0
     scratch: Path | None = None
     """What the stage writes here is there again if it dies and is started again."""
+    begin: Callable[[Path, Path], None] = _alone
+    """Told of the folder of the draft and of `scratch` when the work begins."""
+    strategy: Strategy = "ddp"
+    """Of several processes that train together: what lies in parts on them."""
 
     @classmethod
     def at(cls, root: str | Path, store: str | None = None, **options: Any) -> Context:

@@ -30,7 +30,7 @@ def run_stage(request: Request, context: Context) -> tuple[Artifact, Status]:
     ArtifactDamaged where an input is not in the store, SchemaMismatch where a newer Espalier has written what is there,
     WaitTimeout, and whatever the stage raises.
     """
-    stage, spec, inputs, key = _resolve(request, context)
+    stage, spec, inputs, key = resolve(request, context)
     if (artifact := _find(key, context)) is not None:
         return artifact, "cached"
     with context.store.lock(key, context.lock_timeout, context.on_wait):
@@ -43,7 +43,7 @@ def repeat_stage(request: Request, context: Context) -> tuple[Artifact, Artifact
     """The artifact of the request as it is in the store, and as it comes out now, made anew without a look at the
     first; that one's files are gone when this returns. Equal digests mean equal content. Raises what `run_stage` does,
     and ResourceError where the store has no such artifact."""
-    stage, spec, inputs, key = _resolve(request, context)
+    stage, spec, inputs, key = resolve(request, context)
     before = context.store.find(key)
     if before is None:
         raise ResourceError(f"{stage.name} {key[:12]} is not in {context.store.root}: there is nothing to compare with")
@@ -63,7 +63,9 @@ def _make(stage: Stage, spec: StageSpec, inputs: dict[str, Artifact], key: str, 
         volatile=stage.volatile,
         spec=spec.key_part(),
     ) as draft:
-        metrics = stage.function(spec, inputs, draft, replace(context, scratch=context.store.scratch(key)))
+        scratch = context.store.scratch(key)
+        context.begin(draft.path, scratch)
+        metrics = stage.function(spec, inputs, draft, replace(context, scratch=scratch))
         logger.debug("%s holds %.2f GB at its end", stage.name, resident_gb())
         draft.metrics.update({name: float(value) for name, value in metrics.items() if math.isfinite(value)})
     if resident_gb() > held + WORTH_GIVING_BACK:
@@ -80,7 +82,7 @@ def find_stage(request: Request, context: Context) -> Artifact | None:
 
 def request_key(request: Request, context: Context) -> str:
     """The stage key of a request; its inputs must be in the store."""
-    return _resolve(request, context)[3]
+    return resolve(request, context)[3]
 
 
 def key_part(request: Request) -> dict[str, Any]:
@@ -113,7 +115,8 @@ def _spec(request: Request) -> tuple[Stage, StageSpec]:
     return stage, validate(stage.spec, request.spec, path=stage.name, allow=request.allow)
 
 
-def _resolve(request: Request, context: Context) -> tuple[Stage, StageSpec, dict[str, Artifact], str]:
+def resolve(request: Request, context: Context) -> tuple[Stage, StageSpec, dict[str, Artifact], str]:
+    """The stage that a request names, its spec, its inputs and its key. Raises what `run_stage` does before it runs."""
     stage, spec = _spec(request)
     inputs = {}
     for name, key in request.inputs.items():

@@ -64,6 +64,7 @@ def train_reward(spec: RewardModelStage, inputs: Inputs, draft: Draft, context: 
         seed=context.seed,
         on_step=on_step,
         save_every=spec.save_every,
+        strategy=context.strategy,
     )
 
 

@@ -121,6 +121,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         teacher_dir=teacher_dir,
         mean_costs=mean_costs(costs, _scored(inputs, components=True, selected=False)) if costs else None,
         anchor=anchor,
+        strategy=context.strategy,
     )
     return metrics | figures
 

@@ -110,7 +110,9 @@ def write_start(base_dir: Path, folder: Path, seed: int = 0) -> Path:
     folder.mkdir(parents=True)
     policy.save(policy.folder(folder))
     optimizer = torch.optim.AdamW(policy.parameters.values())
-    checkpoint.save_state(folder, algorithm="none", step=0, optimizer=optimizer, names=list(policy.parameters))
+    checkpoint.save_state(
+        folder, algorithm="none", step=0, moments=checkpoint.moments(optimizer, list(policy.parameters))
+    )
     return folder
 
 

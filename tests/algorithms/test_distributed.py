@@ -91,8 +91,10 @@ STEPS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
     "process_reward_model": ProcessRewardModelSpec(batch_size=64, **COMMON),
 }
 """Five groups in more packs than processes, an odd number."""
+ALONE = ("whole", "all weights learn")
+"""What one process does, too."""
 KINDS = [("whole", name) for name in STEPS] + [("sharded", name) for name in ("grpo", "sft")]
-KINDS += [("all weights learn", name) for name in ("grpo", "sft")]
+KINDS += [(kind, name) for kind in ("all weights learn", "in parts", "in parts, zero2") for name in ("grpo", "sft")]
 
 
 def episodes() -> list[Trajectory]:
@@ -123,7 +125,7 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
     """The gradient before the first step, the metrics, and the parameters in the end."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    from components.algorithms import distributed
+    from components.algorithms import sharded
     from components.algorithms.critic import Critic
     from components.algorithms.distill import train_distill
     from components.algorithms.policy_gradient import train_policy_gradient
@@ -138,7 +140,7 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
     def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not learning:
             learning.extend(one for group in optimizer.param_groups for one in group["params"])
-            gradient.extend(one.grad.flatten().tolist() for one in learning if one.grad is not None)
+            gradient.extend(sharded.whole(one.grad).flatten().tolist() for one in learning if one.grad is not None)
 
     logs: list[dict[str, float]] = []
     hook = register_optimizer_step_pre_hook(keep)
@@ -148,12 +150,12 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
                 made.mkdir(exist_ok=True)
             rest = {"start": None, "out": out, "scratch": scratch, "seed": 0, "on_step": logs.append}
             logs.append(train_reward(spec, base_dir, model=MODEL, **rest))
-            mine = {"gradient": gradient, "after": [one.detach().flatten().tolist() for one in learning]}
+            mine = {"gradient": gradient, "after": [sharded.whole(one).flatten().tolist() for one in learning]}
             return mine | {"metrics": [_steady(log) for log in logs]}
-        lora = None if kind == "all weights learn" else MODEL.lora
+        lora = MODEL.lora if kind in ("whole", "sharded") else None
         policy = make_policy(base_dir, model=MODEL.model_copy(update={"lora": lora}))
-        if kind == "sharded":
-            distributed.shard(policy)
+        if kind not in ALONE:
+            sharded.shard(policy, "zero2" if kind.endswith("zero2") else "fsdp")
         optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
         with tempfile.TemporaryDirectory() as own:
             rest = {"step": 0, "seed": 0, "scratch": Path(own), "on_step": logs.append}
@@ -172,7 +174,7 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
                 train_preference(spec, policy, optimizer, base_dir, episodes(), **rest)
     finally:
         hook.remove()
-    after = [one.detach().flatten().tolist() for one in learning]
+    after = [sharded.whole(one).flatten().tolist() for one in learning]
     return {"gradient": gradient, "after": after, "metrics": [_steady(log) for log in logs]}
 
 
@@ -188,7 +190,9 @@ def together(base_dir, tmp_path_factory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("kind", "name"), KINDS)
 def test_two_processes_take_the_step_of_one(base_dir, tmp_path, together, kind, name):
-    alone = one_step(base_dir, tmp_path, "whole" if kind == "sharded" else kind, name)
+    alone = one_step(
+        base_dir, tmp_path, kind if kind in ALONE else "whole" if kind == "sharded" else "all weights learn", name
+    )
     first, second = (found[f"{kind} {name}"] for found in together)
     assert first == second  # the same everywhere, bit for bit
     assert any(any(values) for values in alone["gradient"])

@@ -1,0 +1,74 @@
+"""How the processes of one training are started, and what is said of one that dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from components.compute import accelerate
+from components.compute.launch import main, meeting
+from components.compute.spec import AcceleratePlace, ComputeSpec
+from components.errors import ResourceError, SpecError
+from components.specs import validate
+
+NODES = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}
+
+
+def test_processes_meet_on_this_machine_or_at_the_first_of_the_nodes():
+    assert meeting({}, 29500) == ["--standalone"]
+    one = {"SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0"}
+    assert meeting(one, 29500) == ["--standalone"]
+    assert meeting(NODES, 4000) == ["--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--master-port=4000"]
+
+
+@pytest.mark.parametrize("wrong", [{"NUM_NODES": "3"}, {"NODE_RANK": "2"}, {"NODE_RANK": "first"}])
+def test_a_list_of_nodes_that_makes_no_sense_is_refused(monkeypatch, capsys, wrong):
+    given = NODES | {f"SKYPILOT_{name}": value for name, value in wrong.items()}
+    with pytest.raises(ResourceError, match=r"SKYPILOT_NODE_IPS names 2 nodes.*expected as many nodes as named"):
+        meeting(given, 29500)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert main(["--processes", "2", "--", "flows.stage"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["type"] == "ResourceError"
+
+
+def test_a_place_says_what_is_started():
+    place = AcceleratePlace(processes=4, strategy="fsdp", timeout=60)
+    start = accelerate.command(place, ["flows.stage", "--store", "s3://x"], Path("log"))
+    assert start[0] == sys.executable
+    assert " ".join(start[1:]) == (
+        "-m components.compute.launch --processes 4 --log log -- "
+        "flows.stage --store s3://x --strategy fsdp --group-timeout 60.0"
+    )
+
+
+@pytest.mark.parametrize(("key", "value"), [("processes", 0), ("strategy", "zero9"), ("timeout", 0)])
+def test_a_place_that_cannot_be_is_refused(key, value):
+    with pytest.raises(SpecError, match=rf"places\.many\.\S*{key}"):
+        validate(ComputeSpec, {"places": {"many": {"name": "accelerate", key: value}}})
+
+
+def test_a_process_that_is_killed_ends_all_and_is_named(tmp_path):
+    """The other one would wait for it."""
+    (tmp_path / "dies.py").write_text(
+        "import os, sys, time\n"
+        "time.sleep(0.2)\n"
+        "os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(100)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "components.compute.launch", "--processes", "2", "--log", "the log", "--", "dies"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 1
+    said = json.loads(done.stdout)["error"]["message"]
+    assert said.startswith("process 1 of those that train together ended by SIGKILL")
+    assert said.endswith("its last words are in the log")

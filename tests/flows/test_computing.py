@@ -1,0 +1,35 @@
+"""Places that cannot run what is asked of them are refused before a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.errors import SpecError
+from flows.config import compose
+
+ACCELERATE, FSDP = "compute.places.accelerate", "compute.places.fsdp"
+
+
+@pytest.mark.parametrize(
+    ("lines", "key", "words"),
+    [
+        (["compute=accelerate", f"{ACCELERATE}.processes=0"], f"{ACCELERATE}.processes", "at least 1"),
+        (["compute=accelerate", f"{ACCELERATE}.processes=9"], f"{ACCELERATE}.processes", "expected at most 8"),
+        (["compute=accelerate", f"{ACCELERATE}.strategy=fsdp3"], f"{ACCELERATE}.strategy", "fsdp"),
+        (["compute=accelerate", "compute.stages.collect=accelerate"], "compute.stages.collect", "no other stage"),
+        (["compute=fsdp", "model.quantization=nf4"], f"{FSDP}.strategy", "expected ddp"),
+        (["compute=fsdp", "model.lora=null", "model.dtype=bfloat16"], f"{FSDP}.strategy", "model.dtype=float32"),
+        (["compute=fsdp", "model.lora=null", "algorithm=ppo"], f"{FSDP}.strategy", "ppo is not distributed in parts"),
+    ],
+)
+def test_a_place_that_cannot_run_a_stage_is_refused(lines, key, words):
+    with pytest.raises(SpecError) as caught:
+        compose(lines)
+    assert words in {problem.path: problem.message for problem in caught.value.problems}[key]
+
+
+@pytest.mark.parametrize("lines", [["compute=zero2", "model.lora=null"], ["compute=accelerate", "algorithm=ppo"]])
+def test_only_the_training_runs_in_several_processes(lines):
+    compute = compose(lines).compute
+    assert compute.place("train").name == "accelerate"
+    assert compute.place("collect").name == compute.place("reward_model").name == "local"

@@ -1,0 +1,158 @@
+"""A train stage in two processes: the result of one, from one, by either; and what happens when one of them dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from components.algorithms.spec import GRPOSpec, SFTSpec
+from components.compute import accelerate
+from components.compute.runners import ProcessRunner
+from components.compute.spec import AcceleratePlace
+from components.errors import EspalierError, ResourceError
+from components.trajectories.schema import Score, Selection
+from components.trajectories.store import write_scores, write_selection, write_trajectories
+from flows.stages.base import Context, Request
+from flows.stages.execute import request_key, run_stage
+from tests.algorithms.builders import MODEL, batch
+
+pytestmark = pytest.mark.timeout(600)
+SMALL = {"learning_rate": 1e-3, "pack_tokens": 64}
+ALGORITHMS = {
+    "grpo": GRPOSpec(minibatches=2, epochs=2, kl_coefficient=0.1, **SMALL),
+    "sft": SFTSpec(batch_size=4, **SMALL),
+}
+
+
+def _request(name: str = "grpo", *, lora: bool = True, save_every: float = 30.0) -> Request:
+    model = MODEL if lora else MODEL.model_copy(update={"lora": None})
+    spec = {"model": model, "algorithm": ALGORITHMS[name]}
+    data: dict[str, Any] = {key: one.model_dump(mode="json") for key, one in spec.items()}
+    inputs = {one: one for one in ("trajectories", "scores", "selection")}
+    return Request("train", {**data, "save_every": save_every}, inputs, seed=3)
+
+
+def _root(root: Path) -> Path:
+    """With what a training reads: five groups, in an odd number of packs."""
+    found = batch(groups=5)
+    writers = {
+        "trajectories": lambda path: write_trajectories(path, found),
+        "scores": lambda path: write_scores(path, [Score(one.id, one.reward) for one in found]),
+        "selection": lambda path: write_selection(path, [Selection(one.id, True, "kept") for one in found]),
+    }
+    for name, write in writers.items():
+        with Context.at(root).store.draft(name, stage="made", kind=name, schema_version=1, inputs={}) as draft:
+            write(draft.path / f"{name}.parquet")
+    return root
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    """A root in which one process has trained."""
+    root = _root(tmp_path_factory.mktemp("alone"))
+    run_stage(_request(), Context.at(root))
+    return root
+
+
+def _together(root: Path, strategy: str = "ddp", processes: int = 2) -> ProcessRunner:
+    place = AcceleratePlace(processes=processes, strategy=strategy, timeout=200)
+    log = root / "log.txt"
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    return ProcessRunner(accelerate.command(place, ["flows.stage"], log), root, log, environment)
+
+
+def _steps(root: Path, key: str) -> list[dict[str, float]]:
+    path = Context.at(root).store.path(key) / "log.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _same(root: Path, other: Path, key: str, steps: int = 4) -> None:
+    ours, theirs = _steps(root, key), _steps(other, key)
+    assert len(ours) == steps
+    for name in ("loss", "grad_norm", "learning_rate"):
+        assert [one[name] for one in ours] == pytest.approx([one[name] for one in theirs], rel=1e-4, abs=1e-7)
+
+
+def test_two_processes_leave_what_one_leaves(alone, tmp_path):
+    root = _root(tmp_path)
+    events: list[Any] = []
+    found = _together(root).run(_request().to_json(), events.append)
+    assert found.status == "ran"
+    assert found.key == request_key(_request(), Context.at(alone))
+    _same(root, alone, found.key)
+    progress = [event["progress"] for event in events if "progress" in event]
+    assert [one[:2] for one in progress] == [[done, 4] for done in range(5)]  # the first process speaks, once
+    one, two = (Context.at(where).store.find(found.key) for where in (alone, root))
+    assert set(json.loads((one.path / "manifest.json").read_text())["files"]) == set(
+        json.loads((two.path / "manifest.json").read_text())["files"]
+    )
+    assert not list((root / "artifacts" / ".drafts").iterdir())
+
+
+class Enough(KeyboardInterrupt):
+    """Ctrl-C."""
+
+
+def _stop(event: Any) -> None:
+    if "progress" in event and event["progress"][0] == 2:
+        raise Enough
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "lora", "strategy"),
+    [
+        ("grpo", True, "ddp"),
+        ("sft", True, "ddp"),
+        ("grpo", True, "fsdp"),
+        ("grpo", False, "fsdp"),
+        ("sft", False, "zero2"),
+    ],
+)
+def test_one_goes_on_where_two_were_stopped_and_the_other_way_round(tmp_path, name, lora, strategy):
+    request = _request(name, lora=lora, save_every=0.0)
+    whole, two, one = (_root(tmp_path / part) for part in ("whole", "two", "one"))
+    artifact, _ = run_stage(request, Context.at(whole))
+    with pytest.raises(Enough):
+        _together(two, strategy).run(request.to_json(), _stop)
+    unfinished = Context.at(two).store.scratch(artifact.key) / "unfinished"
+    assert max(int(path.name) for path in unfinished.glob("[0-9]*")) >= 2
+    run_stage(request, Context.at(two))
+    with pytest.raises(Enough):
+        run_stage(request, Context.at(one, progress=lambda *given: _stop({"progress": given})))
+    assert _together(one, strategy).run(request.to_json(), print).status == "ran"
+    for root in (two, one):
+        _same(root, whole, artifact.key)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_ends_the_stage_and_nothing_is_left(tmp_path):
+    root = _root(tmp_path)
+
+    def kill(event: Any) -> None:
+        if "progress" in event and event["progress"][0] == 1:
+            mine = [one for one in psutil.Process().children(recursive=True) if one.environ().get("RANK") == "1"]
+            mine[0].kill()
+
+    with pytest.raises(EspalierError, match=r"process 1 of those that train together ended by SIGKILL.*log\.txt"):
+        _together(root).run(_request(save_every=0.0).to_json(), kill)
+    assert not list(psutil.Process().children(recursive=True))
+    assert _together(root).run(_request(save_every=0.0).to_json(), print).status == "ran"
+
+
+@pytest.mark.slow
+def test_a_mistake_comes_back_as_itself(tmp_path):
+    root = _root(tmp_path)
+    shutil.rmtree(Context.at(root).store.path("scores"))
+    with pytest.raises(EspalierError, match="train needs scores"):
+        _together(root).run(_request().to_json(), print)
+    request = _request().to_json()
+    request["spec"]["model"] |= {"source": "hub", "name": "/nowhere"}
+    with pytest.raises(ResourceError, match="nowhere"):
+        _together(_root(tmp_path / "other")).run(request, print)
