@@ -78,8 +78,9 @@ class RemoteEngine:
                 logger.info("%s keeps %s: %s", self.spec.url, before, error)
         self._policy = version
 
-    def check(self) -> None:
-        """Raises ResourceError where the server is away, for as long as requests are sent again, or lacks the model."""
+    def models(self) -> list[str]:
+        """Names of what the server has. Raises ResourceError where it is away, for as long as requests are sent
+        again."""
 
         def names(reply: Reply) -> list[str]:
             try:
@@ -88,9 +89,13 @@ class RemoteEngine:
                 raise EngineError("its list of models is none") from None
 
         try:
-            found = self._client.now("GET", "/models", None, names)
+            return self._client.now("GET", "/models", None, names)
         except EngineError as error:
             raise ResourceError(f"inference.url: {self.spec.url} is no server that can be used: {error}") from None
+
+    def check(self) -> None:
+        """Raises ResourceError where the server is away, for as long as requests are sent again, or lacks the model."""
+        found = self.models()
         if self.spec.model not in found:
             raise ResourceError(
                 f"inference.model: {self.spec.url} does not have {self.spec.model!r}; it has {', '.join(found[:10])}"
