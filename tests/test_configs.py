@@ -35,7 +35,7 @@ GROUPS = {
     "experiment": 25,
     "feedback": 3,
     "filter": 12,
-    "inference": 2,
+    "inference": 3,
     "judge_model": 4,
     "model": 4,
     "place": 2,

@@ -39,7 +39,7 @@ def test_all_pages_are_looked_at():
     assert {page.stem for page in PAGES} == {
         "README",
         *("agents", "algorithms", "architecture", "configuration", "environments", "reliability", "rollouts"),
-        *("filters", "judges", "prefect", "rewards", "trajectories"),
+        *("filters", "judges", "prefect", "rewards", "trajectories", "vllm"),
         *("agentgym", "code", "games", "packages", "search", "service"),
     }
     assert len(RUNS) > 15
