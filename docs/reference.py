@@ -94,7 +94,7 @@ def _keys(group: str) -> Iterator[str]:
     if group == JUDGES:
         yield "Who judges, of a reward that asks a model: `judge_model@reward.model=litellm`."
         for cls in (ServedJudge, LiteLLMJudge, EmbeddedJudge, PolicyJudge):
-            path = CONF / group / f"{cls.model_fields['name'].default}.yaml"
+            path = min((CONF / group).glob(f"{cls.model_fields['name'].default}*.yaml"))
             yield f"Keys of `{path.stem}`. {_text(cls.__doc__)}"
             yield _table(_rows(cls, "reward.model", _read(path), path))
         return
@@ -104,7 +104,7 @@ def _keys(group: str) -> Iterator[str]:
             "`compute.stages.train=process`, and changed by `compute.places.process.KEY=VALUE`."
         )
         for cls in get_args(get_args(Place)[0]):
-            path = CONF / group / f"{cls.model_fields['name'].default}.yaml"
+            path = min((CONF / group).glob(f"{cls.model_fields['name'].default}*.yaml"))
             yield f"Keys of `{path.stem}`. {_text(cls.__doc__)}"
             yield _table(_rows(cls, "compute.places.NAME", _read(path), path))
         return

@@ -28,7 +28,7 @@ GROUPS = {
     "agent": 3,
     "algorithm": 14,
     "collect": 3,
-    "compute": 2,
+    "compute": 3,
     "deploy": 3,
     "environment": 29,
     "evaluate": 1,
@@ -38,7 +38,7 @@ GROUPS = {
     "inference": 3,
     "judge_model": 4,
     "model": 4,
-    "place": 2,
+    "place": 7,
     "reward": 37,
     "reward_model": 3,
     "tracking": 1,
@@ -70,6 +70,7 @@ NEEDED = {
     "choices": [f"feedback.path={ANSWERS}"],
     "graded": ["reward.model.url=http://there/v1", "reward.model.model=name"],
     "labelled": [f"reward.path={LABELS}"],
+    "sky": ["store=s3://bucket/prefix"],
     "best": ["algorithm=sft"],
     "agent_evol": ["algorithm=sft"],
     "pattern": [r"reward.pattern=\d+"],
@@ -121,7 +122,8 @@ def overrides(file: Path) -> list[str]:
     if option == "scienceworld" and shutil.which("java") is None:
         pytest.skip("there is no Java")
     if group == "place":
-        return [f"+place@compute.places.here={option}", "compute.default=here"]
+        store = ["store=s3://bucket/prefix"] if option.startswith("sky") else []
+        return [f"+place@compute.places.here={option}", "compute.default=here", *store]
     if group == "judge_model":
         return ["reward=ruler", f"judge_model@reward.model={option}", *JUDGES[option]]
     lines = [f"{'+' if group == 'experiment' else ''}{group}={option}"]
