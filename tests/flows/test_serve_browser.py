@@ -80,6 +80,7 @@ def test_a_run_is_started_watched_and_its_result_opened(page, served, tmp_path):
     page.get_by_text("train[1]").first.wait_for()
     page.get_by_role("tab", name="Artifacts").click()
     page.get_by_text("results-smoke").first.click()
+    page.locator("a[href*='/artifacts/artifact/']").first.click()
     page.get_by_text("after GRPO").first.wait_for()
 
     (run,) = Records(tmp_path).all()
