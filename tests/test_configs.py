@@ -28,7 +28,7 @@ GROUPS = {
     "agent": 3,
     "algorithm": 14,
     "collect": 3,
-    "compute": 3,
+    "compute": 6,
     "deploy": 3,
     "environment": 29,
     "evaluate": 1,
@@ -38,7 +38,7 @@ GROUPS = {
     "inference": 3,
     "judge_model": 4,
     "model": 4,
-    "place": 7,
+    "place": 10,
     "reward": 37,
     "reward_model": 3,
     "tracking": 1,
@@ -123,7 +123,7 @@ def overrides(file: Path) -> list[str]:
         pytest.skip("there is no Java")
     if group == "place":
         store = ["store=s3://bucket/prefix"] if option.startswith("sky") else []
-        return [f"+place@compute.places.here={option}", "compute.default=here", *store]
+        return [f"+place@compute.places.here={option}", "compute.stages.train=here", *store]
     if group == "judge_model":
         return ["reward=ruler", f"judge_model@reward.model={option}", *JUDGES[option]]
     lines = [f"{'+' if group == 'experiment' else ''}{group}={option}"]
