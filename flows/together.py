@@ -3,6 +3,7 @@ compute along in its folders and leave nothing of their own."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -60,7 +61,8 @@ def attempt(
         return 0
     except EspalierError as error:
         assert group is not None
-        group.failed(error_to_json(error), say, awaited=False)
+        with contextlib.suppress(KeyboardInterrupt):  # the launcher ends those that are left
+            group.failed(error_to_json(error), say, awaited=False)
         return 2 if isinstance(error, SpecError | ResourceError) else 1
     except KeyboardInterrupt:  # the launcher sends it where another has failed, too
         if group is None or not group.first or (failure := group.failure()) is None:
