@@ -32,7 +32,7 @@ GROUPS = {
     "deploy": 3,
     "environment": 29,
     "evaluate": 1,
-    "experiment": 25,
+    "experiment": 26,
     "feedback": 3,
     "filter": 12,
     "inference": 3,

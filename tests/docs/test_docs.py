@@ -39,7 +39,7 @@ def test_all_pages_are_looked_at():
     assert {page.stem for page in PAGES} == {
         "README",
         *("agents", "algorithms", "architecture", "cloud", "configuration", "distributed", "environments", "filters"),
-        *("judges", "prefect", "reliability", "rewards", "rollouts", "trajectories", "vllm"),
+        *("judges", "prefect", "reliability", "rewards", "rollouts", "sweeps", "trajectories", "vllm"),
         *("agentgym", "code", "games", "packages", "search", "service"),
     }
     assert len(RUNS) > 15
