@@ -14,7 +14,8 @@
     │   ├── EnvironmentFailed               an environment raised or broke its protocol
     │   │   └── EnvironmentAway             it cannot be reached for now; the episode may be played again
     │   ├── AgentError                      an agent loop raised
-    │   └── JudgeError                      a reward raised or returned something that is no score
+    │   ├── JudgeError                      a reward raised or returned something that is no score
+    │   └── DeployError                     a host failed to put a model into use, or its endpoint does not answer well
     ├── TooManyFailures (RuntimeError)      more episodes failed than the collect spec allows
     ├── BudgetSpent (RuntimeError)          judging would cost more than the experiment allows; what was judged is kept
     ├── TrainingDiverged (ArithmeticError)  NaN, infinity or a KL blow-up; no checkpoint was written
@@ -80,7 +81,8 @@ class SchemaMismatch(ArtifactError):
 
 
 class BoundaryError(EspalierError, RuntimeError):
-    """A failure outside our own code. `boundary` names where: engine, environment, agent or judge."""
+    """A failure outside our own code. `boundary` names where: engine, environment, agent, judge or
+    deployment."""
 
     boundary = "unknown"
 
@@ -124,6 +126,12 @@ class JudgeError(BoundaryError):
     """A reward raised, or returned something that is no score."""
 
     boundary = "judge"
+
+
+class DeployError(BoundaryError):
+    """A host failed to put a model into use, or its endpoint does not answer as the policy does."""
+
+    boundary = "deployment"
 
 
 class TooManyFailures(EspalierError, RuntimeError):

@@ -344,6 +344,7 @@ def run(
         interruption = stack.enter_context(Interruption())
         for model in (spec.model, *spec.teachers(), *spec.judges()):
             check_weights(model, context.cache)
+        _deployable(spec, context)
         stack.enter_context(redirect_stdout(sys.stderr))  # what libraries print is no result
         console = Console()
         log = root / "logs" / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
@@ -396,4 +397,21 @@ def run(
         record.run.result = line
         results.show(found, execution, prefect.ui_command)
     print(found.to_json(), file=stdout, flush=True)
+    if found.deployment is not None and found.deployment.error is not None:
+        raise found.deployment.error  # what was trained is kept; the command says that it is not in use
     return line
+
+
+def _deployable(spec: ExperimentSpec, context: Context) -> None:
+    """Raises ResourceError where the model could not be exported as it is wanted, or not deployed there."""
+    from components.models.weights import folder
+
+    deploy, base = spec.deploy, folder(spec.model, context.cache)
+    if deploy.mode == "none":
+        return
+    if "gguf" in deploy.formats and (base / "config.json").is_file():  # else when it is there
+        from components.deployment.gguf import check_architecture
+
+        check_architecture(base)
+    if deploy.target is not None:
+        deploy.target.build().check(deploy.name or spec.name)

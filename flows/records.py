@@ -93,9 +93,9 @@ class Shown:
 class Notice:
     """Something that was found in the course of a run, beyond its stages."""
 
-    kind: GuardName | Literal["early_stopping", "pruned", "best", "rejected"]
+    kind: GuardName | Literal["early_stopping", "pruned", "best", "rejected", "champion", "deployment"]
     """A guard; the end of the rounds before their number, or by the sweep; the choice of the final policy; a person's
-    no to it."""
+    no to it; whether it is champion; where it was deployed."""
     step: int
     message: str
     episodes: list[Shown] = field(default_factory=list)

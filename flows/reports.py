@@ -7,9 +7,11 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 from components.artifacts import Artifact
+from components.deployment.spec import Format
 from components.trajectories.schema import Score, Trajectory
 from flows import selections
 from flows.execution import Execution
@@ -131,7 +133,7 @@ def report_of(
             else (),
             config=execution.spec.model_dump(mode="json", by_alias=True),
             overrides=list(overrides),
-            export=str(outcome.export.path) if outcome.export else "",
+            export=str(model_folder(outcome.export)) if outcome.export else "",
             versions=package_versions(),
             git_commit=git_commit(CODE) or "",
             command=shlex.join(["python", "-m", "flows.run", *overrides]),
@@ -221,6 +223,11 @@ def round_figures(artifacts: dict[str, Artifact]) -> dict[str, float]:
         row |= {name: value for name, value in metrics.items() if name.endswith(f"/{key}")}  # of whom else it played
     row |= {name: value for name, value in judge.items() if name.startswith("components/")}
     return row | {f"{stage}_s": artifact.seconds for stage, artifact in artifacts.items()}
+
+
+def model_folder(export: Artifact) -> Path:
+    """The folder that is named as the model: the merged one where there is one."""
+    return next((export.path / name for name in get_args(Format) if (export.path / name).is_dir()), export.path)
 
 
 def summary_of(evaluation: Artifact) -> dict[str, Any]:

@@ -182,6 +182,8 @@ class Requests:
         unread = ("approve", "approve_timeout")
         experiment["deploy"] = {name: value for name, value in self._data["deploy"].items() if name not in unread}
         experiment["evaluate"] = {name: value for name, value in self._data["evaluate"].items() if name != "every"}
+        used = ("margin", "target", "canary")  # of what happens to the export
+        experiment["deploy"] = {name: value for name, value in self._data["deploy"].items() if name not in used}
         part = {
             "name": self.spec.deploy.name or self.spec.name,
             **self._parts("model", "agent", "deploy"),

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from components.artifacts import Artifact
-from flows import selections
+from flows import champion, release, selections
 from flows.console import duration
 from flows.execution import Execution
 from flows.online_rl import Outcome
-from flows.reports import evaluated, report_of, round_figures, summary_of
+from flows.release import Released
+from flows.reports import evaluated, model_folder, report_of, round_figures, summary_of
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class Results:
     export: str | None = None
     model: str | None = None
     """Name and version in the model registry."""
+    champion: dict[str, Any] | None = None
+    """Whether that version is champion, and why (`flows.champion.Decision`)."""
+    deployment: Released | None = None
+    """What became of `deploy.target`."""
     seed: int = 0
     peak_memory_gb: float = 0.0
     """Largest resident memory of this process so far, in GB (10^9 bytes)."""
@@ -90,6 +95,8 @@ class Results:
                 "stages": self.stages,
                 "export": self.export,
                 "model": self.model,
+                "champion": self.champion,
+                "deployment": self.deployment.to_json() if self.deployment else None,
                 "report": self.report,
             }
         )
@@ -174,11 +181,15 @@ def conclude(execution: Execution, outcome: Outcome, overrides: Sequence[str], *
     found = evaluated(spec, outcome)
     digest = policy_digest(outcome.checkpoint.path) if outcome.checkpoint else None
     tracker.outbox.drain(spec.tracking.patience)
-    model = None
+    model = decision = released = None
     if outcome.export is not None and digest is not None:
         name = spec.deploy.name or spec.name
-        version = tracker.register_model(name, outcome.export, policy_digest=digest)
+        made = champion.tags(execution, outcome)
+        version = tracker.register_model(name, outcome.export, policy_digest=digest, tags=made)
         model = f"{name} version {version}"
+        decision = champion.decide(execution, outcome, tracker.registry, name, version)
+        if spec.deploy.target is not None:
+            released = release.release(execution, outcome.export, decision, outcome.last_step, tracker.registry)
     report = tracker.log_report(report_of(execution, outcome, found, overrides, seconds))
     results = Results(
         run_id=tracker.run_id,
@@ -190,15 +201,17 @@ def conclude(execution: Execution, outcome: Outcome, overrides: Sequence[str], *
         seconds=seconds,
         stages={label: one.status for label, one in execution.done.items()},
         report=report,
-        export=str(outcome.export.path) if outcome.export else None,
+        export=str(model_folder(outcome.export)) if outcome.export else None,
         model=model,
+        champion=decision.to_json() if decision else None,
+        deployment=released,
         seed=spec.seed,
         peak_memory_gb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 2),
         stage_seconds=_stage_seconds(execution),
         step=outcome.step,
         rounds=outcome.last_step,
         in_rounds={one.step: summary_of(one.evaluation) for one in outcome.measured[1:]},
-        notices=outcome.decisions,
+        notices=[*outcome.decisions, *(one.text for one in (decision, released) if one is not None)],
         stopped=outcome.stopped is not None,
         pruned=outcome.pruned,
         cost=sum(one.cost for one in execution.done.values()),

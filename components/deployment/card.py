@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from components.deployment.spec import Format
 from components.models.spec import ModelSpec
 
 PLACEMENT = frozenset(
@@ -39,6 +40,7 @@ _SELECTED = (
 def model_card(
     *,
     name: str,
+    form: Format,
     model: ModelSpec,
     experiment: Mapping[str, Any],
     step: int,
@@ -49,7 +51,8 @@ def model_card(
 ) -> str:
     """Markdown with the YAML front matter of a Hugging Face model card.
 
-    experiment: the composed config. step: the round after which the policy stood, 0 at the start of the rounds.
+    form: what the folder holds. experiment: the composed config.
+    step: the round after which the policy stood, 0 at the start of the rounds.
     stage_key: of the deploy stage. inputs: its input artifacts, name to digest.
     results: label to `evaluation.metrics.summarise(...)`, in order of training; the last is the exported model.
     differences: label ("start to final") to `evaluation.metrics.paired_difference(...)`.
@@ -58,11 +61,11 @@ def model_card(
     parts = [
         f"---\n{_yaml(_front_matter(name, model, config, results))}---",
         f"# {name}",
-        _introduction(model, config),
+        _introduction(form, model, config),
         "## Measured results",
         _results(config, results, differences or {}),
         "## Use",
-        _use(name),
+        _use(name, form),
         "## How it was made",
         _which(config, step),
         f"Deploy stage `{stage_key}`, from these artifacts (content digests):\n\n"
@@ -109,18 +112,19 @@ def _front_matter(
     return data
 
 
-def _introduction(model: ModelSpec, config: dict[str, Any]) -> str:
+def _introduction(form: Format, model: ModelSpec, config: dict[str, Any]) -> str:
     algorithm = config.get("algorithm", {}).get("name", "").upper()
     learned = f" with {algorithm}" if algorithm else ""
     base = f"`{placeless(model.name)}`" + (f" (revision `{model.revision}`)" if model.revision else "")
     if model.source == "random":
         base += " (random weights, for tests)"
-    how = f"LoRA of rank {model.lora.rank}, merged into the weights" if model.lora else "All weights were trained"
+    how = f"LoRA of rank {model.lora.rank}" if model.lora else "All weights were trained"
+    how += ", merged into the weights" if model.lora and form != "adapter" else ""
     if model.quantization != "none":
         how += f" of a base that was rounded to {model.quantization}"
     return (
         f"{base}, trained{learned} by Espalier to act in the environment `{_environment(config)}` over several turns. "
-        f"{how}; stored as safetensors."
+        f"{how}; stored as {'GGUF' if form == 'gguf' else 'safetensors'}."
     )
 
 
@@ -160,7 +164,38 @@ def _chosen(config: dict[str, Any]) -> bool:
     return config.get("deploy", {}).get("policy") == "best"
 
 
-def _use(name: str) -> str:
+def _use(name: str, form: Format) -> str:
+    return {"merged": _use_merged, "adapter": _use_adapter, "gguf": _use_gguf}[form](name)
+
+
+def _use_adapter(name: str) -> str:
+    return """\
+With PEFT, in this folder; the base model is the one that `adapter_config.json` names:
+
+```python
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = AutoPeftModelForCausalLM.from_pretrained(".")
+```
+
+vLLM and other servers load it beside the base model."""
+
+
+def _use_gguf(name: str) -> str:
+    return f"""\
+With llama.cpp, in this folder:
+
+```sh
+llama-server --model {name}-*.gguf --port 8000
+```
+
+Ollama takes the file as `FROM` of a Modelfile. In training, tools stood in the prompt as the merged export's server
+writes them; other servers may write them differently where the chat template has no place for tools."""
+
+
+def _use_merged(name: str) -> str:
     return f"""\
 With transformers, in this folder:
 

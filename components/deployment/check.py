@@ -6,7 +6,6 @@ are compared as tokens too: a tokenizer or chat template that got lost in the ex
 
 from __future__ import annotations
 
-import asyncio
 import json
 import urllib.error
 import urllib.request
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from components.errors import EngineError
-from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Engine, Sampling
+from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Sampling
 from components.trajectories.convert import to_openai
 from components.trajectories.schema import Trajectory
 
@@ -59,25 +58,24 @@ def opening_requests(
 
 def check_serving(
     model_dir: Path,
-    engine: Engine,
     requests: Sequence[ChatRequest],
+    answers: Sequence[ChatCompletion],
     *,
     serve: Callable[[Path], AbstractContextManager[Served]],
     timeout: float = 600.0,
 ) -> dict[str, float]:
-    """Asks the policy in `engine` and the export in `model_dir`, served by `serve`, the same greedy requests.
+    """Asks the export in `model_dir`, served by `serve`, what the policy was asked.
 
-    requests: for the policy version that the engine holds. serve: `components.inference.server.serve_model`, with its
-    options bound. timeout: seconds for one answer.
+    requests: greedy. answers: the policy's (`deployment.answers`). serve:
+    `components.inference.server.serve_model`, with its options bound. timeout: seconds for one answer.
     Returns `prompts`, `tokens` and `max_logprob_difference` (nats). Raises EngineError at the first difference, where
     the server fails, and where there is nothing to compare.
     """
     if not requests:
         raise EngineError("no held-out prompt to compare the export on: the evaluation holds no episode with messages")
-    expected = asyncio.run(_ask_engine(engine, requests))
     tokens, widest = 0, 0.0
     with serve(model_dir) as served:
-        for index, (request, want) in enumerate(zip(requests, expected, strict=True)):
+        for index, (request, want) in enumerate(zip(requests, answers, strict=True)):
             # The export is a model of its own: what it holds is its base.
             got = _ask_server(served, replace(request, policy=BASE_POLICY), timeout)
             _compare(index, want, got)
@@ -85,10 +83,6 @@ def check_serving(
             gaps = (abs(a - b) for a, b in zip(want.logprobs, got["logprobs"], strict=True))
             widest = max(widest, *gaps)
     return {"prompts": len(requests), "tokens": tokens, "max_logprob_difference": widest}
-
-
-async def _ask_engine(engine: Engine, requests: Sequence[ChatRequest]) -> list[ChatCompletion]:
-    return [await engine.chat(request) for request in requests]
 
 
 def _ask_server(served: Served, request: ChatRequest, timeout: float) -> dict[str, Any]:

@@ -1,26 +1,39 @@
-"""Export: a trained policy as a model folder that anything can load.
+"""Export: a trained policy as folders that anything can load, one for each format.
 
-What was learned is put into the base weights by the same function that the sampling engine uses, so both compute with
-the same bits. The folder holds safetensors, config, tokenizer and README.md, the model card; anything else that lay
-beside the base model (pickled weights, code) is left behind.
+    merged/     safetensors, config, tokenizer: what was learned is put into the base weights by the same function that
+                the sampling engine uses, so both compute with the same bits
+    adapter/    PEFT's LoRA folder with the tokenizer; loads on the base model, which it names
+    gguf/       the merged model as one file (`components.deployment.gguf`)
+
+Each has a README.md, the model card. Anything else that lay beside the base model (pickled weights, code) is left
+behind.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
 from pathlib import Path
 
+from components.deployment.gguf import write_gguf
+from components.deployment.spec import Precision
 from components.errors import ArtifactError
+from components.models import learned
 from components.models.learned import merge
 
 logger = logging.getLogger(__name__)
 
 _KEPT = (".safetensors", ".safetensors.index.json", ".json", ".jinja", ".model", ".txt")
 _DROPPED = (".bin.index.json", ".h5.index.json", ".msgpack.index.json")
+_TOKENIZER = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "chat_template.jinja",
+)  # fmt: skip
 _LEGAL = ("LICENSE", "LICENCE", "NOTICE")
 
 
-def export(base_dir: Path, folder: Path | None, out: Path, card: str) -> int:
+def export_merged(base_dir: Path, folder: Path | None, out: Path, card: str) -> int:
     """Writes the merged model with its card to the folder `out`; returns its size in bytes.
 
     folder: what the policy has learned (`models.learned`); None exports the base model. Raises ArtifactError where it
@@ -36,6 +49,43 @@ def export(base_dir: Path, folder: Path | None, out: Path, card: str) -> int:
         raise ArtifactError(f"{base_dir} has no safetensors weights; pickled weights are not exported")
     if not (out / "tokenizer_config.json").is_file():
         raise ArtifactError(f"{base_dir} has no tokenizer_config.json: save its tokenizer with the model first")
+    return _finish(out, card)
+
+
+def export_adapter(base_dir: Path, folder: Path, out: Path, card: str, *, base: str, revision: str | None) -> int:
+    """Writes what was learned as a PEFT folder with the base model's tokenizer to `out`; returns its size in bytes.
+
+    base, revision: of the model that it is to be loaded on, for its config. Raises ArtifactError where all weights were
+    trained.
+    """
+    if learned.is_whole(folder):
+        raise ArtifactError(f"{folder} holds all weights and no adapter; export it as merged")
+    out.mkdir(parents=True)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config |= {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}
+    (out / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    shutil.copyfile(folder / "adapter_model.safetensors", out / "adapter_model.safetensors")
+    for path in sorted(base_dir.iterdir()):
+        if path.name in _TOKENIZER or path.name.startswith(_LEGAL):
+            shutil.copyfile(path, out / path.name)
+    return _finish(out, card)
+
+
+def export_gguf(merged_dir: Path, out: Path, card: str, *, name: str, precision: Precision) -> int:
+    """Writes the merged model in `merged_dir` as `NAME-PRECISION.gguf` to `out`; returns the folder's size in bytes."""
+    out.mkdir(parents=True)
+    write_gguf(merged_dir, gguf_file(out, name, precision), name=name, precision=precision)
+    for path in sorted(merged_dir.iterdir()):
+        if path.name.startswith(_LEGAL):
+            shutil.copyfile(path, out / path.name)
+    return _finish(out, card)
+
+
+def gguf_file(folder: Path, name: str, precision: Precision) -> Path:
+    return folder / f"{name}-{precision}.gguf"
+
+
+def _finish(out: Path, card: str) -> int:
     (out / "README.md").write_text(card, encoding="utf-8")
     return sum(path.stat().st_size for path in out.iterdir() if path.is_file())
 

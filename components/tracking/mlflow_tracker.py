@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from components.errors import Problem, ResourceError, SpecError
 from components.redaction import mask, mask_override, mask_text
-from components.tracking import lineage, store, traces
+from components.tracking import lineage, registry, store, traces
 from components.tracking.outbox import Outbox
 from components.tracking.params import MAX_NAME, clean_name, flatten
 from components.tracking.provenance import command_path
@@ -238,6 +238,11 @@ class Tracker:
         """Keeps a copy of one small file, such as the run's log."""
         self.client.log_artifact(self.run_id, str(path), folder)
 
+    @property
+    def registry(self) -> registry.Registry:
+        """Aliases and tags of registered models."""
+        return registry.Registry(self.client)
+
     def register_model(
         self, name: str, export: Artifact, *, policy_digest: str, tags: Mapping[str, str] | None = None
     ) -> str:
@@ -255,7 +260,7 @@ class Tracker:
             source = f"runs:/{self.run_id}/stages/export"
         return lineage.register(
             self.client,
-            re.sub(r"[/:'\"]", "-", name),
+            registry.clean(name),
             source,
             run_id=self.run_id,
             stage_key=export.key,

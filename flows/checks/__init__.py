@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from components.errors import Problem
-from flows.checks import computing, judging, learning, models, playing, worlds
+from flows.checks import computing, deploying, judging, learning, models, playing, worlds
 
 CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.algorithm,
@@ -44,6 +44,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     computing.places,
     computing.elsewhere,
     computing.together,
+    deploying.formats,
 )
 """In the order in which their problems are shown."""
 

@@ -1,15 +1,19 @@
-"""Deploy: the policy as a model that anything can load, and, if asked, proof that a server answers as it does."""
+"""Deploy: the policy as folders that anything can load, each proven to answer as it does; if asked, over HTTP too."""
 
 from __future__ import annotations
 
 import functools
 import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from components.artifacts import Draft
+from components.artifacts import Artifact, Draft
 from components.deployment.card import model_card, placeless
-from components.deployment.spec import DeploySpec
+from components.deployment.spec import DeploySpec, Format
 from components.errors import Problem, SpecError
+from components.inference.protocol import ChatCompletion, ChatRequest
 from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec
 from components.trajectories.schema import Trajectory
@@ -31,74 +35,144 @@ class DeployStage(StageSpec):
     """The composed config, for the model card."""
 
     def key_part(self) -> dict[str, Any]:
-        part: dict[str, Any] = {
+        deploy = self.deploy
+        return {
             "name": self.name,
             "model": self.model.model_dump(mode="json", exclude={"device"}),
-            "mode": self.deploy.mode,
+            "mode": deploy.mode,
+            "formats": sorted(deploy.formats),
+            "gguf": deploy.gguf if "gguf" in deploy.formats else None,
+            "prompts": deploy.prompts,
+            "max_tokens": self.agent.max_tokens,
             "step": self.step,
             "experiment": placeless(self.experiment),
         }
-        if self.deploy.mode == "serve":
-            part |= {"prompts": self.deploy.prompts, "max_tokens": self.agent.max_tokens}
-        return part
 
 
 def deploy(spec: DeployStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
-    """Writes the merged model with tokenizer and README.md. Inputs: `policy`, a checkpoint; the evaluations.
+    """Writes one folder for each of `deploy.formats`, with README.md, and `answers.json`, what the policy says to
+    held-out prompts. Inputs: `policy`, a checkpoint; the evaluations.
 
-    With mode `serve` it is started as a server, which must answer held-out prompts exactly as the policy does; else
-    EngineError, and nothing is exported.
+    Each export must answer held-out prompts like the policy; with mode `serve` the merged one also over HTTP, token for
+    token. Else EngineError, and nothing is exported.
     """
-    from components.deployment.export import export
-    from components.evaluation.metrics import paired_difference
-    from components.models.learned import folder_of
-    from components.models.weights import prepare
+    from components.deployment.answers import answers_of
+    from components.deployment.canary import write_answers
+    from components.deployment.check import opening_requests
     from components.trajectories.store import read_trajectories
+    from flows.stages.episodes import warm_engine
 
     if spec.deploy.mode == "none":
         raise SpecError([Problem("deploy.mode", "'none' deploys nothing; expected export or serve")])
     evaluations = {name: inputs[f"evaluation_{name}"] for name in EVALUATIONS if f"evaluation_{name}" in inputs}
-    results = {name: json.loads((a.path / "summary.json").read_text()) for name, a in evaluations.items()}
     episodes = {name: list(read_trajectories(a.path / "trajectories.parquet")) for name, a in evaluations.items()}
+    steps = len(spec.deploy.formats) + 1
+    context.progress(0, steps)
+    size = _write(spec, inputs, evaluations, episodes, draft, context)
+    context.progress(1, steps)
+    engine = warm_engine(spec.model, inputs["policy"], context)
+    requests = opening_requests(
+        list(episodes.values())[-1], spec.deploy.prompts, policy=engine.policy, max_tokens=spec.agent.max_tokens
+    )
+    answers = answers_of(engine, requests)
+    engine.release()
+    write_answers(draft.path, requests, answers)
+    metrics = {"bytes": float(size)}
+    for done, form in enumerate(spec.deploy.formats, 2):
+        checked = _check(form, spec, draft.path / form, requests, answers, context)
+        metrics |= {f"{form}/{name}": value for name, value in checked.items()}
+        context.progress(done, steps)
+    if spec.deploy.mode == "serve":
+        metrics |= _served(spec, draft, requests, answers)
+    return metrics
+
+
+def _write(
+    spec: DeployStage,
+    inputs: Inputs,
+    evaluations: Mapping[str, Artifact],
+    episodes: Mapping[str, list[Trajectory]],
+    draft: Draft,
+    context: Context,
+) -> int:
+    """All formats; returns their size in bytes."""
+    from components.deployment.export import export_adapter, export_gguf, export_merged
+    from components.evaluation.metrics import paired_difference
+    from components.models.learned import folder_of
+    from components.models.weights import prepare
+
     names = list(evaluations)
-    card = model_card(
+    base_dir, learned = prepare(spec.model, context.cache), folder_of(inputs["policy"].path)
+    card = functools.partial(
+        model_card,
         name=spec.name,
         model=spec.model,
         experiment=spec.experiment,
         step=spec.step,
         stage_key=context.key,
         inputs={name: artifact.digest for name, artifact in inputs.items()},
-        results=results,
+        results={name: json.loads((a.path / "summary.json").read_text()) for name, a in evaluations.items()},
         differences={
             f"{before} to {names[-1]}": paired_difference(episodes[before], episodes[names[-1]])
             for before in names[:-1]
         },
     )
-    context.progress(0, 1)
-    policy = inputs["policy"]
-    size = export(prepare(spec.model, context.cache), folder_of(policy.path), draft.path, card)
-    metrics = {"bytes": float(size)}
-    if spec.deploy.mode == "serve":
-        metrics |= _check(spec, inputs, draft, context, episodes[names[-1]])
-    context.progress(1, 1)
-    return metrics
+    size = 0
+    formats, out = spec.deploy.formats, draft.path
+    if "adapter" in formats:
+        base = spec.model.name
+        size += export_adapter(
+            base_dir, learned, out / "adapter", card(form="adapter"), base=base, revision=spec.model.revision
+        )
+    with tempfile.TemporaryDirectory(prefix="merged-", dir=context.scratch) as scratch:
+        merged = out / "merged" if "merged" in formats else Path(scratch)
+        if {"merged", "gguf"} & set(formats):
+            written = export_merged(base_dir, learned, merged, card(form="merged"))
+            size += written if "merged" in formats else 0
+        if "gguf" in formats:
+            precision = spec.deploy.gguf
+            size += export_gguf(merged, out / "gguf", card(form="gguf"), name=spec.name, precision=precision)
+    return size
 
 
 def _check(
-    spec: DeployStage, inputs: Inputs, draft: Draft, context: Context, episodes: list[Trajectory]
+    form: Format,
+    spec: DeployStage,
+    folder: Path,
+    requests: list[ChatRequest],
+    answers: list[ChatCompletion],
+    context: Context,
 ) -> dict[str, float]:
-    from components.deployment.check import check_serving, opening_requests
+    """The export as transformers loads it, against the policy."""
+    from components.deployment.answers import TOLERANCE, check_answers
+    from components.deployment.load import load_adapter, load_gguf
+    from components.models.weights import load_model, load_tokenizer, pick_device, prepare
+
+    dtype, device = spec.model.dtype, pick_device(spec.model.device)
+    coarsest: str = dtype
+    if form == "merged":
+        model, tokenizer = load_model(folder, dtype=dtype, device=device), load_tokenizer(folder)
+    elif form == "adapter":
+        model, tokenizer = load_adapter(prepare(spec.model, context.cache), folder, dtype=dtype, device=device)
+    else:
+        model, tokenizer = load_gguf(folder, dtype=dtype, device=device)
+        if dtype == "float32" and spec.deploy.gguf == "f16":
+            coarsest = "float16"
+    return check_answers(form, model, tokenizer, requests, answers, TOLERANCE[coarsest])
+
+
+def _served(
+    spec: DeployStage, draft: Draft, requests: list[ChatRequest], answers: list[ChatCompletion]
+) -> dict[str, float]:
+    from components.deployment.check import check_serving
     from components.inference.server import serve_model
-    from flows.stages.episodes import warm_engine
 
     model = spec.model
-    engine = warm_engine(model, inputs["policy"], context)
-    requests = opening_requests(episodes, spec.deploy.prompts, policy=engine.policy, max_tokens=spec.agent.max_tokens)
     serve = functools.partial(
         serve_model, name=spec.name, max_length=model.max_length, dtype=model.dtype, device=model.device
     )
-    checked = check_serving(draft.path, engine, requests, serve=serve)
+    checked = check_serving(draft.path / "merged", requests, answers, serve=serve)
     return {f"served/{name}": value for name, value in checked.items()}
 
 
-STAGE = Stage("deploy", 1, DeployStage, "export", 1, deploy)
+STAGE = Stage("deploy", 2, DeployStage, "export", 2, deploy)

@@ -11,7 +11,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from components.deployment.card import model_card
-from components.deployment.export import export
+from components.deployment.export import export_merged as export
 from components.evaluation.metrics import paired_difference, summarise
 from components.inference.server import serve_model
 from components.models.spec import ModelSpec
@@ -52,6 +52,7 @@ def arguments(held_out) -> dict[str, Any]:
     start, final = episodes(held_out, 1), episodes(held_out, 3)
     return {
         "name": "shop-agent",
+        "form": "merged",
         "model": ModelSpec(name="smollm2-135m-instruct", source="package"),
         "experiment": EXPERIMENT,
         "step": 4,

@@ -8,8 +8,9 @@ from functools import partial
 
 import pytest
 
+from components.deployment.answers import answers_of
 from components.deployment.check import check_serving, opening_requests
-from components.deployment.export import export
+from components.deployment.export import export_merged as export
 from components.errors import EngineError
 from components.inference.protocol import BASE_POLICY
 from components.inference.server import serve_model
@@ -34,6 +35,11 @@ def requests(held_out):
     return opening_requests(held_out, 3, policy="trained", max_tokens=12)
 
 
+@pytest.fixture(scope="module")
+def answers(policy, requests):
+    return answers_of(policy, requests)
+
+
 def test_requests_are_the_openings_of_different_scenarios(requests, held_out):
     assert len(requests) == 3
     assert [request.messages[1]["content"] for request in requests] == [
@@ -46,9 +52,9 @@ def test_requests_are_the_openings_of_different_scenarios(requests, held_out):
     assert len(opening_requests(held_out, 100, policy="trained", max_tokens=12)) == 4
 
 
-def test_an_export_answers_as_the_policy_does(base_dir, adapter_dir, tmp_path, policy, requests):
+def test_an_export_answers_as_the_policy_does(base_dir, adapter_dir, tmp_path, answers, requests):
     export(base_dir, adapter_dir, tmp_path / "shop-agent", "")
-    found = check_serving(tmp_path / "shop-agent", policy, requests, serve=SERVE)
+    found = check_serving(tmp_path / "shop-agent", requests, answers, serve=SERVE)
     assert found["prompts"] == 3
     assert 3 <= found["tokens"] <= 36
     assert found["max_logprob_difference"] < 1e-5
@@ -65,29 +71,29 @@ def test_the_adapter_matters_here(policy, requests, adapter_dir):
     assert base.token_ids != trained.token_ids
 
 
-def test_another_policys_export_is_caught(base_dir, tmp_path, policy, requests):
+def test_another_policys_export_is_caught(base_dir, tmp_path, answers, requests):
     other = write_adapter(base_dir, tmp_path / "adapter", seed=2)
     export(base_dir, other, tmp_path / "out", "")
     with pytest.raises(
         EngineError, match=r"differs from the policy trained on held-out prompt 0: token \d+ of the answer"
     ):
-        check_serving(tmp_path / "out", policy, requests, serve=SERVE)
+        check_serving(tmp_path / "out", requests, answers, serve=SERVE)
 
 
-def test_a_changed_chat_template_is_caught(base_dir, adapter_dir, tmp_path, policy, requests):
+def test_a_changed_chat_template_is_caught(base_dir, adapter_dir, tmp_path, answers, requests):
     export(base_dir, adapter_dir, tmp_path / "out", "")
     template = tmp_path / "out" / "chat_template.jinja"
     template.write_text(template.read_text().replace("<|im_start|>' + message", "<|im_start|> ' + message"))
     with pytest.raises(EngineError, match=r"token \d+ of the prompt"):
-        check_serving(tmp_path / "out", policy, requests, serve=SERVE)
+        check_serving(tmp_path / "out", requests, answers, serve=SERVE)
 
 
-def test_what_the_server_says_reaches_the_user(base_dir, adapter_dir, tmp_path, policy, requests):
+def test_what_the_server_says_reaches_the_user(base_dir, adapter_dir, tmp_path, answers, requests):
     export(base_dir, adapter_dir, tmp_path / "out", "")
     with pytest.raises(EngineError, match=r"refused a held-out prompt.*max_length is 32"):
-        check_serving(tmp_path / "out", policy, requests, serve=partial(SERVE, max_length=32))
+        check_serving(tmp_path / "out", requests, answers, serve=partial(SERVE, max_length=32))
 
 
-def test_a_check_that_compares_nothing_does_not_pass(tmp_path, policy):
+def test_a_check_that_compares_nothing_does_not_pass(tmp_path):
     with pytest.raises(EngineError, match="no held-out prompt"):
-        check_serving(tmp_path, policy, [], serve=SERVE)
+        check_serving(tmp_path, [], [], serve=SERVE)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from components.deployment.export import export
+from components.deployment.export import export_merged as export
 from components.errors import ArtifactError
 
 

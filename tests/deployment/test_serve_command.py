@@ -9,7 +9,7 @@ from pathlib import Path
 
 import openai
 
-from components.deployment.export import export
+from components.deployment.export import export_merged as export
 
 ROOT = Path(__file__).parents[2]
 

@@ -62,6 +62,8 @@ def test_the_json_line_has_every_field_and_null_for_what_there_is_not():
         "peak_memory_gb": 0.0,
         "stages": {"evaluate[start]": "cached", "train[1]": "ran"},
         "export": None,
+        "champion": None,
+        "deployment": None,
         "model": None,
         "report": "/runs/report.html",
     }

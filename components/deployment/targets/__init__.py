@@ -1,0 +1,1 @@
+"""Where a champion is put into use."""

@@ -1,0 +1,157 @@
+"""GGUF: another program's reader finds the same model in it, and what cannot be written is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+from safetensors.numpy import load_file
+
+from components.deployment.answers import TOLERANCE, answers_of, check_answers
+from components.deployment.check import opening_requests
+from components.deployment.export import export_adapter, export_gguf, export_merged
+from components.deployment.gguf import check_architecture, write_gguf
+from components.deployment.load import load_adapter, load_gguf
+from components.errors import ArtifactError, EngineError, ResourceError
+from components.inference.transformers_engine import TransformersEngine
+from components.models.weights import load_model, load_tokenizer
+from tests.deployment.small import write_llama
+from tests.deployment.tiny import write_adapter
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return write_llama(tmp_path_factory.mktemp("llama") / "base")
+
+
+@pytest.fixture(scope="module")
+def adapter(llama, tmp_path_factory):
+    return write_adapter(llama, tmp_path_factory.mktemp("adapter") / "trained", seed=1)
+
+
+@pytest.fixture(scope="module")
+def asked(llama, adapter, held_out):
+    """What the policy is asked, and what it says."""
+    engine = TransformersEngine(llama, max_length=512, device="cpu")
+    engine.load_policy("trained", str(adapter))
+    requests = opening_requests(held_out, 3, policy="trained", max_tokens=12)
+    answers = answers_of(engine, requests)
+    engine.close()
+    return requests, answers
+
+
+@pytest.fixture(scope="module")
+def merged(llama, adapter, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out") / "merged"
+    export_merged(llama, adapter, out, "")
+    return out
+
+
+def test_the_merged_model_answers_like_the_policy(merged, asked):
+    found = check_answers("merged", load_model(merged), load_tokenizer(merged), *asked, TOLERANCE["float32"])
+    assert found["prompts"] == 3
+    assert found["max_logprob_difference"] < 1e-4
+
+
+def test_the_adapter_answers_like_the_policy_under_peft(llama, adapter, asked, tmp_path):
+    export_adapter(llama, adapter, tmp_path / "adapter", "card", base="someone/base", revision="abc")
+    model, tokenizer = load_adapter(llama, tmp_path / "adapter", dtype="float32", device="cpu")
+    assert check_answers("adapter", model, tokenizer, *asked, TOLERANCE["float32"])["tokens"] >= 3
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == ("someone/base", "abc")
+    assert (tmp_path / "adapter" / "README.md").read_text() == "card"
+
+
+def test_there_is_no_adapter_of_whole_weights(llama, tmp_path):
+    with pytest.raises(ArtifactError, match="holds all weights and no adapter"):
+        export_adapter(llama, llama, tmp_path / "adapter", "", base="x", revision=None)
+
+
+@pytest.mark.parametrize(("precision", "coarsest"), [("f32", "float32"), ("f16", "float16")])
+def test_a_gguf_answers_like_the_policy(merged, asked, tmp_path, precision, coarsest):
+    size = export_gguf(merged, tmp_path / "gguf", "card", name="shop", precision=precision)
+    assert size > (tmp_path / "gguf" / f"shop-{precision}.gguf").stat().st_size
+    model, tokenizer = load_gguf(tmp_path / "gguf", dtype="float32", device="cpu")
+    found = check_answers("gguf", model, tokenizer, *asked, TOLERANCE[coarsest])
+    assert found["prompts"] == 3
+
+
+def test_a_tokenizer_that_takes_digits_alone_is_named_and_read_so(tmp_path):
+    base = write_llama(tmp_path / "base", digits=True)
+    write_gguf(base, tmp_path / "x.gguf", name="x", precision="f16")
+    assert GGUFReader(tmp_path / "x.gguf").fields["tokenizer.ggml.pre"].contents() == "smollm"
+    _, read = load_gguf(tmp_path, dtype="float32", device="cpu")
+    text = "order 12121212 of 3.50, it's there"
+    assert read(text).input_ids == load_tokenizer(base)(text).input_ids
+    assert "12" in write_llama(tmp_path / "together").joinpath("tokenizer.json").read_text()  # else this shows nothing
+
+
+def test_a_gguf_of_f32_holds_the_very_weights(merged, tmp_path):
+    write_gguf(merged, tmp_path / "x.gguf", name="x", precision="f32")
+    model, _ = load_gguf(tmp_path, dtype="float32", device="cpu")
+    for name, weight in load_file(merged / "model.safetensors").items():
+        np.testing.assert_array_equal(model.state_dict()[name].numpy(), weight, err_msg=name)
+
+
+def test_what_llama_cpp_reads_of_the_tokenizer(merged, tmp_path):
+    write_gguf(merged, tmp_path / "x.gguf", name="shop", precision="f16")
+    fields = GGUFReader(tmp_path / "x.gguf").fields
+    said = {name: fields[f"tokenizer.ggml.{name}"].contents() for name in ("pre", "tokens", "token_type", "merges")}
+    assert said["pre"] == "gpt-2"
+    assert said["tokens"][:3] == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    assert said["token_type"][:4] == [3, 3, 3, 1]  # control, control, control, normal
+    assert len(said["tokens"]) == 400
+    assert fields["tokenizer.ggml.eos_token_id"].contents() == 2
+    assert fields["tokenizer.ggml.add_bos_token"].contents() is False
+    assert "<|im_start|>" in fields["tokenizer.chat_template"].contents()
+    assert fields["general.name"].contents() == "shop"
+
+
+def test_another_model_is_caught(llama, asked, tmp_path):
+    other = write_adapter(llama, tmp_path / "other", seed=2)
+    export_merged(llama, other, tmp_path / "merged", "")
+    with pytest.raises(EngineError, match=r"the merged export differs from the policy trained on held-out prompt 0"):
+        check_answers("merged", load_model(tmp_path / "merged"), load_tokenizer(llama), *asked, TOLERANCE["float16"])
+
+
+def test_weights_that_are_no_numbers_are_caught(merged, asked):
+    model = load_model(merged)
+    model.get_input_embeddings().weight.data.fill_(float("nan"))
+    with pytest.raises(EngineError, match="differs from the policy"):
+        check_answers("merged", model, load_tokenizer(merged), *asked, TOLERANCE["bfloat16"])
+
+
+def test_another_tokenizer_is_caught(merged, base_dir, asked):
+    with pytest.raises(EngineError, match=r"reads held-out prompt 0 differently .* tokenizer or chat template"):
+        check_answers("merged", load_model(merged), load_tokenizer(base_dir), *asked, TOLERANCE["float32"])
+
+
+def test_nothing_to_compare_is_no_proof(merged):
+    with pytest.raises(EngineError, match="no held-out prompt"):
+        check_answers("merged", load_model(merged), load_tokenizer(merged), [], [], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("file", "changed", "message"),
+    [
+        ("config.json", {"architectures": ["Qwen3ForCausalLM"]}, "its architecture is Qwen3ForCausalLM"),
+        ("config.json", {"rope_parameters": {"rope_type": "llama3"}}, r"rotary embedding is scaled \(llama3\)"),
+        ("config.json", {"mlp_bias": True}, r"biases \(mlp_bias\)"),
+        ("tokenizer.json", {"model": {"type": "Unigram"}}, "its tokenizer is of the kind Unigram"),
+        ("tokenizer.json", {"normalizer": {"type": "Lowercase"}}, "splits text in a way that has no name"),
+        ("tokenizer.json", {"pre_tokenizer": {"type": "Whitespace"}}, "splits text in a way that has no name"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_by_name(llama, tmp_path, file, changed, message):
+    folder = shutil.copytree(llama, tmp_path / "other-model")
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | changed))
+    with pytest.raises(ResourceError, match=rf"deploy.formats: gguf: other-model cannot be written as GGUF.*{message}"):
+        check_architecture(folder)
+
+
+def test_a_tokenizer_without_merges_is_refused(base_dir):
+    with pytest.raises(ResourceError, match="its tokenizer merges nothing"):
+        check_architecture(base_dir)

@@ -1,0 +1,191 @@
+"""The Hub's endpoints over a real socket, asked by huggingface_hub itself; and what is seen when they fail."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from components.deployment.targets.protocol import Release
+from components.deployment.targets.spec import HubTarget
+from components.errors import DeployError, ResourceError
+
+TOKEN = "hf_secret"
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own uploads
+
+
+class FakeHub:
+    """Repositories with branches; small files come in the commit, large ones by LFS. failing: what goes wrong."""
+
+    def __init__(self) -> None:
+        self.failing: set[str] = set()
+        self.branches: dict[str, dict[str, bytes]] = {}
+        self.heads: dict[str, str] = {}
+        self.large: dict[str, bytes] = {}
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None: ...
+
+            def _answer(self) -> None:
+                content = self.rfile.read(int(self.headers.get("content-length") or 0))
+                status, answer = hub.answer(self.command, self.path, content, self.headers)
+                data = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_POST = do_PUT = do_DELETE = _answer
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def answer(self, method: str, path: str, content: bytes, headers: Any) -> tuple[int, Any]:
+        path = path.partition("?")[0]
+        if path.startswith("/lfs/"):
+            if "upload" in self.failing:
+                return 400, {"error": "the upload broke"}
+            self.large[path.removeprefix("/lfs/")] = content
+            return 200, {}
+        if headers.get("authorization") != f"Bearer {TOKEN}":
+            return 401, {"error": "Invalid credentials in Authorization header"}
+        if path == "/api/whoami-v2":
+            return 200, {"name": "me", "type": "user", "auth": {"accessToken": {"role": "write"}}}
+        if path == "/api/repos/create":
+            self.branches.setdefault("main", {})
+            self.heads.setdefault("main", "0" * 40)
+            return 200, {"url": f"{self.url}/me/shop"}
+        if found := re.fullmatch(r"/api/models/me/shop/branch/(.+)", path):
+            if method == "DELETE":
+                self.branches.pop(found[1], None)
+            else:
+                self.branches.setdefault(found[1], dict(self.branches["main"]))
+                self.heads.setdefault(found[1], self.heads["main"])
+            return 200, {}
+        if path == "/api/validate-yaml":
+            return 200, {"errors": [], "warnings": []}
+        if re.fullmatch(r"/api/models/me/shop/preupload/(.+)", path):
+            files = json.loads(content)["files"]
+            return 200, {
+                "files": [
+                    {
+                        "path": one["path"],
+                        "uploadMode": "lfs" if one["path"].endswith(".safetensors") else "regular",
+                        "shouldIgnore": False,
+                    }
+                    for one in files
+                ]
+            }
+        if path == "/me/shop.git/info/lfs/objects/batch":
+            objects = json.loads(content)["objects"]
+            upload = [
+                {"oid": one["oid"], "size": one["size"]}
+                | (
+                    {}
+                    if one["oid"] in self.large
+                    else {"actions": {"upload": {"href": f"{self.url}/lfs/{one['oid']}", "header": {}}}}
+                )
+                for one in objects
+            ]
+            return 200, {"transfer": "basic", "objects": upload}
+        if found := re.fullmatch(r"/api/models/me/shop/commit/(.+)", path):
+            files = self.branches[found[1]]
+            for line in content.splitlines():
+                one = json.loads(line)
+                if one["key"] == "file":
+                    files[one["value"]["path"]] = base64.b64decode(one["value"]["content"])
+                elif one["key"] == "lfsFile":
+                    files[one["value"]["path"]] = self.large[one["value"]["oid"]]
+                elif one["key"] == "deletedFile":
+                    files.pop(one["value"]["path"], None)
+            if "short" in self.failing:
+                files["model.safetensors"] = b""
+            self.heads[found[1]] = f"{len(self.heads) + 7:040x}"
+            head = self.heads[found[1]]
+            return 200, {"commitUrl": f"{self.url}/me/shop/commit/{head}", "commitOid": head}
+        if found := re.fullmatch(r"/api/models/me/shop(?:/revision/(.+))?", path):
+            branch = found[1] or "main"
+            listed = [
+                {"rfilename": name, "size": len(data), "blobId": "0" * 40}
+                for name, data in self.branches[branch].items()
+            ]
+            return 200, {"id": "me/shop", "modelId": "me/shop", "sha": self.heads[branch], "siblings": listed}
+        if found := re.fullmatch(r"/api/models/me/shop/tree/([^/]+)", path):
+            files = self.branches[found[1]]
+            return 200, [
+                {"type": "file", "path": name, "size": len(data), "oid": "0" * 40} for name, data in files.items()
+            ]
+        return 404, {"error": f"no {method} {path}"}
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    found = FakeHub()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+@pytest.fixture
+def release(tmp_path):
+    folder = tmp_path / "merged"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "README.md").write_text("---\nlibrary_name: transformers\n---\n# shop\n")
+    (folder / "model.safetensors").write_bytes(b"w" * 4000)
+    return Release("shop", "2", "ab" * 32, folder, 512)
+
+
+def target(hub: FakeHub) -> Any:
+    return HubTarget(repository="me/shop", url=hub.url).build()
+
+
+def test_a_release_is_read_back_before_it_is_in_main(hub, release, tmp_path):
+    one = target(hub)
+    one.check("shop")
+    made = one.deploy(release, tmp_path)
+    assert set(hub.branches["main"]) == {"config.json", "README.md", "model.safetensors"}
+    assert hub.branches["main"]["model.safetensors"] == b"w" * 4000
+    assert (made.url, made.model, made.details["branch"]) == (None, "me/shop", "release-abababababab")
+    assert one.alive(made)
+    hub.heads["main"] = "f" * 40  # somebody else has committed
+    assert not one.alive(made)
+    one.take_back(made)
+    assert set(hub.branches) == {"main"}
+    assert TOKEN not in repr(made)
+
+
+@pytest.mark.parametrize(
+    ("failing", "message"),
+    [("upload", "upload broke|the hub failed at"), ("short", "model.safetensors has 4000 bytes, and branch")],
+)
+def test_an_upload_that_breaks_leaves_main_as_it_was(hub, release, tmp_path, failing, message):
+    hub.failing.add(failing)
+    with pytest.raises(DeployError, match=message):
+        target(hub).deploy(release, tmp_path)
+    assert hub.branches["main"] == {}
+
+
+def test_a_token_that_is_missing_or_refused(hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(ResourceError, match=r"refuses the token .*HF_TOKEN: it needs a token that may write") as seen:
+        target(hub).check("shop")
+    assert "hf_wrong" not in str(seen.value)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(ResourceError, match="variable HF_TOKEN is not set"):
+        target(hub).check("shop")

@@ -1,0 +1,49 @@
+"""The service file of SkyServe: read by SkyPilot, and as it is shown in sky/serve.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from components.deployment import sky_serve
+
+GOLDEN = Path(__file__).parents[2] / "sky" / "serve.yaml"
+SHOP = ["s3://BUCKET/shop-agent", "--name", "shop-agent", "--engine", "vllm", "--accelerators", "L4:1"]
+
+
+def test_the_service_of_the_golden_file(capsys, monkeypatch):
+    monkeypatch.setattr(sky_serve, "check", lambda task: None)
+    assert sky_serve.main(SHOP) == 0
+    head = "# " + " ".join(["python -m components.deployment.sky_serve", *SHOP])
+    assert f"{head}\n{capsys.readouterr().out}" == GOLDEN.read_text()
+
+
+def test_our_own_server_on_cpus_from_the_hub():
+    task = sky_serve.service("a/b", "shop", engine="transformers", accelerators=None, replicas=2, max_length=64)
+    assert task["service"]["replicas"] == 2
+    assert "accelerators" not in task["resources"]
+    assert "hf download a/b --local-dir ~/model" in task["run"]
+    assert "components.inference.server ~/model --name shop" in task["run"]
+    assert "TOKEN" not in str(task)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["/home/me/model", "--name", "x"], "MODEL: '/home/me/model': expected a bucket"),
+        (["a/b", "--name", "My Shop"], "--name: 'My Shop': expected lower-case"),
+        (["a/b", "--name", "x", "--replicas", "0"], "--replicas: 0: expected 1 or more"),
+    ],
+)
+def test_mistakes(capsys, arguments, message):
+    assert sky_serve.main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_skypilot_reads_it(capsys):
+    assert sky_serve.main(SHOP) == 0
+    assert sky_serve.main([*SHOP[:-1], "L4:many"]) == 2
+    assert "SkyPilot refuses the service" in capsys.readouterr().err

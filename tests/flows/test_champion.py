@@ -1,0 +1,130 @@
+"""Who becomes champion: a real registry, artifacts of pretended runs, no model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from components.tracking.mlflow_tracker import Tracker
+from components.tracking.spec import TrackingSpec
+from components.trajectories.schema import Scenario, Trajectory
+from flows import champion
+from flows.console import Console
+from flows.execution import Execution
+from flows.online_rl import Outcome
+from flows.stages.base import Context
+from tests.flows.pretend import pretend, spec_of
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("champion")
+
+
+@pytest.fixture
+def name(request):
+    """A registered model of its own for each test; the store is made once."""
+    return request.node.name.replace("[", "-").replace("]", "")
+
+
+def conclude(root, name, episodes, *, seed, margin=0.0, **changes):
+    """A run whose final policy did these episodes, registered and compared; what was decided, and the notices."""
+    changes = {"seed": seed, "deploy": {"name": name, "margin": margin}, **changes}
+    run = pretend(root, episodes={"evaluate[final]": episodes}, **changes)
+    spec = spec_of(root, **changes)
+    context = Context.at(root)
+    artifacts = {label: context.store.find(run.stage(label).key) for label in ("train[2]", "evaluate[final]", "deploy")}
+    with Tracker.open(root, TrackingSpec(), "champion") as tracker:
+        execution = Execution(spec, context, Console(), tracker, root / "run.log")
+        outcome = Outcome(checkpoint=artifacts["train[2]"], evaluations={"final": artifacts["evaluate[final]"]})
+        outcome.measured.append(SimpleNamespace(step=0))
+        tags = champion.tags(execution, outcome)
+        version = tracker.register_model(name, artifacts["deploy"], policy_digest="f" * 64, tags=tags)
+        found = champion.decide(execution, outcome, tracker.registry, name, version)
+        now = tracker.registry.aliased(name, "champion")
+        said = tracker.client.get_model_version(name, version).tags
+    assert now is not None
+    return found, now.number, said, execution
+
+
+def test_the_first_version_is_champion_and_stays_it_when_its_run_is_repeated(root, name):
+    found, now, said, execution = conclude(root, name, "++--", seed=1)
+    assert (found.verdict, found.crowned, now) == ("first", True, "1")
+    assert said["champion.decision"] == f"{name} version 1 is champion: the first of its name"
+    assert [one.message for one in execution.notices] == [found.text]
+    again, now, said, _ = conclude(root, name, "++--", seed=1)
+    assert (again.verdict, again.crowned, now) == ("already", True, "1")
+    assert said["champion.verdict"] == "first"
+
+
+@pytest.mark.parametrize(
+    ("episodes", "margin", "verdict", "seed"),
+    [
+        ("+++-", 0.0, "won", 30),
+        ("+++-", 0.25, "won", 31),
+        ("+++-", 0.3, "lost", 32),
+        ("++--", 0.0, "lost", 33),
+        ("+---", 0.0, "lost", 34),
+    ],
+)
+def test_the_champion_has_to_be_beaten_by_the_margin_on_the_same_scenarios(root, name, episodes, margin, verdict, seed):
+    conclude(root, name, "++--", seed=2)
+    found, now, said, _ = conclude(root, name, episodes, seed=seed, margin=margin)
+    assert (found.verdict, now) == (verdict, "2" if verdict == "won" else "1")
+    assert (found.success, found.champion_success, found.scenarios) == (episodes.count("+") / 4, 0.5, 4)
+    assert said["champion.verdict"] == verdict
+    assert float(said["champion.difference"]) == pytest.approx(episodes.count("+") / 4 - 0.5)
+    assert f"on the same 4 scenarios; it had to be better {f'by {margin:g}' if margin else 'at all'}" in found.text
+
+
+def test_a_champion_that_was_asked_something_else_is_evaluated_again(root, name, monkeypatch):
+    conclude(root, name, "++++", seed=4)
+    found = conclude(root, name, "++--", seed=5)[3]
+    other = found.context.store.find(
+        pretend(root, seed=6, episodes={"evaluate[final]": "+---"}).stage("evaluate[final]").key
+    )
+    asked = []
+
+    def stage(self, label, step, request):
+        asked.append((label, request))
+        return SimpleNamespace(artifact=other)
+
+    monkeypatch.setattr(Execution, "stage", stage)
+    decided, now, _, _ = conclude(root, name, "++--", seed=7, evaluate={"scenarios": 4})
+    [(label, request)] = asked
+    assert label == "evaluate[champion]"
+    assert request.spec["evaluate"]["scenarios"] == 4
+    assert request.inputs["policy"] == pretend(root, seed=4, deploy={"name": name}).stage("train[2]").key
+    assert (decided.verdict, decided.champion_success, now) == ("won", 0.25, "3")
+
+
+def test_a_champion_that_cannot_be_asked_the_same_stays(root, name):
+    conclude(root, name, "+---", seed=8)
+    run = pretend(root, seed=8, deploy={"name": name})
+    store = Context.at(root).store
+    folder = store.path(run.stage("train[2]").key)
+    folder.rename(folder.with_name("away"))
+    found, now, said, _ = conclude(root, name, "++++", seed=9, evaluate={"scenarios": 4})
+    folder.with_name("away").rename(folder)
+    assert (found.verdict, found.crowned, now) == ("refused", False, "1")
+    assert "version 1 was evaluated on other scenarios, and its checkpoint" in said["champion.decision"]
+    assert said["champion.decision"].endswith("version 1 stays")
+
+
+def test_a_champion_that_somebody_else_registered_stays(root, name):
+    with Tracker.open(root, TrackingSpec(), "champion") as tracker:
+        tracker.client.create_registered_model(name)
+        tracker.client.create_model_version(name, (root / "somewhere").as_uri())
+        tracker.registry.alias(name, "champion", "1")
+    found, now, _, _ = conclude(root, name, "++++", seed=10)
+    assert (found.verdict, now) == ("refused", "1")
+    assert "was not registered by a run" in found.text
+
+
+def test_scenarios_that_nobody_shares_are_no_comparison(root, name):
+    others = [Trajectory("other", Scenario("other", {}, "heldout"), 0, [], outcome={"success": True})]
+    conclude(root, name, others, seed=11)
+    found, now, _, _ = conclude(root, name, "++", seed=12)
+    assert (found.verdict, now) == ("refused", "1")
+    assert "share no finished scenario" in found.text

@@ -1,0 +1,160 @@
+"""A champion is put into use, and what was in use stays or comes back: targets that keep to the protocol, real ledger,
+real canary against real servers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from components.deployment.canary import FILE
+from components.deployment.spec import CanarySpec, DeploySpec
+from components.deployment.targets.protocol import Deployment, Release
+from components.errors import DeployError
+from components.inference.server import Server
+from flows.champion import Decision
+from flows.release import Ledger, release
+from tests.flows.test_chat import Scripted
+
+WON = Decision("shop", "2", "won", "", against="1")
+
+
+class Registry:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ...]] = []
+
+    def alias(self, name: str, alias: str, version: str | None) -> None:
+        self.told.append((name, alias, version or "nobody"))
+
+    def tag(self, name: str, version: str, tags: dict[str, str]) -> None:
+        self.told.append((name, version, *tags.values()))
+
+
+class Served:
+    """Puts releases into use as servers in this process, each of which says its own words."""
+
+    name = "local"
+
+    def __init__(self, port: int = 0):
+        self.port = port
+        self.says: dict[str, str] = {}
+        """By version."""
+        self.up: dict[str, Server] = {}
+        """By URL."""
+
+    def build(self) -> Served:
+        return self
+
+    def deploy(self, new: Release, root: Any) -> Deployment:
+        if new.version not in self.says:
+            raise DeployError("the server ended while it started")
+        server = Server(Scripted(*[self.says[new.version]] * 9), new.name, port=self.port)
+        server.__enter__()
+        self.up[server.url] = server
+        details = {"port": str(server.port)}
+        return Deployment("local", new.version, new.digest, server.url, new.name, details=details)
+
+    def alive(self, deployment: Deployment) -> bool:
+        return deployment.url in self.up
+
+    def take_back(self, deployment: Deployment) -> None:
+        assert deployment.url is not None
+        self.up.pop(deployment.url).close()
+
+
+@pytest.fixture
+def target():
+    found = Served()
+    yield found
+    for server in found.up.values():
+        server.close()
+
+
+@pytest.fixture
+def put(tmp_path, target):
+    """Puts an export into use: what became of it, the notices, what the registry was told."""
+    asked = {"messages": [{"role": "user", "content": "Where?"}], "tools": [], "max_tokens": 4}
+    (tmp_path / FILE).write_text(json.dumps([{**asked, "answer": {"content": "Here."}}]))
+
+    def run(decision: Decision, digest: str, **canary: Any) -> tuple[Any, list[Any], list[Any]]:
+        deploy = DeploySpec.model_construct(target=target, canary=CanarySpec(timeout=2.0, **canary))
+        spec = SimpleNamespace(deploy=deploy, root=str(tmp_path), model=SimpleNamespace(max_length=64))
+        notices: list[Any] = []
+        console = SimpleNamespace(line=lambda text: None)
+        execution = SimpleNamespace(spec=spec, console=console, notice=notices.append)
+        registry = Registry()
+        export = SimpleNamespace(digest=digest, path=tmp_path)
+        found = release(execution, export, decision, 3, registry)  # type: ignore[arg-type]
+        return found, notices, registry.told
+
+    return run
+
+
+def present(tmp_path):
+    found = Ledger(tmp_path, "shop").present()
+    return found.release.version if found else None
+
+
+def test_a_champion_is_in_use_when_it_has_passed_and_the_one_before_goes(put, target, tmp_path):
+    target.says = {"1": "Here.", "2": "Here."}
+    found, notices, told = put(replace(WON, version="1", verdict="first", against=None), "a" * 64)
+    assert (found.state, found.agreement, told) == ("deployed", 1.0, [])
+    assert [one.kind for one in notices] == ["deployment"]
+    first = found.url
+    assert put(replace(WON, version="1", verdict="already"), "a" * 64)[0].state == "already"
+    found, _, _ = put(WON, "b" * 64)
+    assert list(target.up) == [found.url] != [first]
+    assert present(tmp_path) == "2"
+
+
+@pytest.mark.parametrize(
+    ("says", "message"),
+    [({"1": "Here."}, "ended while it started"), ({"1": "Here.", "2": "Nowhere."}, "answers 0.00 of 1 held-out")],
+)
+def test_what_fails_leaves_in_use_what_was(put, target, tmp_path, says, message):
+    target.says = says
+    first = put(replace(WON, version="1", verdict="first", against=None), "a" * 64)[0].url
+    found, notices, told = put(WON, "b" * 64)
+    assert found.state == "rolled back"
+    assert isinstance(found.error, DeployError)
+    assert message in notices[0].message
+    assert f"Version 1 stays in use at {first}" in notices[0].message
+    assert told == [("shop", "champion", "1"), ("shop", "2", "rolled back")]
+    assert (list(target.up), present(tmp_path)) == ([first], "1")
+    states = [one["state"] for one in json.loads(Ledger(tmp_path, "shop").path.read_text())["history"]]
+    assert states == ["deployed", "rolled back"]
+
+
+def test_on_a_port_of_its_own_the_server_before_it_is_started_again(put, target, tmp_path):
+    target.says = {"1": "Here.", "2": "Nowhere."}
+    first = put(replace(WON, version="1", verdict="first", against=None), "a" * 64)[0].url
+    target.port = int(first.rsplit(":", 1)[1].partition("/")[0])
+    found, notices, _ = put(WON, "b" * 64)
+    assert found.state == "rolled back"
+    assert "Version 1 is in use again at" in notices[0].message
+    assert (list(target.up), present(tmp_path)) == ([first], "1")
+
+
+def test_the_first_of_all_that_fails_leaves_no_champion(put, target, tmp_path):
+    found, notices, told = put(replace(WON, version="1", verdict="first", against=None), "a" * 64)
+    assert found.state == "rolled back"
+    assert notices[0].message.endswith("Nothing was in use before")
+    assert told[0] == ("shop", "champion", "nobody")
+    assert present(tmp_path) is None
+
+
+def test_who_is_not_champion_is_not_deployed(put, target):
+    found, notices, _ = put(replace(WON, verdict="lost"), "b" * 64)
+    assert (found.state, target.up) == ("skipped", {})
+    assert "is not deployed: it is not champion" in notices[0].message
+
+
+def test_less_agreement_may_be_asked_for(put, target):
+    target.says = {"2": "Nowhere."}
+    found, _, _ = put(WON, "b" * 64, agreement=0.0)
+    assert (found.state, found.agreement) == ("deployed", 0.0)
