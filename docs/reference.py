@@ -164,9 +164,19 @@ def _keys(group: str) -> Iterator[str]:
         for other in _files(group):
             for name, values in _read(other).items():
                 if name in unset and isinstance(values, dict):
-                    spec = next(one for one in get_args(annotation.model_fields[name].annotation) if one is not None)
+                    spec = _member(annotation.model_fields[name].annotation, values)
                     yield f"`{group}.{name}`, with the values of `{group}={other.stem}`. {_text(spec.__doc__)}"
                     yield _table(_rows(spec, f"{group}.{name}", values, other))
+
+
+def _member(annotation: Any, values: dict[str, Any]) -> Any:
+    """The spec of an optional field that fits a file's values; of several, the one with their `name`."""
+    if inspect.isclass(annotation) and issubclass(annotation, Spec):
+        return annotation
+    found = [_member(one, values) for one in get_args(annotation) if not isinstance(one, FieldInfo)]
+    specs = [one for one in found if inspect.isclass(one) and one is not type(None)]
+    named = [one for one in specs if "name" in values and one.model_fields["name"].default == values["name"]]
+    return next(iter(named or specs), None)
 
 
 def _reward_model_rows(path: Path) -> Iterator[Row]:

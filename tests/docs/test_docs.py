@@ -38,8 +38,8 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_all_pages_are_looked_at():
     assert {page.stem for page in PAGES} == {
         "README",
-        *("agents", "algorithms", "architecture", "cloud", "configuration", "distributed", "environments", "filters"),
-        *("judges", "prefect", "reliability", "rewards", "rollouts", "sweeps", "trajectories", "vllm"),
+        *("agents", "algorithms", "architecture", "cloud", "configuration", "deployment", "distributed"),
+        *("environments", "filters", "judges", "prefect", "reliability", "rewards", "rollouts", "sweeps", "trajectories", "vllm"),
         *("agentgym", "code", "games", "packages", "search", "service"),
     }
     assert len(RUNS) > 15
