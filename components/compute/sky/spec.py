@@ -33,8 +33,8 @@ class SkyPlace(Spec):
     image_id: str | None = None
     """Machine image, or `docker:IMAGE`."""
     nodes: int = Field(1, ge=1)
-    """Machines. With more than one the stage's command runs on each, and the first one reports; it finds the others by
-    SKYPILOT_NODE_IPS, SKYPILOT_NODE_RANK and SKYPILOT_NUM_NODES."""
+    """Machines. The stage's command runs on each, and finds the others by SKYPILOT_NODE_IPS, SKYPILOT_NODE_RANK and
+    SKYPILOT_NUM_NODES. Where it does not use them, one makes the artifact and the others wait for it."""
     cluster: str | None = Field(None, pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")
     """A cluster by this name is reused where it is up, and stays up when the run ends. None: one for this run, which
     goes down when the run ends."""
