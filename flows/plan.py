@@ -30,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from components.artifacts import Artifact, Store, stage_key
+from components.compute.sky.failures import wanted
+from components.compute.sky.spec import SkyPlace
 from components.errors import EspalierError, GuardStruck, ResourceError, SpecError
 from components.rewards.asking.spec import PaidSpec, asked_by
 from components.rollout.live import FILE as LIVE
@@ -70,7 +72,7 @@ class Planned:
     why: list[str]
     """Where it will run: what differs from the nearest earlier stage."""
     where: str
-    """Its placement: `local` or `process`."""
+    """Its place by name, and of a machine elsewhere what is asked for."""
     seconds: float | None
     """0 where it is cached; None where nothing like it has run."""
     cost: float | None
@@ -193,6 +195,12 @@ class _Planner:
         self._store.known[artifact.key] = artifact
         self._labels[artifact.key] = label
 
+    def _where(self, stage: str) -> str:
+        """Name of the place, and what is asked for there."""
+        name = self.spec.compute.placement(stage)  # type: ignore[arg-type]  # a stage's name
+        place = self.spec.compute.places[name]
+        return f"{name}: {wanted(place)}" if isinstance(place, SkyPlace) else name
+
     def call(self, label: str, step: int, request: Request) -> Artifact:
         missing = [name for name, key in request.inputs.items() if key not in self._store.known]
         part = key_part(request)
@@ -218,7 +226,7 @@ class _Planner:
                 inputs={name: self._labels.get(key, key[:12]) for name, key in request.inputs.items()},
                 status=status,
                 why=[] if artifact else self._why(request, key, part, nearest, missing, status),
-                where=self.spec.compute.placement(request.stage),  # type: ignore[arg-type]  # a stage's name
+                where=self._where(request.stage),
                 seconds=seconds,
                 cost=None if seconds is None or judged is None else seconds / 3600 * price + judged,
                 key=key,
