@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 Say = Callable[[Mapping[str, Any]], None]
 PATIENCE = 300.0
 """Seconds for which a cluster that runs a stage may be out of reach."""
+LEAVING = 30.0
+"""Seconds that a node may take to be gone."""
 LAUNCHES = 4
 """Times that machines are launched for one stage, where they are taken away."""
 LAST_LINES = 12
@@ -242,7 +244,14 @@ class Driver:
         return type(error).__name__ in LOST or not self._alive()
 
     def _alive(self) -> bool:
-        """Whether the cluster is up, by the cloud's own word."""
+        """Whether the cluster stays up, by the cloud's own word: a node that is being taken away counts as up for as
+        long as its processes get to end."""
+        end = time.monotonic() + min(LEAVING, self._patience)
+        while (up := self._is_up()) and time.monotonic() < end:
+            time.sleep(min(2.0, self._patience / 10))
+        return up
+
+    def _is_up(self) -> bool:
         refresh = self._sdk.StatusRefreshMode.FORCE
         found = self._sdk.get(self._sdk.status([self._name], refresh=refresh))
         return bool(found) and str(getattr(found[0]["status"], "value", found[0]["status"])) == "UP"
