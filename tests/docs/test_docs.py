@@ -39,7 +39,18 @@ def test_all_pages_are_looked_at():
     assert {page.stem for page in PAGES} == {
         "README",
         *("agents", "algorithms", "architecture", "cloud", "configuration", "deployment", "distributed"),
-        *("environments", "filters", "judges", "prefect", "reliability", "rewards", "rollouts", "sweeps", "trajectories", "vllm"),
+        *(
+            "environments",
+            "filters",
+            "judges",
+            "prefect",
+            "reliability",
+            "rewards",
+            "rollouts",
+            "sweeps",
+            "trajectories",
+            "vllm",
+        ),
         *("agentgym", "code", "games", "packages", "search", "service"),
     }
     assert len(RUNS) > 15
