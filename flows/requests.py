@@ -176,14 +176,12 @@ class Requests:
     def deploy(self, policy: Artifact, step: int, evaluations: dict[str, Artifact]) -> Request:
         """step: the round after which the policy stood."""
         # When it was decided to go on or to stop, and by whom, has no part in the result, the policy is an input; nor
-        # has the place.
+        # has the place, nor what happens to the export.
         course = ("early_stopping", "guards", "store", "calibrate")
         experiment = {name: value for name, value in self._data.items() if name not in course}
-        unread = ("approve", "approve_timeout")
-        experiment["deploy"] = {name: value for name, value in self._data["deploy"].items() if name not in unread}
         experiment["evaluate"] = {name: value for name, value in self._data["evaluate"].items() if name != "every"}
-        used = ("margin", "target", "canary")  # of what happens to the export
-        experiment["deploy"] = {name: value for name, value in self._data["deploy"].items() if name not in used}
+        unread = ("approve", "approve_timeout", "margin", "target", "canary")
+        experiment["deploy"] = {name: value for name, value in self._data["deploy"].items() if name not in unread}
         part = {
             "name": self.spec.deploy.name or self.spec.name,
             **self._parts("model", "agent", "deploy"),

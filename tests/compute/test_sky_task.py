@@ -74,7 +74,7 @@ print(sky.__file__)
 for file in sys.argv[1:]:
     with open(file) as text:
         config = yaml.safe_load(text)
-    config.pop("workdir")
+    config.pop("workdir", None)
     task = sky.Task.from_yaml_config(config, secrets_overrides=[(name, "x") for name in config.get("secrets", {})])
     dag = sky.Dag(); dag.add(task)
     print(task.name, task.num_nodes, task.resources)

@@ -30,6 +30,8 @@ def execution(tmp_path, screen):
 class Found:
     """What a body returns: results."""
 
+    pruned = None
+
     def markdown(self):
         return "# Results"
 
