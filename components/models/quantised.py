@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import ResourceError
+from components.models.saved import save
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +81,7 @@ def write(base_dir: Path, out: Path, dtype: str) -> None:
         for name in names:
             weight_OI = model.get_submodule(name).weight
             weight_OI.copy_(_settled(weight_OI, name))
-    model.save_pretrained(out)
+    save(model, out)
     for path in sorted(base_dir.iterdir()):
         if path.is_file() and not (out / path.name).exists() and ".safetensors" not in path.name:
             shutil.copyfile(path, out / path.name)

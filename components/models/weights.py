@@ -25,6 +25,7 @@ from typing import Any
 from components.artifacts import lock_file
 from components.errors import ResourceError
 from components.models import quantised
+from components.models.saved import save
 from components.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -277,7 +278,7 @@ def _convert_packaged(spec: ModelSpec, out: Path) -> None:
     for owner, name in ((model.config, "quantization_config"), (model, "is_quantized"), (model, "hf_quantizer")):
         if hasattr(owner, name):
             delattr(owner, name) if name in vars(owner) else setattr(owner, name, None)
-    model.save_pretrained(out)
+    save(model, out)
     AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(out)
 
 
@@ -314,4 +315,4 @@ def _make_random(spec: ModelSpec, out: Path) -> None:
                 tie_word_embeddings=True,
             )
         )
-    model.save_pretrained(out)
+    save(model, out)

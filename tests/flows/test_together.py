@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,25 @@ def test_two_processes_leave_what_one_leaves(alone, tmp_path):
         json.loads((two.path / "manifest.json").read_text())["files"]
     )
     assert not list((root / "artifacts" / ".drafts").iterdir())
+
+
+def test_any_of_the_processes_may_prepare_the_weights(tmp_path):
+    """Which one does is chance: transformers writes a model in the first process only, unless told otherwise."""
+    program = """
+import sys
+from pathlib import Path
+from torch import distributed
+from components.models.weights import prepare
+from tests.algorithms.builders import MODEL
+from torch.testing._internal.distributed.fake_pg import FakeStore
+distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+print(sorted(path.name for path in prepare(MODEL, Path(sys.argv[1])).iterdir()))
+"""
+    files = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+    assert "'config.json'" in files
+    assert "'model.safetensors'" in files
 
 
 class Enough(KeyboardInterrupt):
