@@ -134,6 +134,35 @@ def test_a_person_works_through_it_by_keyboard(page, annotated):
     }
 
 
+@pytest.mark.timeout(180)
+def test_an_episode_that_comes_late_is_not_shown_as_a_side(page, annotated):
+    page.goto(annotated[2])
+    page.wait_for_selector(".message")
+    late = []
+    page.route("**/api/episode*", lambda route: late.append(route))
+    page.keyboard.press("4")
+    page.wait_for_function("() => document.querySelector('#mode-episodes span').textContent === '0/5'")
+    wait_until(page, lambda: late)  # the answer is kept, and the episode asked for again
+    states = []
+    page.route("**/api/state", lambda route: states.append(route))
+    page.keyboard.press("p")
+    wait_until(page, lambda: states)
+    page.unroute("**/api/episode*")
+    for route in late:
+        route.continue_()
+    page.wait_for_timeout(300)  # in which it arrives
+    assert page.locator(".side").count() == 0
+    for route in states:
+        route.continue_()
+    page.wait_for_selector(".side")
+    assert page.locator(".side").count() == 2
+
+
+def wait_until(page, found):
+    while not found():
+        page.wait_for_timeout(20)
+
+
 def played_record(root):
     from flows.records import Records
 

@@ -15,6 +15,7 @@ let editing = false;
 let notes = {}; // notes that are not kept yet, by key
 let drafts = {}; // corrections that are not kept yet
 let turn = 0; // of the latest request to show something
+let asked = 0; // and of that for what there is to do
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -70,7 +71,9 @@ function items(all = false) {
 const item = () => items(true).find((one) => keyOf(one) === current);
 
 async function refresh() {
-  state = await ask("/api/state");
+  const own = ++asked;
+  const answer = await ask("/api/state");
+  if (own === asked) state = answer; // a later answer knows more
   const found = items();
   if (!found.some((one) => keyOf(one) === current)) {
     const next = found.find(isOpen) ?? found[0];
@@ -383,6 +386,7 @@ function nextOpen() {
 }
 
 const setMode = guarded(async (name) => {
+  ++turn; // what is on its way was asked for in the other mode
   mode = name;
   current = null;
   chosen = null;
