@@ -7,7 +7,7 @@ import pytest
 from components.errors import SpecError
 from components.specs import validate
 from flows.ancestry import Lineage
-from flows.plan import plan
+from flows.planning import plan
 from flows.spec import ExperimentSpec
 from tests.flows.pretend import pretend, spec_of
 from tests.flows.test_lineage import fed, steps

@@ -21,7 +21,7 @@ from flows.ancestry import Lineage
 from flows.fork import resolve
 from flows.lineage import show
 from flows.online_rl import online_rl
-from flows.plan import plan
+from flows.planning import plan
 from flows.records import RunRecord, StageRecord, recording
 from flows.requests import Requests
 from flows.spec import ExperimentSpec

@@ -11,7 +11,7 @@ import pytest
 from components.errors import EspalierError, GuardStruck
 from flows.execution import Execution
 from flows.guards import MOST_NAMED, no_signal, reward_hacking, spans
-from flows.plan import plan
+from flows.planning import plan
 from flows.records import Notice, Records
 from flows.stages.base import Context
 from tests.flows.pretend import pretend, spec_of

@@ -13,7 +13,8 @@ from components.errors import EspalierError, SpecError, WaitTimeout
 from flows.execution import Execution
 from flows.online_rl import online_rl
 from flows.overlap import together
-from flows.plan import plan, show
+from flows.plan import show
+from flows.planning import plan
 from flows.records import Records, recording
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
@@ -98,7 +99,7 @@ def test_what_learns_from_any_episodes_needs_no_correction(tmp_path, name):
 def test_the_plan_shows_what_runs_beside_what_and_counts_its_time_once(tmp_path, monkeypatch):
     pretend(tmp_path, **BEFORE)
     seconds = {"train": 5, "collect": 4, "judge": 2, "filter": 1, "evaluate": 1, "deploy": 1}
-    monkeypatch.setattr("flows.plan._Near.seconds_for", lambda near, request: seconds[request.stage])
+    monkeypatch.setattr("flows.planning._Near.seconds_for", lambda near, request: seconds[request.stage])
     found = plan(spec_of(tmp_path, **{**OVERLAP, "seed": 1, "compute": {"price": 3600, "prices": {"train": 7200}}}))
     beside = {one.label: one.beside for one in found.stages if one.beside}
     assert beside == {

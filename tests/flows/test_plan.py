@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from components.artifacts import Store
+from components.compute.sky.offers import Offer
 from components.errors import SchemaMismatch
 from flows import plan as command
-from flows.plan import plan, show
+from flows.plan import show
+from flows.planning import plan
 from flows.records import Records
 from tests.flows.pretend import pretend, spec_of
 
@@ -317,7 +319,7 @@ def test_what_judges_of_unknown_price_cost_is_not_known(tmp_path):
     found = plan(spec_of(tmp_path, rounds=1, seed=1, **changes))
     assert {one.label: one.cost for one in found.stages}["judge[1]"] is None
     assert found.cost is None
-    assert "what judges cost in" in show(found)
+    assert "of the others cost is not known" in show(found)
 
 
 def test_a_key_that_is_missing_is_said(tmp_path, monkeypatch):
@@ -328,3 +330,34 @@ def test_a_key_that_is_missing_is_said(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("JUDGE_KEY", "x")
     assert "cannot begin" not in show(plan(spec_of(tmp_path, **judged(tmp_path, key_variable="JUDGE_KEY"))))
+
+
+def test_machines_that_skypilot_provides_are_priced_by_its_optimizer(tmp_path, monkeypatch):
+    pretend(tmp_path)
+    monkeypatch.setattr("flows.planning._Near.seconds_for", lambda near, request: 7200.0)
+    slurm = {"name": "sky", "infra": "slurm", "autostop": None}
+    gpu, cpu = {**slurm, "accelerators": "H100:1"}, {**slurm, "cpus": "2+"}
+    compute = {
+        "places": {"local": {"name": "local"}, "gpu": gpu, "cpu": cpu, "own": cpu, "idle": cpu},
+        "stages": {"train": "gpu", "filter": "cpu", "judge": "own", "feedback": "idle"},
+        "prices": {"judge": 9.0},
+    }
+    shared = {"store": (tmp_path / "store").as_uri(), "compute": compute}
+    asked = []
+
+    def ask(places):
+        asked.append(sorted(places))
+        found = {name: Offer("cpu_4x on lambda/us-west-1", 0.5) for name in places}
+        return {**found, "gpu": Offer("H100:1 on any cloud", None, "there is no H100:1")}
+
+    found = plan(spec_of(tmp_path, seed=1, **shared), ask)
+    assert asked == [["cpu", "gpu", "idle"]]  # once, and not where a price is given
+    by_label = {one.label: one for one in found.stages}
+    for label, cost in {"filter[1]": 1.0, "judge[1]": 18.0, "collect[1]": 0.0, "train[1]": None}.items():
+        assert by_label[label].cost == cost
+    text = show(found)
+    assert "cpu: cpu_4x on lambda/us-west-1, 0.50 an hour by SkyPilot's optimizer" in text
+    assert "gpu: its price is not known: there is no H100:1" in text
+    assert "idle:" not in text  # no stage of this run is there
+    kept = plan(spec_of(tmp_path, **shared), ask)
+    assert (kept.cost, len(asked)) == (0, 1)  # everything is found, nothing is asked

@@ -10,7 +10,7 @@ from components.artifacts import Store
 from components.errors import SpecError
 from flows.ancestry import Lineage
 from flows.fork import resolve
-from flows.plan import plan
+from flows.planning import plan
 from tests.flows.pretend import pretend, spec_of
 from tests.flows.test_lineage import fed, steps
 from tests.flows.test_online_rl import Recorder

@@ -16,7 +16,7 @@ from components.trajectories.store import load_scored, read_scores, read_traject
 from flows.ancestry import Lineage
 from flows.execution import Execution
 from flows.online_rl import online_rl
-from flows.plan import plan
+from flows.planning import plan
 from flows.requests import Requests
 from flows.spec import ExperimentSpec
 from flows.stages.base import Context, Request

@@ -18,7 +18,7 @@ from components.trajectories.store import write_scores, write_trajectories
 from flows.guards import ADVICE, DRIFTS, RULES, Guards, GuardsSpec, Look, drifted
 from flows.guards.drift import rose_clearly
 from flows.online_rl import online_rl
-from flows.plan import plan
+from flows.planning import plan
 from flows.records import GuardName, Notice, Records, Shown, recording
 from flows.stages.base import Context
 from flows.stages.episodes import figures

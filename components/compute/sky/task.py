@@ -35,7 +35,22 @@ def render(
     workdir: the snapshot of the code. options: of `flows.stage`, besides request and root: the store, for one.
     environment: variables that every stage gets; those of the place win.
     """
-    resources = {
+    task = {
+        "name": str(request["stage"]).replace("_", "-"),
+        "resources": resources(place),
+        "num_nodes": place.nodes,
+        "workdir": str(workdir),
+        "envs": {**environment, **place.envs, REQUEST: json.dumps(request, sort_keys=True)},
+        "secrets": dict.fromkeys(place.secrets),
+        "setup": _setup(place),
+        "run": _run(place, options),
+    }
+    return {name: value for name, value in task.items() if value not in ({}, "")}
+
+
+def resources(place: SkyPlace) -> dict[str, Any]:
+    """What is asked of each node."""
+    asked = {
         "infra": place.infra,
         "accelerators": place.accelerators,
         "cpus": place.cpus,
@@ -45,17 +60,7 @@ def render(
         "image_id": place.image_id,
         "autostop": _autostop(place),
     }
-    task = {
-        "name": str(request["stage"]).replace("_", "-"),
-        "resources": {name: value for name, value in resources.items() if value is not None},
-        "num_nodes": place.nodes,
-        "workdir": str(workdir),
-        "envs": {**environment, **place.envs, REQUEST: json.dumps(request, sort_keys=True)},
-        "secrets": dict.fromkeys(place.secrets),
-        "setup": _setup(place),
-        "run": _run(place, options),
-    }
-    return {name: value for name, value in task.items() if value not in ({}, "")}
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _autostop(place: SkyPlace) -> dict[str, Any] | None:
