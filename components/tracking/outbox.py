@@ -7,6 +7,7 @@ with the next thing or at the end. A request that MLflow refuses as wrong is no 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -31,11 +32,13 @@ _REFUSED = {
 
 
 class Outbox:
-    """where: the store, for messages. Used by one thread."""
+    """where: the store, for messages. One thread after the other says what waits: when a run is interrupted, the one
+    that ends it and the one that was working may meet here."""
 
     def __init__(self, where: str):
         self.where = where
         self._waiting: deque[Callable[[], object]] = deque()
+        self._sending = threading.RLock()
         self._failed: float | None = None
         self._error: Exception | None = None
 
@@ -51,7 +54,7 @@ class Outbox:
     def drain(self, limit: float) -> None:
         """Waits until all is said. Raises ResourceError where the store is still away after `limit` seconds."""
         deadline = time.monotonic() + limit
-        while self._waiting and not self._send():
+        while not self._send():
             if time.monotonic() > deadline:
                 raise ResourceError(
                     f"waited {limit:.0f} s for MLflow at {self.where} ({self._error}). What the stages made is in the "
@@ -63,19 +66,25 @@ class Outbox:
         from mlflow.exceptions import MlflowException
         from requests.exceptions import RequestException
 
-        while self._waiting:
-            try:
-                self._waiting[0]()
-            except (MlflowException, RequestException, OSError) as error:
-                if isinstance(error, MlflowException) and error.error_code in _REFUSED:
-                    self._waiting.popleft()
+        with self._sending:
+            while self._waiting:
+                work = self._waiting.popleft()
+                try:
+                    work()
+                except (MlflowException, RequestException, OSError) as error:
+                    if isinstance(error, MlflowException) and error.error_code in _REFUSED:
+                        raise
+                    self._waiting.appendleft(work)
+                    if self._failed is None:
+                        logger.warning(
+                            "MLflow at %s is away; the run goes on and tells it later: %s", self.where, error
+                        )
+                    self._failed, self._error = time.monotonic(), error
+                    return False
+                except KeyboardInterrupt:
+                    self._waiting.appendleft(work)
                     raise
-                if self._failed is None:
-                    logger.warning("MLflow at %s is away; the run goes on and tells it later: %s", self.where, error)
-                self._failed, self._error = time.monotonic(), error
-                return False
-            self._waiting.popleft()
-        if self._failed is not None:
-            logger.warning("MLflow at %s is back", self.where)
-        self._failed = None
-        return True
+            if self._failed is not None:
+                logger.warning("MLflow at %s is back", self.where)
+            self._failed = None
+            return True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
@@ -95,3 +98,38 @@ def test_a_full_disk_is_waited_for_too(server, box):
     server.heard.append("made room")
     box.drain(1)
     assert len(box) == 0
+
+
+def test_two_threads_say_each_thing_once_and_in_order(box):
+    said, begun, go = [], threading.Event(), threading.Event()
+
+    def slow():
+        begun.set()
+        go.wait(10)
+        said.append(0)
+
+    worker = threading.Thread(target=lambda: box.put(slow))
+    worker.start()
+    begun.wait(10)
+    ending = threading.Thread(target=lambda: (box.put(lambda: said.append(1)), box.drain(10)))
+    ending.start()
+    time.sleep(0.05)
+    go.set()
+    worker.join(10)
+    ending.join(10)
+    assert said == [0, 1]
+    assert not box
+
+
+def test_what_was_interrupted_is_said_at_the_end(box):
+    said = []
+
+    def interrupted():
+        said.append("try")
+        if len(said) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        box.put(interrupted)
+    box.drain(10)
+    assert said == ["try", "try"]
