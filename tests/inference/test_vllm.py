@@ -296,3 +296,21 @@ def test_the_server_is_started_for_the_model(base_dir):
     assert environment(spec, on_cpu=True)["VLLM_CPU_KVCACHE_SPACE"] == "2"
     with pytest.raises(ValueError, match="host is set by the run"):
         VllmSpec(arguments={"host": "0.0.0.0"})
+
+
+def test_between_stages_the_servers_sleep(start, connect, adapter_dir):
+    server = start(sleep=True)
+    engine = connect(server)
+    assert "policy/7" in ask(engine).message["content"]
+    engine.release()
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/is_sleeping") as answer:
+        assert json.load(answer) == {"is_sleeping": True}
+    engine.load_policy("v1", str(adapter_dir))  # as the next stage does first
+    assert ask(engine, replace(HELLO, policy="v1")).policy == "v1"
+    engine.release()
+    assert ask(connect(server)).policy == "base"
+
+
+def test_a_server_that_cannot_sleep_says_what_it_needs(start, connect):
+    with pytest.raises(ResourceError, match=r"inference.sleep: .*VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"):
+        connect(start(), ours=False, sleep=True)

@@ -21,6 +21,7 @@ def options():
     parser.add_argument("--port", type=int)
     parser.add_argument("--max-lora-rank", type=int, default=16)
     parser.add_argument("--max-model-len", type=int, default=0)
+    parser.add_argument("--enable-sleep-mode", action="store_true")
     return parser.parse_known_args()[0]
 
 
@@ -35,6 +36,8 @@ def main():
 
     tokenizer = Tokenizer.from_file(str(Path(given.model) / "tokenizer.json"))
     adapters, lock, seen = {}, threading.Lock(), []
+    sleeps = given.enable_sleep_mode and os.environ.get("VLLM_SERVER_DEV_MODE") == "1"
+    asleep = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -52,6 +55,8 @@ def main():
         def do_GET(self):
             if self.path == "/seen":
                 return self.say(seen)
+            if self.path == "/is_sleeping":
+                return self.say({"is_sleeping": asleep.is_set()}) if sleeps else self.refuse(404, "Not Found")
             if self.path != "/v1/models":
                 return self.say({})
             base = {"id": given.served_model_name, "root": given.model, "max_model_len": given.max_model_len}
@@ -65,8 +70,11 @@ def main():
                 os._exit(3)
             with lock:
                 seen.append([self.path, body])
+            if self.path in ("/sleep?level=1", "/wake_up") and sleeps:
+                asleep.set() if "sleep" in self.path else asleep.clear()
+                return self.say({})
             answer = {"/tokenize": self.tokenize, "/v1/completions": self.complete, "/v1/load_lora_adapter": self.load}
-            answer[self.path](body)
+            answer.get(self.path, lambda body: self.refuse(404, "Not Found"))(body)
 
         def tokenize(self, body):
             self.say({"tokens": tokenizer.encode(body["prompt"], add_special_tokens=False).ids})
@@ -86,6 +94,8 @@ def main():
 
         def complete(self, body):
             model = body["model"]
+            if asleep.is_set():
+                return self.refuse(400, "the engine sleeps")
             if model != given.served_model_name and model not in adapters:
                 return self.refuse(404, f"The model `{model}` does not exist.")
             if given.fault == "slow":
