@@ -7,34 +7,21 @@ the new one is taken down, the old one stays or is started again, and the alias 
 
 from __future__ import annotations
 
-import json
-import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.artifacts import Artifact, lock_file
+from components.artifacts import Artifact
 from components.deployment.canary import check_endpoint
 from components.deployment.targets.protocol import Deployment, Release, Target
 from components.errors import DeployError, EspalierError
 from flows.champion import ALIAS, Decision
+from flows.in_use import InUse, Ledger, where
 from flows.records import Notice
 
 if TYPE_CHECKING:
     from components.tracking.registry import Registry
     from flows.execution import Execution
-
-FOLDER = "deployments"
-LOCK_LIMIT = 12 * 3600.0
-"""Seconds to wait for another run that deploys the same model."""
-
-
-@dataclass(frozen=True)
-class InUse:
-    """A release and where it was deployed."""
-
-    release: Release
-    deployment: Deployment
 
 
 @dataclass(frozen=True)
@@ -55,45 +42,13 @@ class Released:
         return {"state": self.state, "url": self.url, "model": self.model, "agreement": self.agreement}
 
 
-class Ledger:
-    """What is in use of one model below a run root, and what was tried."""
-
-    def __init__(self, root: Path, name: str):
-        self.folder = root / FOLDER
-        self.path = self.folder / f"{name}.json"
-
-    def present(self) -> InUse | None:
-        """What is in use, as far as this root knows."""
-        found = self._read().get("present")
-        if found is None:
-            return None
-        release = found["release"]
-        return InUse(Release(**{**release, "folder": Path(release["folder"])}), Deployment(**found["deployment"]))
-
-    def write(self, present: InUse | None, state: str, text: str) -> None:
-        """All at once. state, text: what happened, added to the history."""
-        data = self._read()
-        entry = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "state": state, "text": text}
-        data["history"] = [*data.get("history", []), entry]
-        data["present"] = json.loads(json.dumps(asdict(present), default=str)) if present else None
-        self.folder.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_name(f".{self.path.name}.part")
-        part.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        part.replace(self.path)
-
-    def _read(self) -> dict[str, Any]:
-        return json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
-
-
 def release(execution: Execution, export: Artifact, decision: Decision, step: int, registry: Registry) -> Released:
     """Puts a champion into use at `deploy.target`. Never raises what a target does: it is in what is returned."""
     spec = execution.spec
     assert spec.deploy.target is not None
     new = Release(decision.name, decision.version, export.digest, export.path / "merged", spec.model.max_length)
     ledger = Ledger(Path(spec.root), decision.name)
-    ledger.folder.mkdir(parents=True, exist_ok=True)
-    with open(ledger.folder / f".{decision.name}.lock", "a+") as file:
-        lock_file(file, f"the deployment of {decision.name}", LOCK_LIMIT)
+    with ledger.held():
         found = _release(execution, ledger, spec.deploy.target.build(), new, export, decision)
         if found.state == "rolled back":
             _uncrown(registry, decision)
@@ -111,7 +66,7 @@ def _release(
         return Released("skipped", f"{new.name} version {new.version} is not deployed: it is not champion")
     alive = before is not None and before.deployment.target == kind and target.alive(before.deployment)
     if before is not None and alive and before.release.digest == new.digest:
-        text = f"{new.name} version {new.version} is in use already at {_where(before.deployment)}"
+        text = f"{new.name} version {new.version} is in use already at {where(before.deployment)}"
         return Released("already", text, before.deployment.url, before.deployment.model)
     stopped = before is not None and alive and _same_port(spec.target, before.deployment)
     made: Deployment | None = None
@@ -127,7 +82,7 @@ def _release(
         if isinstance(error, KeyboardInterrupt):
             raise
         return Released("rolled back", text, error=DeployError(text))
-    text = f"{new.name} version {new.version} is in use at {_where(made)}"
+    text = f"{new.name} version {new.version} is in use at {where(made)}"
     text += f"; canary: {agreement:.0%} of its prompts answered as the policy does" if agreement is not None else ""
     ledger.write(InUse(new, made), "deployed", text)
     if before is not None and alive and not stopped and made.target != "hub":
@@ -149,12 +104,12 @@ def _back(target: Target, ledger: Ledger, before: InUse | None, made: Deployment
     if before is None:
         text = "Nothing was in use before"
     elif not stopped:
-        text = f"Version {before.release.version} stays in use at {_where(before.deployment)}"
+        text = f"Version {before.release.version} stays in use at {where(before.deployment)}"
     else:
         try:
             again = target.deploy(before.release, ledger.folder)
             before = replace(before, deployment=again)
-            text = f"Version {before.release.version} is in use again at {_where(again)}"
+            text = f"Version {before.release.version} is in use again at {where(again)}"
         except EspalierError as error:
             text = f"Version {before.release.version} was in use before and cannot be started again ({error})"
             before = None
@@ -172,7 +127,3 @@ def _uncrown(registry: Registry, decision: Decision) -> None:
 def _same_port(spec: Any, deployment: Deployment) -> bool:
     port = getattr(spec, "port", 0)
     return bool(port) and deployment.details.get("port") == str(port)
-
-
-def _where(deployment: Deployment) -> str:
-    return f"{deployment.url} as {deployment.model}" if deployment.url else f"{deployment.target} {deployment.model}"

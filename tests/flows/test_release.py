@@ -16,7 +16,8 @@ from components.deployment.targets.protocol import Deployment, Release
 from components.errors import DeployError
 from components.inference.server import Server
 from flows.champion import Decision
-from flows.release import Ledger, release
+from flows.in_use import Ledger
+from flows.release import release
 from tests.flows.test_chat import Scripted
 
 WON = Decision("shop", "2", "won", "", against="1")

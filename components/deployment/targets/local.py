@@ -66,6 +66,7 @@ class Local:
             process.kill()
             process.wait()
             raise
+        process.returncode = 0  # it outlives us: else Python warns of a process that nobody waited for
         details = {"pid": str(process.pid), "began": repr(began), "log": str(log), "port": str(port)}
         return Deployment("local", release.version, release.digest, url, release.name, details=details)
 

@@ -1,0 +1,84 @@
+"""What is in use below a root is listed, stopped and started again: a real server on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from components.deployment.targets.protocol import Deployment, Release
+from components.deployment.targets.spec import LocalTarget
+from flows.deployments import main
+from flows.in_use import InUse, Ledger
+
+
+@pytest.fixture
+def command(tmp_path, capsys):
+    def ask(*arguments: str) -> tuple[int, str, str]:
+        code = main(["--root", str(tmp_path), *arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return ask
+
+
+def put(root: Path, name: str, folder: Path) -> InUse:
+    release = Release(name, "3", "ab" * 32, folder, 512)
+    found = InUse(release, LocalTarget().build().deploy(release, root / "deployments"))
+    Ledger(root, name).write(found, "deployed", "")
+    return found
+
+
+def answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url.removesuffix("/v1") + "/health", timeout=10).close()
+    except urllib.error.URLError:
+        return False
+    return True
+
+
+@pytest.mark.timeout(300)
+def test_a_server_is_listed_stopped_and_started_again(tmp_path, base_dir, command):
+    found = put(tmp_path, "shop", base_dir)
+    try:
+        url = found.deployment.url
+        code, text, _ = command()
+        assert code == 0
+        assert url in text.replace("\n", "")
+        [one] = json.loads(command("--json")[1])
+        assert one == {"name": "shop", "version": "3", "target": "local", "url": url, "model": "shop", "state": "up"}
+        assert command("--start", "shop")[1] == f"shop version 3 is up at {url} as shop\n"
+        assert command("--stop", "shop")[1] == "shop version 3 was stopped; --start shop starts it again\n"
+        assert not answers(url)
+        assert json.loads(command("--json")[1])[0]["state"] == "ended"
+        assert command("--stop", "shop")[1] == "shop version 3 has ended already\n"
+        assert command("--start", "shop")[1] == f"shop version 3 is up at {url} as shop\n"
+        assert answers(url)
+        history = json.loads(Ledger(tmp_path, "shop").path.read_text())["history"]
+        assert [one["state"] for one in history] == ["deployed", "stopped", "started"]
+    finally:
+        command("--stop", "shop")
+
+
+def test_what_cannot_be_stopped_or_started_here_says_so(tmp_path, command):
+    assert command() == (0, f"nothing is in use below {tmp_path}\n", "")
+    assert command("--stop", "shop") == (
+        2, "", f"no model called shop was deployed below {tmp_path}; deployed were: none\n"
+    )  # fmt: skip
+    release = Release("shop", "3", "ab" * 32, tmp_path / "gone", 512)
+    away = Deployment("together", "3", release.digest, "https://host.example/v1", "team/shop")
+    Ledger(tmp_path, "shop").write(InUse(release, away), "deployed", "")
+    assert "elsewhere" in command()[1]
+    code, _, error = command("--stop", "shop")
+    assert (code, "only servers on this machine" in error) == (2, True)
+    here = Deployment("local", "3", release.digest, "http://127.0.0.1:9/v1", "shop", details={
+        "pid": "999999999", "began": "0.0", "port": "9", "log": "",
+    })  # fmt: skip
+    Ledger(tmp_path, "shop").write(InUse(release, here), "deployed", "")
+    code, _, error = command("--start", "shop")
+    assert (code, "the export of shop version 3 is gone" in error) == (2, True)
+    Ledger(tmp_path, "shop").write(None, "rolled back", "")
+    assert command("--stop", "shop")[0] == 2
