@@ -106,12 +106,38 @@ def test_a_training_that_is_killed_goes_on_and_ends_as_it_does_here(locally, sha
     until(lambda: not slurm("squeue", "-h", "-o", "%i"), 120)
 
 
+def test_what_a_stage_takes_longer_there(shared, tmp_path):
+    """On a cluster that is launched for it, on one that is up; against a process of its own here, which has to import
+    what it needs too, and against the run's own process."""
+
+    def seconds(name, *overrides):
+        root = tmp_path / name
+        result(subprocess.run(
+            [sys.executable, "-m", "flows.run", "+experiment=smoke", "rounds=2", f"root={root}", "seed=9", *overrides],
+            cwd=CODE, capture_output=True, text=True, timeout=1500,
+        ))  # fmt: skip
+        [record] = (root / "records").glob("*.json")
+        stages = json.loads(record.read_text())["stages"]
+        return [one["seconds"] for one in stages if one["label"].startswith("train")]
+
+    there = seconds("there", *placed(shared))
+    fresh = seconds("fresh", "compute.stages.train=process")
+    here = seconds("here")
+    print(
+        f"\ntrain[sft], [1], [2] took {there} s there, {fresh} s in a process of their own here, {here} s in the run's"
+    )
+    cold, warm, inside = there[0] - fresh[0], max(there[1:]) - fresh[0], max(there[1:]) - here[1]
+    print(f"longer there: cold {cold:.0f} s, warm {warm:.0f} s; than in the run's own process {inside:.0f} s")
+    assert cold < 60
+
+
 def test_a_cluster_goes_down_when_its_run_is_killed(shared, tmp_path):
     child = subprocess.Popen(
         command(tmp_path, *placed(shared, "seed=7")), cwd=CODE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     until(lambda: slurm("squeue", "-h", "-o", "%i"), 900)
     child.send_signal(signal.SIGKILL)
+    child.wait(10)
     until(lambda: not slurm("squeue", "-h", "-o", "%i"), 300)
 
 
