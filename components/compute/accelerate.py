@@ -16,6 +16,8 @@ from pydantic import Field
 from components.specs import Spec
 
 Strategy = Literal["ddp", "zero2", "fsdp"]
+TOGETHER = ("train", "reward_model")
+"""Stages that can run in several processes."""
 
 
 class AcceleratePlace(Spec):
@@ -30,10 +32,19 @@ class AcceleratePlace(Spec):
     timeout: float = Field(1800.0, gt=0)
     """Seconds that a process waits for the others before all end."""
 
+    @property
+    def group(self) -> int:
+        """Processes that train together."""
+        return self.processes
+
 
 def command(place: AcceleratePlace, stage: Sequence[str], log: Path) -> list[str]:
     """Starts the processes of a stage. stage: module and options of what each runs. log: where a person finds what
     they wrote to stderr."""
-    own = ["--strategy", place.strategy, "--group-timeout", str(place.timeout)]
     launch = ["-m", "components.compute.launch", "--processes", str(place.processes), "--log", str(log)]
-    return [sys.executable, *launch, "--", *stage, *own]
+    return [sys.executable, *launch, "--", *stage, *member(place.strategy, place.timeout)]
+
+
+def member(strategy: Strategy, timeout: float) -> list[str]:
+    """Options of `flows.stage` in each of the processes."""
+    return ["--strategy", strategy, "--group-timeout", str(timeout)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 from components.algorithms.spec import AlgorithmSpec, EWCSpec, PPOSpec
+from components.compute.accelerate import TOGETHER
 from components.compute.sky.spec import SkyPlace
 from components.compute.spec import AcceleratePlace, ComputeSpec, StageName
 from components.errors import Problem
@@ -14,8 +15,6 @@ from components.rollout.spec import CollectSpec
 from components.specs import nearest
 
 STAGES: tuple[StageName, ...] = get_args(StageName)
-TRAIN: tuple[StageName, ...] = ("train", "reward_model")
-"""Stages that can run in several processes."""
 
 
 def places(compute: ComputeSpec) -> Iterator[Problem]:
@@ -56,20 +55,23 @@ def together(
         place = compute.places.get(name)
         if not isinstance(place, AcceleratePlace):
             continue
-        if stage not in TRAIN:
+        if stage not in TOGETHER:
             key = f"compute.stages.{stage}" if stage in compute.stages else "compute.default"
-            message = f"{name!r} runs {' and '.join(TRAIN)} in several processes, and no other stage; expected another"
+            message = (
+                f"{name!r} runs {' and '.join(TOGETHER)} in several processes, and no other stage; expected another"
+            )
             yield Problem(key, f"{message} place, as compute.stages.train={name}")
-    used = {compute.placement(stage) for stage in TRAIN}
+    used = {compute.placement(stage) for stage in STAGES if stage in TOGETHER}
     for name, place in compute.places.items():
-        if name not in used or not isinstance(place, AcceleratePlace):
+        if name not in used or not isinstance(place, AcceleratePlace | SkyPlace) or place.group == 1:
             continue
         key = f"compute.places.{name}"
-        if place.processes > collect.scenarios:
+        if place.group > collect.scenarios:
+            nodes = f" on each of {place.nodes} nodes" if isinstance(place, SkyPlace) and place.nodes > 1 else ""
             yield Problem(
                 f"{key}.processes",
-                f"{place.processes}, and a round has collect.scenarios={collect.scenarios}: there would be processes "
-                f"without a group to compute; expected at most {collect.scenarios}",
+                f"{place.processes}{nodes}, and a round has collect.scenarios={collect.scenarios}: there would be "
+                f"processes without a group to compute; expected at most {collect.scenarios}{' in all' * bool(nodes)}",
             )
         if place.strategy == "ddp":
             continue

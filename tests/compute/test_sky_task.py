@@ -30,6 +30,8 @@ FULL = {
     "use_spot": True,
     "image_id": "docker:example/image:1",
     "nodes": 2,
+    "processes": 8,
+    "strategy": "fsdp",
     "cluster": "ours",
     "autostop": 30,
     "down": False,

@@ -7,7 +7,8 @@ import pytest
 from components.errors import SpecError
 from flows.config import compose
 
-ACCELERATE, FSDP = "compute.places.accelerate", "compute.places.fsdp"
+ACCELERATE, FSDP, PLACE = "compute.places.accelerate", "compute.places.fsdp", "compute.places.sky_slurm"
+SLURM = ["compute=sky", "compute.default=local", "compute.stages.train=sky_slurm", "store=file:///shared"]
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,12 @@ ACCELERATE, FSDP = "compute.places.accelerate", "compute.places.fsdp"
         (["compute=accelerate", f"{ACCELERATE}.processes=9"], f"{ACCELERATE}.processes", "expected at most 8"),
         (["compute=accelerate", f"{ACCELERATE}.strategy=fsdp3"], f"{ACCELERATE}.strategy", "fsdp"),
         (["compute=accelerate", "compute.stages.collect=accelerate"], "compute.stages.collect", "no other stage"),
+        ([*SLURM, f"{PLACE}.nodes=2", f"{PLACE}.processes=5"], f"{PLACE}.processes", "5 on each of 2 nodes"),
+        (
+            [*SLURM, f"{PLACE}.processes=2", f"{PLACE}.strategy=fsdp", "model.quantization=nf4"],
+            f"{PLACE}.strategy",
+            "ddp",
+        ),
         (["compute=fsdp", "model.quantization=nf4"], f"{FSDP}.strategy", "expected ddp"),
         (["compute=fsdp", "model.lora=null", "model.dtype=bfloat16"], f"{FSDP}.strategy", "model.dtype=float32"),
         (["compute=fsdp", "model.lora=null", "algorithm=ppo"], f"{FSDP}.strategy", "ppo is not distributed in parts"),

@@ -131,6 +131,29 @@ def test_what_a_stage_takes_longer_there(shared, tmp_path):
     assert cold < 60
 
 
+def test_a_training_in_several_processes_there(shared, tmp_path):
+    """The steps are those of one process here; the last bits differ, for sums are in another order."""
+    place = "compute.places.sky_slurm"
+    steps = {}
+    more = {"here": [], "there": placed(shared, f"{place}.processes=2", f"{place}.strategy=fsdp")}
+    for name, overrides in more.items():
+        root = tmp_path / name
+        result(subprocess.run(
+            [sys.executable, "-m", "flows.run", "+experiment=smoke", "rounds=1", f"root={root}", "seed=10", *overrides],
+            cwd=CODE, capture_output=True, text=True, timeout=1500,
+        ))  # fmt: skip
+        [record] = (root / "records").glob("*.json")
+        keys = {one["label"]: one["key"] for one in json.loads(record.read_text())["stages"]}
+        log = (root / "artifacts" / keys["train[sft]"] / "log.jsonl").read_text()
+        steps[name] = [json.loads(line) for line in log.splitlines()]
+    assert len(steps["here"]) == len(steps["there"]) > 0
+    for here, there in zip(steps["here"], steps["there"], strict=True):
+        for figure in ("loss", "grad_norm"):
+            assert there[figure] == pytest.approx(here[figure], rel=1e-4, abs=1e-7)
+    text = "".join(path.read_text() for path in (tmp_path / "there" / "logs").glob("*sky_slurm.log"))
+    assert "[1] INFO" in text  # the second process speaks in the log of the job
+
+
 def test_a_cluster_goes_down_when_its_run_is_killed(shared, tmp_path):
     child = subprocess.Popen(
         command(tmp_path, *placed(shared, "seed=7")), cwd=CODE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from components.compute.accelerate import Strategy
 from components.specs import Spec
 
 SHARED = ("slurm", "kubernetes", "k8s", "ssh")
@@ -33,8 +34,14 @@ class SkyPlace(Spec):
     image_id: str | None = None
     """Machine image, or `docker:IMAGE`."""
     nodes: int = Field(1, ge=1)
-    """Machines. The stage's command runs on each, and finds the others by SKYPILOT_NODE_IPS, SKYPILOT_NODE_RANK and
-    SKYPILOT_NUM_NODES. Where it does not use them, one makes the artifact and the others wait for it."""
+    """Machines. On more than one, `root` lies on a disk that they share. A training runs on all of them together; any
+    other stage on one of them, and the others wait for its artifact."""
+    processes: int = Field(1, ge=1)
+    """Of a training, on each node: one for each of its GPUs."""
+    strategy: Strategy = "ddp"
+    """What lies in parts on the processes of a training, as in `accelerate`: `ddp`, `zero2` or `fsdp`."""
+    group_timeout: float = Field(1800.0, gt=0)
+    """Seconds that a process of a training waits for the others before all end."""
     cluster: str | None = Field(None, pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")
     """A cluster by this name is reused where it is up, and stays up when the run ends. None: one for this run, which
     goes down when the run ends."""
@@ -89,6 +96,11 @@ class SkyPlace(Spec):
                 f"{', '.join(sorted(set(self.envs) & set(self.secrets)))}: in envs and in secrets; one of them"
             )
         return self
+
+    @property
+    def group(self) -> int:
+        """Processes that train together."""
+        return self.nodes * self.processes
 
     @property
     def shares_folders(self) -> bool:

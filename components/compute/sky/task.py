@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from components.compute.accelerate import TOGETHER, member
 from components.compute.sky.spec import SkyPlace
 
 REQUEST = "ESPALIER_REQUEST"
@@ -43,7 +44,7 @@ def render(
         "envs": {**environment, **place.envs, REQUEST: json.dumps(request, sort_keys=True)},
         "secrets": dict.fromkeys(place.secrets),
         "setup": _setup(place),
-        "run": _run(place, options),
+        "run": _run(place, str(request["stage"]), options),
     }
     return {name: value for name, value in task.items() if value not in ({}, "")}
 
@@ -78,10 +79,15 @@ def _setup(place: SkyPlace) -> str:
     return "\n".join(parts) + "\n" if parts else ""
 
 
-def _run(place: SkyPlace, options: Sequence[str]) -> str:
-    """The stage; its report goes to the log of the job, among everything else that it says there."""
+def _run(place: SkyPlace, stage: str, options: Sequence[str]) -> str:
+    """The stage, in as many processes as train together; its report goes to the log of the job, among everything else
+    that it says there."""
     python = '"$ROOT/environment/bin/python"' if place.python is None else _folder(place.python)
-    command = [python, "-m", "flows.stage", "--request", '"$REQUEST"', "--root", '"$ROOT"', *map(shlex.quote, options)]
+    module = ["flows.stage"]
+    if stage in TOGETHER and place.group > 1:
+        module = ["components.compute.launch", "--processes", str(place.processes), "--", "flows.stage"]
+        options = [*options, *member(place.strategy, place.group_timeout)]
+    command = [python, "-m", *module, "--request", '"$REQUEST"', "--root", '"$ROOT"', *map(shlex.quote, options)]
     return "\n".join(
         [
             f"ROOT={_folder(place.root)}",
