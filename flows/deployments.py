@@ -49,7 +49,8 @@ def start(root: Path, name: str) -> str:
             raise ResourceError(
                 f"the export of {title} is gone from {found.release.folder}: the same run with deploy=local makes it"
             )
-        target = LocalTarget(port=int(found.deployment.details["port"])).build()
+        target = LocalTarget.model_validate_json(found.deployment.details["spec"]).build()
+        target.check(name)
         again = target.deploy(found.release, ledger.folder)
         ledger.write(replace(found, deployment=again), "started", f"{title} was started at {where(again)}")
         return f"{title} is up at {where(again)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -53,6 +54,15 @@ OURS = {
     "logprobs-mode", "generation-config", "trust-remote-code", "api-key", "enable-sleep-mode",
 }  # fmt: skip
 """Options of the server that follow from the rest of the configuration, or may not be given."""
+
+
+def flags(given: Mapping[str, Any]) -> list[str]:
+    """As options of a command: true is one without a value, false none at all."""
+    found: list[str] = []
+    for name, value in given.items():
+        if value is not False:
+            found += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return found
 
 
 class VllmSpec(Spec):

@@ -75,7 +75,7 @@ def test_what_cannot_be_stopped_or_started_here_says_so(tmp_path, command):
     code, _, error = command("--stop", "shop")
     assert (code, "only servers on this machine" in error) == (2, True)
     here = Deployment("local", "3", release.digest, "http://127.0.0.1:9/v1", "shop", details={
-        "pid": "999999999", "began": "0.0", "port": "9", "log": "",
+        "pid": "999999999", "began": "0.0", "spec": "{}", "log": "",
     })  # fmt: skip
     Ledger(tmp_path, "shop").write(InUse(release, here), "deployed", "")
     code, _, error = command("--start", "shop")

@@ -144,7 +144,7 @@ def test_log_probs_are_those_that_training_reckons_with(vllm, trainer, folder, s
     from components.models.distribution import Cut
 
     hold(vllm, "v1", folder[1])
-    gaps = []
+    gaps, edges = [], []
     for found in ask(vllm, requests("v1", sampling, samples=3)):
         ids = torch.tensor([found.prompt_token_ids + found.token_ids])
         with torch.no_grad():
@@ -154,10 +154,16 @@ def test_log_probs_are_those_that_training_reckons_with(vllm, trainer, folder, s
         kept = logps if cut.whole else torch.stack([truncate(row, cut) for row in logps])
         wanted = kept.gather(-1, torch.tensor(found.token_ids)[:, None])[:, 0]
         gaps.append(wanted - torch.tensor(found.logprobs))
-    gap = torch.cat(gaps)
+        mass = logps.exp().sort(descending=True).values.cumsum(-1)
+        edges.append(((mass - sampling.top_p).abs() < 1e-4).any(-1) & (sampling.top_p < 1))
+    gap, edge = torch.cat(gaps), torch.cat(edges)
     ratio = gap.exp().mean().item()
     print(f"\n{len(gap)} tokens: |gap| mean {gap.abs().mean():.1e}, max {gap.abs().max():.1e}; mean ratio {ratio:.6f}")
-    assert gap.abs().max() < 1e-3
+    # Where the mass of the likeliest tokens is top_p but for 1e-4, rounding decides whether one more is kept.
+    print(f"{edge.sum()} of them at the edge of what top_p keeps")
+    assert gap[~edge].abs().max() < 1e-3
+    assert edge.float().mean() < 0.02
+    assert gap[edge].abs().sum() < 0.1
 
 
 def test_the_same_seed_gives_the_same_answer_and_a_new_adapter_arrives_within_a_second(vllm, folder):

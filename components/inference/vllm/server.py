@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import ResourceError, WaitTimeout
-from components.inference.spec import RANKS, VllmSpec
+from components.inference.spec import RANKS, VllmSpec, flags
 from components.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -188,11 +188,7 @@ def options(spec: VllmSpec, model: ModelSpec, base_dir: Path, port: int, on_cpu:
         given["gpu-memory-utilization"] = spec.gpu_memory
     if spec.sleep:
         given["enable-sleep-mode"] = True
-    found: list[str] = []
-    for name, value in (given | spec.arguments).items():
-        if value is not False:
-            found += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return found
+    return flags(given | spec.arguments)
 
 
 def environment(spec: VllmSpec, on_cpu: bool) -> dict[str, str]:
