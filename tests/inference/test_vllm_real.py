@@ -162,7 +162,7 @@ def test_log_probs_are_those_that_training_reckons_with(vllm, trainer, folder, s
     # Where the mass of the likeliest tokens is top_p but for 1e-4, rounding decides whether one more is kept.
     print(f"{edge.sum()} of them at the edge of what top_p keeps")
     assert gap[~edge].abs().max() < 1e-3
-    assert edge.float().mean() < 0.02
+    assert edge.float().mean() < 0.1
     assert gap[edge].abs().sum() < 0.1
 
 
