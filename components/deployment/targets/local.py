@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 CODE = Path(__file__).resolve().parents[3]
 ASTRAY = ("PYTHON", "VIRTUAL_ENV", "VLLM_API_KEY")
 """Beginnings of variables that would lead vLLM's Python astray, or lock us out."""
+CACHE_GB = "2"
+"""Of keys and values, where vLLM computes on a CPU and VLLM_CPU_KVCACHE_SPACE says nothing."""
 GRACE = 10.0
 """Seconds in which a server ends after it was told to."""
 SHOWN = 20
@@ -73,7 +75,8 @@ class Local:
             self._wait(process, url, log)
             began = psutil.Process(process.pid).create_time()
         except BaseException:
-            _end(psutil.Process(process.pid), 0.0)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                _end(psutil.Process(process.pid), 0.0)
             process.wait()
             raise
         process.returncode = 0  # it outlives us: else Python warns of a process that nobody waited for
@@ -94,7 +97,7 @@ class Local:
             "generation-config": "vllm",  # no sampling defaults of the model's author
             "enable-auto-tool-choice": True,
             "tool-call-parser": "hermes",  # as components/trajectories/calls.py writes them
-            "enforce-eager": any(self._python.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")),
+            "enforce-eager": self._on_cpu,
         }
         server = "vllm.entrypoints.openai.api_server"
         return [str(self._python), "-m", server, *flags({**given, **self.spec.arguments})]
@@ -103,11 +106,17 @@ class Local:
     def _python(self) -> Path:
         return Path(self.spec.python or CODE / ".venv-vllm" / "bin" / "python").absolute()
 
+    @property
+    def _on_cpu(self) -> bool:
+        """Whether it is vLLM's build for CPUs."""
+        return any(self._python.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info"))
+
     def _environment(self) -> dict[str, str] | None:
         if self.spec.engine == "transformers":
             return None
         ours = {name: value for name, value in os.environ.items() if not name.startswith(ASTRAY)}
-        return {**ours, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+        cache = {"VLLM_CPU_KVCACHE_SPACE": CACHE_GB} if self._on_cpu else {}  # else it wants nearly all memory
+        return {**cache, **ours, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
 
     def alive(self, deployment: Deployment) -> bool:
         return _process(deployment) is not None
