@@ -89,5 +89,13 @@ def _ask(client: Client, model: str, asked: dict[str, Any]) -> dict[str, Any]:
 
 def _said(message: dict[str, Any]) -> str:
     """What a message says, without the ids of its calls."""
-    calls = [(one["function"]["name"], one["function"]["arguments"]) for one in message.get("tool_calls") or []]
+    calls = [(one["function"]["name"], _read(one["function"]["arguments"])) for one in message.get("tool_calls") or []]
     return json.dumps([(message.get("content") or "").strip(), *calls], ensure_ascii=False)
+
+
+def _read(arguments: str) -> Any:
+    """What JSON says, however it is spaced."""
+    try:
+        return json.loads(arguments)
+    except (TypeError, ValueError):
+        return arguments

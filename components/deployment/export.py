@@ -5,8 +5,9 @@
     adapter/    PEFT's LoRA folder with the tokenizer; loads on the base model, which it names
     gguf/       the merged model as one file (`components.deployment.gguf`)
 
-Each has a README.md, the model card. Anything else that lay beside the base model (pickled weights, code) is left
-behind.
+The tokenizer's chat template is the one under which the policy was trained, tools included
+(`trajectories.portable`). Each folder has a README.md, the model card. Anything else that lay beside the base model
+(pickled weights, code) is left behind.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from components.deployment.spec import Precision
 from components.errors import ArtifactError
 from components.models import learned
 from components.models.learned import merge
+from components.models.weights import load_tokenizer
+from components.trajectories.chat import ChatFormat
+from components.trajectories.portable import portable_template
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +53,7 @@ def export_merged(base_dir: Path, folder: Path | None, out: Path, card: str) -> 
         raise ArtifactError(f"{base_dir} has no safetensors weights; pickled weights are not exported")
     if not (out / "tokenizer_config.json").is_file():
         raise ArtifactError(f"{base_dir} has no tokenizer_config.json: save its tokenizer with the model first")
+    _write_template(base_dir, out)
     return _finish(out, card)
 
 
@@ -68,7 +73,20 @@ def export_adapter(base_dir: Path, folder: Path, out: Path, card: str, *, base: 
     for path in sorted(base_dir.iterdir()):
         if path.name in _TOKENIZER or path.name.startswith(_LEGAL):
             shutil.copyfile(path, out / path.name)
+    _write_template(base_dir, out)
     return _finish(out, card)
+
+
+def _write_template(base_dir: Path, out: Path) -> None:
+    """The chat template of the policy, for whoever serves it."""
+    template = portable_template(ChatFormat(load_tokenizer(base_dir)))
+    path, config = out / "chat_template.jinja", out / "tokenizer_config.json"
+    path.unlink(missing_ok=True)  # it may be the base model's own file
+    path.write_text(template, encoding="utf-8")
+    data = json.loads(config.read_text(encoding="utf-8"))
+    if data.pop("chat_template", None) is not None:
+        config.unlink()
+        config.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def export_gguf(merged_dir: Path, out: Path, card: str, *, name: str, precision: Precision) -> int:

@@ -26,10 +26,13 @@ from typing import Any
 from components.errors import EngineError, ResourceError
 from components.trajectories.calls import read_pythonic, read_tagged, write_pythonic
 
-_TOOLS = """{system}
+TOOLS = """{system}
 Tools:
 {signatures}
 Call a tool like this: [{example}]"""
+"""A system message that offers tools, for templates that have no place for them."""
+DEFAULT_SYSTEM = "You are a helpful assistant."
+"""Where there is none, and tools are offered."""
 TODAY = datetime(2025, 1, 1)
 """What templates are told that ask for the date."""
 _PROBE = {
@@ -73,7 +76,7 @@ class ChatFormat:
         self.native_tools = self._knows_tools()
         self.tool_role = "tool" if self.native_tools or self._shows(("user", "assistant", "tool")) else "user"
         self.system_role = self._shows(("system", "user"), which=0)
-        self._alternates = not self._shows(("user", "user"))
+        self.alternates = not self._shows(("user", "user"))
         self._channel = self._answer_channel()
 
     def _end_of_turn(self) -> tuple[str, int]:
@@ -145,7 +148,7 @@ class ChatFormat:
         shown = _without_tools(messages, tools, self.tool_role)
         if not self.system_role:
             shown = _without_system(shown)
-        if self._alternates:
+        if self.alternates:
             shown = _in_turn(shown)
         return self._apply(shown, add_generation_prompt=generate)
 
@@ -307,9 +310,9 @@ def _without_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]], 
         shown.append({"role": role, "content": content})
     if tools:
         if not shown or shown[0]["role"] != "system":
-            shown.insert(0, {"role": "system", "content": "You are a helpful assistant."})
+            shown.insert(0, {"role": "system", "content": DEFAULT_SYSTEM})
         signatures = "\n".join(_signature(tool) for tool in tools)
-        text = _TOOLS.format(system=shown[0]["content"], signatures=signatures, example=_example(tools[0]))
+        text = TOOLS.format(system=shown[0]["content"], signatures=signatures, example=_example(tools[0]))
         shown[0] = {"role": "system", "content": text}
     return shown
 

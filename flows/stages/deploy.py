@@ -175,4 +175,4 @@ def _served(
     return {f"served/{name}": value for name, value in checked.items()}
 
 
-STAGE = Stage("deploy", 2, DeployStage, "export", 2, deploy)
+STAGE = Stage("deploy", 3, DeployStage, "export", 2, deploy)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from components.deployment.export import export_adapter
 from components.deployment.export import export_merged as export
 from components.errors import ArtifactError
 
@@ -66,3 +67,22 @@ def test_a_base_model_without_safetensors_or_tokenizer_is_refused(base_dir, tmp_
     no_weights = shutil.copytree(base_dir, tmp_path / "b", ignore=shutil.ignore_patterns("*.safetensors"))
     with pytest.raises(ArtifactError, match="safetensors"):
         export(no_weights, None, tmp_path / "out-b", "")
+
+
+def test_the_chat_template_shows_tools_as_training_did(base_dir, adapter_dir, tmp_path):
+    """To whoever knows only the template; and the base model's own stays."""
+    from components.models.weights import load_tokenizer
+    from components.trajectories.chat import ChatFormat
+
+    before = (base_dir / "chat_template.jinja").read_bytes()
+    export(base_dir, adapter_dir, tmp_path / "merged", "")
+    export_adapter(base_dir, adapter_dir, tmp_path / "adapter", "", base="tiny", revision=None)
+    tool = {"type": "function", "function": {"name": "look_up", "description": "Finds.", "parameters": {}}}
+    talk = [{"role": "user", "content": "Where is it?"}]
+    wanted = ChatFormat(load_tokenizer(base_dir)).prompt_ids(talk, [tool])
+    for format in ("merged", "adapter"):
+        tokenizer = load_tokenizer(tmp_path / format)
+        found = tokenizer.apply_chat_template(talk, tools=[tool], add_generation_prompt=True, return_dict=False)
+        assert found == wanted
+        assert ChatFormat(tokenizer).prompt_ids(talk, [tool]) == wanted
+    assert (base_dir / "chat_template.jinja").read_bytes() == before

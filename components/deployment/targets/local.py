@@ -96,7 +96,7 @@ class Local:
             "max-model-len": release.max_length,
             "generation-config": "vllm",  # no sampling defaults of the model's author
             "enable-auto-tool-choice": True,
-            "tool-call-parser": "hermes",  # as components/trajectories/calls.py writes them
+            "tool-call-parser": "hermes" if _tagged(release.folder) else "pythonic",
             "enforce-eager": self._on_cpu,
         }
         server = "vllm.entrypoints.openai.api_server"
@@ -142,6 +142,14 @@ class Local:
                         f"its log is {log}"
                     ) from None
             time.sleep(0.2)
+
+
+def _tagged(folder: Path) -> bool:
+    """Whether the model writes calls in tags, or in the pythonic form (`components.trajectories.calls`)."""
+    from components.models.weights import load_tokenizer
+    from components.trajectories.chat import ChatFormat
+
+    return ChatFormat(load_tokenizer(folder)).native_tools
 
 
 def _end(process: psutil.Process, grace: float) -> None:

@@ -1,0 +1,141 @@
+"""A chat template that lays a conversation out as the policy was trained on it, wherever it is served.
+
+`ChatFormat` writes tools and calls itself where the model's template has no place for them. A server that knows only
+the template would leave them out, and the policy would answer something that it was never asked. So an export carries
+a template with the same layout before the model's own: signatures of tools in the system message, calls in the
+pythonic form, answers of tools as the user's words. Where the model's template has a place for tools, it stays as it
+is. What others write as special tokens is made harmless by our own servers alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from components.trajectories.chat import DEFAULT_SYSTEM, TODAY, TOOLS, ChatFormat
+
+_NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+# Blocks are trimmed on both sides; Jinja has no mutable lists in its sandbox, so they are made anew. `calls` and
+# `literal` are `calls.write_pythonic` and `calls.literal`.
+_LAYOUT = """\
+{%- macro literal(value) -%}
+{%- if value is string -%}{{- value | tojson -}}
+{%- elif value is none -%}{{- 'None' -}}
+{%- elif value is boolean -%}{{- 'True' if value else 'False' -}}
+{%- elif value is mapping -%}{{- '{' -}}
+{%- for key in value -%}{{- ', ' if not loop.first -}}{{- key | tojson -}}{{- ': ' -}}{{- literal(value[key]) -}}
+{%- endfor -%}{{- '}' -}}
+{%- elif value is iterable -%}{{- '[' -}}
+{%- for one in value -%}{{- ', ' if not loop.first -}}{{- literal(one) -}}{%- endfor -%}{{- ']' -}}
+{%- else -%}{{- value -}}{%- endif -%}
+{%- endmacro -%}
+{%- macro argument(key, value) -%}
+{%- set word = namespace(is=key != '') -%}
+{%- for letter in key -%}
+{%- if not (letter.isalnum() or letter in '_.-') -%}{%- set word.is = false -%}{%- endif -%}
+{%- endfor -%}
+{%- if word.is -%}{{- key -}}{{- '=' -}}{{- literal(value) -}}
+{%- else -%}{{- '**{' -}}{{- key | tojson -}}{{- ': ' -}}{{- literal(value) -}}{{- '}' -}}{%- endif -%}
+{%- endmacro -%}
+{%- macro calls(made) -%}{{- '[' -}}
+{%- for call in made -%}{{- ', ' if not loop.first -}}{{- call['function']['name'] -}}{{- '(' -}}
+{%- if call['function']['arguments'] is string -%}{{- '**' -}}{{- call['function']['arguments'] -}}
+{%- else -%}
+{%- for key in call['function']['arguments'] -%}{{- ', ' if not loop.first -}}
+{{- argument(key, call['function']['arguments'][key]) -}}{%- endfor -%}
+{%- endif -%}{{- ')' -}}{%- endfor -%}{{- ']' -}}
+{%- endmacro -%}
+{%- set talk = namespace(shown=[], answering=false, signatures=[]) -%}
+{%- for message in messages -%}
+{%- set text = message['content'] or '' -%}
+{%- if message['tool_calls'] -%}
+{%- set written = calls(message['tool_calls']) -%}
+{%- set text = text ~ '\\n' ~ written if text else written -%}
+{%- endif -%}
+{%- set role = message['role'] -%}
+{%- if role == 'tool' and TOOL_ROLE == 'user' -%}
+{%- set role = 'user' -%}
+{%- set text = '<tool_response>' ~ text ~ '</tool_response>' -%}
+{%- endif -%}
+{%- if talk.answering and message['role'] == 'tool' and TOOL_ROLE == 'user' -%}
+{%- set joined = {'role': 'user', 'content': talk.shown[-1]['content'] ~ '\\n' ~ text} -%}
+{%- set talk.shown = talk.shown[:-1] + [joined] -%}
+{%- else -%}
+{%- set talk.shown = talk.shown + [{'role': role, 'content': text}] -%}
+{%- endif -%}
+{%- set talk.answering = message['role'] == 'tool' -%}
+{%- endfor -%}
+{%- if tools -%}
+{%- for tool in tools -%}
+{%- set names = (tool['function']['parameters'] or {}).get('properties') or {} -%}
+{%- set about = tool['function']['description'] or '' -%}
+{%- set line = tool['function']['name'] ~ '(' ~ (names | join(', ')) ~ '): ' ~ about -%}
+{%- set talk.signatures = talk.signatures + [line] -%}
+{%- endfor -%}
+{%- set names = (tools[0]['function']['parameters'] or {}).get('properties') or {} -%}
+{%- set example = namespace(text=tools[0]['function']['name'] ~ '(') -%}
+{%- for name in names -%}
+{%- set example.text = example.text ~ (', ' if not loop.first else '') ~ name ~ '=...' -%}
+{%- endfor -%}
+{%- if not talk.shown or talk.shown[0]['role'] != 'system' -%}
+{%- set talk.shown = [{'role': 'system', 'content': DEFAULT}] + talk.shown -%}
+{%- endif -%}
+{%- set offer = SYSTEM_AND_TOOLS -%}
+{%- set talk.shown = [{'role': 'system', 'content': offer}] + talk.shown[1:] -%}
+{%- endif -%}
+"""
+_SYSTEM_AS_USER = """\
+{%- set system = namespace(said=[]) -%}
+{%- for message in talk.shown -%}
+{%- set role = 'user' if message['role'] == 'system' else message['role'] -%}
+{%- set system.said = system.said + [{'role': role, 'content': message['content']}] -%}
+{%- endfor -%}
+{%- set talk.shown = system.said -%}
+"""
+_IN_TURN = """\
+{%- set turns = namespace(taken=[]) -%}
+{%- for message in talk.shown -%}
+{%- if turns.taken and message['role'] == 'user' and turns.taken[-1]['role'] == 'user' -%}
+{%- set joined = {'role': 'user', 'content': turns.taken[-1]['content'] ~ '\\n' ~ message['content']} -%}
+{%- set turns.taken = turns.taken[:-1] + [joined] -%}
+{%- else -%}
+{%- set turns.taken = turns.taken + [message] -%}
+{%- endif -%}
+{%- endfor -%}
+{%- set talk.shown = turns.taken -%}
+"""
+# The last tag is an expression, after which nothing is trimmed.
+_THEN = "{%- set messages = talk.shown -%}{%- set tools = none -%}{{- '' }}"
+
+
+def portable_template(chat: ChatFormat) -> str:
+    """The template that a tokenizer is exported with: rendered by `apply_chat_template(messages, tools=tools)`, it
+    gives what `chat.render(messages, tools)` does, for arguments of calls that are mappings, as servers hand them to
+    templates, and on every day. But for the day the model's own where that has a place for tools."""
+    own = _NOW.sub(lambda asked: _text(TODAY.strftime(asked[2])), chat.tokenizer.chat_template)
+    if chat.native_tools:
+        return own
+    before, _, after = TOOLS.partition("{system}")[2].partition("{signatures}")
+    middle, _, end = after.partition("{example}")
+    offer = " ~ ".join(
+        [
+            "talk.shown[0]['content']",
+            _text(before),
+            "(talk.signatures | join('\\n'))",
+            _text(middle),
+            "example.text",
+            _text(")" + end),
+        ]
+    )
+    layout = _LAYOUT.replace("SYSTEM_AND_TOOLS", offer).replace("DEFAULT", _text(DEFAULT_SYSTEM))
+    layout = layout.replace("TOOL_ROLE", _text(chat.tool_role))
+    if not chat.system_role:
+        layout += _SYSTEM_AS_USER
+    if chat.alternates:
+        layout += _IN_TURN
+    return layout + _THEN + own
+
+
+def _text(text: str) -> str:
+    """As a literal of Jinja."""
+    return json.dumps(text, ensure_ascii=False)
