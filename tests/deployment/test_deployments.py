@@ -7,12 +7,15 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 from components.deployment.targets.protocol import Deployment, Release
 from components.deployment.targets.spec import LocalTarget
+from components.errors import ResourceError
 from flows.deployments import main
 from flows.in_use import InUse, Ledger
+from tests.inference.fake import environment
 
 
 @pytest.fixture
@@ -25,9 +28,9 @@ def command(tmp_path, capsys):
     return ask
 
 
-def put(root: Path, name: str, folder: Path) -> InUse:
+def put(root: Path, name: str, folder: Path, **target) -> InUse:
     release = Release(name, "3", "ab" * 32, folder, 512)
-    found = InUse(release, LocalTarget().build().deploy(release, root / "deployments"))
+    found = InUse(release, LocalTarget(**target).build().deploy(release, root / "deployments"))
     Ledger(root, name).write(found, "deployed", "")
     return found
 
@@ -82,3 +85,29 @@ def test_what_cannot_be_stopped_or_started_here_says_so(tmp_path, command):
     assert (code, "the export of shop version 3 is gone" in error) == (2, True)
     Ledger(tmp_path, "shop").write(None, "rolled back", "")
     assert command("--stop", "shop")[0] == 2
+
+
+@pytest.mark.timeout(300)
+def test_vllm_is_started_again_as_what_it_was(tmp_path, base_dir, command):
+    """A stand-in for vLLM in an environment of its own."""
+    python = environment(tmp_path / "vllm")
+    found = put(tmp_path, "shop", base_dir, engine="vllm", python=python, arguments={"max-num-seqs": 4})
+    try:
+        pid = int(found.deployment.details["pid"])
+        said = psutil.Process(pid).cmdline()
+        for option, value in {"model": str(base_dir), "dtype": "float32", "tool-call-parser": "pythonic"}.items():
+            assert said[said.index(f"--{option}") + 1] == value
+        assert {"--enable-auto-tool-choice", "--max-num-seqs"} <= set(said)
+        assert command("--stop", "shop")[0] == 0
+        assert command("--start", "shop")[0] == 0
+        again = Ledger(tmp_path, "shop").present().deployment
+        assert psutil.Process(int(again.details["pid"])).cmdline() == said
+        assert again.url == found.deployment.url
+    finally:
+        command("--stop", "shop")
+
+
+def test_vllm_that_is_not_there_is_said_before_the_run(tmp_path):
+    target = LocalTarget(engine="vllm", python=str(tmp_path / "nowhere")).build()
+    with pytest.raises(ResourceError, match=r"deploy.target.python: there is no .*nowhere.*make vllm"):
+        target.check("shop")

@@ -7,6 +7,7 @@ that has the id by now is never taken for it.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import socket
@@ -88,12 +89,14 @@ class Local:
         if self.spec.engine == "transformers":
             own = ["--port", str(port), "--name", release.name, "--max-length", str(release.max_length)]
             return [sys.executable, "-m", "components.inference.server", str(release.folder), *own]
+        config = json.loads((release.folder / "config.json").read_text())
         given = {
             "host": "127.0.0.1",
             "port": port,
             "model": release.folder,
             "served-model-name": release.name,
             "max-model-len": release.max_length,
+            "dtype": config.get("dtype") or config.get("torch_dtype") or "auto",  # auto would round float32
             "generation-config": "vllm",  # no sampling defaults of the model's author
             "enable-auto-tool-choice": True,
             "tool-call-parser": "hermes" if _tagged(release.folder) else "pythonic",
