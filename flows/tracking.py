@@ -30,7 +30,7 @@ def track(spec: ExperimentSpec, overrides: Sequence[str], sweep: str | None) -> 
     from components.tracking.provenance import git_commit, package_versions
 
     root = Path(spec.root)
-    parent = _parent(root, spec, sweep) if sweep else None
+    parent = parent_run(root, spec, sweep) if sweep else None
     tags = {"seed": str(spec.seed), **({"sweep": sweep} if sweep else {})}
     name = " ".join(overrides) if sweep and overrides else None
     with Tracker.open(root, spec.tracking, spec.name, parent_run_id=parent, tags=tags, run_name=name) as tracker:
@@ -95,7 +95,7 @@ def conclude_sweep(
         logger.warning("MLflow was not told what became of the sweep: %s", error)
 
 
-def _parent(root: Path, spec: ExperimentSpec, sweep: str) -> str:
+def parent_run(root: Path, spec: ExperimentSpec, sweep: str) -> str:
     """Id of the sweep's own run, made by whichever of its runs comes first; also when they start at the same time."""
     from components.tracking.mlflow_tracker import Tracker
 

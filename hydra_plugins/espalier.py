@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -26,3 +29,23 @@ class OptunaSweeper(Sweeper):
         from flows.sweeps.study import sweep
 
         sweep(arguments, self.config, self.context.config_loader, self.launcher)
+
+
+class SkyLauncher(Launcher):
+    """`hydra/launcher=sky`; conf/hydra/launcher/sky.yaml has the settings."""
+
+    def __init__(self, **settings: Any) -> None: ...
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.config = config
+        self.context = hydra_context
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        from omegaconf import OmegaConf
+
+        from flows.sweeps.launcher import launch
+        from flows.sweeps.settings import sky_settings
+
+        settings = sky_settings({"launcher": OmegaConf.to_container(self.config.hydra.launcher, resolve=True)})
+        assert settings is not None
+        return launch(settings, self.config, self.context, job_overrides, initial_job_idx)

@@ -30,20 +30,22 @@ def elsewhere(compute: ComputeSpec, store: str | None) -> Iterator[Problem]:
     """A machine that is not ours reaches the artifacts."""
     for name in sorted({compute.default, *compute.stages.values()}):
         place = compute.places.get(name)
-        if not isinstance(place, SkyPlace):
-            continue
-        if store is None:
-            example = "file:///SHARED/FOLDER" if place.shares_folders else "s3://BUCKET/PREFIX"
-            message = (
-                f"null, but stages run on other machines ({name}); expected a URI that both reach: store={example}"
-            )
-            yield Problem("store", message)
-        elif store.startswith(("file:", "memory:", "local:")) and not place.shares_folders:
-            message = (
-                f"{store!r} is on this machine, and {place.infra or 'a cloud'} does not reach it ({name}); expected an "
-                "object store: store=s3://BUCKET/PREFIX. Folders are shared with slurm, kubernetes and ssh only"
-            )
-            yield Problem("store", message)
+        if isinstance(place, SkyPlace):
+            yield from reached(name, place, store, "stages")
+
+
+def reached(name: str, place: SkyPlace, store: str | None, what: str) -> Iterator[Problem]:
+    """The store is one that the machines of a place reach. what: runs there."""
+    if store is None:
+        example = "file:///SHARED/FOLDER" if place.shares_folders else "s3://BUCKET/PREFIX"
+        message = f"null, but {what} run on other machines ({name}); expected a URI that both reach: store={example}"
+        yield Problem("store", message)
+    elif store.startswith(("file:", "memory:", "local:")) and not place.shares_folders:
+        message = (
+            f"{store!r} is on this machine, and {place.infra or 'a cloud'} does not reach it ({name}); expected an "
+            "object store: store=s3://BUCKET/PREFIX. Folders are shared with slurm, kubernetes and ssh only"
+        )
+        yield Problem("store", message)
 
 
 def together(

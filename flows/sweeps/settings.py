@@ -9,11 +9,15 @@ from typing import Annotated, Any, Literal
 from hydra.core.override_parser.types import Override
 from pydantic import Field
 
+from components.compute.sky.spec import SkyPlace
+from components.deployment.targets.spec import LocalTarget
 from components.errors import Problem, SpecError
-from components.specs import Spec, validate
+from components.specs import Spec, nearest, validate
+from flows.checks.computing import reached
 from flows.spec import ExperimentSpec
 
 OPTUNA = "hydra_plugins.espalier.OptunaSweeper"
+SKY = "hydra_plugins.espalier.SkyLauncher"
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 TRIAL = "trial"
@@ -74,6 +78,40 @@ class OptunaSpec(Spec):
             yield Problem("metric", message)
 
 
+class LauncherSpec(Spec):
+    """Each point on a machine that SkyPilot provides."""
+
+    place: str = "sky_h100"
+    """The machine of a point: one of the places."""
+    places: dict[str, SkyPlace] = {}
+    """What is meant by each name."""
+    n_jobs: int = Field(1, ge=1)
+    """Points at a time, each on a machine of its own."""
+
+    @classmethod
+    def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
+        name, places = parts.get("place"), parts.get("places")
+        if name is None or places is None:
+            return
+        if name not in places:
+            yield Problem("place", f"{name!r}: expected one of {', '.join(places)}", nearest(name, places))
+            return
+        place: SkyPlace = places[name]
+        if place.cluster is not None and parts.get("n_jobs", 1) > 1:
+            message = f"{place.cluster!r}: {parts['n_jobs']} points at a time need as many machines; expected null"
+            yield Problem(f"places.{name}.cluster", message, "hydra.launcher.n_jobs=1")
+        if place.nodes > 1:
+            yield Problem(f"places.{name}.nodes", f"{place.nodes}: a point runs on one machine; expected 1")
+
+
+def sky_settings(hydra: Mapping[str, Any]) -> LauncherSpec | None:
+    """As `optuna_settings`, of the launcher that sends points elsewhere. Raises SpecError."""
+    data = dict(hydra["launcher"])
+    if data.pop("_target_") != SKY:
+        return None
+    return validate(LauncherSpec, data, path="hydra.launcher", allow=())
+
+
 def optuna_settings(hydra: Mapping[str, Any]) -> OptunaSpec | None:
     """The settings, from Hydra's part of a composed config; None where another sweeper is chosen. Raises SpecError."""
     data = dict(hydra["sweeper"])
@@ -91,6 +129,13 @@ def problems(
     jobs = launcher.get("n_jobs")
     if launcher["_target_"] == JOBLIB and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs == 0):
         yield Problem("hydra.launcher.n_jobs", f"{jobs!r}: expected at least 1, or -1 for as many as there are cores")
+    try:
+        sky = sky_settings(hydra)
+    except SpecError as error:
+        yield from error.problems
+        return
+    if sky is not None:
+        yield from dict.fromkeys(problem for spec in specs for problem in _elsewhere(sky, spec))
     continuous = [one.get_key_element() for one in overrides if one.is_interval_sweep()]
     try:
         settings = optuna_settings(hydra)
@@ -108,6 +153,30 @@ def problems(
     if settings.n_jobs > 1 and launcher["_target_"] == BASIC:
         message = f"{settings.n_jobs}: they would run one after the other; expected 1, or hydra/launcher=joblib"
         yield Problem("hydra.sweeper.n_jobs", message)
+    if settings.pruner is not None and sky is not None:
+        message = f"'{settings.pruner.name}': the study lies on this machine, and runs elsewhere do not reach it"
+        yield Problem("hydra.sweeper.pruner", f"{message}; expected null, or hydra/launcher=joblib")
     if settings.pruner is not None and any(spec.rounds and not spec.evaluate.every for spec in specs):
         message = f"'{settings.pruner.name}': looks at evaluations between the rounds, and there are none"
         yield Problem("hydra.sweeper.pruner", message, "evaluate.every=1")
+
+
+def _elsewhere(sky: LauncherSpec, spec: ExperimentSpec) -> Iterator[Problem]:
+    """What of a run cannot be where the launcher sends it."""
+    here = "and the points of this sweep run on other machines"
+    yield from reached(sky.place, sky.places[sky.place], spec.store, "the points of the sweep")
+    used = (spec.compute.default, *spec.compute.stages.values())
+    if any(isinstance(spec.compute.places[name], SkyPlace) for name in used):
+        message = f"stages would be sent on from there, {here}; expected local, process or accelerate"
+        yield Problem("compute", message, "compute=local")
+    uri = spec.tracking.uri
+    if uri is not None and not uri.startswith(("http://", "https://", "databricks")):
+        yield Problem("tracking.uri", f"{uri!r} is on this machine, {here}; expected a server's URL, or null")
+    if spec.fork is not None:
+        yield Problem("fork", f"{spec.fork!r}: its record is below root on this machine, {here}; expected null")
+    if spec.feedback is not None:
+        yield Problem("feedback", f"{spec.feedback.path!r} is a file of this machine, {here}; expected feedback=none")
+    if spec.deploy.approve:
+        yield Problem("deploy.approve", f"true: nobody can be asked there, {here}; expected false")
+    if isinstance(spec.deploy.target, LocalTarget):
+        yield Problem("deploy.target", f"'local' serves on the machine of the run, {here}; expected null or a host")

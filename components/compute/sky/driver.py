@@ -32,7 +32,7 @@ from components.compute.runners import error_from_json, error_to_json
 from components.compute.sky.failures import KEPT, LOST, SERVER, explain, full_disk, wanted
 from components.compute.sky.report import Lines, event
 from components.compute.sky.spec import SkyPlace
-from components.compute.sky.task import render
+from components.compute.sky.task import STAGE, render
 from components.errors import EspalierError, ResourceError, WaitTimeout
 
 logger = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ class Driver:
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         patience: float = PATIENCE,
+        module: str = STAGE,
     ):
         self._sdk = sdk
         self._place = place
@@ -74,6 +75,7 @@ class Driver:
         self._options = list(options)
         self._environment = dict(environment or {})
         self._patience = patience
+        self._module = module
         self._up = False
         self._launching: str | None = None
         self._job: int | None = None
@@ -84,7 +86,7 @@ class Driver:
         """The last event of a stage. `say` is told the others. Raises EspalierError."""
         stage = request["stage"]
         secrets = _secrets(self._place)
-        config = render(self._place, request, self._workdir, self._options, self._environment)
+        config = render(self._place, request, self._workdir, self._options, self._environment, self._module)
         for last in (*[False] * (LAUNCHES - 1), True):
             task = self._sdk.Task.from_yaml_config(dict(config), secrets_overrides=secrets)
             try:
@@ -340,7 +342,7 @@ def _line(error: BaseException) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m components.compute.sky.driver")
-    parser.add_argument("--job", required=True, help="JSON: place, name, workdir, options, environment")
+    parser.add_argument("--job", required=True, help="JSON: place, name, workdir, module, options, environment")
     parser.add_argument("--requests", action="store_true", required=True, help="as lines on standard input")
     parser.add_argument("--root", required=True, help="of the runs on this machine; not used")
     options = parser.parse_args(arguments)
@@ -378,7 +380,8 @@ def _driver(job: Mapping[str, Any]) -> Driver:
     import sky
 
     place = SkyPlace.model_validate(job["place"])
-    return Driver(sky, place, job["name"], Path(job["workdir"]), job["options"], job["environment"])
+    rest = job["options"], job["environment"]
+    return Driver(sky, place, job["name"], Path(job["workdir"]), *rest, module=job["module"])
 
 
 def _answer(driver: Driver, request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from components.compute.runners import Event, KeptProcessRunner, Result
 from components.compute.sky.snapshot import Snapshot, take
 from components.compute.sky.spec import SkyPlace
+from components.compute.sky.task import STAGE
 
 DRIVER = (sys.executable, "-m", "components.compute.sky.driver")
 
@@ -22,7 +23,7 @@ class SkyRunner(KeptProcessRunner):
     taken down when it ends, however we end.
 
     name: of the cluster, where the place names none. code: the folder whose snapshot travels. packages: of the user.
-    options: of `flows.stage` on the node. The rest is as for ProcessRunner.
+    options: of `module` on the node, which is given each request. The rest is as for ProcessRunner.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class SkyRunner(KeptProcessRunner):
         log: Path,
         environment: Mapping[str, str] | None = None,
         limit: float = 7 * 24 * 3600.0,
+        module: str = STAGE,
     ):
         super().__init__([], root, log, environment, limit)
         self.place = place
@@ -45,6 +47,7 @@ class SkyRunner(KeptProcessRunner):
         self._code = code
         self._packages = packages
         self._options = options
+        self._module = module
 
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
         """As that of KeptProcessRunner. Raises ResourceError where there is no machine to be had."""
@@ -54,11 +57,20 @@ class SkyRunner(KeptProcessRunner):
                 "place": self.place.model_dump(mode="json"),
                 "name": self.name,
                 "workdir": str(self.snapshot.path),
+                "module": self._module,
                 "options": list(self._options),
                 "environment": {},
             }
             self._command = [*DRIVER, "--job", json.dumps(job)]
         return super().run(request, on_event)
+
+    def stop(self) -> None:
+        """As that of ProcessRunner, but the machines are taken down first, also when we are gone by then."""
+        with self._lock:
+            self._stopped.set()
+            running = list(self._running)
+        for child in running:
+            child.terminate()
 
     def close(self, wait: float = 1.0) -> None:
         """Has the machines taken down; waits so many seconds for it. It goes on, if need be, without us."""

@@ -16,6 +16,8 @@ from components.compute.accelerate import TOGETHER, member
 from components.compute.sky.spec import SkyPlace
 
 REQUEST = "ESPALIER_REQUEST"
+STAGE = "flows.stage"
+"""What runs on the node, as `python -m`."""
 ENVIRONMENT = """\
 if ! [ -e "$ROOT/environment/.installed" ]; then
   python3 -m venv --clear "$ROOT/environment"
@@ -29,11 +31,16 @@ fi
 
 
 def render(
-    place: SkyPlace, request: Mapping[str, Any], workdir: Path, options: Sequence[str], environment: Mapping[str, str]
+    place: SkyPlace,
+    request: Mapping[str, Any],
+    workdir: Path,
+    options: Sequence[str],
+    environment: Mapping[str, str],
+    module: str = STAGE,
 ) -> dict[str, Any]:
-    """The task of one stage.
+    """The task of one stage, or of what else `module` does with a request.
 
-    workdir: the snapshot of the code. options: of `flows.stage`, besides request and root: the store, for one.
+    workdir: the snapshot of the code. options: of the module, besides request and root: the store, for one.
     environment: variables that every stage gets; those of the place win.
     """
     task = {
@@ -44,7 +51,7 @@ def render(
         "envs": {**environment, **place.envs, REQUEST: json.dumps(request, sort_keys=True)},
         "secrets": dict.fromkeys(place.secrets),
         "setup": _setup(place),
-        "run": _run(place, str(request["stage"]), options),
+        "run": _run(place, module, str(request["stage"]), options),
     }
     return {name: value for name, value in task.items() if value not in ({}, "")}
 
@@ -79,15 +86,15 @@ def _setup(place: SkyPlace) -> str:
     return "\n".join(parts) + "\n" if parts else ""
 
 
-def _run(place: SkyPlace, stage: str, options: Sequence[str]) -> str:
-    """The stage, in as many processes as train together; its report goes to the log of the job, among everything else
-    that it says there."""
+def _run(place: SkyPlace, module: str, stage: str, options: Sequence[str]) -> str:
+    """The command, of a training in as many processes as train together; its report goes to the log of the job, among
+    everything else that it says there."""
     python = '"$ROOT/environment/bin/python"' if place.python is None else _folder(place.python)
-    module = ["flows.stage"]
+    started = [module]
     if stage in TOGETHER and place.group > 1:
-        module = ["components.compute.launch", "--processes", str(place.processes), "--", "flows.stage"]
+        started = ["components.compute.launch", "--processes", str(place.processes), "--", module]
         options = [*options, *member(place.strategy, place.group_timeout)]
-    command = [python, "-m", *module, "--request", '"$REQUEST"', "--root", '"$ROOT"', *map(shlex.quote, options)]
+    command = [python, "-m", *started, "--request", '"$REQUEST"', "--root", '"$ROOT"', *map(shlex.quote, options)]
     return "\n".join(
         [
             f"ROOT={_folder(place.root)}",

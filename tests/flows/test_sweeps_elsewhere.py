@@ -1,0 +1,237 @@
+"""Points that machines of SkyPilot play: SkyPilot and the runs only pretend; task, log, driver, store and what comes
+back are real. On a Slurm cluster: tests/slurm."""
+
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from components.artifacts import Store
+from components.compute.runners import Result, error_from_json, error_to_json
+from components.compute.sky.driver import Driver
+from components.compute.sky.spec import SkyPlace
+from components.compute.sky.task import REQUEST
+from components.errors import EnvironmentFailed, EspalierError, SpecError
+from flows.config import looked_at
+from flows.records import Records, recording
+from flows.run import main
+from flows.sweeps import elsewhere
+from flows.sweeps.points import read
+
+
+class Sky:
+    """SkyPilot, for one machine: plays the job's request while its log is read."""
+
+    Task = SimpleNamespace(from_yaml_config=lambda config, secrets_overrides: config)
+    calls: list = []
+
+    def __init__(self, node: Path):
+        self._node = node
+        self._task: dict = {}
+
+    def _job(self, how, task, name):
+        assert task["run"].count("-m flows.sweeps.elsewhere --request") == 1
+        self._task = task
+        self.calls.append((how, name))
+        return how
+
+    def launch(self, task, cluster_name, fast):
+        return self._job("launch", task, cluster_name)
+
+    def exec(self, task, cluster_name):
+        return self._job("exec", task, cluster_name)
+
+    def stream_and_get(self, request_id, output_stream):
+        return 7, None
+
+    def tail_logs(self, cluster_name, job_id, follow, output_stream):
+        try:
+            kept = elsewhere.play(json.loads(self._task["envs"][REQUEST]), self._node)
+        except SystemExit:
+            output_stream.write("killed\n")
+            return
+        line = {"key": kept.key, "digest": kept.digest, "status": "ran"}
+        output_stream.write(f"(point, pid=1) {json.dumps(line)}\n")
+
+    def job_status(self, name, job_ids):
+        return {7: SimpleNamespace(value="FAILED_SETUP")}
+
+    def get(self, found):
+        return found
+
+    def down(self, name):
+        self.calls.append(("down", name))
+
+
+class Machine:
+    """In the place of `SkyRunner`: its driver works in this process."""
+
+    node: Path
+
+    def __init__(self, place, name, code, packages, options, root, log, environment, module):
+        self.name = name
+        self._driver = Driver(Sky(self.node), place, name, root, options, {}, module=module)
+
+    def run(self, request, on_event):
+        try:
+            last = self._driver.run(request, on_event)
+        except EspalierError as error:
+            self.close()
+            raise error_from_json(error_to_json(error)) from None
+        return Result(last["key"], last["digest"], last["status"])
+
+    def close(self):
+        self._driver.end()
+
+
+class Runs:
+    """In the place of `flows.online_rl.run`: leaves a record, a report and a result."""
+
+    def __init__(self):
+        self.does = lambda rate: rate
+        self.together = 0
+        self._lock = threading.Lock()
+        self._barrier = None
+
+    def at_once(self, number):
+        self._barrier = threading.Barrier(number)
+
+    def __call__(self, spec, *, overrides, sweep=None):
+        rate = spec.algorithm.learning_rate
+        root = Path(spec.root)
+        if self._barrier is not None:
+            self._barrier.wait(20)
+        with recording(
+            root, f"{int(rate * 1e6):08}", name=spec.name, seed=spec.seed, spec=spec.model_dump(mode="json"),
+            overrides=overrides, sweep=sweep, git_commit=None, forked={},
+        ) as writer:  # fmt: skip
+            found = self.does(rate)
+            if isinstance(found, BaseException):
+                raise found
+            page = root / "page.html"
+            page.write_text(f"rate {rate}")
+            writer.run.result = {
+                "run_id": writer.run.id, "success": found, "reward": 1.0, "pruned": None, "report": str(page),
+                "export": str(root),
+            }  # fmt: skip
+        return writer.run.result
+
+
+@pytest.fixture
+def runs(monkeypatch, tmp_path):
+    found = Runs()
+    monkeypatch.setattr("flows.online_rl.run", found)
+    monkeypatch.setattr("flows.sweeps.launcher.SkyRunner", Machine)
+    monkeypatch.setattr(Machine, "node", tmp_path / "node", raising=False)
+    monkeypatch.setattr(Sky, "calls", [])
+    return found
+
+
+@pytest.fixture
+def sweep(tmp_path, capsys):
+    def run(*arguments: str) -> tuple[int, str]:
+        code = 0
+        store = (tmp_path / "store").as_uri()
+        try:
+            main(["-m", "hydra/launcher=sky", "hydra.launcher.place=sky_slurm", "+experiment=smoke",
+                  f"root={tmp_path / 'here'}", f"store={store}", *arguments])  # fmt: skip
+        except SystemExit as end:
+            code = end.code
+        return code, capsys.readouterr().err
+
+    return run
+
+
+def test_points_come_back_as_if_they_had_run_here(runs, sweep, tmp_path):
+    runs.does = lambda rate: {1e-4: 0.5, 2e-4: EnvironmentFailed("it broke"), 3e-4: KeyError("a bug"), 4e-4: 0.7}[rate]
+    code, said = sweep("algorithm.learning_rate=1e-4,2e-4,3e-4,4e-4")
+    assert code == 1, said
+    here = tmp_path / "here"
+    (folder,) = (here / "sweeps").iterdir()
+    points = read(folder)
+    assert [point.status for point in points] == ["finished", "failed", "failed", "finished"]
+    assert [point.value("success") for point in points] == [0.5, None, None, 0.7]
+    assert (points[1].error, points[2].error) == ("EnvironmentFailed: it broke", "EspalierError: KeyError: 'a bug'")
+    assert Path(points[3].result["report"]).read_text() == "rate 0.0004"
+    records = {run.id: run for run in Records(here).all()}
+    assert {run.status for run in records.values()} == {"FINISHED", "FAILED"}
+    assert {run.spec["root"] for run in records.values()} == {str(here)}
+    assert records["00000400"].sweep == folder.name
+    assert records["00000400"].result["report"] == points[3].result["report"]
+    assert json.loads((folder / "summary.json").read_text())["best"] == 3
+    assert "compared: " in said  # by the records
+    assert "alone: python -m flows.run +experiment=smoke" in said
+    assert "MLflow's runs and its model registry stay on the machines" in said
+    hows, names = zip(*Sky.calls, strict=True)
+    assert hows == ("launch", "exec", "exec", "exec", "down")  # a point that fails leaves the machine up
+    assert len(set(names)) == 1
+
+
+def test_points_at_a_time_have_machines_of_their_own(runs, sweep):
+    runs.at_once(2)
+    code, said = sweep("algorithm.learning_rate=1e-4,2e-4", "hydra.launcher.n_jobs=2")
+    assert code == 0, said
+    assert sorted(how for how, _ in Sky.calls) == ["down", "down", "launch", "launch"]
+    assert len({name for _, name in Sky.calls}) == 2
+
+
+def test_a_job_that_says_nothing_is_a_failed_point_and_the_next_gets_another_machine(runs, sweep, tmp_path):
+    runs.does = lambda rate: SystemExit(1) if rate == 1e-4 else 0.5
+    code, said = sweep("algorithm.learning_rate=1e-4,2e-4")
+    assert code == 1
+    assert "ended on espalier-" in said
+    assert "as FAILED_SETUP without a result" in said
+    assert [how for how, _ in Sky.calls] == ["launch", "down", "launch", "down"]
+    assert len({name for _, name in Sky.calls}) == 2
+
+
+def test_optuna_searches_with_them(runs, sweep, tmp_path):
+    line = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "algorithm.learning_rate=interval(1e-4,1e-3)"]
+    code, said = sweep(*line)
+    assert code == 0, said
+    points = read(tmp_path / "here" / "sweeps" / "smoke")
+    assert [point.status for point in points] == ["finished"] * 3
+    assert len({point.value("success") for point in points}) == 3
+
+
+def test_the_runs_of_an_mlflow_server_get_the_parent_of_the_sweep(runs, tmp_path):
+    spec, _ = looked_at(["+experiment=smoke", f"store={(tmp_path / 'store').as_uri()}"])
+    data = spec[0].model_dump(mode="json", by_alias=True)
+    kept = elsewhere.play({"spec": data, "overrides": [], "sweep": "s", "parent": "abc"}, tmp_path / "node")
+    (note,) = (tmp_path / "node" / "points").glob("*/sweeps/s/mlflow_run_id")
+    assert note.read_text() == "abc"
+    assert Store(tmp_path / "other", spec[0].store).find(kept.key) is not None
+
+
+WRONG = {
+    "": "store: null, but the points of the sweep run on other machines (sky_h100)",
+    "store=file:///tmp/x": "expected an object store",
+    "store=s3://b hydra.launcher.place=sky_h10": "Did you mean 'sky_h100'?",
+    "store=s3://b hydra.launcher.n_jobs=0": "hydra.launcher.n_jobs: 0: expected at least 1",
+    "store=s3://b +hydra.launcher.places.p={name:process} hydra.launcher.place=p": "hydra.launcher.places.p.name",
+    "store=s3://b hydra.launcher.places.sky_cpu.cluster=ours hydra.launcher.place=sky_cpu hydra.launcher.n_jobs=2": (
+        "hydra.launcher.places.sky_cpu.cluster: 'ours': 2 points at a time"
+    ),
+    "store=s3://b hydra.launcher.places.sky_h100.nodes=2": "hydra.launcher.places.sky_h100.nodes: 2:",
+    "store=s3://b compute=sky": "compute: stages would be sent on from there",
+    "store=s3://b tracking.uri=sqlite:////tmp/x.db": "tracking.uri: 'sqlite:////tmp/x.db' is on this machine",
+    "store=s3://b fork=abcd@1": "fork: 'abcd@1': its record is below root on this machine",
+    "store=s3://b deploy=local": "deploy.target: 'local' serves on the machine of the run",
+    "store=s3://b deploy.approve=true": "deploy.approve: true: nobody can be asked there",
+    "store=s3://b hydra/sweeper=optuna hydra.sweeper.pruner={name:median} evaluate.every=1": "hydra.sweeper.pruner",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_what_cannot_run_elsewhere_is_named_before_it_starts(line):
+    with pytest.raises(SpecError) as caught:
+        looked_at(["+experiment=smoke", "hydra/launcher=sky", "seed=1,2", *line.split()], multirun=True)
+    assert WRONG[line] in str(caught.value)
+
+
+def test_every_key_of_the_launcher_is_in_its_file():
+    _, found = looked_at(["+experiment=smoke", "hydra/launcher=sky", "seed=1,2", "store=s3://b"], multirun=True)
+    assert set(found.hydra["launcher"]) == {"_target_", "place", "places", "n_jobs"}
+    assert {SkyPlace(**place).name for place in found.hydra["launcher"]["places"].values()} == {"sky"}
