@@ -172,3 +172,39 @@ def test_an_accelerator_that_is_not_there(shared, tmp_path):
     assert done.returncode == 2
     assert "there is no H200:1" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_points_of_a_sweep_are_jobs_there_and_one_of_them_fails(shared, tmp_path):
+    """The model of the second is on no hub. A point that ran there is found here by its stages."""
+    smoke = ["+experiment=smoke", "rounds=0", "seed=12", f"store={(shared / 'store').as_uri()}"]
+    place = "hydra.launcher.places.sky_slurm"
+    there = [
+        "hydra/launcher=sky",
+        "hydra.launcher.place=sky_slurm",
+        f"{place}.python={SITE / 'bin' / 'python'}",
+        f"{place}.root={shared / 'node'}",
+        f"{place}.cpus=1+",
+        f"{place}.memory=2+",
+    ]
+
+    def run(*arguments):
+        line = [sys.executable, "-m", "flows.run", *smoke, f"root={tmp_path}", *arguments]
+        start = time.monotonic()
+        done = subprocess.run(line, cwd=CODE, capture_output=True, text=True, timeout=1500)
+        print(f"\n{' '.join(arguments)[:60]}: {time.monotonic() - start:.0f} s")
+        return done
+
+    done = run("-m", *there, "model.source=random,hub")
+    assert "Traceback" not in done.stderr
+    [folder] = (tmp_path / "sweeps").iterdir()
+    first, second = json.loads((folder / "summary.json").read_text())["points"]
+    assert (first["status"], second["status"]) == ("finished", "failed"), done.stderr
+    assert done.returncode == 2, done.stderr  # what failed, only the user can help
+    assert "tiny" in second["error"]
+    assert "  alone: " in done.stderr
+    assert Path(first["result"]["report"]).is_file()
+    assert {one.stem for one in (tmp_path / "records").glob("*.json")} >= {first["result"]["run_id"]}
+    until(lambda: not slurm("squeue", "-h", "-o", "%i"), 120)
+    found = result(run())
+    assert set(found["stages"].values()) == {"cached"}
+    assert found["policy_digest"] == first["result"]["policy_digest"]
