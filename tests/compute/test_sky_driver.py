@@ -2,12 +2,16 @@
 The same against SkyPilot and a Slurm cluster: tests/slurm."""
 
 import json
+import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
+from components.compute.runners import Stopped
 from components.compute.sky.driver import Driver
+from components.compute.sky.runner import SkyRunner
 from components.compute.sky.spec import SkyPlace
 from components.errors import EspalierError, ResourceError, TooManyFailures, WaitTimeout
 
@@ -284,3 +288,31 @@ def test_an_interrupted_managed_job_is_cancelled(tmp_path):
         driver.run(ASKED, interrupt)
     driver.end()
     assert sdk.calls[-1] == ("jobs.cancel", [7])
+
+
+SLOW_TO_LEAVE = """
+import signal, sys, time
+def leave(*_):
+    time.sleep(1.5)
+    open(sys.argv[1], "w").close()
+    raise SystemExit(130)
+signal.signal(signal.SIGTERM, leave)
+print('{"waiting": "up"}', flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_runner_that_is_stopped_lets_its_driver_take_the_machines_down(tmp_path, monkeypatch):
+    """Other runners kill what has not ended after `GRACE` seconds."""
+    monkeypatch.setattr("components.compute.runners.GRACE", 0.2)
+    monkeypatch.setattr(
+        "components.compute.sky.runner.DRIVER", (sys.executable, "-c", SLOW_TO_LEAVE, tmp_path / "down")
+    )
+    monkeypatch.setattr("components.compute.sky.runner.take", lambda *_: SimpleNamespace(path=tmp_path))
+    runner = SkyRunner(SkyPlace(), "ours", tmp_path, [], [], tmp_path, tmp_path / "log")
+    with pytest.raises(Stopped):
+        runner.run(ASKED, lambda event: runner.stop())
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "down").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
