@@ -50,6 +50,20 @@ def placed(shared, *more):
     ]
 
 
+def sent(shared):
+    """Of a sweep whose points run there."""
+    place = "hydra.launcher.places.sky_slurm"
+    return [
+        f"store={(shared / 'store').as_uri()}",
+        "hydra/launcher=sky",
+        "hydra.launcher.place=sky_slurm",
+        f"{place}.python={SITE / 'bin' / 'python'}",
+        f"{place}.root={shared / 'node'}",
+        f"{place}.cpus=1+",
+        f"{place}.memory=2+",
+    ]
+
+
 def slurm(*arguments):
     environment = {**os.environ, "SLURM_CONF": str(SITE / "etc" / "slurm.conf")}
     return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60).stdout.split()
@@ -176,25 +190,16 @@ def test_an_accelerator_that_is_not_there(shared, tmp_path):
 
 def test_points_of_a_sweep_are_jobs_there_and_one_of_them_fails(shared, tmp_path):
     """The model of the second is on no hub. A point that ran there is found here by its stages."""
-    smoke = ["+experiment=smoke", "rounds=0", "seed=12", f"store={(shared / 'store').as_uri()}"]
-    place = "hydra.launcher.places.sky_slurm"
-    there = [
-        "hydra/launcher=sky",
-        "hydra.launcher.place=sky_slurm",
-        f"{place}.python={SITE / 'bin' / 'python'}",
-        f"{place}.root={shared / 'node'}",
-        f"{place}.cpus=1+",
-        f"{place}.memory=2+",
-    ]
+    smoke = ["+experiment=smoke", "rounds=0", "seed=12"]
 
     def run(*arguments):
         line = [sys.executable, "-m", "flows.run", *smoke, f"root={tmp_path}", *arguments]
         start = time.monotonic()
         done = subprocess.run(line, cwd=CODE, capture_output=True, text=True, timeout=1500)
-        print(f"\n{' '.join(arguments)[:60]}: {time.monotonic() - start:.0f} s")
+        print(f"\n{arguments[0]}: {time.monotonic() - start:.0f} s")
         return done
 
-    done = run("-m", *there, "model.source=random,hub")
+    done = run("-m", *sent(shared), "model.source=random,hub")
     assert "Traceback" not in done.stderr
     [folder] = (tmp_path / "sweeps").iterdir()
     first, second = json.loads((folder / "summary.json").read_text())["points"]
@@ -205,6 +210,21 @@ def test_points_of_a_sweep_are_jobs_there_and_one_of_them_fails(shared, tmp_path
     assert Path(first["result"]["report"]).is_file()
     assert {one.stem for one in (tmp_path / "records").glob("*.json")} >= {first["result"]["run_id"]}
     until(lambda: not slurm("squeue", "-h", "-o", "%i"), 120)
-    found = result(run())
+    found = result(run(f"store={(shared / 'store').as_uri()}"))
     assert set(found["stages"].values()) == {"cached"}
     assert found["policy_digest"] == first["result"]["policy_digest"]
+
+
+def test_the_machines_of_a_sweep_go_down_when_it_is_interrupted(shared, tmp_path):
+    child = subprocess.Popen(
+        command(tmp_path, "-m", "seed=21,22", *sent(shared)), cwd=CODE, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    until(lambda: slurm("squeue", "-h", "-o", "%i"), 900)
+    time.sleep(20)  # the point has begun, or is about to
+    child.send_signal(signal.SIGINT)
+    said = child.communicate(timeout=20)[1]
+    assert child.returncode == 130, said
+    assert "the same command goes on from here" in said
+    assert "Traceback" not in said
+    until(lambda: not slurm("squeue", "-h", "-o", "%i"), 180)
