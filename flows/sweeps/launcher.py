@@ -194,6 +194,8 @@ class Fleet:
         result = outcome.get("result")
         if result is not None:
             result["export"] = None  # a folder there; the store has it
+            if point.spec.tracking.uri is None:  # the registry was there too
+                result["model"] = result["champion"] = None
             if (kept.path / REPORT).is_file():
                 page = self._folder / "reports" / f"{point.number:04}.html"
                 page.parent.mkdir(exist_ok=True)

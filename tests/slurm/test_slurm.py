@@ -216,12 +216,12 @@ def test_points_of_a_sweep_are_jobs_there_and_one_of_them_fails(shared, tmp_path
 
 
 def test_the_machines_of_a_sweep_go_down_when_it_is_interrupted(shared, tmp_path):
+    line = command(tmp_path, "-m", "seed=21,22", *sent(shared), "hydra.launcher.n_jobs=2")
     child = subprocess.Popen(
-        command(tmp_path, "-m", "seed=21,22", *sent(shared)), cwd=CODE, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    until(lambda: slurm("squeue", "-h", "-o", "%i"), 900)
-    time.sleep(20)  # the point has begun, or is about to
+        line, cwd=CODE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    until(lambda: len(slurm("squeue", "-h", "-o", "%i")) == 2, 900)
+    time.sleep(20)  # the points have begun, or are about to
     child.send_signal(signal.SIGINT)
     said = child.communicate(timeout=20)[1]
     assert child.returncode == 130, said
