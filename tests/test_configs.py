@@ -136,7 +136,13 @@ def test_all_files_are_found():
     found = {group: sum(file.parts[0] == group for file in OPTIONS) for group in {file.parts[0] for file in OPTIONS}}
     assert found == GROUPS
     rest = [str(file) for file in FILES if file not in OPTIONS]
-    assert rest == ["config", "hydra/hydra_logging/quiet", "hydra/job_logging/quiet", "hydra/sweeper/optuna"]
+    assert rest == [
+        "config",
+        "hydra/hydra_logging/quiet",
+        "hydra/job_logging/quiet",
+        "hydra/launcher/sky",
+        "hydra/sweeper/optuna",
+    ]
     assert not [path for path in CONF.rglob("*") if path.is_file() and path.suffix != ".yaml"]
 
 
