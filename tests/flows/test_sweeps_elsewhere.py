@@ -215,6 +215,7 @@ WRONG = {
         "hydra.launcher.places.sky_cpu.cluster: 'ours': 2 points at a time"
     ),
     "store=s3://b hydra.launcher.places.sky_h100.nodes=2": "hydra.launcher.places.sky_h100.nodes: 2:",
+    "store=s3://b hydra.launcher.places.sky_h100.processes=8": "hydra.launcher.places.sky_h100.processes: 8:",
     "store=s3://b compute=sky": "compute: stages would be sent on from there",
     "store=s3://b tracking.uri=sqlite:////tmp/x.db": "tracking.uri: 'sqlite:////tmp/x.db' is on this machine",
     "store=s3://b fork=abcd@1": "fork: 'abcd@1': its record is below root on this machine",
