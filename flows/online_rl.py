@@ -28,7 +28,7 @@ from typing import Any
 
 from components.artifacts import Artifact
 from components.errors import GuardStruck, ResourceError
-from flows import approval, feedback, fork
+from flows import approval, feedback, fork, release
 from flows.approval import Approve
 from flows.feedback import Said
 from flows.fork import Fork
@@ -414,4 +414,4 @@ def _deployable(spec: ExperimentSpec, context: Context) -> None:
 
         check_architecture(base)
     if deploy.target is not None:
-        deploy.target.build().check(deploy.name or spec.name)
+        release.check(spec)

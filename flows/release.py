@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from components.artifacts import Artifact
 from components.deployment.canary import check_endpoint
 from components.deployment.targets.protocol import Deployment, Release, Target
+from components.deployment.targets.spec import LocalTarget, TargetSpec
 from components.errors import DeployError, EspalierError
 from flows.champion import ALIAS, Decision
 from flows.in_use import InUse, Ledger, where
@@ -22,6 +23,7 @@ from flows.records import Notice
 if TYPE_CHECKING:
     from components.tracking.registry import Registry
     from flows.execution import Execution
+    from flows.spec import ExperimentSpec
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def _release(
     if not decision.crowned:
         return Released("skipped", f"{new.name} version {new.version} is not deployed: it is not champion")
     alive = before is not None and before.deployment.target == kind and target.alive(before.deployment)
-    if before is not None and alive and before.release.digest == new.digest:
+    if before is not None and alive and before.release.digest == new.digest and not _moves(spec.target, before):
         text = f"{new.name} version {new.version} is in use already at {where(before.deployment)}"
         return Released("already", text, before.deployment.url, before.deployment.model)
     stopped = before is not None and alive and _same_port(spec.target, before.deployment)
@@ -122,6 +124,26 @@ def _uncrown(registry: Registry, decision: Decision) -> None:
     if decision.verdict in ("first", "won"):
         registry.alias(decision.name, ALIAS, decision.against)
         registry.tag(decision.name, decision.version, {"champion.verdict": "rolled back"})
+
+
+def check(spec: ExperimentSpec) -> None:
+    """Raises ResourceError where a champion could not be put into use, as far as that is known before the run."""
+    from components.deployment.targets.local import Local
+
+    target = spec.deploy.target
+    assert target is not None
+    name, built = spec.deploy.name or spec.name, target.build()
+    built.check(name)
+    if isinstance(target, LocalTarget):
+        before = Ledger(Path(spec.root), name).present()
+        ours = before is not None and _same_port(target, before.deployment) and built.alive(before.deployment)
+        if not ours:  # a server of this model ends before the new one begins
+            Local(target).free()
+
+
+def _moves(target: TargetSpec, before: InUse) -> bool:
+    """Whether what is in use is to be at another port."""
+    return bool(getattr(target, "port", 0)) and not _same_port(target, before.deployment)
 
 
 def _same_port(spec: Any, deployment: Deployment) -> bool:

@@ -21,6 +21,8 @@ from components.redaction import mask_override
 from flows.endings import told
 
 FOLDER = "points"
+ENDED = ("finished", "pruned")
+"""States of points that are not tried again."""
 Status = Literal["running", "finished", "pruned", "failed", "interrupted"]
 
 
@@ -57,9 +59,13 @@ class Point:
 
 
 def read(folder: Path) -> list[Point]:
-    """The points of a sweep by number. Of those with equal overrides, the last: a trial that was tried again."""
+    """The points of a sweep by number, but for those that did not end and were tried again."""
     found = [Point(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted((folder / FOLDER).glob("*.json"))]
-    return sorted({tuple(point.overrides): point for point in found}.values(), key=lambda point: point.number)
+    last = {tuple(point.overrides): point.number for point in sorted(found, key=lambda point: point.number)}
+    return sorted(
+        (one for one in found if one.status in ENDED or one.number == last[tuple(one.overrides)]),
+        key=lambda point: point.number,
+    )
 
 
 def attempt(

@@ -4,20 +4,22 @@ real canary against real servers."""
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from components.deployment.canary import FILE
 from components.deployment.spec import CanarySpec, DeploySpec
 from components.deployment.targets.protocol import Deployment, Release
-from components.errors import DeployError
+from components.errors import DeployError, ResourceError
 from components.inference.server import Server
 from flows.champion import Decision
-from flows.in_use import Ledger
-from flows.release import release
+from flows.in_use import InUse, Ledger
+from flows.release import check, release
 from tests.flows.test_chat import Scripted
 
 WON = Decision("shop", "2", "won", "", against="1")
@@ -139,6 +141,31 @@ def test_on_a_port_of_its_own_the_server_before_it_is_started_again(put, target,
     assert found.state == "rolled back"
     assert "Version 1 is in use again at" in notices[0].message
     assert (list(target.up), present(tmp_path)) == ([first], "1")
+
+
+def test_another_port_moves_what_is_in_use(put, target, tmp_path):
+    target.says = {"1": "Here."}
+    first = put(replace(WON, version="1", verdict="first", against=None), "a" * 64)[0].url
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        target.port = free.getsockname()[1]
+    found, _, _ = put(replace(WON, version="1", verdict="already"), "a" * 64)
+    assert found.state == "deployed"
+    assert list(target.up) == [found.url] != [first]
+    assert f":{target.port}/" in found.url
+
+
+def test_a_port_that_is_taken_is_said_before_the_run_but_for_our_own_server(tmp_path):
+    spec = SimpleNamespace(name="shop", root=str(tmp_path), deploy=DeploySpec(target={"name": "local"}))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        spec.deploy = DeploySpec(target={"name": "local", "port": port})
+        with pytest.raises(ResourceError, match=rf"deploy.target.port: {port} is in use"):
+            check(spec)
+        mine = psutil.Process()
+        details = {"port": str(port), "pid": str(mine.pid), "began": repr(mine.create_time())}
+        used = Deployment("local", "1", "a" * 64, f"http://127.0.0.1:{port}/v1", "shop", details=details)
+        Ledger(tmp_path, "shop").write(InUse(Release("shop", "1", "a" * 64, tmp_path, 64), used), "deployed", "")
+        check(spec)
 
 
 def test_the_first_of_all_that_fails_leaves_no_champion(put, target, tmp_path):

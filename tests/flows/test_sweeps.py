@@ -246,3 +246,11 @@ def test_a_mistake_in_a_sweep_is_named_before_it_starts(line):
     with pytest.raises(SpecError) as caught:
         looked_at(["+experiment=smoke", *line.split()], multirun=True)
     assert WRONG[line] in str(caught.value)
+
+
+def test_trials_with_equal_parameters_are_all_in_the_table_but_for_failures_tried_again(tmp_path):
+    states = ["finished", "finished", "failed", "failed", "finished"]
+    values = ["1", "1", "2", "2", "2"]
+    for number, (state, value) in enumerate(zip(states, values, strict=True)):
+        Point(number, [f"seed={value}"], state, result={"success": 0.5} if state == "finished" else {}).write(tmp_path)
+    assert [point.number for point in read(tmp_path)] == [0, 1, 4]

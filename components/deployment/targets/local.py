@@ -46,19 +46,23 @@ class Local:
         self.spec = spec
 
     def check(self, name: str) -> None:
-        """Whether the port is free is known when it is wanted."""
+        """Whether vLLM is there, where it is to answer."""
         if self.spec.engine == "vllm" and not os.access(self._python, os.X_OK):
             raise ResourceError(
                 f"deploy.target.python: there is no {self._python}, the Python that vLLM is installed in: `make vllm` "
                 "makes one, or set deploy.target.python, or deploy.target.engine=transformers"
             )
 
-    def deploy(self, release: Release, root: Path) -> Deployment:
-        port = self.spec.port or _free_port()
-        if _taken(port):
+    def free(self) -> None:
+        """Raises ResourceError where the port is taken."""
+        if _taken(self.spec.port):
             raise ResourceError(
-                f"deploy.target.port: {port} is in use on this machine; choose another, or 0 for any free one"
+                f"deploy.target.port: {self.spec.port} is in use on this machine; choose another, or 0 for any free one"
             )
+
+    def deploy(self, release: Release, root: Path) -> Deployment:
+        self.free()
+        port = self.spec.port or _free_port()
         log = root / f"{release.slug}-{time.strftime('%Y%m%d-%H%M%S')}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as output:
