@@ -1,5 +1,5 @@
-"""The keys and prices that a run will need, looked for before it begins: whoever lacks one learns it before anything is
-played or paid for."""
+"""What a run will need and may lack: keys, prices, the environment of vLLM. It is looked for before the run begins, so
+that it is known before anything is played or paid for."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ def lacked_by(asked: Iterable[InferenceSpec | JudgeModel], budget: float | None)
         if isinstance(one, RemoteSpec | VllmSpec | ServedJudge | LiteLLMJudge):
             try:
                 one.key()
+                if isinstance(one, VllmSpec) and not one.urls:
+                    _ = one.interpreter
             except ResourceError as error:
                 yield str(error)
             else:

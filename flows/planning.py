@@ -29,11 +29,11 @@ from components.compute.sky.failures import wanted
 from components.compute.sky.offers import Offer, offers
 from components.compute.sky.spec import SkyPlace
 from components.compute.spec import StageName
-from components.errors import GuardStruck
+from components.errors import GuardStruck, ResourceError
 from components.rewards.asking.spec import PaidSpec, asked_by
 from components.rollout.live import FILE as LIVE
 from components.rollout.spec import CollectSpec
-from flows import feedback
+from flows import feedback, release
 from flows.fork import resolve
 from flows.guards import RULES
 from flows.keys import lacking
@@ -139,7 +139,7 @@ def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, SkyPlace]], dict[str,
         online_rl(spec, planner.call, begin=fork, on_notice=notices.append, beside=planner.beside, said=said)
     except GuardStruck as error:
         struck = error
-    lacks = [f"it cannot begin yet: {text}" for text in lacking(spec)]
+    lacks = [f"it cannot begin yet: {text}" for text in (*lacking(spec), *_undeployable(spec))]
     decided = [*lacks, *(one.message for one in notices if one.kind in ("early_stopping", "best")), *planner.prices()]
     if struck is not None:
         return Plan(spec.name, spec.root, planner.planned, [*decided, f"a guard ends the run: {struck}"])
@@ -147,6 +147,15 @@ def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, SkyPlace]], dict[str,
     return Plan(
         spec.name, spec.root, planner.planned, [*decided, *open_.values()], "end" in open_ and "refills" not in open_
     )
+
+
+def _undeployable(spec: ExperimentSpec) -> Iterator[str]:
+    """What `deploy.target` lacks."""
+    if spec.deploy.target is not None:
+        try:
+            release.check(spec)
+        except ResourceError as error:
+            yield str(error)
 
 
 def _undecided(spec: ExperimentSpec, planned: Sequence[Planned], decided: set[str]) -> dict[str, str]:

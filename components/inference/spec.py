@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -54,6 +55,10 @@ OURS = {
     "logprobs-mode", "generation-config", "trust-remote-code", "api-key", "enable-sleep-mode",
 }  # fmt: skip
 """Options of the server that follow from the rest of the configuration, or may not be given."""
+
+
+VLLM_PYTHON = Path(__file__).resolve().parents[2] / ".venv-vllm" / "bin" / "python"
+"""Where `make vllm` puts it."""
 
 
 def flags(given: Mapping[str, Any]) -> list[str]:
@@ -122,6 +127,17 @@ class VllmSpec(Spec):
             if name.strip("-").replace("_", "-") in OURS:
                 raise ValueError(f"options that follow from nothing else; {name} is set by the run")
         return {name.strip("-").replace("_", "-"): one for name, one in value.items()}
+
+    @property
+    def interpreter(self) -> Path:
+        """Python of the environment that vLLM is installed in. Raises ResourceError where there is none."""
+        python = Path(self.python).expanduser() if self.python else VLLM_PYTHON
+        if not python.is_file():
+            raise ResourceError(
+                f"inference.python: vLLM's environment is not there ({python}): `make vllm` makes one; or name the "
+                "Python of another, or a server that runs: inference.urls=[http://127.0.0.1:8000/v1]"
+            )
+        return python
 
     def key(self) -> str:
         """The servers' key; empty where none is sent. Raises ResourceError where the variable is not set."""

@@ -361,3 +361,11 @@ def test_machines_that_skypilot_provides_are_priced_by_its_optimizer(tmp_path, m
     assert "idle:" not in text  # no stage of this run is there
     kept = plan(spec_of(tmp_path, **shared), ask)
     assert (kept.cost, len(asked)) == (0, 1)  # everything is found, nothing is asked
+
+
+def test_an_environment_of_vllm_that_is_missing_is_said(tmp_path):
+    python = str(tmp_path / "nowhere")
+    text = show(plan(spec_of(tmp_path, inference={"name": "vllm", "python": python})))
+    assert f"it cannot begin yet: inference.python: vLLM's environment is not there ({python})" in text
+    text = show(plan(spec_of(tmp_path, deploy={"target": {"name": "local", "engine": "vllm", "python": python}})))
+    assert f"it cannot begin yet: deploy.target.python: there is no {python}" in text

