@@ -18,6 +18,7 @@ from typing import Any
 from components.deployment.targets.spec import LocalTarget
 from components.errors import EspalierError, ResourceError
 from flows.in_use import InUse, Ledger, ledgers, where
+from flows.stage import DEFAULT_ROOT
 
 
 def state(found: InUse) -> str:
@@ -109,13 +110,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m flows.deployments",
         description="Lists what runs have put into use; stops and starts servers on this machine.",
     )
-    parser.add_argument("--root", default="runs", help="the root of the runs (runs)")
+    parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="folder of the runs")
     act = parser.add_mutually_exclusive_group()
     act.add_argument("--stop", metavar="NAME", help="end the server of this model")
     act.add_argument("--start", metavar="NAME", help="start it again, on its port")
     act.add_argument("--json", action="store_true", help="print one JSON list")
     options = parser.parse_args(argv)
-    root = Path(options.root)
+    root = options.root
     try:
         if options.stop or options.start:
             print(stop(root, options.stop) if options.stop else start(root, options.start))

@@ -32,6 +32,12 @@ class Sampling:
     min_p: float = 0.0
     """Smallest probability, as a share of the likeliest token's."""
 
+    @property
+    def cuts(self) -> dict[str, float]:
+        """Those of top_p, top_k and min_p that cut anything, as requests name them."""
+        cuts = {"top_p": self.top_p < 1, "top_k": self.top_k > 0, "min_p": self.min_p > 0}
+        return {name: getattr(self, name) for name, cut in cuts.items() if cut}
+
 
 @dataclass(slots=True, frozen=True)
 class ChatRequest:

@@ -138,12 +138,7 @@ def _body(request: ChatRequest, model: str, tokens: bool) -> dict[str, Any]:
     }
     if request.tools:
         body["tools"] = request.tools
-    if sampling.top_p < 1:
-        body["top_p"] = sampling.top_p
-    if sampling.top_k > 0:
-        body["top_k"] = sampling.top_k
-    if sampling.min_p > 0:
-        body["min_p"] = sampling.min_p
+    body |= sampling.cuts
     if tokens:
         body |= {"logprobs": True, "return_token_ids": True}
     return body

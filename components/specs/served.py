@@ -34,6 +34,16 @@ def check_address(value: str, example: str = "http://127.0.0.1:8000/v1", key: st
         raise ValueError(f"an address such as {example}")
 
 
+def key_of(variable: str | None, key_path: str, server: str) -> str:
+    """The key in an environment variable; empty where none is named. Raises ResourceError where it is not set."""
+    found = os.environ.get(variable, "") if variable else ""
+    if variable and not found:
+        raise ResourceError(
+            f"{key_path}.key_variable: the environment variable {variable} is not set; set it to the key of {server}"
+        )
+    return found
+
+
 class Served(Spec):
     """A model behind a URL that speaks OpenAI's chat completions."""
 
@@ -55,13 +65,7 @@ class Served(Spec):
 
     def key(self) -> str:
         """The server's key; empty where none is sent. Raises ResourceError where the variable is not set."""
-        found = os.environ.get(self.key_variable, "") if self.key_variable else ""
-        if self.key_variable and not found:
-            raise ResourceError(
-                f"{self.key_path}.key_variable: the environment variable {self.key_variable} is not set; set it to "
-                f"the key of {self.url}{self.or_else()}"
-            )
-        return found
+        return key_of(self.key_variable, self.key_path, f"{self.url}{self.or_else()}")
 
     @classmethod
     def or_else(cls) -> str:

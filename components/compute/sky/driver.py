@@ -183,9 +183,7 @@ class Driver:
                 self._tail(log)
                 deadline = None
             except Exception as error:
-                if type(error).__name__ not in SERVER:
-                    if not self._place.managed and self._gone(error):
-                        raise Lost(_line(error)) from error
+                if not self._away(error):
                     raise
                 deadline = deadline or time.monotonic() + self._patience
                 logger.warning("%s is out of reach: %s", self._name, _line(error))
@@ -200,9 +198,7 @@ class Driver:
             except (Lost, EspalierError):
                 raise
             except Exception as error:
-                if type(error).__name__ not in SERVER:
-                    if not self._place.managed and self._gone(error):
-                        raise Lost(_line(error)) from error
+                if not self._away(error):
                     raise
                 deadline = deadline or time.monotonic() + self._patience
             if deadline is not None and time.monotonic() > deadline:
@@ -210,6 +206,14 @@ class Driver:
                     f"{self._name} was out of reach for {self._patience:g} s while {stage} ran there; {KEPT}"
                 )
             time.sleep(min(5.0, self._patience / 10))
+
+    def _away(self, error: Exception) -> bool:
+        """Whether it was only that the server could not be reached. Raises Lost where the cluster is gone."""
+        if type(error).__name__ in SERVER:
+            return True
+        if not self._place.managed and self._gone(error):
+            raise Lost(_line(error)) from error
+        return False
 
     def _tail(self, log: _Report) -> None:
         if self._place.managed:

