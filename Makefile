@@ -18,7 +18,7 @@ UV := requirements/uv.sh $(RUN)
 VLLM := .venv-vllm
 VLLM_PYTHON ?= $(VLLM)/bin/python
 
-.PHONY: help setup quickstart smoke test test-slow vllm test-vllm test-slurm check docs lock clean
+.PHONY: help setup quickstart smoke test test-slow test-security vllm test-vllm test-slurm check docs lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ test: setup  ## the test suite, in two processes
 
 test-slow: setup  ## the tests that take minutes each
 	$(RUN) -m pytest -m slow
+
+test-security: setup  ## every attack on the boundaries of docs/security.md, the slow ones included
+	$(RUN) -m pytest -m security
 
 vllm: $(VLLM)/.installed  ## make .venv-vllm for inference=vllm: the CPU build where there is no NVIDIA GPU
 
