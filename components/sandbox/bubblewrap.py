@@ -6,9 +6,11 @@ privileges and no way to new ones, and the system calls of `seccomp.py` fail. Wh
 runs as nobody.
 
 What it uses is bounded. The kernel bounds each process (address space, CPU time, size of a file) and the number of
-processes; the home has a size; and while a program runs it is looked at every few milliseconds: one that takes too
-long, or whose processes hold too much memory, create too many files or print without end, is killed with everything
-that it started. Nothing outlives its run. Between two looks a program can hold a little more than it may.
+processes; the home has a size; a control group bounds all memory together, where one can be created (`cgroups.py`). And
+while a program runs it is looked at every few milliseconds: one that takes too long, creates too many files or prints
+without end, is killed with everything that it started. Without a control group memory is counted in this way, too
+(`watch.py`); the program then runs on one processor, so that it cannot use much more between two looks. Nothing
+outlives its run.
 
 Output is bytes of any kind: what is not UTF-8 is shown as U+FFFD, and of much output the beginning and the end are
 kept, with a mark between them.
@@ -24,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import functools
+import itertools
 import json
 import os
 import shutil
@@ -39,10 +42,10 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from components.errors import ResourceError
-from components.sandbox import seccomp
+from components.sandbox import cgroups, seccomp
 from components.sandbox.calls import Answer, Calls
 from components.sandbox.limits import Limits, Result
-from components.sandbox.watch import HOME, kill, watch
+from components.sandbox.watch import HOME, OPEN_FILES, kill, watch
 
 T = TypeVar("T")
 
@@ -73,7 +76,19 @@ NAMESPACES = (
 _NOBODY = 65534
 _MB = 1024 * 1024
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_DEVICES = ("null", "zero", "full", "random", "urandom")
+_USR = (*_SYSTEM, "libexec", "include", "share")
+_USR_LOCAL = ("bin", "sbin", "lib", "lib64", "include")
+_DEVICES = ("null", "full", "random", "urandom")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_WITHOUT_HUGE_PAGES = """
+import ctypes, os, sys
+PR_SET_THP_DISABLE = 41  # children inherit it
+if ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0:
+    sys.exit("the kernel does not turn huge pages off")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+_PACKAGES = ("lib*/python3*/site-packages", "lib*/python3*/dist-packages", "lib*/python3*/ensurepip/_bundled")
+_processors = itertools.count()
 
 
 class Sandbox:
@@ -148,7 +163,7 @@ def interpreter() -> tuple[str, str]:
         (own, prefix),
         *((Path(f"{at}/bin/python3"), Path("/usr")) for at in ("/usr", "/usr/local")),
     ):
-        if not python.exists() or not python.resolve().is_relative_to(folder):
+        if not os.access(python, os.X_OK) or not python.resolve().is_relative_to(folder):
             continue
         if folder.is_relative_to("/usr"):
             return str(python), ""
@@ -217,32 +232,42 @@ def _run(
             passed.append(sealed(data))
             return str(passed[-1])
 
-        arguments = _namespaces(limits)
+        options = _namespaces(limits)
         for name, content in files.items():
-            arguments += ["--perms", "0644", "--file", handed(content), _below_home(name)]
+            options += ["--perms", "0644", "--file", handed(content), _below_home(name)]
         status_read, status_write = os.pipe()
         stack.callback(os.close, status_read)
-        passed.append(status_write)
-        try:
-            arguments += ["--seccomp", handed(seccomp.program()), "--json-status-fd", str(status_write)]
+        with ExitStack() as theirs:
+            theirs.callback(os.close, status_write)
+            options += ["--seccomp", handed(seccomp.program()), "--json-status-fd", str(status_write)]
+            # bwrap waits for its options: it is bounded before it reads them, and so is all that it starts.
+            options_read, options_write = os.pipe()
+            theirs.callback(os.close, options_read)
+            gate = stack.enter_context(os.fdopen(options_write, "wb", buffering=0))
+            group = _group(limits, stack)
             process = subprocess.Popen(
-                [*arguments, "--", *_limiter(limits), *command],
-                executable=shutil.which("bwrap"),
+                [*_launcher(group), "--args", str(options_read), "--", *_limiter(limits), *command],
                 stdin=sealed(stdin),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=environment,  # not only of the program: /proc/1/environ in the sandbox is that of bwrap
                 cwd="/",
-                pass_fds=passed,
+                pass_fds=[*passed, status_write, options_read],
                 start_new_session=True,
                 **({"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if _drops() else {}),  # type: ignore[call-overload]
             )
-        finally:
-            os.close(status_write)
-        if calls is not None:
-            calls.begin()
         try:
-            killed, kept = watch(process, limits, began, stop, calls)
+            if group is None:
+                processors = sorted(os.sched_getaffinity(0))
+                os.sched_setaffinity(process.pid, {processors[next(_processors) % len(processors)]})
+            else:
+                group.add(process.pid)
+            with suppress(BrokenPipeError):  # it has ended, and says why
+                _write(gate.fileno(), "\0".join([*options, ""]).encode())
+            gate.close()
+            if calls is not None:
+                calls.begin()
+            killed, kept = watch(process, limits, began, stop, calls, group)
         finally:
             kill(process)
         os.set_blocking(status_read, False)
@@ -260,28 +285,70 @@ def _run(
     return Result(code, stdout, stderr, killed, any(one.cut for one in kept), seconds)
 
 
+def _group(limits: Limits, stack: ExitStack) -> cgroups.Group | None:
+    """Return a control group, removed with the stack, or None where there is none."""
+    hierarchy = cgroups.hierarchy()
+    if hierarchy is None:
+        return None
+    group = cgroups.Group(hierarchy, limits)
+    stack.callback(group.close)
+    return group
+
+
+def _launcher(group: cgroups.Group | None) -> list[str]:
+    """Return the command that starts bwrap. Where memory is counted, it has no huge pages, which a program could keep
+    while it shows 4 kB of each."""
+    bwrap = shutil.which("bwrap") or "bwrap"
+    if group is not None or "[always]" not in _read(_HUGE_PAGES):
+        return [bwrap]
+    return [interpreter()[0], "-I", "-S", "-c", _WITHOUT_HUGE_PAGES, bwrap]
+
+
 def _namespaces(limits: Limits) -> list[str]:
-    """What bwrap is told: everything of a program's own, and read-only, but for its home."""
-    told = ["bwrap", "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
-    told += ["--new-session", "--die-with-parent", "--cap-drop", "ALL", "--ro-bind", "/usr", "/usr"]
-    for name in _SYSTEM:
-        if os.path.islink(f"/{name}"):
-            told += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
-        elif os.path.isdir(f"/{name}"):
-            told += ["--ro-bind", f"/{name}", f"/{name}"]
-    for name in ("/etc/ld.so.cache", "/etc/alternatives"):
-        told += ["--ro-bind-try", name, name]
-    if folder := interpreter()[1]:
-        told += ["--ro-bind", folder, folder]
-    told += ["--proc", "/proc"]
+    """Return the options of bwrap: everything of a program's own, and read-only, but for its home."""
+    options = ["--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
+    options += ["--new-session", "--die-with-parent", "--cap-drop", "ALL"]
+    options += _system()
+    options += ["--proc", "/proc"]
     for name in _DEVICES:
-        told += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+        options += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    # A shared mapping of /dev/zero holds pages that no count sees; /dev/full reads the same.
+    options += ["--symlink", "full", "/dev/zero"]
     for name, at in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
-        told += ["--symlink", f"/proc/self/fd{at}", f"/dev/{name}"]
-    told += ["--size", str(limits.disk_mb * _MB), "--perms", "0755", "--tmpfs", HOME, "--dir", f"{HOME}/tmp"]
+        options += ["--symlink", f"/proc/self/fd{at}", f"/dev/{name}"]
+    options += ["--size", str(limits.disk_mb * _MB), "--perms", "0755", "--tmpfs", HOME, "--dir", f"{HOME}/tmp"]
     for name in ("/tmp", "/dev/shm"):
-        told += ["--symlink", f"{HOME}/tmp", name]
-    return [*told, "--remount-ro", "/", "--chdir", HOME]
+        options += ["--symlink", f"{HOME}/tmp", name]
+    return [*options, "--remount-ro", "/", "--chdir", HOME]
+
+
+def _system() -> list[str]:
+    """Return the options of bwrap for what a program can read: the host's programs and libraries, and a Python with
+    its standard library. Python packages are hidden, ours above all."""
+    shown = [f"/usr/{name}" for name in _USR] + [f"/usr/local/{name}" for name in _USR_LOCAL]
+    shown += ["/etc/ld.so.cache", "/etc/alternatives"]
+    python, folder = interpreter()
+    if folder:
+        shown += [str(Path(python).resolve()), f"{folder}/lib", f"{folder}/lib64"]
+    options: list[str] = []
+    for path in shown + [f"/{name}" for name in _SYSTEM]:
+        if os.path.islink(path):
+            options += ["--symlink", os.readlink(path), path]
+        elif os.path.exists(path):
+            options += ["--ro-bind", path, path]
+    for hidden in _hidden_packages(tuple(filter(os.path.isdir, shown)), folder):
+        options += ["--size", "4096", "--perms", "0555", "--tmpfs", hidden, "--remount-ro", hidden]
+    return options
+
+
+@functools.cache
+def _hidden_packages(shown: tuple[str, ...], prefix: str) -> list[str]:
+    """Return the folders below what is shown that hold Python packages, and that of Espalier."""
+    folders = {Path("/usr/share/python-wheels"), Path(__file__).resolve().parents[2]}
+    for at in filter(None, ("/usr", "/usr/local", prefix)):
+        folders |= {path for pattern in _PACKAGES for path in Path(at).glob(pattern)}
+    below = {path.resolve() for path in folders if path.is_dir()}
+    return sorted(str(path) for path in below if any(path.is_relative_to(at) and str(path) != at for at in shown))
 
 
 def _limiter(limits: Limits) -> list[str]:
@@ -292,21 +359,35 @@ def _limiter(limits: Limits) -> list[str]:
         f"--cpu={limits.cpu_seconds}:{limits.cpu_seconds + 1}",
         f"--fsize={limits.disk_mb * _MB}",
         f"--nproc={limits.processes}",
-        "--nofile=256",
+        f"--nofile={OPEN_FILES}",
         "--core=0",
+        "--memlock=0",
+        "--msgqueue=0",
+        "--sigpending=256",
         "--",
     ]
 
 
 def _sealed(data: str | bytes) -> int:
-    """A file in memory that nobody can change: a program can open its standard input again, to write."""
+    """Return a file in memory that nobody can change: a program can open its standard input again, to write."""
     fd = os.memfd_create("data", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    left = memoryview(data.encode(errors="surrogatepass") if isinstance(data, str) else data)
-    while left:
-        left = left[os.write(fd, left) :]
+    _write(fd, data.encode(errors="surrogatepass") if isinstance(data, str) else data)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:  # a kernel without huge pages
+        return ""
+
+
+def _write(fd: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
 
 
 def _below_home(name: str) -> str:

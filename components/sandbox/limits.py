@@ -25,7 +25,8 @@ class Limits:
     cpu_seconds: int = 10
     """Of CPU time, for each process."""
     memory_mb: int = 512
-    """Of memory, for all processes together, and of addresses for each."""
+    """Of memory, for all processes, the files in the home and the kernel's buffers for them together, and of addresses
+    for each process."""
     processes: int = 32
     """And threads, at once."""
     disk_mb: int = 64
