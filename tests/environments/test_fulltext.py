@@ -82,3 +82,27 @@ def test_a_python_without_full_text_search_is_told(monkeypatch):
     monkeypatch.setattr(fulltext.sqlite3, "connect", lambda *_, **__: Poor())
     with pytest.raises(ResourceError, match="no such module: fts5"):
         Index({"text": 1.0}, [])
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "tent " * 200_000,
+        " ".join(f"w{number}" for number in range(100_000)),
+        'NEAR("tent" "lamp", 1000000000) ' * 10_000,
+        "tent* OR -tent NOT title:tent ^tent " * 10_000,
+        '"' * 1_000_000,
+        "\x00tent\ud83d" * 100_000,
+        "(" * 100_000 + "tent" + ")" * 100_000,
+    ],
+    ids=["one word", "many words", "near", "operators", "quotes", "no text", "brackets"],
+)
+def test_a_search_uses_a_bounded_part_of_hostile_text(attack):
+    """What SQLite is asked for is at most 32 words, each in quotes."""
+    index = Index({"text": 1.0}, [(number, [f"tent w{number}"]) for number in range(500)])
+    statements = []
+    index._store.set_trace_callback(statements.append)
+    assert len(index.search(attack, 5, snippet=3)) <= 5
+    assert all(len(statement) < 2000 for statement in statements)
+    assert len(terms(attack)) <= WORDS

@@ -29,9 +29,7 @@ def questions():
 @pytest.fixture
 def shop(tmp_path):
     write(tmp_path / "shop.db", SCHEMAS["shop"], "seed")
-    database = Database(tmp_path / "shop.db")
-    yield database
-    database.close()
+    return Database(tmp_path / "shop.db")
 
 
 def test_it_keeps_what_every_environment_keeps():

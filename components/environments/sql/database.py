@@ -1,65 +1,50 @@
 """Databases that can only be read, by queries that a model wrote.
 
-Each is a real SQLite file, opened with `mode=ro`. An authorizer allows reading and nothing else: no writing, no PRAGMA,
-no ATTACH, no extensions, and no functions that would answer differently on another day; those of dates are SQLite's
-own, but refuse `now` and the machine's time zone. A query may take so many instructions of SQLite's machine, which are
-counted, so that it ends alike on every computer; a clock stops what the count does not. Texts and rows are bounded.
+Each is a real SQLite file. A query runs in a process of its own (`worker.py`), which opens the file with `mode=ro`
+under an authorizer that allows reading and nothing else: no writing, no PRAGMA, no ATTACH, no extensions, and no
+functions that would answer differently on another day. The number of instructions of SQLite's virtual machine is
+limited, so that a query ends alike on every computer; a time limit ends what the count does not. Memory, values, rows
+and results are limited, too. What a limit ends is an answer to the agent; no other episode notices.
+
+A few processes serve all databases; each runs one query at a time, and one that does not answer is killed and replaced.
 """
 
 from __future__ import annotations
 
-import functools
+import atexit
+import json
+import os
 import random
+import select
 import sqlite3
+import subprocess
+import sys
+import threading
 import time
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from components.environments.sql import worker
 from components.environments.sql.schemas import Schema
 from components.environments.tools import Invalid
+from components.errors import EnvironmentFailed
 
-INSTRUCTIONS = 5_000_000
-SECONDS = 10.0
-LONGEST = 4_000
-"""Characters of a query, and bytes of any text in the database's hands."""
-_EVERY = 500
-"""Instructions between two looks at the count."""
-
-_ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE, sqlite3.SQLITE_FUNCTION}
-_NO_FUNCTIONS = {
-    "load_extension",
-    "random",
-    "randomblob",
-    "current_date",
-    "current_time",
-    "current_timestamp",
-    "fts3_tokenizer",
-    "readfile",
-    "writefile",
-    "edit",
-    "sqlite_version",
-    "sqlite_source_id",
-    "sqlite_compileoption_get",
-    "sqlite_compileoption_used",
-}
-_OF_DATES = {"date": 0, "time": 0, "datetime": 0, "julianday": 0, "unixepoch": 0, "strftime": 1, "timediff": 1}
-"""Functions of dates, and how many arguments they take before they say that they mean now."""
-_NOT_TODAY = {"now", "localtime", "utc"}
-_LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: LONGEST,
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: LONGEST,
-    sqlite3.SQLITE_LIMIT_COLUMN: 100,
-    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
-    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 20,
-    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
-    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 50,
-    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
-}
+PROCESSES = max(1, min(4, os.cpu_count() or 1))
+"""Queries that run at once."""
+GRACE = 2.0
+"""Seconds beyond a query's time limit after which its process is killed: one function may run that long by itself."""
+START = 60.0
+"""Seconds in which a process must be ready."""
+_STOP_INTERVAL = 0.1
+"""Seconds between two checks whether the episode was stopped."""
+_ANSWER_BYTES = 16 << 20
+"""Bytes of one answer; `worker.RESULT_BYTES`, written as JSON, are fewer."""
 
 
 def write(path: Path, schema: Schema, seed: str) -> None:
-    """Makes a database of this schema."""
+    """Create a database of this schema."""
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("PRAGMA synchronous = OFF")
         connection.executescript(schema.tables)
@@ -69,66 +54,127 @@ def write(path: Path, schema: Schema, seed: str) -> None:
 
 
 class Database:
-    """An open database, for reading."""
+    """A database file, for reading."""
 
     def __init__(self, path: Path):
-        self._connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, check_same_thread=False)
-        self._connection.execute("PRAGMA query_only = ON")
-        self._connection.execute("PRAGMA temp_store = MEMORY")
-        self._connection.execute("PRAGMA trusted_schema = OFF")
-        self._connection.text_factory = lambda data: data.decode(errors="replace")
-        self._dates = sqlite3.connect(":memory:", check_same_thread=False)
-        known = {name for (name,) in self._dates.execute("SELECT name FROM pragma_function_list")}
-        for name, least in _OF_DATES.items():
-            if name not in known:  # of a later SQLite
-                continue
-            self._connection.create_function(name, -1, functools.partial(self._dated, name, least), deterministic=True)
-        for limit, value in _LIMITS.items():
-            self._connection.setlimit(limit, value)
-        self._connection.set_authorizer(_authorized)
-        self._connection.set_progress_handler(self._looked, _EVERY)
+        self.path = path
+
+    def query(
+        self, sql: str, most: int, stop: threading.Event | None = None
+    ) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Return the names of the columns and at most `most` rows. stop: ends the query when it is set.
+
+        Raises Invalid with the reason where there is no answer, EnvironmentFailed where no process can be started.
+        """
+        if len(sql) > worker.LENGTH:
+            raise Invalid(f"the query has {len(sql)} characters; {worker.LENGTH} at most")
+        request = {"path": str(self.path), "sql": sql, "rows": most}
+        found = _processes.ask(json.dumps(request).encode() + b"\n", stop)
+        if "error" in found:
+            raise Invalid(found["error"])
+        rows = [
+            tuple(bytes.fromhex(one["hex"]) if isinstance(one, dict) else one for one in row) for row in found["rows"]
+        ]
+        return found["columns"], rows
+
+
+class _Processes:
+    """Processes that run queries: idle ones are kept, and started where there are none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[subprocess.Popen[bytes]] = []
+        self._places = threading.BoundedSemaphore(PROCESSES)
+        self.threads = ThreadPoolExecutor(PROCESSES, thread_name_prefix="sql")
+        """Threads that wait for queries."""
+        atexit.register(self.close)
+
+    def ask(self, request: bytes, stop: threading.Event | None) -> dict[str, Any]:
+        with self._places:
+            process = self._idle_process() or self._start()
+            answer: bytes | None = None
+            try:
+                answer, reason = _exchange(process, request, stop, worker.SECONDS + GRACE)
+            finally:
+                if answer is None:
+                    _end(process)
+            if answer is None:
+                return {"error": reason}
+            with self._lock:
+                self._idle.append(process)
+        return json.loads(answer)
+
+    def _idle_process(self) -> subprocess.Popen[bytes] | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                process = self._idle.pop()
+            if process.poll() is None:
+                return process
+            _end(process)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", worker.__file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={},
+                bufsize=0,
+            )
+        except OSError as error:
+            raise EnvironmentFailed(f"the process that runs queries was not started: {error}") from error
+        ready, reason = _exchange(process, b"", None, START)
+        if ready is None:
+            _end(process)
+            raise EnvironmentFailed(f"the process that runs queries was not ready within {START:g} s: {reason}")
+        return process
 
     def close(self) -> None:
-        self._connection.close()
-        self._dates.close()
-
-    def query(self, sql: str, most: int) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Names of the columns, and up to so many rows. Raises Invalid."""
-        if len(sql) > LONGEST:
-            raise Invalid(f"the query has {len(sql)} characters; {LONGEST} at most")
-        self._looks, self._until = INSTRUCTIONS // _EVERY, time.monotonic() + SECONDS
-        try:
-            with closing(self._connection.execute(sql)) as cursor:
-                if cursor.description is None:
-                    raise Invalid("this is no query; only SELECT is allowed")
-                return [name for name, *_ in cursor.description], cursor.fetchmany(most)
-        except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryError) as error:
-            text = str(error)
-            if "interrupted" in text:
-                raise Invalid("the query took too long and was ended") from None
-            if "not authorized" in text or "prohibited" in text or "authorization" in text:
-                raise Invalid(f"{text}: only SELECT is allowed, without functions of time or chance") from None
-            if "user-defined function" in text:
-                raise Invalid("functions of dates take written dates, not now, and know no time zone") from None
-            if isinstance(error, UnicodeError):
-                raise Invalid("the query is no valid text") from None
-            raise Invalid(text) from None
-
-    def _dated(self, name: str, least: int, *given: Any) -> Any:
-        """SQLite's own function, where it does not ask for the clock or the zone; else ValueError."""
-        texts = [one.decode(errors="replace") if isinstance(one, bytes) else one for one in given]
-        words = {one.partition("\0")[0].strip().lower() for one in texts if isinstance(one, str)}
-        if len(given) <= least or words & _NOT_TODAY:
-            raise ValueError
-        return self._dates.execute(f"SELECT {name}({', '.join('?' * len(given))})", given).fetchone()[0]
-
-    def _looked(self) -> bool:
-        """Ends the query where it is true."""
-        self._looks -= 1
-        return self._looks <= 0 or time.monotonic() > self._until
+        with self._lock:
+            processes, self._idle = self._idle, []
+        for process in processes:
+            _end(process)
 
 
-def _authorized(action: int, first: str | None, second: str | None, database: str | None, inner: str | None) -> int:
-    if action not in _ALLOWED or (action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _NO_FUNCTIONS):
-        return sqlite3.SQLITE_DENY
-    return sqlite3.SQLITE_OK
+def _exchange(
+    process: subprocess.Popen[bytes], request: bytes, stop: threading.Event | None, seconds: float
+) -> tuple[bytes | None, str]:
+    """Return the line that answers a request; or None, and why there is none."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    deadline = time.monotonic() + seconds
+    found = bytearray()
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    died = f"the query ended its process; it needs more than {worker.PROCESS_MB} MB of memory, or SQLite failed"
+    try:
+        process.stdin.write(request)  # a few kilobytes: less than the pipe holds
+        while not found.endswith(b"\n"):
+            if stop is not None and stop.is_set():
+                return None, "the episode was stopped"
+            if time.monotonic() > deadline:
+                return None, "the query took too long and was ended"
+            if poll.poll(_STOP_INTERVAL * 1000):
+                part = os.read(process.stdout.fileno(), 1 << 16)
+                found += part
+                if not part or len(found) > _ANSWER_BYTES:
+                    return None, died
+    except OSError:
+        return None, died
+    return bytes(found), ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
+    process.wait()
+
+
+_processes = _Processes()
+threads = _processes.threads

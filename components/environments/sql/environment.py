@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import random
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,9 +20,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.environments.sql.database import Database, write
+from components.environments.protocol import Step
+from components.environments.sql.database import Database, threads, write
 from components.environments.sql.schemas import SCHEMAS
 from components.environments.tools import Invalid, ToolEnvironment, call, tool
+from components.errors import EnvironmentFailed
+from components.sandbox.bubblewrap import stoppable
 from components.trajectories.schema import Scenario
 
 Name = Literal["shop", "library", "flights", "school"]
@@ -61,6 +65,7 @@ class Sql(ToolEnvironment):
         self._scenarios = _generate(seed, train, heldout, given, tuple(heldout_schemas or given))
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._open: list[Database] = []
+        self._stop = threading.Event()
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
         return [scenario for scenario in self._scenarios if scenario.split == split]
@@ -77,13 +82,16 @@ class Sql(ToolEnvironment):
         return str(scenario.input["question"])
 
     def close(self) -> None:
-        for database in self._open:
-            database.close()
         self._open = []
         if self._folder is not None:
             with suppress(OSError):
                 self._folder.cleanup()
             self._folder = None
+
+    async def step(self, action: dict[str, Any]) -> Step:  # type: ignore[override]  # the protocol allows both
+        """Act in a thread, so that other episodes go on while a query runs; if cancelled, end the query."""
+        self._stop = threading.Event()
+        return await stoppable(functools.partial(super().step, action), self._stop, threads)
 
     @tool
     def schema(self) -> str:
@@ -93,7 +101,7 @@ class Sql(ToolEnvironment):
     @tool
     def query(self, sql: Annotated[str, "one SELECT of SQLite"]) -> str:
         """runs a query and shows the first rows"""
-        names, rows = self._open[0].query(sql, self.rows + 1)
+        names, rows = self._open[0].query(sql, self.rows + 1, self._stop)
         self.queries += 1
         lines = [" | ".join(names), *(" | ".join(map(_cell, row)) for row in rows[: self.rows])]
         if len(rows) > self.rows:
@@ -108,17 +116,24 @@ class Sql(ToolEnvironment):
     @tool
     def submit(self, sql: Annotated[str, "the query that answers the question"]) -> str:
         """gives the answer and ends the task"""
-        found = self._open[0].query(sql, _MOST_ROWS)[1]
-        gold, ordered = self.scenario.input["gold"], self.scenario.input["ordered"]
+        found = self._open[0].query(sql, _MOST_ROWS, self._stop)[1]
+        ordered = self.scenario.input["ordered"]
         for number, database in enumerate(self._open):
-            right = database.query(gold, _MOST_ROWS)[1]
+            right = self._gold(database)
             with suppress(Invalid):  # what only the other data shows
-                found = found if number == 0 else database.query(sql, _MOST_ROWS)[1]
+                found = found if number == 0 else database.query(sql, _MOST_ROWS, self._stop)[1]
                 self.matches[number] = same(found, right, ordered=ordered)
             if number == 0:
                 self.progress = _overlap(found, right)
         self.submitted, self.done = sql, True
         return "submitted"
+
+    def _gold(self, database: Database) -> list[tuple[Any, ...]]:
+        """Return the rows of the question's own query."""
+        try:
+            return database.query(self.scenario.input["gold"], _MOST_ROWS, self._stop)[1]
+        except Invalid as error:  # no fault of the agent
+            raise EnvironmentFailed(f"the query that answers {self.scenario.id} failed: {error}") from error
 
     def outcome(self, answer: str) -> dict[str, Any]:
         return {

@@ -1,0 +1,207 @@
+"""SQL that a policy wrote to exhaust memory, processor or disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from components.environments.sql import Sql
+from components.environments.tools import call
+from components.rollout.agent import ask
+
+pytestmark = pytest.mark.security
+
+BOMBS = {
+    "zeroblob in a sorted join": "SELECT zeroblob(1900) z FROM items a, items b, items c ORDER BY z || a.rowid",
+    "distinct": "SELECT COUNT(*) FROM (SELECT DISTINCT hex(zeroblob(1900)) || a.rowid || '.' || b.rowid FROM items a, "
+    "items b, items c)",
+    "union": "SELECT hex(zeroblob(1900)) || a.rowid || b.rowid FROM items a, items b UNION SELECT hex(zeroblob(1900)) "
+    "|| c.rowid || '.' || d.rowid FROM items c, items d ORDER BY 1 LIMIT 1",
+    "recursion that keeps": "WITH RECURSIVE n(x, z) AS (SELECT 1, printf('%.*c', 3900, 'x') UNION SELECT x + 1, z || x "
+    "FROM n) SELECT MAX(x) FROM n",
+    "recursion": "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT COUNT(*) FROM n",
+    "materialised view": "WITH big AS MATERIALIZED (SELECT hex(zeroblob(1900)) || a.rowid AS z FROM items a, items b, "
+    "items c) SELECT COUNT(*) FROM big x, big y WHERE x.z = y.z",
+    "group": "SELECT COUNT(*) FROM (SELECT hex(zeroblob(1900)) || a.rowid || '.' || b.rowid AS g, COUNT(*) FROM items "
+    "a, items b, items c GROUP BY g)",
+    "window": "SELECT SUM(length(z)) OVER (ORDER BY z), z FROM (SELECT hex(zeroblob(1900)) || a.rowid AS z FROM items "
+    "a, items b, items c)",
+    "json_group_array": "SELECT json_group_array(hex(zeroblob(1900))) FROM items a, items b, items c",
+    "group_concat": "SELECT group_concat(hex(zeroblob(1900))) FROM items a, items b, items c",
+    "width of printf": "SELECT printf('%.*c', 2000000000, 'x') || printf('%2000000000d', 1) || zeroblob(2000000000)",
+    "patterns": "SELECT COUNT(*) FROM items a, items b, items c WHERE hex(zeroblob(1900)) LIKE '%0%0%0%0%0%0%0%0%0%1' "
+    "OR hex(zeroblob(1900)) GLOB '*0*0*0*0*0*0*0*0*0*0*1'",
+    "wide result": f"SELECT {', '.join(['hex(zeroblob(1900))'] * 90)} FROM items a, items b, items c",
+}
+QUICK = ("zeroblob in a sorted join", "recursion", "json_group_array", "patterns", "wide result")
+LIMIT_MB = 300
+"""Of memory, in all processes together, beyond what there was before."""
+
+CHILD = """
+import asyncio, json, os, resource, sys, threading, time
+from components.environments.sql import Sql
+from components.environments.tools import call
+from components.rollout.agent import ask
+
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))  # the machine survives what is tested
+environment = Sql(train=8, heldout=0, schemas=("shop",))
+asyncio.run(ask(environment.reset, environment.scenarios("train")[0]))
+peak, done = 0, False
+
+def pages(pid):
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1])
+    except OSError:
+        return 0
+
+def children(pid):
+    found = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                found += map(int, file.read().split())
+        except OSError:
+            pass
+    return found
+
+own = pages(os.getpid())
+
+def watch():
+    global peak
+    while not done:
+        now = pages(os.getpid()) - own + sum(map(pages, children(os.getpid())))
+        peak = max(peak, now)
+        time.sleep(0.005)
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+answers = {}
+for name, sql in json.loads(sys.stdin.read()).items():
+    peak = 0
+    for tool in ("query", "submit"):
+        step = asyncio.run(ask(environment.step, call(tool, {"sql": sql})))
+        answers[f"{tool}: {name}"] = [step.observation[0]["content"], peak * 4096 >> 20]
+        if step.done:
+            asyncio.run(ask(environment.reset, environment.scenarios("train")[0]))
+done = True
+watcher.join()
+print(json.dumps(answers))
+"""
+
+
+def _attack(names):
+    """What the agent is told of each attack, and the memory in MB that it took, in all processes."""
+    queries = {name: BOMBS[name] for name in names}
+    ran = subprocess.run([sys.executable, "-c", CHILD], input=json.dumps(queries), capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return json.loads(ran.stdout)
+
+
+def _check(answers):
+    assert {name: peak for name, (_, peak) in answers.items() if peak > LIMIT_MB} == {}
+    for name, (text, _) in answers.items():
+        assert re.fullmatch("error: .+", text) or "patterns" in name, (name, text)
+
+
+def test_memory_is_bounded_and_the_agent_is_told():
+    answers = _attack(QUICK)
+    _check(answers)
+    texts = {name: text for name, (text, _) in answers.items()}
+    over = "error: the query needs more memory than 64 MB and was ended"
+    assert texts["query: zeroblob in a sorted join"] == texts["submit: zeroblob in a sorted join"] == over
+    assert texts["query: recursion"] == "error: the query took too long and was ended"
+    assert texts["submit: wide result"].startswith("error: the result has more than 1048576 bytes")
+    assert texts["submit: patterns"] == "submitted"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_memory_is_bounded_for_every_way_to_use_it():
+    _check(_attack(BOMBS.keys() - {*QUICK}))
+
+
+async def _ticks_beside(environments, actions):
+    """Turns that a ticker of the event loop gets while the environments act."""
+    ticks = 0
+
+    async def tick():
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.005)
+            ticks += 1
+
+    ticker = asyncio.create_task(tick())
+    steps = await asyncio.gather(*(ask(one.step, action) for one, action in zip(environments, actions, strict=True)))
+    ticker.cancel()
+    return ticks, steps
+
+
+def test_the_event_loop_goes_on_and_other_episodes_are_unharmed():
+    slow, other = Sql(train=8, heldout=0, schemas=("shop",)), Sql(train=8, heldout=0, schemas=("shop",))
+    scenario = slow.scenarios("train")[0]
+    asyncio.run(ask(slow.reset, scenario))
+    asyncio.run(ask(other.reset, scenario))
+    actions = [call("query", {"sql": BOMBS["recursion"]}), call("submit", {"sql": scenario.input["gold"]})]
+    ticks, (attacked, unharmed) = asyncio.run(_ticks_beside([slow, other], actions))
+    assert ticks >= 10
+    assert attacked.observation[0]["content"] == "error: the query took too long and was ended"
+    assert unharmed.info["success"] is True
+    slow.close()
+    other.close()
+
+
+def test_a_cancelled_episode_ends_its_query():
+    from components.environments.sql import database
+
+    environment = Sql(train=8, heldout=0, schemas=("shop",))
+    asyncio.run(ask(environment.reset, environment.scenarios("train")[0]))
+
+    async def cancelled():
+        task = asyncio.ensure_future(ask(environment.step, call("query", {"sql": BOMBS["recursion"]})))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.wait([task])
+        return task.cancelled()
+
+    assert asyncio.run(cancelled())
+    environment.close()
+    for process in database._processes._idle:
+        assert process.poll() is None
+
+
+def test_a_killed_process_is_replaced():
+    from components.environments.sql import database
+
+    environment = Sql(train=8, heldout=0, schemas=("shop",))
+    scenario = environment.scenarios("train")[0]
+    asyncio.run(ask(environment.reset, scenario))
+    for _ in range(2):
+        step = asyncio.run(ask(environment.step, call("query", {"sql": "SELECT 1 AS one"})))
+        assert step.observation[0]["content"] == "one\n1"
+        for process in database._processes._idle:
+            process.kill()
+            process.wait()
+    environment.close()
+
+
+def test_the_process_has_no_secrets_and_writes_no_file():
+    from components.environments.sql import database
+
+    environment = Sql(train=8, heldout=0, schemas=("shop",))
+    asyncio.run(ask(environment.reset, environment.scenarios("train")[0]))
+    asyncio.run(ask(environment.step, call("query", {"sql": "SELECT 1"})))
+    process = database._processes._idle[-1]
+    with open(f"/proc/{process.pid}/environ", "rb") as file:
+        names = {entry.partition(b"=")[0] for entry in file.read().split(b"\0") if entry}
+    assert names <= {b"LC_CTYPE"}  # set by Python itself
+    with open(f"/proc/{process.pid}/limits") as file:
+        limits = {line[:26].strip(): line[26:].split()[0] for line in file}
+    assert limits["Max file size"] == "0"
+    assert limits["Max address space"] == str(256 << 20)
+    environment.close()
