@@ -22,7 +22,7 @@ _SECRET_WORDS = {
 _BEFORE_KEY = {"access", "account", "api", "auth", "encryption", "private", "secret", "signing", "ssh"}
 _BEFORE_TOKEN = {"additional", "bos", "cls", "end", "eos", "image", "mask", "pad", "sep", "special", "start", "unk"}
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_URL_PASSWORD = re.compile(r"(?P<head>\b[a-z][a-z0-9+.-]*://[^\s/:@]*):[^\s/@]+@", re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"(?P<head>\b[a-z][a-z0-9+.-]{0,30}://[^\s/:@]*):[^\s/@]+@", re.IGNORECASE)
 
 
 def is_secret(key: str) -> bool:

@@ -127,9 +127,15 @@ def _word(action: Action) -> str:
 
 def _tags(action: Action) -> str:
     """The server reads tags, and marks an answer down that shows no thought."""
-    if not re.search(r"<(search|answer)>.*?</\1>", action.text, re.DOTALL):
+    if not any(_closed(action.text, name) for name in ("search", "answer")):
         raise Invalid("expected <search>...</search> or <answer>...</answer>")
     return f"<think>{action.thought}</think>\n{action.text}" if action.thought else action.text
+
+
+def _closed(text: str, tag: str) -> bool:
+    """Return whether the tag is opened, and closed later."""
+    start = text.find(f"<{tag}>")
+    return start >= 0 and text.find(f"</{tag}>", start) >= 0
 
 
 def _searchqa_sort(item: int) -> tuple[str, int]:

@@ -191,7 +191,7 @@ def number(text: str) -> Fraction:
     plain = text.strip().removeprefix("$").strip()
     if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d*)?", plain, re.ASCII):
         plain = plain.replace(",", "")
-    if len(plain) > 50 or not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", plain, re.ASCII):
+    if len(plain) > 50 or not re.fullmatch(r"-?(\d+(\.\d*)?|\.\d+)", plain, re.ASCII):
         raise Invalid("the answer is a number, such as 1234.5")
     return Fraction(plain)
 

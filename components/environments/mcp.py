@@ -31,6 +31,7 @@ from components.environments.tasks import content_of, read_tasks
 from components.environments.tools import call
 from components.errors import EnvironmentFailed, JudgeError, Problem, SpecError
 from components.specs.base import nearest
+from components.specs.schemas import bounded, first_error
 from components.specs.served import VARIABLE, check_address
 from components.specs.source import module_digest, script_digest
 from components.trajectories.schema import Scenario
@@ -295,8 +296,7 @@ class Tool:
     def __init__(self, name: str, description: str, schema: dict[str, Any]):
         jsonschema, referencing = needed("jsonschema", EXTRA), needed("referencing", EXTRA)
         self.name = name
-        self._validation = jsonschema.exceptions
-        kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        kind = bounded(jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator))
         try:
             kind.check_schema(schema)
             # No registry that fetches: a schema may not make us ask another machine.
@@ -325,7 +325,7 @@ class Tool:
         if not isinstance(arguments, dict):
             return {}, f"the arguments of {self.name} are no JSON object"
         try:
-            error = self._validation.best_match(self._validator.iter_errors(arguments))
+            error = first_error(self._validator, arguments)
         except RecursionError:
             return {}, f"the arguments of {self.name} are nested too deeply"
         if error is None:

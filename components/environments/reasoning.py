@@ -36,7 +36,8 @@ SYSTEM = {
     "tags": "Solve the task. Think first if you need to, then write your final answer as <answer>...</answer>.",
     "plain": "Solve the task. Say nothing but the final answer.",
 }
-ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+ANSWER = re.compile(r"<answer>(.*?)(?:(</answer>)|\Z)", re.DOTALL | re.IGNORECASE)
+"""An answer up to the tag that closes it, or to the end: so no text is read again from each opening tag."""
 LONGEST = 10_000
 """Characters of an answer; the longest right ones have some 2,000."""
 MIXTURE = "composite"
@@ -111,7 +112,8 @@ class ReasoningGym(ToolEnvironment):
 
     def said(self, text: str) -> Messages:
         self.answers += 1
-        found = ANSWER.findall(text) if self.answer == "tags" else [text]
+        answers = (answer for answer, closed in ANSWER.findall(text) if closed)
+        found = list(answers) if self.answer == "tags" else [text]
         if found:
             self.score = self._scored(found[-1].strip())
             self.best = max(self.best, self.score)

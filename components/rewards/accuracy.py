@@ -75,7 +75,7 @@ class Exact(Comparison):
         return self._plain(given) == self._plain(as_text(expected))
 
     def _plain(self, text: str) -> str:
-        text = unicodedata.normalize("NFC", text)
+        text = _composed(text)
         if not self.case:
             text = text.casefold()
         if not self.punctuation:
@@ -129,7 +129,7 @@ class Choice(Comparison):
         one = f"[{self.choices}{self.choices.lower()}]"
         self._alone = re.compile(rf"\W*({one})\W*")
         self._marked = re.compile(
-            rf"\(({one})\)|^\W*({one})[).:](?!\w)"
+            rf"\(({one})\)|^[^\w\n]*+({one})[).:](?!\w)"
             rf"|\b(?:answer|option|choice)(?: is| would be)?\W{{0,4}}({one})\b(?!['’])",
             re.IGNORECASE | re.MULTILINE,
         )
@@ -149,6 +149,17 @@ class Choice(Comparison):
             return alone[1].upper()
         marked = [next(filter(None, found)) for found in self._marked.findall(text)]
         return marked[-1].upper() if marked else None
+
+
+def _composed(text: str) -> str:
+    """Return the text in Unicode's form NFC. A text with more than 30 combining marks in a row is no natural language
+    (Unicode's Stream-Safe Text Format), takes quadratic time to normalise, and is returned as it is."""
+    run = 0
+    for character in "" if text.isascii() else text:
+        run = run + 1 if unicodedata.combining(character) else 0
+        if run > 30:
+            return text
+    return unicodedata.normalize("NFC", text)
 
 
 def last_number(text: str) -> float | None:

@@ -17,7 +17,7 @@ from components.rewards.answers import Answer, check_field, field
 from components.rewards.apart import Apart
 from components.trajectories.schema import Score, Trajectory
 
-_FENCED = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
+_FENCED = re.compile(r"\s*+```(?:json)?[^\S\n]*+\n(.*)\n[^\S\n]*+```\s*+", re.DOTALL)
 
 
 class JsonSchema:

@@ -1,5 +1,6 @@
 """Regular expressions against what a model wrote, with a limit of time: a pattern that backtracks without end on text
-that nobody foresaw must not hold up the stage. The package `regex` looks at the clock while it matches."""
+that nobody foresaw must not hold up the stage. The package `regex` looks at the clock while it matches, and
+lets other threads run (`concurrent`)."""
 
 from __future__ import annotations
 
@@ -27,18 +28,18 @@ class Pattern:
 
     def search(self, text: str) -> Any:
         """The first match, or None. Raises JudgeError where the time is up; so do the others."""
-        return self._timed(lambda: self._compiled.search(text, timeout=self.seconds))
+        return self._timed(lambda: self._compiled.search(text, timeout=self.seconds, concurrent=True))
 
     def fullmatch(self, text: str) -> Any:
         """The match of the whole text, or None."""
-        return self._timed(lambda: self._compiled.fullmatch(text, timeout=self.seconds))
+        return self._timed(lambda: self._compiled.fullmatch(text, timeout=self.seconds, concurrent=True))
 
     def count(self, text: str) -> int:
         """Matches that do not overlap."""
         return int(self._timed(lambda: sum(1 for _ in self._found(text))))
 
     def _found(self, text: str) -> Iterator[Any]:
-        return iter(self._compiled.finditer(text, timeout=self.seconds))
+        return iter(self._compiled.finditer(text, timeout=self.seconds, concurrent=True))
 
     def _timed(self, work: Any) -> Any:
         try:

@@ -32,7 +32,8 @@ from components.sandbox import Limits, Sandbox, cells
 from components.sandbox.bubblewrap import check, stoppable
 from components.trajectories.calls import literal
 
-_BLOCK = re.compile(r"^```(\w*)[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(\w*+)[ \t]*+\n(.*?)(?:^(```)[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+"""A block up to the line that closes it, or to the end: so no text is read again from each opening fence."""
 _TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict"}
 
 
@@ -77,7 +78,7 @@ class Code:
             raise Unreadable("write a block of code, or your answer")
         if "```" not in text:
             return await take({"role": "assistant", "content": text})
-        blocks = _BLOCK.findall(text)
+        blocks = [(language, code) for language, code, closed in _BLOCK.findall(text) if closed]
         if len(blocks) != 1:
             what = "no block of code ends with a line ```" if not blocks else f"there are {len(blocks)} blocks of code"
             raise Unreadable(f"{what}; write one block a turn, from ```python to ```")

@@ -75,7 +75,7 @@ class OneAction:
 class Native(OneAction):
     def opening(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
         names = "|".join(re.escape(one["function"]["name"]) for one in tools)
-        self._begun = re.compile(rf"<tool_call>|^\s*\[\s*(?:{names})\s*\(" if tools else r"(?!)", re.MULTILINE)
+        self._begun = re.compile(rf"<tool_call>|^[^\S\n]*+\[\s*+(?:{names})\s*+\(" if tools else r"(?!)", re.MULTILINE)
         return messages, tools
 
     def read(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -109,8 +109,8 @@ class React(OneAction):
         return told_first(messages, said), []
 
     def read(self, message: dict[str, Any]) -> dict[str, Any]:
-        text = re.split(r"^\s*Observation:", message.get("content") or "", maxsplit=1, flags=re.MULTILINE)[0]
-        found = list(re.finditer(r"^\s*(Action|Answer):[ \t]*", text, re.MULTILINE))
+        text = re.split(r"^[^\S\n]*+Observation:", message.get("content") or "", maxsplit=1, flags=re.MULTILINE)[0]
+        found = list(re.finditer(r"^[^\S\n]*+(Action|Answer):[ \t]*+", text, re.MULTILINE))
         if not found:
             raise Unreadable('no action: end with a line "Action: ..."' + self._or_answer())
         last, rest = found[-1][1], text[found[-1].end() :].strip()

@@ -80,14 +80,15 @@ def _against_the_meta_schema(schema: dict[str, Any]) -> Iterator[tuple[list[str]
 def misfit(function: dict[str, Any], arguments: dict[str, Any]) -> str:
     """What is wrong with the arguments of a call of a tool that was checked; empty where nothing is. Raises
     EnvironmentFailed where its schema refers to what is not in it."""
-    from jsonschema.exceptions import best_match
     from referencing import Registry
     from referencing.exceptions import Unresolvable
+
+    from components.specs.schemas import first_error
 
     schema = {"type": "object", **(function.get("parameters") or {})}
     try:
         # No registry that fetches: a schema may not make us ask another machine.
-        found = best_match(_dialect(schema)(schema, registry=Registry()).iter_errors(arguments))
+        found = first_error(_dialect(schema)(schema, registry=Registry()), arguments)
     except Unresolvable as error:
         text = f"tools: the schema of the tool {function['name']!r} cannot be used: {error!s:.200}"
         raise EnvironmentFailed(text) from None
@@ -101,4 +102,6 @@ def _dialect(schema: dict[str, Any]) -> Any:
     """The validator for it. Raises ImportError where the package jsonschema is not installed."""
     from jsonschema import validators
 
-    return validators.validator_for(schema, default=validators.validator_for({}))
+    from components.specs.schemas import bounded
+
+    return bounded(validators.validator_for(schema, default=validators.validator_for({})))

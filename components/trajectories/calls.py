@@ -11,6 +11,7 @@ what it is then. Arguments are returned as JSON text that every JSON parser read
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import Any, NoReturn
@@ -19,6 +20,10 @@ Calls = list[tuple[str, str]]
 """Name and arguments (JSON text of a mapping) of each call."""
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_LINE = re.compile(r"\n\[(?=\s*+[\w.-]++\s*+\()")
+"""The beginning of a line that may be a list of calls."""
+MOST_STARTS = 20
+"""Lines of a text that are tried as the list of calls."""
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[\w.-]+")
 _NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
@@ -56,7 +61,7 @@ def read_pythonic(text: str) -> tuple[str, Calls]:
     stripped = text.strip()
     if stripped.startswith("["):
         return "", _Reader(stripped).calls()
-    for match in re.finditer(r"\n\[", stripped):
+    for match in itertools.islice(_LINE.finditer(stripped), MOST_STARTS):
         try:
             return stripped[: match.start()], _Reader(stripped[match.start() + 1 :]).calls()
         except ValueError:

@@ -14,7 +14,7 @@ import re
 
 from components.trajectories.chat import DEFAULT_SYSTEM, TODAY, TOOLS, ChatFormat
 
-_NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+_NOW = re.compile(r"""strftime_now\(\s*(["'])(.{0,200}?)\1\s*\)""")
 # Blocks are trimmed on both sides; Jinja has no mutable lists in its sandbox, so they are made anew. `calls` and
 # `literal` are `calls.write_pythonic` and `calls.literal`.
 _LAYOUT = """\

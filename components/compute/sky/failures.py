@@ -9,7 +9,7 @@ from components.compute.sky.report import plain
 from components.compute.sky.spec import SkyPlace
 from components.errors import EspalierError, ResourceError
 
-QUOTA = re.compile(r"quota|limit ?exceeded|QOS\w*Limit|AssocGrp|insufficient(?! capacity)", re.IGNORECASE)
+QUOTA = re.compile(r"quota|limit ?exceeded|QOS\w{0,40}Limit|AssocGrp|insufficient(?! capacity)", re.IGNORECASE)
 FULL = re.compile(r"No space left on device|Disk quota exceeded|Errno 28\b|Errno 122\b")
 LOST = ("ClusterDoesNotExist", "ClusterNotUpError", "FetchClusterInfoError")
 """The cluster is not there, or not any more."""

@@ -113,7 +113,7 @@ def same(given: str, right: Answer) -> bool:
         return sorted(name for name in names if name) == sorted(_bare(name) for name in right)
     if isinstance(right, str):
         return _bare(given) == _bare(right)
-    number = re.fullmatch(r"\s*(-?\d{1,9}(?:\.\d{1,6})?)\s*[^\W\d]*\.?\s*", given)
+    number = re.fullmatch(r"\s*+(-?\d{1,9}(?:\.\d{1,6})?)\s*+[^\W\d]*+\.?\s*+", given)
     return number is not None and abs(float(number.group(1)) - right) < 1e-6
 
 

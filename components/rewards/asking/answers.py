@@ -14,11 +14,14 @@ from typing import Any
 
 import orjson
 
-_THOUGHT = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.S | re.I)
-_FENCE = re.compile(r"```[\w-]*\s*\n(.*?)```", re.S)
+# Both end at their closing mark or at the end of the text, so that no text is read again from each opening mark.
+_THOUGHT = re.compile(r"<think(?:ing)?>.*?(</think(?:ing)?>|\Z)", re.S | re.I)
+_FENCE = re.compile(r"```[\w-]*+[^\S\n]*+\n(.*?)(?:(```)|\Z)", re.S)
 _OPENING = re.compile(r"[{\[]")
 MOST_STARTS = 200
 """Brackets of an answer at which JSON is looked for."""
+MOST_READ = 20
+"""Times the length of an answer that is read for JSON, over all brackets; short answers count as 1,000 characters."""
 _SHARE = re.compile(r"^\s*([-+]?\d+(?:\.\d+)?)\s*(?:/|out of|of)\s*(\d+(?:\.\d+)?)\s*$", re.I)
 _PERCENT = re.compile(r"^\s*([-+]?\d+(?:\.\d+)?)\s*%\s*$")
 
@@ -26,22 +29,29 @@ _PERCENT = re.compile(r"^\s*([-+]?\d+(?:\.\d+)?)\s*%\s*$")
 def find_json(text: str, fits: Callable[[Any], bool]) -> Any:
     """The first JSON in a text that fits: the whole of it, what is fenced, or what stands somewhere in it, outside of
     what the judge thought aloud. None where there is none."""
-    said = _THOUGHT.sub("", text).rpartition("</think>")[2].strip()
-    for part in (said, *_FENCE.findall(said)):
+    said = _THOUGHT.sub(lambda thought: "" if thought[1] else thought[0], text).rpartition("</think>")[2].strip()
+    for part in (said, *(fence[1] for fence in _FENCE.finditer(said) if fence[2])):
         found = _loaded(part)
         if found is not None and fits(found):
             return found
     decoder = json.JSONDecoder()
     end = 0
+    left = MOST_READ * max(len(said), 1000)
     for number, opening in enumerate(_OPENING.finditer(said)):
-        if number == MOST_STARTS:
+        if number == MOST_STARTS or left < 0:
             break
-        if opening.start() < end:
+        start = opening.start()
+        if start < end:
             continue
         try:
-            found, end = decoder.raw_decode(said, opening.start())
-        except (ValueError, RecursionError):
+            found, end = decoder.raw_decode(said, start)
+        except json.JSONDecodeError as error:
+            left -= (len(said) if error.msg.startswith("Unterminated") else error.pos) - start
             continue
+        except (ValueError, RecursionError):
+            left -= len(said) - start
+            continue
+        left -= end - start
         if fits(found):
             return found
         end = 0  # it may be inside

@@ -19,7 +19,7 @@ from components.trajectories.schema import History, Message, Trajectory
 
 TAGS = ("trajectory", "trajectories", "context", "tools", "rubric", "system")
 """Names of the tags of our prompts."""
-_OURS = re.compile(rf"<(?=\s*/?\s*(?:{'|'.join(TAGS)})\b)", re.I)
+_OURS = re.compile(rf"<(?=\s*+(?:/\s*+)?(?:{'|'.join(TAGS)})\b)", re.I)
 CUT = "[… {} characters left out …]"
 LEAST = 200
 """Characters of a text that are left of it, where it has more."""

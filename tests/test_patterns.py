@@ -1,0 +1,211 @@
+"""Every regular expression of the project, on adversarial text: none takes longer than linear time.
+
+Patterns are found in the syntax trees of all modules, so a new one is tested without being listed. One that is put
+together from local names needs an entry in SAMPLES.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.environments.service import airline, retail
+from tests.pumping import texts
+
+pytestmark = pytest.mark.security
+
+ROOT = Path(__file__).parents[1]
+METHODS = ("search", "match", "fullmatch", "sub", "subn", "split", "findall", "finditer")
+SIZE = 10_000
+LARGE = 100_000
+
+SAMPLES: dict[tuple[str, str], list[dict[str, Any]]] = {
+    ("components.environments.service.customer", "f'{before}{re.escape(words)}{after}'"): [
+        {"before": r"(?<!\w)(?<!\d[.:])(?<!\w-)", "words": "45", "after": r"(?!\w)(?!\.\d*[1-9]|[:-]\d)"},
+        {"before": r"(?<!\w)", "words": "a red lamp", "after": r"(?!\w)"},
+    ],
+    ("components.environments.service.customer", "f'\\\\b({words})\\\\b'"): [
+        {"words": words} for desk in (airline.Airline, retail.Retail) for words in desk.topics.values()
+    ],
+    ("components.environments.shop", "f'\\\\b{re.escape(words)}\\\\b'"): [{"words": "15 days"}],
+    ("components.rewards.accuracy", "f'\\\\W*({one})\\\\W*'"): [{"one": "[ABCDEabcde]"}],
+    ("components.rewards.accuracy", "marked"): [{"one": "[ABCDEabcde]"}],
+    ("components.rollout.formats", "begun"): [{"tools": True, "names": "find|find_order|a"}],
+    ("components.trajectories.chat", "special"): [{"special": ["<|im_end|>", "<|im_start|>", "</s>", "<unk>"]}],
+}
+"""By module and pattern, as the source has it or by the name that it is given: values of its local names."""
+TIMED = {
+    ("components.rewards.patterns", "pattern"): "the operator's, matched with a limit of time",
+    ("components.specs.schemas", "expression"): "an environment server's, matched with a limit of time",
+    ("components.rewards.language", "f'[{inside}]'"): "one class of characters, for one character",
+    ("components.rewards.language", "f'\\\\p{{Script={name}}}'"): "compiled only, to see whether the script is known",
+    ("components.rewards.language", "'[\\\\p{L}--\\\\p{Script=Common}--\\\\p{Script=Inherited}]'"): "one class",
+}
+"""Patterns of the package `regex`, and why they are bounded."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """A regular expression, and the methods by which it is applied."""
+
+    place: str
+    pattern: str
+    flags: int
+    methods: tuple[str, ...]
+
+    def calls(self) -> Iterator[tuple[str, Callable[[str], Any]]]:
+        compiled = re.compile(self.pattern, self.flags)
+        for method in self.methods:
+            if method in ("sub", "subn"):
+                yield method, lambda text: compiled.sub("", text)
+            elif method == "finditer":
+                yield method, lambda text: sum(1 for _ in compiled.finditer(text))
+            else:
+                yield method, getattr(compiled, method)
+
+
+@functools.cache
+def _modules() -> list[tuple[str, ast.Module]]:
+    found = []
+    for package in ("components", "flows", "hydra_plugins"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            found.append((name, ast.parse(path.read_text("utf-8"))))
+    return found
+
+
+@functools.cache
+def _calls(tree: ast.Module) -> list[tuple[str, ast.Call, str]]:
+    """The package, the call, and the name to which its result is assigned."""
+    found = []
+    assigned = {id(one.value): one.targets[0] for one in ast.walk(tree) if isinstance(one, ast.Assign)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = node.func.value
+            known = isinstance(owner, ast.Name) and owner.id in ("re", "regex")
+            if known and node.func.attr in (*METHODS, "compile"):
+                target = assigned.get(id(node))
+                found.append((owner.id, node, "" if target is None else ast.unparse(target)))
+    return found
+
+
+def _uses(module: str, tree: ast.Module) -> Iterator[Use]:
+    for package, node, name in _calls(tree):
+        source = ast.unparse(node.args[0])
+        key = (module, source)
+        if package == "regex":
+            assert key in TIMED, f"{module}:{node.lineno}: {source}: say in TIMED why this is bounded"
+            continue
+        method = node.func.attr  # type: ignore[attr-defined]
+        methods: tuple[str, ...] = (method,)
+        if method == "compile":
+            applied = {
+                one.attr
+                for one in ast.walk(tree)
+                if isinstance(one, ast.Attribute) and one.attr in METHODS and ast.unparse(one.value) == name
+            }
+            methods = tuple(sorted(applied)) or ("search", "fullmatch", "finditer")  # used elsewhere
+        names = vars(importlib.import_module(module))
+        flags = 0
+        for argument in [*node.args[1:], *(one.value for one in node.keywords if one.arg == "flags")]:
+            if re.match(r"re\.[A-Z]", ast.unparse(argument)):
+                flags = int(eval(ast.unparse(argument), names))
+        samples = SAMPLES.get(key) or SAMPLES.get((module, name.rpartition("_")[2])) or [{}]
+        for number, sample in enumerate(samples):
+            try:
+                pattern = eval(source, {**names, **sample})
+            except NameError as error:
+                raise AssertionError(
+                    f"{module}:{node.lineno}: {source}: {error}; give values of its local names in SAMPLES"
+                ) from None
+            yield Use(f"{module}:{node.lineno}:{number}", pattern, flags, methods)
+
+
+@pytest.fixture(scope="module")
+def uses():
+    return [use for module, tree in _modules() for use in _uses(module, tree)]
+
+
+def test_patterns_are_found(uses):
+    assert len(uses) > 100
+    assert {one.place.split(":")[0] for one in uses} >= {
+        "components.rewards.asking.answers", "components.rollout.formats", "components.trajectories.calls",
+        "components.environments.shop", "flows.serve",
+    }  # fmt: skip
+
+
+def test_nothing_is_exempt_that_is_not_there():
+    found = {(module, ast.unparse(node.args[0])) for module, tree in _modules() for _, node, _ in _calls(tree)}
+    named = {(module, name.rpartition("_")[2]) for module, tree in _modules() for _, _, name in _calls(tree) if name}
+    assert TIMED.keys() <= found
+    assert SAMPLES.keys() <= found | named
+
+
+def test_patterns_of_specs_are_matched_by_an_engine_without_backtracking():
+    """`Field(pattern=...)` is matched by pydantic's Rust engine, in linear time, unless it is told otherwise."""
+    for module, tree in _modules():
+        for node in ast.walk(tree):
+            assert not (isinstance(node, ast.keyword) and node.arg == "regex_engine"), module
+
+
+def _seconds(call: Callable[[str], Any], text: str, runs: int = 1) -> float:
+    """CPU time of this thread: other processes do not count."""
+    best = float("inf")
+    for _ in range(runs):
+        began = time.thread_time()
+        call(text)
+        best = min(best, time.thread_time() - began)
+    return best
+
+
+def superlinear(use: Use, size: int) -> str:
+    """How a pattern takes more than linear time on texts of so many characters; empty where none was found."""
+    for method, call in use.calls():
+        for small in (22, 1000):
+            for text in texts(use.pattern, small, use.flags):
+                if _seconds(call, text) > 0.2:
+                    return f"{method} on {small} characters: {text[:60]!r}"
+        pairs = zip(texts(use.pattern, size // 4, use.flags), texts(use.pattern, size, use.flags), strict=True)
+        for quarter, text in pairs:
+            if _seconds(call, text) < 0.004 * size / SIZE:
+                continue  # 400 ns a character: no quadratic work is that quick
+            ratio = _seconds(call, text, 3) / _seconds(call, quarter, 3)
+            if ratio > 9:  # linear: 4; quadratic: 16
+                return f"{method} on {size} characters takes {ratio:.0f} times as long as on a quarter: {text[:60]!r}"
+    return ""
+
+
+@pytest.mark.timeout(300)
+def test_every_pattern_takes_linear_time(uses):
+    assert {use.place: why for use in uses if (why := superlinear(use, SIZE))} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_pattern_takes_linear_time_on_much_text(uses):
+    assert {use.place: why for use in uses if (why := superlinear(use, LARGE))} == {}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "flags", "method"),
+    [
+        (r"<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE, "sub"),
+        (r"<(?=\s*/?\s*(?:tools|rubric)\b)", re.IGNORECASE, "sub"),
+        (r"^\s*Observation:", re.MULTILINE, "split"),
+        (r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL, "fullmatch"),
+        (r"(a+)+$", 0, "search"),
+        (r"\w+@", 0, "search"),
+        (r"-?(\d+\.?\d*|\.\d+)", 0, "fullmatch"),
+    ],
+)
+def test_the_check_finds_slow_patterns(pattern, flags, method):
+    assert superlinear(Use("here", pattern, flags, (method,)), SIZE // 2)
