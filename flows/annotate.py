@@ -7,7 +7,8 @@ between two of the same scenario, and correct what the assistant said.
 RUN is an id, the beginning of one, an experiment's name (its latest run) or `latest`. Without --stage it is the last
 round's collection. Every answer is written to `ROOT/feedback/` with author and time before it is confirmed, so the
 command can be ended at any moment, and MLflow has it as an assessment of the episode's trace. The page is for this
-machine only; the URL has a token, which nobody else should have.
+machine only. The URL that is printed has a token that works once, in the first browser that opens it; then a new one is
+printed. Other users of the machine do not see it: the browser is started on a file that only you can read.
 
 The author is --author, or else git's user.name, or else the user of the operating system.
 """
@@ -19,12 +20,13 @@ import contextlib
 import getpass
 import json
 import logging
+import os
 import secrets
 import socket
 import subprocess
 import sys
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,7 +111,7 @@ def author_of(given: str | None) -> tuple[str, str]:
 def _serve(options: argparse.Namespace, run: RunRecord) -> int:
     import uvicorn
 
-    from flows.annotation.app import create_app
+    from flows.annotation.app import Access, create_app
     from flows.annotation.episodes import load, stage_named
     from flows.annotation.session import Session
 
@@ -119,22 +121,48 @@ def _serve(options: argparse.Namespace, run: RunRecord) -> int:
     with _listen(options.port) as listener:
         port = listener.getsockname()[1]
         session = Session(episodes, author, _people(options.root.absolute(), run, stage.label))
-        token = secrets.token_urlsafe(24)
-        url = f"http://{HOST}:{port}/?token={token}"
-        config = uvicorn.Config(create_app(session, token, port), log_config=None, log_level="warning",
+        files = contextlib.ExitStack()
+
+        def url(token: str) -> str:
+            return f"http://{HOST}:{port}/?token={token}"
+
+        def exchanged(token: str) -> None:
+            files.close()
+            print(f"opened in a browser; for another one: {url(token)}", file=sys.stderr, flush=True)
+
+        access = Access(exchanged)
+        config = uvicorn.Config(create_app(session, access, port), log_config=None, log_level="warning",
                                 access_log=False, ws="none", lifespan="off", server_header=False,
                                 timeout_graceful_shutdown=3)  # fmt: skip
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt), files:
             print(f"{len(episodes.by_id)} episodes of {stage.label} of run {run.short} ({run.name})", file=sys.stderr)
             print(f"author: {author} (from {source}); answers go to {episodes.file}", file=sys.stderr)
-            print(url, flush=True)
+            print(url(access.token), flush=True)
             if not options.no_browser:
-                webbrowser.open(url)
+                webbrowser.open(files.enter_context(_redirect(options.root.absolute(), url(access.token))).as_uri())
             uvicorn.Server(config).run(sockets=[listener])
     session.close()
     said = _summary(session)
     print(f"{said}; train on it: feedback=scores feedback.path={episodes.file.parent}", file=sys.stderr)
     return 0
+
+
+@contextlib.contextmanager
+def _redirect(folder: Path, url: str) -> Iterator[Path]:
+    """Yield a page that leads to the URL, for the user's eyes only, and remove it afterwards. All users see the command
+    line of a browser, so the URL may not stand there."""
+    path = folder / f"annotate-{secrets.token_hex(8)}.html"
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+            file.write(f'<!doctype html><meta http-equiv="refresh" content="0;url={url}"><title>Espalier</title>\n')
+    except OSError as error:
+        raise ResourceError(
+            f"{path}: cannot be written ({error.strerror or error}); give --no-browser and open the URL yourself"
+        ) from None
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _listen(port: int) -> socket.socket:

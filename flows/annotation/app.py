@@ -1,10 +1,10 @@
 """The page on which people read episodes, served to one browser of this machine.
 
-Who may speak to it: whoever has the token, which is in the URL that the command prints, and then in a cookie that no
-script reads and no other site's request carries. The Host header must name this server (a page of a stranger whose name
-is made to resolve to 127.0.0.1 names another), and what writes must come from our own page (Origin). Bodies are JSON
-and small. The page loads nothing from elsewhere, and its policy forbids scripts that are not our file; what episodes
-say is put into it as text, never as markup.
+Who may speak to it: whoever has the cookie, which no script reads and no other site's request carries. It is given in
+exchange for a token that is in the URL of the page and works once (`Access`). The Host header must name this server (a
+page of a stranger whose name is made to resolve to 127.0.0.1 names another), and what writes must come from our own
+page (Origin). Bodies are JSON and small. The page loads nothing from elsewhere, and its policy forbids scripts that are
+not our file; what episodes say is put into it as text, never as markup.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,8 @@ PAGE = Path(__file__).parent / "page"
 FILES = {"app.js": "text/javascript", "style.css": "text/css"}
 MOST_BYTES = 1 << 20
 """Of the body of a request."""
+EXCHANGED = "espalier.exchanged"
+"""Key of a request's scope: whether its token was exchanged, so that the answer sets the cookie."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -38,15 +43,40 @@ HEADERS = {
 }
 
 
-def create_app(session: Session, token: str, port: int) -> ASGIApp:
+class Access:
+    """A token that works once, and the cookie that it is exchanged for.
+
+    The token may be seen by others: in a terminal, in a browser's history. After the exchange it is worth nothing, and
+    there is a new one for the next browser.
+    """
+
+    def __init__(self, exchanged: Callable[[str], None]):
+        """exchanged: called with the new token after each exchange."""
+        self.token = secrets.token_urlsafe(24)
+        self.cookie = secrets.token_urlsafe(24)
+        self._exchanged = exchanged
+
+    def exchange(self, token: str) -> bool:
+        """Return whether the token is the one that works, and replace it if so."""
+        if not hmac.compare_digest(token.encode(errors="replace"), self.token.encode()):
+            return False
+        self.token = secrets.token_urlsafe(24)
+        self._exchanged(self.token)
+        return True
+
+    def knows(self, cookie: str) -> bool:
+        return hmac.compare_digest(cookie.encode(errors="replace"), self.cookie.encode())
+
+
+def create_app(session: Session, access: Access, port: int) -> ASGIApp:
     """The application, to be served on 127.0.0.1 at this port."""
     app = FastAPI(title="Espalier", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/")
     async def page(request: Request) -> Response:
         answer = Response((PAGE / "index.html").read_text("utf-8"), media_type="text/html")
-        if "token" in request.query_params:
-            answer.set_cookie(cookie_name(port), token, httponly=True, samesite="strict", path="/")
+        if request.scope.get(EXCHANGED):
+            answer.set_cookie(cookie_name(port), access.cookie, httponly=True, samesite="strict", path="/")
         return answer
 
     @app.get("/static/{name}")
@@ -80,7 +110,7 @@ def create_app(session: Session, token: str, port: int) -> ASGIApp:
 
     for kind in (SpecError, ResourceError, WaitTimeout):
         app.add_exception_handler(kind, refuse)
-    return Guarded(app, token, port)
+    return Guarded(app, access, port)
 
 
 def cookie_name(port: int) -> str:
@@ -89,11 +119,11 @@ def cookie_name(port: int) -> str:
 
 
 class Guarded:
-    """Refuses what does not come from our own page in the browser of whoever has the token."""
+    """Refuses what does not come from our own page in a browser that has the cookie or the token."""
 
-    def __init__(self, app: ASGIApp, token: str, port: int):
+    def __init__(self, app: ASGIApp, access: Access, port: int):
         self.app = app
-        self.token = token
+        self.access = access
         self.hosts = [f"{name}:{port}" for name in ("127.0.0.1", "localhost")]
         self.cookie = cookie_name(port)
 
@@ -121,7 +151,8 @@ class Guarded:
         if host not in self.hosts:
             return _refusal(421, f"this server is {self.hosts[0]}")
         if not self._known(scope, headers):
-            return _refusal(401, "the token is missing or wrong: open the URL that the command has printed")
+            why = "the token is missing, wrong or was used before: open the URL that the command has printed last"
+            return _refusal(401, why)
         if scope["method"] in ("GET", "HEAD"):
             return None
         if headers.get("origin") != f"http://{host}":
@@ -133,15 +164,16 @@ class Guarded:
         return None
 
     def _known(self, scope: Scope, headers: dict[str, str]) -> bool:
-        given = []
-        try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
-            given = [found.value] if found is not None else []
-        except CookieError:
-            pass
-        if scope["path"] == "/":  # nowhere else: URLs are remembered
-            given += parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
-        return any(hmac.compare_digest(one.encode(), self.token.encode()) for one in given)
+        """Return whether the request has the cookie, or a token to exchange for it: then it is exchanged."""
+        with suppress(CookieError):
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+            if cookie is not None and self.access.knows(cookie.value):
+                return True
+        if scope["path"] != "/" or scope["method"] != "GET":
+            return False
+        tokens = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
+        scope[EXCHANGED] = len(tokens) == 1 and self.access.exchange(tokens[0])
+        return bool(scope[EXCHANGED])
 
 
 class _TooLarge(Exception):

@@ -24,14 +24,16 @@ from components.tracking.people import People
 from components.tracking.spec import TrackingSpec
 from components.trajectories.feedback import append, read, standing, write_line
 from flows.annotate import author_of, main
-from flows.annotation.app import HEADERS, MOST_BYTES, create_app
+from flows.annotation.app import HEADERS, MOST_BYTES, Access, create_app
 from flows.annotation.session import Session
 from tests.flows.annotated import ATTACK, EPISODES, loaded, played
 from tests.flows.pretend import pretend
 from tests.trajectories.said import chose, corrected, rated
 
 ROOT = Path(__file__).parents[2]
-TOKEN, PORT = "right-token", 8391
+PORT = 8391
+ACCESS = Access(lambda token: None)
+TOKEN = ACCESS.cookie
 ORIGIN = f"http://127.0.0.1:{PORT}"
 PAGE = {"cookie": f"espalier-{PORT}={TOKEN}", "origin": ORIGIN}
 A, B, C, D, FAILED = EPISODES
@@ -58,7 +60,7 @@ def asked(app, method: str, path: str, headers=PAGE, **more) -> httpx.Response:
 
 @pytest.fixture
 def ask(session):
-    app = create_app(session, TOKEN, PORT)
+    app = create_app(session, ACCESS, PORT)
     return lambda *given, **more: asked(app, *given, **more)
 
 
@@ -72,7 +74,7 @@ SCORE = {"kind": "score", "trajectory": A.id, "score": 4}
 
 
 def test_the_url_with_the_token_gives_a_cookie_that_no_script_and_no_other_site_has(ask):
-    answer = ask("GET", f"/?token={TOKEN}", headers={})
+    answer = ask("GET", f"/?token={ACCESS.token}", headers={})
     assert answer.status_code == 200
     cookie = answer.headers["set-cookie"]
     assert cookie.startswith(f"espalier-{PORT}={TOKEN};")
@@ -96,7 +98,22 @@ def test_without_the_token_nothing_is_shown(ask, path, cookie):
 
 def test_the_token_is_taken_from_the_url_of_the_page_alone(ask):
     assert ask("GET", "/?token=wrong", headers={}).status_code == 401
-    assert ask("GET", f"/api/state?token={TOKEN}", headers={}).status_code == 401
+    assert ask("GET", f"/?token={TOKEN}", headers={}).status_code == 401  # that of the cookie is none
+    assert ask("GET", f"/api/state?token={ACCESS.token}", headers={}).status_code == 401
+
+
+@pytest.mark.security
+def test_the_token_works_once(ask):
+    token = ACCESS.token
+    assert ask("HEAD", f"/?token={token}", headers={}).status_code == 401  # and does not use it up
+    assert ask("GET", f"/?token={token}&token={token}", headers={}).status_code == 401
+    assert ask("GET", f"/?token={token}").status_code == 200  # with the cookie it is not needed
+    assert ask("GET", f"/?token={token}", headers={}).status_code == 200
+    again = ask("GET", f"/?token={token}", headers={})
+    assert again.status_code == 401
+    assert "set-cookie" not in again.headers
+    assert ACCESS.token not in (token, TOKEN)
+    assert ask("GET", f"/?token={ACCESS.token}", headers={}).status_code == 200
 
 
 @pytest.mark.parametrize(
