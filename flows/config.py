@@ -42,6 +42,12 @@ COMPOSITION = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 MOST_POINTS = 64
 """Points of a sweep that are checked in all combinations; of more, each value is checked by itself."""
 
+HYDRA_MAY_CALL = {
+    "_target_": ("hydra.experimental.", "hydra_plugins."),
+    "class": ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "logging.Formatter"),
+    "()": ("logging.Formatter", "colorlog.ColoredFormatter"),
+}
+"""By key: the classes, or packages, that the config of Hydra itself may name."""
 MOST_VALUES = 1000
 """Values of one key that are checked."""
 
@@ -181,6 +187,7 @@ class Composer:
             problem = self._unknown(override, config) or _apply(override, config)
             if problem is not None:
                 problems.append(problem)
+        problems += _foreign_code(config["hydra"])
         with open_dict(config):
             del config["hydra"]
         try:
@@ -299,6 +306,28 @@ class Composer:
             sign = "" if near in config.hydra.runtime.choices else "+"
             near = f"{sign}{near}={option}" if option else near
         return Problem(key, "there is no such key", near)
+
+
+def _foreign_code(config: DictConfig) -> Iterator[Problem]:
+    """What Hydra would import and call before the spec is validated: callbacks, and the factories and classes of
+    logging. Launchers and sweepers have to be installed as plugins; Hydra itself refuses others."""
+    plain = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(plain, dict)
+    for part in ("callbacks", "job_logging", "hydra_logging"):
+        for path, name in _called(plain.get(part), f"hydra.{part}"):
+            known = HYDRA_MAY_CALL[path.rpartition(".")[2]]
+            if not any(name == one or (one.endswith(".") and str(name).startswith(one)) for one in known):
+                message = f"{name!r} would be called by Hydra itself; expected {', '.join(known)}, or leave it out"
+                yield Problem(path, message)
+
+
+def _called(data: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The names in a part of Hydra's own config that are imported and called, with their key paths."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        if key in HYDRA_MAY_CALL:
+            yield f"{path}.{key}", value
+        yield from _called(value, f"{path}.{key}")
 
 
 def _may_hold(plain: Any, parents: list[str]) -> bool:

@@ -5,6 +5,7 @@ Single fields are checked by their types; what only makes sense together, `flows
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -168,6 +169,11 @@ class ExperimentSpec(Spec):
         for package in value:
             if not all(part.isidentifier() for part in package.split(".")):
                 raise ValueError(f"names of packages; {package!r} is none")
+            if package.partition(".")[0] in sys.stdlib_module_names:
+                raise ValueError(
+                    f"packages of your own; {package!r} is of Python's standard library, with which a configuration "
+                    "could run any program. Wrap what you need in a function of your own package, and allow that"
+                )
             if find_spec(package.partition(".")[0]) is None:
                 raise ValueError(
                     f"packages that can be imported; {package!r} is not found: is its folder in PYTHONPATH?"

@@ -154,7 +154,13 @@ def locate(path: Any, allow: Iterable[str]) -> tuple[PydanticCustomError | None,
 
     if not isinstance(path, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", path):
         return problem(f"{path!r} is not a dotted path such as package.module.Name")
-    packages = [OWN_PACKAGE, *allow]
+    packages = [OWN_PACKAGE, *(one for one in allow if one.partition(".")[0] not in sys.stdlib_module_names)]
+    if path.partition(".")[0] in sys.stdlib_module_names:
+        return problem(
+            f"{path!r} is of Python's standard library, from which no target comes; wrap it in a function of your own"
+        )
+    if any(part.startswith("__") for part in path.split(".")):
+        return problem(f"{path!r} holds a name of Python itself; expected a class or function of a module")
     if not any(_below(path, package) for package in packages):
         return problem(
             f"{path!r} is outside the packages from which classes may come ({', '.join(packages)}); "
