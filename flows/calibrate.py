@@ -172,11 +172,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--label goes with --run")
     out = sys.stdout
     from flows.config import check
+    from flows.overrides import mask_overrides
 
     try:
         found = calibrate(
             check(options.overrides, config_dir=options.config_dir)[0],
-            overrides=options.overrides,
+            overrides=mask_overrides(options.overrides),
             run=options.run,
             labels=options.label,
             people=options.people,

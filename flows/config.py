@@ -6,12 +6,16 @@ validated, and all problems are reported as one `SpecError`. Where a group optio
 the nearest one had been meant.
 
 A sweep is checked point by point, as far as its points are known beforehand; of a continuous range, the ends.
+
+Secrets are looked for first: in each override as it was given, and in each composed configuration. Where there is one,
+nothing else is reported, so that no other message repeats it.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +35,10 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import YAMLError
 
 from components.errors import Problem, SpecError
+from components.redaction import Secret, is_secret, mask_text, secrets_in
+from components.redaction.data import problems as secret_problems
 from components.specs import names_below, nearest, validate
+from flows import overrides as override_lines
 from flows.spec import CODE, ExperimentSpec
 from flows.sweeps import settings
 
@@ -39,6 +46,7 @@ CONF = CODE / "conf"
 PRIMARY = "config"
 COMPOSITION = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 """What Hydra raises where configs do not fit together or cannot be read."""
+_FROM_ENVIRONMENT = re.compile(r"oc\.env:\s{0,9}[\"']?(\w+)")
 MOST_POINTS = 64
 """Points of a sweep that are checked in all combinations; of more, each value is checked by itself."""
 
@@ -73,6 +81,7 @@ def looked_at(
 ) -> tuple[list[ExperimentSpec], Sweep | None]:
     """What `check` returns, and the sweep, where the overrides describe one."""
     composer = Composer(config_dir)
+    override_lines.refuse_secrets(overrides)
     parsed, problems = composer.parse(overrides)
     sweep = composer.sweep(parsed, multirun, problems)
     points = composer.points(sweep.overrides if sweep else parsed, sweep is not None, problems)
@@ -91,6 +100,16 @@ def looked_at(
     if problems:
         raise SpecError(problems)
     return specs, sweep
+
+
+def check_secrets(overrides: Sequence[str], *, multirun: bool = False, config_dir: str | Path | None = None) -> None:
+    """Raise SpecError where the configuration holds a secret, and for nothing else: before Hydra prints of it."""
+    override_lines.refuse_secrets(overrides)
+    composer = Composer(config_dir)
+    parsed, ignored = composer.parse(overrides)
+    sweep = composer.sweep(parsed, multirun, ignored)
+    for point in composer.points(sweep.overrides if sweep else parsed, sweep is not None, ignored):
+        composer.point(point)
 
 
 @dataclass(frozen=True)
@@ -140,10 +159,13 @@ class Composer:
         for override in fixed:
             if override.is_hydra_override() and not self._is_group(override.key_or_group):
                 _apply(override, config)
+        self._refuse_of_hydra(config)
         if not multirun and OmegaConf.select(config, "hydra.mode") != RunMode.MULTIRUN:
             return None
         params = OmegaConf.select(config, "hydra.sweeper.params") or {}
-        more, broken = self.parse([f"{key}={value}" for key, value in params.items()])
+        lines = [f"{key}={value}" for key, value in params.items()]
+        override_lines.refuse_secrets(lines)
+        more, broken = self.parse(lines)
         problems += broken
         parsed = list({override.get_key_element(): override for override in [*more, *parsed]}.values())
         parts = {name: OmegaConf.to_container(config.hydra[name], resolve=False) for name in ("sweeper", "launcher")}
@@ -188,16 +210,25 @@ class Composer:
             if problem is not None:
                 problems.append(problem)
         problems += _foreign_code(config["hydra"])
+        self._refuse_of_hydra(config)
         with open_dict(config):
             del config["hydra"]
+        _refuse(_interpolated(OmegaConf.to_container(config, resolve=False)))
         try:
             data: dict[str, Any] = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)  # type: ignore[assignment]
+            _refuse(secrets_in(data))
         except OmegaConfBaseException as error:
             return None, [*problems, Problem(str(getattr(error, "full_key", "") or "config"), _words(error))]
         if "experiment" in data:
             del data["experiment"]
             problems.append(Problem("+experiment", "its file has to begin with the line '# @package _global_'"))
         return data, problems
+
+    def _refuse_of_hydra(self, config: DictConfig) -> None:
+        """Refuses secrets in Hydra's own part, which it stores beside the output and passes to its plugins."""
+        hydra: Any = OmegaConf.to_container(config.hydra, resolve=False)
+        hydra = {name: part for name, part in hydra.items() if name not in ("overrides", "runtime", "help")}
+        _refuse([*_interpolated(hydra, "hydra"), *secrets_in(hydra, "hydra")])
 
     def _is_group(self, key: str) -> bool:
         return bool(self.loader.repository.group_exists(key))
@@ -386,5 +417,23 @@ def _keys(data: Any, prefix: str = "") -> Iterator[str]:
             yield from _keys(value, f"{prefix}{key}.")
 
 
+def _refuse(found: Sequence[Secret]) -> None:
+    if found:
+        raise SpecError(secret_problems(found))
+
+
+def _interpolated(value: Any, path: str = "") -> list[Secret]:
+    """Secrets that an interpolation would copy from the environment into the configuration: `${oc.env:HF_TOKEN}`."""
+    if isinstance(value, dict):
+        items = ((f"{path}.{name}" if path else str(name), item) for name, item in value.items())
+        return [secret for below, item in items for secret in _interpolated(item, below)]
+    if isinstance(value, list):
+        return [secret for item in value for secret in _interpolated(item, path)]
+    names = _FROM_ENVIRONMENT.findall(value) if isinstance(value, str) else []
+    if any(is_secret(name) for name in names) or (names and is_secret(path)):
+        return [Secret(path, "an interpolation that copies a secret out of the environment")]
+    return []
+
+
 def _words(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return mask_text(" ".join(str(error).split())) or type(error).__name__

@@ -23,6 +23,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from components.redaction import mask_text
+
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
     from rich.progress import Progress, TaskID
@@ -221,7 +223,14 @@ def _progress(console: RichConsole) -> Progress:
     )
 
 
-class _Brief(logging.Formatter):
+class Masked(logging.Formatter):
+    """Log lines, stack traces included, without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return mask_text(super().format(record))
+
+
+class _Brief(Masked):
     """Messages without the stack traces that libraries add; those are in the log file."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -245,7 +254,7 @@ def logging_to(path: Path, console: Console) -> Iterator[None]:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     file = _File(path, encoding="utf-8")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    file.setFormatter(Masked("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     file.setLevel(logging.INFO)
     screen = RichHandler(
         logging.WARNING, console=console.rich, show_time=False, show_path=False, markup=False, rich_tracebacks=False

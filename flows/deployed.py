@@ -38,6 +38,7 @@ def experiment(experiment: str, overrides: list[str] = [], config_dir: str | Non
     for name in ("prefect.flow_runs", "prefect.engine"):
         logging.getLogger(name).addFilter(_no_trace)
     try:
+        _forget_secrets(context, {"experiment": experiment, "overrides": overrides, "config_dir": config_dir})
         spec = resolve(experiment, overrides, config_dir)
         from flows.keys import check_keys
         from flows.online_rl import run
@@ -55,6 +56,21 @@ def experiment(experiment: str, overrides: list[str] = [], config_dir: str | Non
         if (found := told(error)) is None:
             raise
         return _failed(found[0])
+
+
+def _forget_secrets(context: FlowRunContext, parameters: dict[str, Any]) -> None:
+    """Masks the parameters that Prefect has stored of this run, where somebody started it with a secret. The run is
+    refused afterwards."""
+    from prefect import get_client
+
+    from flows.overrides import mask_overrides, parsed_secrets
+
+    if not parsed_secrets(parameters["overrides"]):
+        return
+    assert context.flow_run is not None
+    masked = {**parameters, "overrides": mask_overrides(parameters["overrides"])}
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(context.flow_run.id, parameters=masked)
 
 
 def _failed(message: str) -> State:

@@ -28,6 +28,7 @@ from typing import Any
 
 from components.artifacts import Artifact
 from components.errors import GuardStruck, ResourceError
+from components.redaction import refuse_secrets
 from flows import approval, feedback, fork, release
 from flows.approval import Approve
 from flows.feedback import Said
@@ -35,6 +36,7 @@ from flows.fork import Fork
 from flows.guards import Guards
 from flows.keys import check_keys
 from flows.overlap import Beside, one_by_one
+from flows.overrides import mask_overrides
 from flows.records import Notice, Records, recording
 from flows.requests import Call, Requests
 from flows.reward_models import RewardModels
@@ -329,6 +331,8 @@ def run(
 
     start = time.monotonic()
     root = Path(spec.root)
+    refuse_secrets(spec.model_dump(mode="json", by_alias=True))
+    overrides = mask_overrides(overrides)
     if spec.fork is not None:
         fork.named(spec, spec.fork.partition("@")[0])  # before anything is made below the root
     check_keys(spec)

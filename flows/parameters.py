@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from components.errors import Problem, SpecError
-from components.redaction import mask_override
 from flows.spec import ExperimentSpec
 
 
 def resolve(experiment: str, overrides: Sequence[str], config_dir: str | None = None) -> ExperimentSpec:
     """The spec of one run, as `python -m flows.run` composes it. Raises SpecError with every mistake, also for an
-    override that holds a secret, or is for Hydra's own launcher."""
+    override that holds a secret, which Prefect would store and show, or is for Hydra's own launcher."""
     from flows.config import compose
+    from flows.overrides import refuse_secrets
 
+    refuse_secrets(overrides)
     if refused := list(_refused(overrides)):
         raise SpecError(refused)
     return compose([f"+experiment={experiment}", *overrides], config_dir=config_dir)
@@ -25,12 +26,6 @@ def resolve(experiment: str, overrides: Sequence[str], config_dir: str | None = 
 def _refused(overrides: Sequence[str]) -> Iterator[Problem]:
     for line in overrides:
         key = line.partition("=")[0].lstrip("+~")
-        if mask_override(line) != line:
-            yield Problem(
-                key,
-                "holds a secret, and Prefect keeps and shows the parameters of its runs. Set it in the environment of "
-                "the process that runs the experiment (flows.serve, or the worker), and leave the override out",
-            )
         if key == "experiment":
             yield Problem(key, "is chosen by the parameter `experiment`; expected no such override")
         if key == "hydra" or key.startswith(("hydra.", "hydra/")):

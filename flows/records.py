@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from components.errors import ResourceError
-from components.redaction import mask, mask_override
+from components.redaction import mask
 from components.specs import nearest
+from flows.overrides import mask_overrides
 
 logger = logging.getLogger(__name__)
 
@@ -311,7 +312,7 @@ def recording(
         seed,
         time.time(),
         spec=mask(dict(spec)),
-        overrides=[mask_override(one) for one in overrides],
+        overrides=mask_overrides(overrides),
         sweep=sweep,
         git_commit=git_commit,
         forked=dict(forked),

@@ -62,7 +62,7 @@ def _help(argv: list[str]) -> None:
 def _start(argv: list[str]) -> None:
     from hydra._internal.utils import get_args_parser
 
-    from flows.config import looked_at
+    from flows.config import check_secrets, looked_at
     from flows.keys import check_keys
 
     parser = get_args_parser()
@@ -80,6 +80,8 @@ def _start(argv: list[str]) -> None:
         parser.error("--resolve goes with --cfg")
     if args.package and args.cfg is None:
         parser.error("--package goes with --cfg")
+    if args.info or args.hydra_help:
+        check_secrets(args.overrides, multirun=args.multirun, config_dir=args.config_dir)
     if not (args.hydra_help or args.shell_completion or args.info):
         values = args.cfg is None
         specs, sweep = looked_at(args.overrides, multirun=args.multirun, config_dir=args.config_dir, values=values)

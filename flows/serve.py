@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from components.errors import EspalierError, Problem, ResourceError, SpecError
+from components.redaction import refuse_secrets
 from flows.endings import told
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def serve(arguments: argparse.Namespace) -> int:
     from flows.keys import check_keys
     from flows.parameters import resolve
 
+    refuse_secrets({"--name": arguments.name, "--tag": arguments.tag, "--pool": arguments.pool})
     problems = amiss(arguments)
     deployments = wanted(arguments)
     specs = []
@@ -250,6 +252,7 @@ def _check_names(client: SyncPrefectClient, asked: Sequence[Wanted], *, replace:
     from prefect.exceptions import ObjectNotFound
 
     from flows.deployed import FLOW
+    from flows.overrides import mask_overrides
 
     problems = []
     for one in asked:
@@ -258,7 +261,7 @@ def _check_names(client: SyncPrefectClient, asked: Sequence[Wanted], *, replace:
         except ObjectNotFound:
             continue
         if there != one.parameters and not replace:
-            words = " ".join([f"+experiment={there.get('experiment')}", *there.get("overrides", [])])
+            words = " ".join([f"+experiment={there.get('experiment')}", *mask_overrides(there.get("overrides", []))])
             problems.append(
                 Problem(
                     "--name",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from components.artifacts import lock_file
 from components.errors import ResourceError
+from components.redaction import mask_text
 from flows.records import Records, RunRecord
 from flows.spec import CODE, ExperimentSpec
 
@@ -85,14 +86,14 @@ def conclude_sweep(
 
     parent = note.read_text()
     try:
-        client = connect(spec.tracking.uri or local_uri(root), root / "mlflow" / "artifacts")
+        client = connect(spec.tracking.resolved_uri() or local_uri(root), root / "mlflow" / "artifacts")
         for name, value in metrics.items():
             client.log_metric(parent, name, value)
         for file in files:
             client.log_artifact(parent, str(file))
         client.set_terminated(parent, "FAILED" if failed else "FINISHED")
     except (MlflowException, ResourceError) as error:
-        logger.warning("MLflow was not told what became of the sweep: %s", error)
+        logger.warning("MLflow was not told what became of the sweep: %s", mask_text(str(error)))
 
 
 def parent_run(root: Path, spec: ExperimentSpec, sweep: str) -> str:

@@ -8,7 +8,6 @@ way, so that 1 is for a server of our own.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from components.client import Client, Failed, Patience, Reply
 from components.deployment.targets.protocol import Deployment
 from components.errors import DeployError
 from components.inference.protocol import ChatCompletion, ChatRequest
+from components.redaction import secret_variable
 
 FILE = "answers.json"
 
@@ -45,7 +45,7 @@ def check_endpoint(deployment: Deployment, export: Path, *, prompts: int, agreem
     known = json.loads((export / FILE).read_text(encoding="utf-8"))[:prompts]
     client = Client(
         deployment.url,
-        os.environ.get(deployment.key_variable or "", ""),
+        secret_variable(deployment.key_variable or ""),
         Patience(timeout, timeout, "deploy.canary"),
         key_hint=f"set {deployment.key_variable}",
         error=DeployError,

@@ -12,6 +12,7 @@ from typing import Any
 
 from components.deployment.spec import Format
 from components.models.spec import ModelSpec
+from components.redaction import mask
 
 PLACEMENT = frozenset(
     {
@@ -57,7 +58,7 @@ def model_card(
     results: label to `evaluation.metrics.summarise(...)`, in order of training; the last is the exported model.
     differences: label ("start to final") to `evaluation.metrics.paired_difference(...)`.
     """
-    config = placeless(experiment)
+    config = mask(placeless(experiment))
     parts = [
         f"---\n{_yaml(_front_matter(name, model, config, results))}---",
         f"# {name}",

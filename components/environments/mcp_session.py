@@ -25,6 +25,7 @@ from typing import IO, Any
 from components.causes import PASSING, passes
 from components.environments.optional import needed
 from components.errors import EnvironmentAway, EnvironmentFailed, ResourceError
+from components.redaction import mask_text
 
 EXTRA = "mcp"
 MOST_TOOLS = 1000
@@ -66,7 +67,7 @@ class Address:
         return {name: os.environ[name] for name in names}
 
     def __str__(self) -> str:
-        return self.url or self.command[0]
+        return mask_text(self.url) or self.command[0]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from components.evaluation.examples import view
 from components.evaluation.marks import Mark
 from components.evaluation.page import page
 from components.evaluation.plane import calibration_chart, roc_chart
-from components.redaction import mask, mask_override
+from components.redaction import mask, mask_text
 from components.trajectories.schema import Trajectory
 
 MEASURES = {
@@ -74,6 +74,6 @@ def render(calibration: Calibration) -> str:
         measures=[(name, MEASURES[name], calibration.measures[name]) for name in MEASURES],
         charts={title: chart for title, chart in calibration.charts().items() if chart},
         misjudged=[(one, view(one.trajectory)) for one in calibration.misjudged],
-        overrides=[mask_override(one) for one in calibration.overrides],
+        overrides=[mask_text(one) for one in calibration.overrides],
         config=yaml.safe_dump(mask(dict(calibration.config)), sort_keys=False, allow_unicode=True),
     )

@@ -13,7 +13,7 @@ from typing import Any
 from components.evaluation import examples, plots
 from components.evaluation.format import duration, judgement, number, percent, points
 from components.evaluation.page import page
-from components.redaction import mask, mask_override
+from components.redaction import mask, mask_text
 from components.trajectories.schema import Score, Trajectory
 
 
@@ -195,7 +195,7 @@ def render(report: Report) -> str:
     return page(
         "report.html.j2",
         report=report,
-        overrides=[mask_override(override) for override in report.overrides],
+        overrides=[mask_text(override) for override in report.overrides],
         config=_yaml(mask(dict(report.config))),
         headline=_headline(report),
         curves=_curves(report.rounds),

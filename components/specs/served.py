@@ -6,13 +6,13 @@ written down, only the environment variable that holds it.
 
 from __future__ import annotations
 
-import os
 from typing import ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
 from components.errors import ResourceError
+from components.redaction import secret_variable
 from components.specs.base import Spec
 
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -36,7 +36,7 @@ def check_address(value: str, example: str = "http://127.0.0.1:8000/v1", key: st
 
 def key_of(variable: str | None, key_path: str, server: str) -> str:
     """The key in an environment variable; empty where none is named. Raises ResourceError where it is not set."""
-    found = os.environ.get(variable, "") if variable else ""
+    found = secret_variable(variable) if variable else ""
     if variable and not found:
         raise ResourceError(
             f"{key_path}.key_variable: the environment variable {variable} is not set; set it to the key of {server}"

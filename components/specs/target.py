@@ -35,6 +35,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema, to_jsonable_python
 
 from components.errors import SpecError
+from components.redaction import dereference
 from components.specs.base import Spec, nearest, no_switch_for_a_number
 from components.specs.source import source_digest
 
@@ -107,13 +108,14 @@ class Target(Spec):
         return _import(self.target)
 
     def build(self, **runtime: Any) -> Any:
-        """A class becomes an instance, a function a `functools.partial`. `runtime` adds keyword arguments that are
+        """A class becomes an instance, a function a `functools.partial`; an argument `env:NAME` is the value of that
+        environment variable, and its absence a ResourceError. `runtime` adds keyword arguments that are
         no configuration; it may not repeat one that is."""
         assert not runtime.keys() & self.arguments.keys(), f"{self.target}: {runtime.keys() & self.arguments.keys()}"
         thing = _import(self.target)
         parameters = _parameters(thing)
         arguments = {
-            name: value if _takes_target(parameters, name) else _built(value)
+            name: value if _takes_target(parameters, name) else _built(value, f"{self.target}.{name}")
             for name, value in copy.deepcopy(self.arguments).items()
         }
         if inspect.isclass(thing):
@@ -313,14 +315,19 @@ def _nested(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
-def _built(value: Any) -> Any:
+def _built(value: Any, path: str, dereferences: bool = True) -> Any:
+    """Return an argument with targets built and `env:NAME` replaced. A spec keeps its references: what it describes
+    resolves them, and its own key and copies must not hold the value."""
     if isinstance(value, Target):
         return value.build()
     if isinstance(value, Spec):
-        return value.model_copy(update={name: _built(getattr(value, name)) for name in type(value).model_fields})
+        fields = {name: _built(getattr(value, name), path, False) for name in type(value).model_fields}
+        return value.model_copy(update=fields)
     if isinstance(value, dict):
-        return {k: _built(v) for k, v in value.items()}
-    return [_built(v) for v in value] if isinstance(value, list) else value
+        return {k: _built(v, f"{path}.{k}", dereferences) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_built(v, path, dereferences) for v in value]
+    return dereference(value, path) if dereferences else value
 
 
 def _resolved(value: Any) -> Any:

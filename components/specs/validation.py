@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError, create_model
 
 from components.errors import Problem, SpecError
-from components.redaction import mask_text
+from components.redaction import mask, mask_text, refuse_secrets
 from components.specs.base import Spec, nearest
 from components.specs.target import Target, locate, settable
 
@@ -52,10 +52,13 @@ def validate(
 
     `path` is put before every key path in messages. `allow` lists the packages from which a `_target_` may come
     besides our own; None reads the key `allow` of the data. configuration: `???` marks a value that is missing; in a
-    request it is what somebody said. Raises SpecError with every problem that was found.
+    request it is what somebody said, and may be anything. Raises SpecError with every problem that was found; where a
+    configuration holds secrets, with these alone, so that no other message repeats one.
     """
+    if configuration:
+        refuse_secrets(data, path)
     if not isinstance(data, Mapping):
-        raise SpecError([Problem(path or cls.__name__, f"{data!r} is not a mapping of keys to values")])
+        raise SpecError([Problem(path or cls.__name__, f"{mask_text(repr(data))} is not a mapping of keys to values")])
     given = data.get("allow") if allow is None else allow
     packages = [p for p in given if isinstance(p, str)] if isinstance(given, Iterable) else []
     context = {"allow": packages}
@@ -126,7 +129,7 @@ def _problem(cls: type[Spec], data: Any, path: list[str | int], detail: Any, all
         return Problem(f"{key}.name", f"needs a value: {key}.name=VALUE")
     if kind == "target":
         return Problem(key, detail["msg"], context.get("nearest"))
-    shown = mask_text(repr(value))
+    shown = mask_text(repr(mask(value, key)))
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     if kind == "literal_error":
         names = re.findall(r"'([^']*)'", context["expected"])

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote, urlsplit
 
 from components.errors import Problem, ResourceError, SpecError
-from components.redaction import mask, mask_override, mask_text
+from components.redaction import mask, mask_text
 from components.tracking import lineage, registry, store, traces
 from components.tracking.outbox import Outbox
 from components.tracking.params import MAX_NAME, clean_name, flatten
@@ -78,7 +78,7 @@ class Tracker:
         elsewhere. Raises ResourceError where the store cannot be used, SpecError where the experiment was deleted.
         """
         root = Path(root).absolute()
-        uri = spec.uri or store.local_uri(root)
+        uri = spec.resolved_uri() or store.local_uri(root)
         artifacts = root / "mlflow" / "artifacts"
         client = store.connect(uri, artifacts)
         from mlflow.exceptions import MlflowException
@@ -87,7 +87,7 @@ class Tracker:
             experiment_id = _experiment(client, spec.experiment or name, artifacts)
             run = client.create_run(
                 experiment_id,
-                run_name=run_name or f"{name} {time.strftime('%Y-%m-%d %H:%M:%S')}",
+                run_name=mask_text(run_name or "") or f"{name} {time.strftime('%Y-%m-%d %H:%M:%S')}",
                 tags={
                     "mlflow.source.name": "espalier",
                     **({"mlflow.parentRunId": parent_run_id} if parent_run_id else {}),
@@ -95,7 +95,7 @@ class Tracker:
                 },
             )
         except MlflowException as error:
-            raise ResourceError(f"The MLflow store at {mask_text(uri)} cannot be used: {error}") from error
+            raise ResourceError(mask_text(f"The MLflow store at {uri} cannot be used: {error}")) from error
         logger.debug("MLflow run %s in experiment %s", run.info.run_id, experiment_id)
         return cls(client, client.tracking_uri, experiment_id, run.info.run_id, run.info.artifact_uri, spec.traces)
 
@@ -128,7 +128,7 @@ class Tracker:
         from mlflow.entities import Param, RunTag
 
         masked = mask(dict(config))
-        shown = [mask_override(override) for override in overrides]
+        shown = [mask_text(override) for override in overrides]
         params = [Param(key, value) for key, value in flatten(masked).items()]
         tags = [RunTag("overrides", " ".join(shown)[:_MAX_TAG])]
         tags += [RunTag(f"version.{package}", version) for package, version in (versions or {}).items()]

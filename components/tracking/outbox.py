@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from components.errors import ResourceError
+from components.redaction import mask_text
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +58,8 @@ class Outbox:
         while not self._send():
             if time.monotonic() > deadline:
                 raise ResourceError(
-                    f"waited {limit:.0f} s for MLflow at {self.where} ({self._error}). What the stages made is in the "
-                    "store: start MLflow, then the same command finds all of it and only writes it down"
+                    f"waited {limit:.0f} s for MLflow at {self.where} ({mask_text(str(self._error))}). What the stages "
+                    "made is in the store: start MLflow, then the same command finds all of it and only writes it down"
                 )
             time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
 
@@ -77,7 +78,9 @@ class Outbox:
                     self._waiting.appendleft(work)
                     if self._failed is None:
                         logger.warning(
-                            "MLflow at %s is away; the run goes on and tells it later: %s", self.where, error
+                            "MLflow at %s is away; the run goes on and tells it later: %s",
+                            self.where,
+                            mask_text(str(error)),
                         )
                     self._failed, self._error = time.monotonic(), error
                     return False

@@ -56,7 +56,7 @@ def connect(uri: str, artifacts: Path) -> MlflowClient:
     try:
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
     except MlflowException as error:
-        raise ResourceError(f"The MLflow store at {mask_text(uri)} cannot be used: {error}") from error
+        raise ResourceError(mask_text(f"The MLflow store at {uri} cannot be used: {error}")) from error
 
 
 def quiet() -> None:
@@ -120,6 +120,6 @@ def _check_reachable(uri: str) -> None:
         socket.create_connection(address, timeout=_CONNECT_LIMIT).close()
     except OSError as error:
         raise ResourceError(
-            f"No MLflow server answers at {mask_text(uri)} ({error}). Start it, correct tracking.uri, or leave "
-            "tracking.uri out to keep the run's records under the run root."
+            f"No MLflow server answers at {mask_text(uri)} ({mask_text(str(error))}). Start it, correct tracking.uri, "
+            "or leave tracking.uri out to keep the run's records under the run root."
         ) from error

@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from components.redaction import mask_text
+
 SCHEMA_VERSION = 1
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -95,6 +97,10 @@ class Failure:
     kind: str
     """Class name of the error."""
     message: str
+    """Text of the error, its secrets masked: servers repeat the keys that they refuse."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", mask_text(self.message))
 
 
 @dataclass(slots=True)

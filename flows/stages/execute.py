@@ -11,6 +11,7 @@ from typing import Any, Literal
 from components.artifacts import Artifact, Store, stage_key
 from components.compute.memory import give_back, resident_gb
 from components.errors import ArtifactDamaged, Problem, ResourceError, SchemaMismatch, SpecError
+from components.redaction import mask
 from components.specs import nearest, validate
 from flows.stages import STAGES
 from flows.stages.base import Context, Request, Stage, StageSpec
@@ -61,7 +62,7 @@ def _make(stage: Stage, spec: StageSpec, inputs: dict[str, Artifact], key: str, 
         schema_version=stage.schema_version,
         inputs=inputs,
         volatile=stage.volatile,
-        spec=spec.key_part(),
+        spec=mask(spec.key_part()),
     ) as draft:
         scratch = context.store.scratch(key)
         context.begin(draft.path, scratch)

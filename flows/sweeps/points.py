@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from components.redaction import mask_override
 from flows.endings import told
+from flows.overrides import mask_overrides
 
 FOLDER = "points"
 ENDED = ("finished", "pruned")
@@ -75,7 +75,7 @@ def attempt(
 
     run: returns the result line. Raises KeyboardInterrupt only.
     """
-    point = Point(number, [mask_override(one) for one in overrides])
+    point = Point(number, mask_overrides(overrides))
     point.write(folder)
     start = time.monotonic()
     try:

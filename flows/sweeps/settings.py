@@ -173,7 +173,7 @@ def _elsewhere(sky: LauncherSpec, spec: ExperimentSpec) -> Iterator[Problem]:
         message = f"stages would be sent on from there, {here}; expected local, process or accelerate"
         yield Problem("compute", message, "compute=local")
     uri = spec.tracking.uri
-    if uri is not None and not uri.startswith(("http://", "https://", "databricks")):
+    if uri is not None and not uri.startswith(("http://", "https://", "databricks", "env:")):
         yield Problem("tracking.uri", f"{uri!r} is on this machine, {here}; expected a server's URL, or null")
     if spec.fork is not None:
         yield Problem("fork", f"{spec.fork!r}: its record is below root on this machine, {here}; expected null")

@@ -8,12 +8,12 @@ always a whole release; after a failure it is the one before.
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.deployment.targets.protocol import Deployment, Release
 from components.errors import DeployError, ResourceError
+from components.redaction import secret_variable
 
 if TYPE_CHECKING:
     from components.deployment.targets.spec import HubTarget
@@ -109,7 +109,7 @@ class Hub:
     def _api(self) -> Any:
         from huggingface_hub import HfApi
 
-        token = os.environ.get(self.spec.key_variable, "")
+        token = secret_variable(self.spec.key_variable)
         if not token:
             raise ResourceError(
                 f"deploy.target.key_variable: the environment variable {self.spec.key_variable} is not set; set it to "

@@ -44,7 +44,8 @@ class TogetherTarget(Spec):
     name: Literal["together"] = "together"
     source: str = Field(min_length=1)
     """Repository on the Hugging Face Hub (`owner/name`) that holds the merged export, or the presigned URL of its
-    archive, where Together fetches it."""
+    archive, where Together fetches it: that URL is a secret, so `env:NAME` names the environment variable that holds
+    it."""
     hardware: str = Field(min_length=1)
     """Id of the hardware, as Together lists them."""
     replicas: int = Field(1, ge=1)

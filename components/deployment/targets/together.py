@@ -9,7 +9,6 @@ fetches the model from where it lies, `GET /jobs/ID` says how it goes (Queued, R
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from components.client import Client, Patience, Reply
 from components.deployment.targets.protocol import Deployment, Release
 from components.errors import DeployError, ResourceError, WaitTimeout
+from components.redaction import dereference, secret_variable
 
 if TYPE_CHECKING:
     from components.deployment.targets.spec import TogetherTarget
@@ -31,6 +31,7 @@ class Together:
 
     def check(self, name: str) -> None:
         """Raises ResourceError where a key is missing, or refused."""
+        dereference(self.spec.source, "deploy.target.source")
         client = self._client()
         try:
             client.now("GET", "/endpoints", None, lambda reply: reply.content)
@@ -87,8 +88,12 @@ class Together:
 
     def _fetched(self, client: Client, release: Release) -> None:
         """The model in the account, under a name that only this very export has."""
-        body = {"model_name": release.slug, "model_source": self.spec.source, "model_type": "model"}
-        token = os.environ.get(self.spec.source_key_variable or "", "")
+        body = {
+            "model_name": release.slug,
+            "model_source": dereference(self.spec.source, "deploy.target.source"),
+            "model_type": "model",
+        }
+        token = secret_variable(self.spec.source_key_variable or "")
         if token:
             body["hf_token"] = token
         job = client.now("POST", "/models", body, _object).get("data", {}).get("job_id")
@@ -148,7 +153,7 @@ class Together:
             logger.warning("the endpoint %s is still there, and costs: %s. Delete it by hand", endpoint, error)
 
     def _client(self) -> Client:
-        key = os.environ.get(self.spec.key_variable, "")
+        key = secret_variable(self.spec.key_variable)
         if not key:
             raise ResourceError(
                 f"deploy.target.key_variable: the environment variable {self.spec.key_variable} is not set; set it to "

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from components.client import Client, Failed, Patience, Reply
 from components.errors import JudgeError, ResourceError
+from components.redaction import dereference
 from components.rewards.asking.asker import Answer, Messages
 from components.rewards.asking.batches import BATCH_SHARE, Batches
 from components.rewards.asking.kept import digest
@@ -133,7 +134,8 @@ def body(
         sent["response_format"] = {"type": "json_schema", "json_schema": wanted}
     elif structured == "object":
         sent["response_format"] = {"type": "json_object"}
-    return {name: value for name, value in (sent | spec.extra).items() if value is not None}
+    extra = dereference(spec.extra, "reward.model.extra")
+    return {name: value for name, value in (sent | extra).items() if value is not None}
 
 
 def read(reply: Reply) -> Answer:

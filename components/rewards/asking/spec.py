@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from pydantic import Field, field_validator
 
 from components.errors import ResourceError
 from components.models.spec import TeacherSpec
-from components.redaction import is_secret
+from components.redaction import dereference, is_secret, secret_variable
 from components.specs import Spec, Target
 from components.specs.served import VARIABLE, Served
 
@@ -63,7 +62,9 @@ class PaidSpec(AskedSpec):
     the next way."""
     extra: dict[str, Any] = {}
     """Further parameters of each request, such as `reasoning_effort`. One that is null is left out of it:
-    `extra: {max_tokens: null, max_completion_tokens: 2048}`, on the command line `+reward.model.extra.NAME=VALUE`."""
+    `extra: {max_tokens: null, max_completion_tokens: 2048}`, on the command line `+reward.model.extra.NAME=VALUE`. A
+    secret among them is named: `extra: {extra_headers: {Authorization: "env:NAME"}}` sends the value of that
+    environment variable."""
     requests_per_minute: float | None = Field(None, gt=0)
     """Most requests that are begun in a minute; null is no limit."""
     tokens_per_minute: float | None = Field(None, gt=0)
@@ -99,6 +100,11 @@ class ServedJudge(Served, PaidSpec):
     most cases sooner, at half the price. How many groups come together says `judge.concurrency`. Corrections, and what
     a batch has not answered, are asked one by one."""
 
+    def key(self) -> str:
+        """The server's key. Raises ResourceError where its variable, or one that `extra` names, is not set."""
+        dereference(self.extra, "reward.model.extra")
+        return super().key()
+
 
 ADDRESS = ("api_base", "base_url")
 """Parameters that tell LiteLLM where a model is."""
@@ -118,9 +124,11 @@ class LiteLLMJudge(PaidSpec):
         return {**part, "extra": {name: value for name, value in self.extra.items() if name not in ADDRESS}}
 
     def key(self) -> str | None:
-        """The key; None leaves it to LiteLLM. Raises ResourceError where it is not in the environment."""
+        """The key; None leaves it to LiteLLM. Raises ResourceError where it, or a variable that `extra` names, is not
+        in the environment."""
+        dereference(self.extra, "reward.model.extra")
         if self.key_variable is not None:
-            found = os.environ.get(self.key_variable)
+            found = secret_variable(self.key_variable)
             if not found:
                 raise ResourceError(
                     f"reward.model.key_variable: the environment variable {self.key_variable} is not set; set it to "

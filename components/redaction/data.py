@@ -1,0 +1,182 @@
+"""Secrets in nested data: one walk that finds them with their key paths and gives back a copy without them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from components.errors import Problem, SpecError
+from components.redaction.forms import MASK, mask_text, spans
+from components.redaction.names import (
+    VARIABLE,
+    could_be_variable,
+    is_harmless,
+    is_secret,
+    names_variable,
+    words,
+)
+from components.redaction.references import reference
+
+_ABOUT = {
+    "_target_",
+    "enabled",
+    "kind",
+    "method",
+    "mode",
+    "name",
+    "provider",
+    "scheme",
+    "type",
+    "url",
+    "user",
+    "username",
+}
+"""Keys below a secret key whose values are no secrets by that."""
+_NAMES_OF_VARIABLES = {"headers", "secrets", "variables"}
+"""Keys below which a secret key or an entry may name the variable that holds it."""
+_LISTED = {"cookies", "env", "environ", "envs", "environment", "header", "headers"}
+"""Keys of lists of pairs, `[[Authorization, VALUE]]`."""
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A secret that was found in data; never the value itself."""
+
+    path: str
+    """Its key, as a user would type it."""
+    kind: str
+    """What it was recognised by."""
+
+
+def secrets_in(data: Any, path: str = "") -> list[Secret]:
+    """Return the secrets in plain data. path: of the data, which counts as its key."""
+    found: list[Secret] = []
+    _walk(data, path, False, found)
+    return found
+
+
+def mask(value: Any, key: str = "") -> Any:
+    """Return a copy of plain data (mappings, sequences, scalars) without its secrets. Absent values, flags and small
+    numbers stay: `token: 3` is a count, and an absent password is worth seeing."""
+    return _walk(value, key, False, [])
+
+
+def refuse_secrets(data: Any, path: str = "") -> None:
+    """Raise SpecError where plain data of a configuration holds a secret, with every key and never a value."""
+    if found := secrets_in(data, path):
+        raise SpecError(problems(found))
+
+
+def problems(found: Iterable[Secret]) -> list[Problem]:
+    """Return what a user is told of secrets in a configuration."""
+    by_path = {secret.path: secret for secret in found}
+    return [
+        Problem(
+            secret.path or "configuration",
+            f"holds a secret ({secret.kind}). A configuration is stored and shown (artifacts, records, MLflow, Prefect, reports), "
+            f"so expected the name of an environment variable in its place: {_instead(secret.path)}",
+        )
+        for secret in by_path.values()
+    ]
+
+
+def _walk(value: Any, path: str, inherited: bool, found: list[Secret]) -> Any:
+    """Return the value masked, and add its secrets to `found`. inherited: a key above is secret by its name."""
+    if isinstance(value, Mapping):
+        return _mapping(value, path, inherited, found)
+    if isinstance(value, str):
+        return _string(value, path, inherited, found)
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return _sequence(value, path, inherited, found)
+    if isinstance(value, bytes | bytearray):
+        return _string(bytes(value).decode("utf-8", "replace"), path, inherited, found)
+    if isinstance(value, int | float) and is_secret(path) and not is_harmless(value, path):
+        found.append(Secret(path, "a value of a secret key"))
+        return MASK
+    return value
+
+
+def _mapping(value: Mapping[Any, Any], path: str, inherited: bool, found: list[Secret]) -> dict[Any, Any]:
+    inherited = inherited or is_secret(path)
+    title = next((value[name] for name in ("name", "key", "header") if isinstance(value.get(name), str)), "")
+    masked = {}
+    for name, item in value.items():
+        shown = mask_text(name) if isinstance(name, str) else name
+        below = _joined(path, shown)
+        if shown != name:
+            found.append(Secret(below, "a secret in the name of a key"))
+        if isinstance(name, str) and name.lower() == "value" and is_secret(title):
+            masked[shown] = _walk(item, below, True, found)
+        else:
+            masked[shown] = _walk(item, below, inherited and str(name).lower() not in _ABOUT, found)
+    return masked
+
+
+def _sequence(value: Sequence[Any], path: str, inherited: bool, found: list[Secret]) -> list[Any]:
+    masked: list[Any] = []
+    pair = len(value) == 2 and isinstance(value[0], str) and is_secret(value[0])
+    parents = path.replace("/", ".").split(".")
+    for place, item in enumerate(value):
+        before = value[place - 1] if place else None
+        option = isinstance(before, str) and before.startswith("--") and "=" not in before and is_secret(before)
+        listed = pair and place == 1 and any(part in _LISTED for part in parents)
+        own = inherited or is_secret(path) or option or listed
+        masked.append(_walk(item, f"{path}.{place}" if isinstance(item, Mapping | list) else path, own, found))
+    return masked
+
+
+def _string(value: str, path: str, inherited: bool, found: list[Secret]) -> str:
+    if reference(value) is not None:
+        return value
+    forms = spans(value)
+    if forms:
+        found.append(Secret(path, forms[0].kind))
+        return MASK if inherited or is_secret(path) else mask_text(value)
+    if names_variable(path) and value and not is_harmless(value, path) and not could_be_variable(value):
+        found.append(Secret(path, "something that is no name of a variable"))
+        return MASK
+    if not (inherited or is_secret(path)) or is_harmless(value, path) or _is_name_of_variable(value, path):
+        return value
+    if words(path)[-1:] == ["dsn"] and "://" in value:  # it holds no password, or its form would say so
+        return value
+    found.append(Secret(path, "a value of a secret key"))
+    return MASK
+
+
+def _is_name_of_variable(value: str, path: str) -> bool:
+    parents = {part.lower() for part in path.split(".")}
+    return bool(parents & _NAMES_OF_VARIABLES) and VARIABLE.fullmatch(value) is not None
+
+
+def _joined(path: str, name: Any) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+def _instead(path: str) -> str:
+    """Return how a secret is given at a key."""
+    parts = path.split(".")
+    head = ".".join(parts[:2])
+    if parts[0] == "compute" or "places" in parts:
+        return "compute.places.PLACE.secrets=[NAME] passes a variable of this machine on"
+    if parts[0] == "hydra":
+        return "set it in the environment before the command (hydra.job.env_copy=[NAME] passes one on to a launcher)"
+    if parts[0] == "store":
+        return "a store reads its credentials from variables of its own: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    if path == "tracking.uri":
+        return "tracking.uri=env:NAME, or MLflow's own MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+    if parts[0] == "inference":
+        return "inference.key_variable=NAME"
+    if head == "deploy.target":
+        return "deploy.target.key_variable=NAME, or deploy.target.source=env:NAME"
+    if parts[0] in ("reward", "evaluate", "calibrate") and "extra" in parts:
+        return f"{path}=env:NAME"
+    if parts[0] in ("reward", "evaluate", "calibrate") and "model" in parts:
+        return f"{'.'.join(parts[: parts.index('model') + 1])}.key_variable=NAME"
+    if head == "environment.command":
+        return "environment.variables=[NAME] passes a variable on to the program"
+    if head == "environment.headers":
+        return f"{path}=NAME, in capitals, names the variable that holds the header"
+    if head == "environment.judge":
+        return "environment.judge.key_variable=NAME"
+    return f"{path}=env:NAME in the arguments of a _target_; elsewhere, set the variable and leave the key out"

@@ -1,0 +1,139 @@
+"""Secrets in nested data: found wherever they stand, named by their key, and masked."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.errors import ResourceError, SpecError
+from components.redaction import MASK, dereference, mask, mask_text, refuse_secrets, secrets_in
+from components.specs import Target
+from tests.redaction.secret_values import ALNUM, ORDINARY, ORDINARY_KEYS, SECRET_KEYS, TOKENS, random
+
+pytestmark = pytest.mark.security
+few = settings(max_examples=25, deadline=None)
+
+PLACES = {
+    "value": lambda key, value: {key: value},
+    "nested": lambda key, value: {"a": {"b": {key: value}}},
+    "list": lambda key, value: {"a": [{"x": 1}, {key: value}]},
+    "list below": lambda key, value: {key: [value]},
+    "mapping below": lambda key, value: {key: {"x": value}},
+    "deep below": lambda key, value: {key: [{"x": ["y", {"z": value}]}]},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@few
+@given(key=SECRET_KEYS, value=random(ALNUM, 12))
+def test_a_value_under_a_secret_key_is_found_at_any_depth(place, key, value):
+    data = PLACES[place](key, value)
+    assert secrets_in(data)
+    assert value not in repr(mask(data))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@few
+@given(key=ORDINARY_KEYS, value=st.one_of(*TOKENS.values()))
+def test_a_secret_by_its_form_is_found_under_any_key(place, key, value):
+    data = PLACES[place](key, value)
+    assert secrets_in(data)
+    assert value not in repr(mask(data))
+
+
+@few
+@given(st.recursive(ORDINARY, lambda inside: st.lists(inside) | st.dictionaries(ORDINARY_KEYS, inside), max_leaves=20))
+def test_ordinary_data_is_let_through_and_stays_as_it_is(data):
+    assert not secrets_in({"data": data})
+    assert mask({"data": data}) == {"data": data}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"command": ["python", "server.py", "--api-key", "zq81kd02mfp"]},
+        {"command": ["python", "server.py", "--api-key=zq81kd02mfp"]},
+        {"env": [{"name": "HF_TOKEN", "value": "zq81kd02mfp"}]},
+        {"headers": [["Authorization", "zq81kd02mfp"]]},
+        {"headers": {"Authorization": "zq81kd02mfp"}},
+        {"secrets": ["zq81kd02mfp"]},
+        {"key_variable": "zq81kd02mfpAB12xyzKL90"},
+        {"db": {"password": 27182818}},
+        {"ghp_abcdefghijklmnop1234567890": 1},
+        {"setup": "pip install x\nexport HF_TOKEN=zq81kd02mfp\n"},
+        {"args": {"auth": {"type": "basic", "value": "zq81kd02mfp"}}},
+    ],
+)
+def test_places_that_hide_a_secret(data):
+    found = secrets_in(data)
+    assert found
+    shown = repr((found, mask(data)))
+    assert not any(value in shown for value in ("zq81kd02mfp", "27182818", "ghp_"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"key_variable": "OPENAI_API_KEY", "source_key_variable": "HF_TOKEN"},
+        {"headers": {"Authorization": "MCP_AUTHORIZATION"}},
+        {"secrets": ["HF_TOKEN", "WANDB_API_KEY"]},
+        {"extra": {"extra_headers": {"Authorization": "env:GATEWAY_HEADER"}}},
+        {"auth": "basic", "password": None, "token": 3, "secret": "", "api_key": "EMPTY", "cookies": False},
+        {"auth": {"type": "oauth2", "url": "https://h/login", "user": "me"}},
+        {"api_key": "${oc.env:X}", "token": "<your token>", "password": "???"},
+        {"dsn": "postgresql://me@db.example.com/x"},
+    ],
+)
+def test_references_and_placeholders_are_let_through(data):
+    assert not secrets_in(data)
+    assert mask(data) == data
+
+
+def test_masking_leaves_the_rest_alone():
+    config = {
+        "a": {"api_key": "s3cret", "password": None, "token": 3, "secrets": ["one", {"x": "two"}]},
+        "url": "postgresql://user:s3cret@host/db",
+        "plain": ["https://host/path@v1", 1.5, True, None],
+    }
+    assert mask(config) == {
+        "a": {"api_key": "***", "password": None, "token": 3, "secrets": ["***", {"x": "***"}]},
+        "url": "postgresql://user:***@host/db",
+        "plain": ["https://host/path@v1", 1.5, True, None],
+    }
+    assert not secrets_in(mask(config))
+
+
+def test_a_refusal_names_every_key_and_no_value():
+    data = {"a": {"api_key": "zq81kd02mfp"}, "b": ["https://zq81kd02mfp@host"], "tracking": {"uri": "db://u:zq81@h"}}
+    with pytest.raises(SpecError) as refused:
+        refuse_secrets(data)
+    text = str(refused.value)
+    assert [problem.path for problem in refused.value.problems] == ["a.api_key", "b", "tracking.uri"]
+    assert "zq81" not in text
+    assert "tracking.uri=env:NAME" in text
+
+
+def test_a_reference_is_resolved_when_the_target_is_built_and_not_before(monkeypatch):
+    spec = Target.model_validate({"_target_": "components.environments.shop.Shop", "seed": 3})
+    assert spec.build()._scenarios
+    monkeypatch.setenv("PLANTED", "zq81kd02mfp")
+    target = {"_target_": "tests.redaction.planted.Holder", "settings": {"a": ["env:PLANTED"]}, "name": "env:PLANTED"}
+    spec = Target.model_validate(target, context={"allow": ["tests"]})
+    assert "zq81" not in repr((spec, spec.resolved(), spec.model_dump()))
+    built = spec.build()
+    assert built.settings == {"a": ["zq81kd02mfp"]}
+    assert built.name == "zq81kd02mfp"
+    assert mask_text("it says zq81kd02mfp") == f"it says {MASK}"
+    monkeypatch.delenv("PLANTED")
+    with pytest.raises(ResourceError, match="PLANTED is not set"):
+        spec.build()
+
+
+def test_a_reference_stands_for_a_whole_value(monkeypatch):
+    monkeypatch.setenv("PLANTED", "x")
+    assert dereference({"a": "env:PLANTED", "b": "Bearer env:PLANTED", "c": 1}, "k") == {
+        "a": "x",
+        "b": "Bearer env:PLANTED",
+        "c": 1,
+    }

@@ -1,0 +1,111 @@
+"""Secrets in text are recognised by their form; ordinary text is not; the time is linear."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.redaction import MASK, mask_text
+from components.redaction.forms import spans
+from tests.redaction.secret_values import AROUND, ORDINARY, TOKENS
+
+pytestmark = pytest.mark.security
+few = settings(max_examples=25, deadline=None)
+
+
+@pytest.mark.parametrize("form", TOKENS)
+@few
+@given(data=st.data())
+def test_a_secret_of_each_form_is_recognised_in_any_text(form, data):
+    text = data.draw(AROUND).format(data.draw(TOKENS[form]))
+    masked = mask_text(text)
+    assert MASK in masked
+    assert not spans(masked)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ORDINARY)
+def test_ordinary_text_stays_as_it_is(text):
+    assert mask_text(text) == text
+
+
+@few
+@given(st.text(max_size=300))
+def test_masking_is_idempotent(text):
+    once = mask_text(text)
+    assert mask_text(once) == once
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("postgresql://u:pa/ss@h/db", "postgresql://u:***@h/db"),
+        ("https://s3cret@h/v1 and http://h:80/x@y", "https://***@h/v1 and http://h:80/x@y"),
+        ("https://h/?a=1&token=abc&b=2", "https://h/?a=1&token=***&b=2"),
+        ("Server=x;Password=abc;Encrypt=yes", "Server=x;Password=***;Encrypt=yes"),
+        ("+judge.api_key=abc", "+judge.api_key=***"),
+        ("a={b: {api_key: abc, n: 3}}", "a={b: {api_key: ***, n: 3}}"),
+        ("Authorization: Bearer abc12345", "Authorization: Bearer ***"),
+        ("redis://:hunter2@h:6379/0", "redis://:***@h:6379/0"),
+        ("curl -u me:hunter2 https://h", "curl -u me:*** https://h"),
+        ("reward.model.key_variable=OPENAI_API_KEY", "reward.model.key_variable=OPENAI_API_KEY"),
+        ("Set OPENAI_API_KEY, or pass api_key=None.", "Set OPENAI_API_KEY, or pass api_key=None."),
+        ('api_key=os.environ["OPENAI_API_KEY"]', 'api_key=os.environ["OPENAI_API_KEY"]'),
+        ('server --api-key "$KEY"', 'server --api-key "$KEY"'),
+        ("contact:joe@h.com, Basic ideas, Bearer of news", "contact:joe@h.com, Basic ideas, Bearer of news"),
+    ],
+)  # fmt: skip
+def test_only_the_secret_is_masked(text, masked):
+    assert mask_text(text) == masked
+
+
+def test_values_of_secret_variables_are_masked_wherever_they_stand(monkeypatch):
+    monkeypatch.setenv("SOME_SERVICE_KEY", "zq81kd02mfp")
+    monkeypatch.setenv("SOME_PASSWORD", "password")  # an ordinary word: masking it would tell more than it hides
+    assert mask_text("the server says: zq81kd02mfp is not valid") == "the server says: *** is not valid"
+    assert mask_text("ask for the password") == "ask for the password"
+
+
+WORST = {
+    "schemes": "://",
+    "urls": "https://a:b/",
+    "at": "a:b1@",
+    "colons": "a:",
+    "assignments": "password=",
+    "quotes": 'password="',
+    "escaped quotes": 'password=\\"',
+    "braces": "{password:",
+    "names": "passwordpasswordpassword",
+    "dashes": "--api-key ",
+    "jwt": "eyJaaaaaaaa.",
+    "sk": "sk-",
+    "pem": "-----BEGIN RSA PRIVATE KEY-----",
+    "pem beginnings": "-----BEGIN ",
+    "bearer": "Bearer ",
+    "curl": "-u a",
+    "words": "a",
+    "spaces": " ",
+    "newlines": "password =\n",
+    "queries": "?key=&key",
+    "hyphens": "a-",
+    "dots": "a.",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", WORST.values(), ids=WORST)
+def test_the_time_is_linear(piece):
+    def seconds(length: int) -> float:
+        text = piece * (length // len(piece))
+        tries = []
+        for _ in range(2):
+            start = time.process_time()
+            mask_text(text)
+            tries.append(time.process_time() - start)
+        return min(tries)
+
+    seconds(1_000)
+    small, large = seconds(12_500), seconds(100_000)
+    assert large < 8 * 4 * max(small, 0.005), f"{small:.4f} s for 12.5 kB, {large:.4f} s for 100 kB"
