@@ -74,8 +74,8 @@ def problems(found: Iterable[Secret]) -> list[Problem]:
     return [
         Problem(
             secret.path or "configuration",
-            f"holds a secret ({secret.kind}). A configuration is stored and shown (artifacts, records, MLflow, Prefect, reports), "
-            f"so expected the name of an environment variable in its place: {_instead(secret.path)}",
+            f"holds a secret ({secret.kind}). A configuration is stored and shown (artifacts, MLflow, Prefect, "
+            f"records, reports), so expected the name of an environment variable in its place: {_instead(secret.path)}",
         )
         for secret in by_path.values()
     ]

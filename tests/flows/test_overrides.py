@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from flows.overrides import mask_override, parsed_secrets
 from tests.redaction.secret_values import ALNUM, SECRET_KEYS, random
 
-pytestmark = pytest.mark.security
+pytestmark = [
+    pytest.mark.security,
+    pytest.mark.filterwarnings("ignore:Do not use the `random` module"),  # other threads of the process do
+]
 few = settings(max_examples=25, deadline=None)
 
 SHAPES = [

@@ -11,7 +11,10 @@ from components.redaction import MASK, dereference, mask, mask_text, refuse_secr
 from components.specs import Target
 from tests.redaction.secret_values import ALNUM, ORDINARY, ORDINARY_KEYS, SECRET_KEYS, TOKENS, random
 
-pytestmark = pytest.mark.security
+pytestmark = [
+    pytest.mark.security,
+    pytest.mark.filterwarnings("ignore:Do not use the `random` module"),  # other threads of the process do
+]
 few = settings(max_examples=25, deadline=None)
 
 PLACES = {

@@ -12,7 +12,10 @@ from components.redaction import MASK, mask_text
 from components.redaction.forms import spans
 from tests.redaction.secret_values import AROUND, ORDINARY, TOKENS
 
-pytestmark = pytest.mark.security
+pytestmark = [
+    pytest.mark.security,
+    pytest.mark.filterwarnings("ignore:Do not use the `random` module"),  # other threads of the process do
+]
 few = settings(max_examples=25, deadline=None)
 
 
