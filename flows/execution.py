@@ -26,7 +26,7 @@ from components.compute.sky.snapshot import RECORD
 from components.compute.sky.spec import SkyPlace
 from components.compute.spec import AcceleratePlace, LocalPlace
 from components.compute.watchdog import Watchdog, watch
-from flows import selections
+from flows import credential, selections
 from flows.ancestry import Lineage
 from flows.console import Console, duration
 from flows.guards import RULES
@@ -342,9 +342,11 @@ def _options(spec: ExperimentSpec) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """A process of its own finds our code and the user's packages from any working directory."""
+    """A process of its own finds our code and the user's packages from any working directory. Stages do not talk to
+    Prefect: they get no credential of its server."""
     path = [str(CODE), *(entry for entry in sys.path if entry), os.getcwd()]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
+    inherited = {name: value for name, value in os.environ.items() if name not in credential.VARIABLES}
+    return {**inherited, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
 
 
 def _group(label: str) -> str:

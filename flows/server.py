@@ -1,49 +1,52 @@
-"""The Prefect server of a run.
+"""The Prefect server of a run, and `python -m flows.server [--root DIR]`, which shows earlier runs in a browser.
 
-With `PREFECT_API_URL` set, that server is used and none is started. Else a run starts its own, on a free port of this
-machine, with its database in `<root>/prefect`, so `prefect server start` on that folder later shows every run. It is
-Prefect's own application under uvicorn, in a process of its own, started first of all and awaited last: it boots while
-the flow imports what it needs. Left out is what a run does not need: the user interface and its files, the
-scheduler and its kin, block types, usage statistics. The database is migrated once, under a lock.
+With `PREFECT_API_URL` set, that server is used with the user's own settings, and none is started. Else a run starts its
+own (`flows.server_process`), on a free port of this machine, with its database in `<root>/prefect`. It is Prefect's own
+application under uvicorn, in a process of its own, started first of all and awaited last: it boots while the flow
+imports what it needs. Left out is what a run does not need: the user interface and its files, the scheduler and its
+kin, block types, usage statistics. The database is migrated once, under a lock.
+
+Every server that is started here is protected: it asks for the credential of the root (`flows.credential`), for a CSRF
+token with every change, and answers only its own address and origin. Our clients get the credential as a Prefect
+setting of their context, so that it is in no environment that stages inherit.
 
 The server ends with the run, also when that is killed: it watches a pipe that the run holds.
 
-`flows.serve` starts a whole one: on a port that it names, with the user interface, the scheduler and the rest.
+`flows.serve` and the command start a whole one: on a port that they name, with the user interface, the scheduler and
+the rest.
 """
 
 from __future__ import annotations
 
 import argparse
 import atexit
-import fcntl
 import json
 import logging
 import os
 import select
+import shlex
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
-from components.artifacts import lock_file
-from components.compute.lifeline import watch_parent
 from components.compute.runners import end
-from components.errors import ResourceError, WaitTimeout
+from components.errors import EspalierError, ResourceError, WaitTimeout
 from components.tracking.provenance import command_path
-
-if TYPE_CHECKING:
-    import uvicorn
+from flows.credential import FILE, credential
+from flows.endings import told
 
 logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
+PORT = 4200
+"""Of a whole server, where no other is named."""
 
 START_LIMIT = 180.0
 """Seconds that a server may take to answer; the first start on a slow disk takes the longest."""
@@ -58,7 +61,9 @@ QUIET = {
 
 
 ANSWER_LIMIT = 10.0
-"""Seconds that a server of the user may take to answer."""
+"""Seconds that a server of the user may take to answer before a run."""
+PROBE_LIMIT = 3.0
+"""The same at its end, after which the server counts as ended."""
 
 
 def home(root: Path) -> Path:
@@ -76,9 +81,19 @@ class Api(Protocol):
 
     ui_command: str
     """The command that shows the runs in a browser."""
+    advice: str
+    """End of a message about a server that refuses its clients."""
 
     def url(self) -> str:
         """The API's address, once it answers."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """Prefect's settings of a client of this server, for `temporary_settings`."""
+        ...
+
+    def ended(self) -> bool:
+        """Return whether the server is known to have ended."""
         ...
 
     def kill(self) -> None:
@@ -92,6 +107,7 @@ class UserServer:
     def __init__(self, url: str):
         self._url = url.rstrip("/")
         self.ui_command = f"open {self._url.removesuffix('/api')}"
+        self.advice = ". Does it need a credential? PREFECT_API_AUTH_STRING holds it; or unset PREFECT_API_URL"
         try:
             urllib.request.urlopen(f"{self._url}/health", timeout=ANSWER_LIMIT).close()
         except urllib.error.HTTPError as error:
@@ -105,6 +121,18 @@ class UserServer:
     def url(self) -> str:
         return self._url
 
+    def settings(self) -> dict[str, Any]:
+        return {"api.url": self._url}
+
+    def ended(self) -> bool:
+        try:
+            urllib.request.urlopen(f"{self._url}/health", timeout=PROBE_LIMIT).close()
+        except urllib.error.HTTPError as error:
+            error.close()
+        except OSError:
+            return True
+        return False
+
     def kill(self) -> None:
         """It is not ours."""
 
@@ -113,7 +141,13 @@ class Server:
     """A server of our own that boots in the background. Make it with `start`."""
 
     def __init__(self, process: subprocess.Popen, root: Path, log: Path):
-        self.ui_command = f"PREFECT_HOME={home(root)} {command_path('prefect')} server start"
+        self.credential_file = home(root) / FILE
+        self.ui_command = (
+            f"{command_path('python')} -m flows.server --root {shlex.quote(str(root))}  "
+            f"(log in with the text in {self.credential_file})"
+        )
+        self.advice = f"; its log is {log}, its database {home(root) / 'prefect.db'}"
+        self.root = root
         self._process = process
         self._log = log
         self._url: str | None = None
@@ -134,9 +168,31 @@ class Server:
             line = self._process.stdout.readline()
             if not line:
                 raise ResourceError(f"the Prefect server ended while it started; its log is {self._log}")
-            self._url = str(json.loads(line)["url"])
+            answer = json.loads(line)
+            if "error" in answer:
+                raise ResourceError(answer["error"])
+            self._url = str(answer["url"])
             logger.debug("Prefect server at %s after %.1f s", self._url, time.monotonic() - self._started)
         return self._url
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "api.url": self.url(),
+            "api.auth_string": credential(home(self.root)),
+            "client.csrf_support_enabled": True,
+        }
+
+    def ended(self) -> bool:
+        return not self.alive
+
+    def wait(self) -> None:
+        """Waits until the server has ended."""
+        self._process.wait()
+
+    def login(self, *, show: bool) -> str:
+        """Return the address of the user interface and how to log in there; with `show` the credential itself."""
+        how = credential(home(self.root)) if show else f"the text in {self.credential_file}"
+        return f"Prefect's user interface: {self.url().removesuffix('/api')}  (log in with {how})"
 
     def stop(self) -> None:
         """Ends the server; it writes down first what it was told."""
@@ -175,7 +231,8 @@ def for_run(root: Path, *, keep: bool = False) -> Iterator[Api]:
 
 def start(root: Path, port: int | None = None) -> Server:
     """Starts a server on the data below `root` and returns at once. port: a whole server, with the user interface, on
-    this port; raises ResourceError where it is taken. None: what a run needs, on a free one."""
+    this port; None: what a run needs, on a free one. Raises ResourceError where the port is taken, or others can read
+    the credential."""
     if port is not None:
         _free(port)
     log = root / "logs" / "prefect-server.log"
@@ -184,9 +241,9 @@ def start(root: Path, port: int | None = None) -> Server:
     environment = {
         **{name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"},
         **client_environment(root),
+        "PREFECT_SERVER_API_AUTH_STRING": credential(home(root)),
         "PREFECT_SERVER_UI_ENABLED": "false" if port is None else "true",
         "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(home(root) / "ui"),
-        "PREFECT_SERVER_UI_API_URL": f"http://{HOST}:{port or 0}/api",
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
         "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
@@ -196,7 +253,14 @@ def start(root: Path, port: int | None = None) -> Server:
     }
     with open(log, "ab") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.server", "--root", str(root), *(["--port", str(port)] if port else [])],
+            [
+                sys.executable,
+                "-m",
+                "flows.server_process",
+                "--root",
+                str(root),
+                *(["--port", str(port)] if port else []),
+            ],
             cwd=Path(__file__).resolve().parent.parent,
             env=environment,
             stdin=subprocess.PIPE,
@@ -216,72 +280,42 @@ def _free(port: int) -> None:
         reason = os.strerror(error.errno) if error.errno else error
         raise ResourceError(
             f"--port {port}: nothing can listen there ({reason}). Choose another port; or, where it is a Prefect "
-            f"server, use it: PREFECT_API_URL=http://{HOST}:{port}/api"
+            f"server, use it: PREFECT_API_URL=http://{HOST}:{port}/api, and its credential in PREFECT_API_AUTH_STRING"
         ) from None
 
 
-def main() -> None:
-    """The server's process: prints one JSON line with its address when it answers, and ends with its standard input."""
-    parser = argparse.ArgumentParser(prog="python -m flows.server")
-    parser.add_argument("--root", required=True, type=Path)
-    parser.add_argument("--port", type=int)
-    arguments = parser.parse_args()
-    root, port = arguments.root, arguments.port
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    listener = socket.create_server((HOST, port or 0))
-    serving: list[uvicorn.Server] = []
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0 after Ctrl-C; 2 where the server cannot start, 1 where it ends by itself."""
+    from flows.stage import DEFAULT_ROOT
 
-    def leave() -> None:
-        if not serving:  # it still boots, or waits for another one that migrates
-            os._exit(1)
-        serving[0].should_exit = True
-
-    watch_parent(on_end=leave)
-    with _migrated(root) as ready:
-        import uvicorn
-        from prefect.server.api.server import create_app
-
-        config = uvicorn.Config(
-            create_app(ephemeral=port is None), log_level="warning", access_log=False, lifespan="on"
-        )
-        server = uvicorn.Server(config)
-        startup = server.startup
-
-        async def announced(sockets: list[socket.socket] | None = None) -> None:
-            await startup(sockets)
-            if server.started:
-                serving.append(server)
-                ready()
-                print(json.dumps({"url": f"http://{HOST}:{listener.getsockname()[1]}/api"}), file=out)
-
-        server.startup = announced  # type: ignore[method-assign]  # uvicorn has no hook for this
-        server.run([listener])
-
-
-@contextmanager
-def _migrated(root: Path) -> Iterator[Callable[[], None]]:
-    """Sees to it that one process migrates the database and the others wait. Gives a function to be called when the
-    server is up, which is when the migration is done."""
-    marker = home(root) / ".migrated"
-    version = metadata.version("prefect")
-
-    def current() -> bool:
-        return marker.is_file() and marker.read_text() == version and (home(root) / "prefect.db").is_file()
-
-    with open(home(root) / ".lock", "a+") as lock:
-        if not current():
-            lock_file(lock, "Prefect's database", START_LIMIT)
-        if current():
-            os.environ["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] = "false"
-            fcntl.flock(lock, fcntl.LOCK_UN)
-
-        def ready() -> None:
-            marker.write_text(version)
-            fcntl.flock(lock, fcntl.LOCK_UN)
-
-        yield ready
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.server",
+        description="Shows the runs below a root in Prefect's user interface, until it is interrupted.",
+    )
+    parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="folder of the runs")
+    parser.add_argument("--port", type=int, default=PORT, help=f"{PORT} if not given")
+    arguments = parser.parse_args(argv)
+    if not 0 < arguments.port < 2**16:
+        parser.error(f"--port {arguments.port}: expected 1 to 65535")
+    try:
+        server = start(arguments.root.absolute(), arguments.port)
+        try:
+            print(server.login(show=sys.stderr.isatty()), file=sys.stderr, flush=True)
+            server.wait()
+        finally:
+            server.stop()
+    except EspalierError as error:
+        found = told(error)
+        assert found is not None
+        print(found[0], file=sys.stderr)
+        return found[1]
+    except KeyboardInterrupt:
+        return 0
+    print("the Prefect server has ended; its log is logs/prefect-server.log below the root", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":
-    main()
+    from flows.interrupt import leave
+
+    leave(main)

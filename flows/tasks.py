@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from components.artifacts import Artifact
-from components.errors import EngineError, EnvironmentFailed, EspalierError
+from components.errors import EngineError, EnvironmentFailed, EspalierError, ResourceError
 from components.redaction import mask
 from flows import shown
 from flows.console import silence_prefect
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRIES = 3
-"""Of a request to the Prefect server: 14 s together. A server that is gone then is told nothing more."""
+"""Of a request to a Prefect server that answers now and then: 14 s together. One that has ended is asked once."""
 Found = TypeVar("Found")
 
 
@@ -50,16 +51,14 @@ def run_flow(
     flow that Prefect runs already (`flows.deployed`) they become tasks of that one.
 
     dead: runs that were killed; their flow runs are set to Crashed, and `close` is called with each that Prefect was
-    told of. A server that goes away meanwhile costs a warning: the stages do not need it. Raises what `body` raises.
+    told of. A server that goes away meanwhile costs a warning: the stages do not need it. Raises what `body` raises,
+    and ResourceError where the server refuses the run before that.
     """
+    import httpx
     from prefect import flow
     from prefect.context import FlowRunContext
-    from prefect.settings import (
-        PREFECT_API_URL,
-        PREFECT_CLIENT_MAX_RETRIES,
-        PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
-        temporary_settings,
-    )
+    from prefect.exceptions import PrefectHTTPStatusError
+    from prefect.settings import temporary_settings
     from prefect.states import Completed
 
     silence_prefect()
@@ -67,6 +66,14 @@ def run_flow(
     found: list[Results] = []
     failed: list[BaseException] = []
     served = FlowRunContext.get() is not None
+    give_up = ExitStack()
+
+    def server_ended() -> bool:
+        """Look whether the server has ended; if so, what Prefect still sends from this context is not tried again."""
+        if not api.ended():
+            return False
+        give_up.enter_context(temporary_settings({"client.max_retries": 0}))
+        return True
 
     def inside() -> Results:
         interruption.install()
@@ -82,9 +89,11 @@ def run_flow(
             results = body(wrap(execution.stage), together(execution, wrap))
         except BaseException as error:  # Ctrl-C too: Prefect may raise another error in its place
             failed.append(error)
+            server_ended()
             raise
         found.append(results)
-        shown.results(results, spec.name)
+        if not server_ended():
+            shown.results(results, spec.name)
         return results
 
     @flow(name=name, flow_run_name=f"{spec.name} seed {spec.seed}", validate_parameters=False, persist_result=False)
@@ -92,10 +101,10 @@ def run_flow(
         results = inside()
         return Completed(name="Pruned", message=results.pruned) if results.pruned else None
 
-    settings: dict[Any, Any] = {PREFECT_API_URL: api.url(), PREFECT_CLIENT_MAX_RETRIES: RETRIES}
+    settings = {**api.settings(), "client.max_retries": RETRIES}
     if isinstance(api, Server):  # nobody watches for heartbeats there, and their thread takes a second to stop
-        settings[PREFECT_FLOWS_HEARTBEAT_FREQUENCY] = None
-    with temporary_settings(settings), shown.progress(execution):
+        settings["flows.heartbeat_frequency"] = None
+    with temporary_settings(settings), shown.progress(execution), give_up:
         try:
             _close(dead, close)
             if served:
@@ -105,11 +114,14 @@ def run_flow(
         except BaseException as error:
             if failed:  # whatever Prefect made of it
                 raise failed[0] from None
+            if not found and isinstance(error, httpx.HTTPError | PrefectHTTPStatusError):
+                raise ResourceError(f"the Prefect server at {api.url()} refuses the run: {error}{api.advice}") from None
             if not found or not isinstance(error, Exception):
                 raise
-            logger.warning("the run is done, but the Prefect server was not told all of it: %s", error)
+            reason = "the Prefect server has ended" if api.ended() else error
+            logger.warning("the run is done, but the Prefect server was not told all of it: %s", reason)
         finally:
-            if not served:  # Prefect's own process sees to that
+            if not served and not api.ended():  # Prefect's own process sees to that
                 _send_events()
     return found[0]
 

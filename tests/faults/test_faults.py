@@ -65,7 +65,7 @@ def test_a_prefect_server_that_dies_costs_a_warning(tmp_path, undisturbed):
     process = place.start(*SMALL)
     until(lambda: "Beginning flow run" in log_of(place), process)
     for one in psutil.Process(process.pid).children():
-        if "flows.server" in one.cmdline():
+        if "flows.server_process" in one.cmdline():
             one.kill()
     done = ended(process)
     assert done.result["policy_digest"] == undisturbed.result["policy_digest"]

@@ -125,13 +125,13 @@ def paused(prefect_server, monkeypatch):
     """Asks inside of a flow; `answer` is given the client, the paused flow run and its form."""
     from prefect import flow, get_client
     from prefect.context import FlowRunContext
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.settings import temporary_settings
 
     monkeypatch.setattr(approval, "POLL", 0.2)
 
     def run(asked, answer):
         running, failed = [], []
-        settings = {PREFECT_API_URL: prefect_server.url()}
+        settings = prefect_server.settings()
 
         @flow(name="asks")
         def asks():
@@ -140,10 +140,7 @@ def paused(prefect_server, monkeypatch):
 
         def person():
             try:
-                with (
-                    temporary_settings({PREFECT_API_URL: prefect_server.url()}),
-                    get_client(sync_client=True) as client,
-                ):
+                with temporary_settings(settings), get_client(sync_client=True) as client:
                     until = time.monotonic() + 60
                     while time.monotonic() < until:
                         state = client.read_flow_run(running[0]).state if running else None

@@ -1,5 +1,6 @@
 """The Prefect server of a run: it answers, keeps its data below the root, and ends with the run."""
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -93,3 +94,52 @@ def test_a_server_that_cannot_start_is_an_error_that_names_its_log(tmp_path):
     with pytest.raises(ResourceError, match=r"prefect-server\.log"):
         running.url()
     running.stop()
+
+
+def damaged(root, damage):
+    """A root whose database was good once, and then `damage` was done to the file."""
+    folder = server.home(root)
+    folder.mkdir(parents=True)
+    file = folder / "prefect.db"
+    with contextlib.closing(sqlite3.connect(file)) as database, database:
+        database.execute("create table flow_run (id integer primary key, name text)")
+        database.executemany("insert into flow_run (name) values (?)", [("x" * 500,)] * 200)
+    damage(file)
+    return file
+
+
+def overwrite(start, length):
+    def damage(file):
+        with open(file, "r+b") as opened:
+            opened.seek(start)
+            opened.write(b"\xff" * length)
+
+    return damage
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("damage", [overwrite(0, 100), overwrite(4096, 8192), lambda file: os.truncate(file, 9000)])
+def test_a_damaged_database_is_named_with_the_remedy(tmp_path, damage):
+    from flows import server_process
+
+    file = damaged(tmp_path, damage)
+    running = server.start(tmp_path)
+    with pytest.raises(ResourceError) as error:
+        running.url()
+    running.stop()
+    assert f"Prefect's database {file} is damaged: " in str(error.value)
+    assert "Move it to another folder" in str(error.value)
+    assert "Lost is what Prefect showed" in str(error.value)
+    assert "Traceback" not in (tmp_path / "logs" / "prefect-server.log").read_text()
+    file.rename(tmp_path / "moved")
+    assert server_process.damage_of(file) is None
+
+
+def test_an_intact_or_missing_database_is_not_called_damaged(tmp_path, prefect_server, prefect_root):
+    from flows import server_process
+
+    prefect_server.url()
+    assert server_process.damage_of(server.home(prefect_root) / "prefect.db") is None
+    assert server_process.damage_of(tmp_path / "none.db") is None
+    (tmp_path / "empty.db").touch()
+    assert server_process.damage_of(tmp_path / "empty.db") is None

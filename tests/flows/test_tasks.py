@@ -55,9 +55,9 @@ def runs(prefect_server):
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.sorting import FlowRunSort
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.settings import temporary_settings
 
-    with temporary_settings({PREFECT_API_URL: prefect_server.url()}), get_client(sync_client=True) as client:
+    with temporary_settings(prefect_server.settings()), get_client(sync_client=True) as client:
         (flow_run,) = client.read_flow_runs(limit=1, sort=FlowRunSort.START_TIME_DESC)
         found = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [flow_run.id]}))
         return flow_run, {task_run.name: task_run for task_run in found}
@@ -165,9 +165,9 @@ def nothing(call, beside):
 @pytest.fixture
 def connected(prefect_server):
     """Inside of it, Prefect's client speaks to the server of the tests."""
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.settings import temporary_settings
 
-    with temporary_settings({PREFECT_API_URL: prefect_server.url()}):
+    with temporary_settings(prefect_server.settings()):
         yield
 
 
@@ -270,3 +270,34 @@ def test_a_run_that_is_killed_before_its_first_stage_ends_is_known_in_prefect(ex
             return nothing(call, beside)
 
         run(execution, body, prefect_server)
+
+
+@pytest.mark.security
+@pytest.mark.slow
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_a_server_that_is_killed_delays_the_end_of_a_run_by_seconds(execution, prefect_root, monkeypatch, ends_well):
+    """Each request to a server that is gone was tried again for 14 s."""
+    from flows import server, tasks
+
+    doomed = server.start(prefect_root)
+    killed, warnings = [], []
+    monkeypatch.setattr(tasks.logger, "warning", lambda text, *values: warnings.append(text % values))
+
+    def body(call, beside):
+        doomed.kill()
+        doomed.wait()
+        killed.append(time.monotonic())
+        if not ends_well:
+            raise EspalierError("something else")
+        return Found()
+
+    doomed.url()
+    if ends_well:
+        assert run(execution, body, doomed).markdown() == "# Results"
+    else:
+        with pytest.raises(EspalierError, match="something else"):
+            run(execution, body, doomed)
+    assert time.monotonic() - killed[0] < 15  # it was more than 40 s; now it is 3 s
+    doomed.stop()
+    ended = "the run is done, but the Prefect server was not told all of it: the Prefect server has ended"
+    assert warnings == ([ended] if ends_well else [])

@@ -1,0 +1,187 @@
+"""Attacks on a run's Prefect server, over real sockets: from other users, other origins, other names of this host."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+import pytest
+
+pytestmark = pytest.mark.security
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def request(server, method: str, path: str, body: object = None, **headers: str) -> http.client.HTTPResponse:
+    """The answer to a request as sent, whatever its headers say."""
+    parts = urlsplit(server.url())
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    data = body if isinstance(body, str) else json.dumps(body) if body is not None else None
+    connection.request(method, f"/api{path}", data, {"Content-Type": "application/json", **sent})
+    response = connection.getresponse()
+    response.content = response.read()
+    connection.close()
+    return response
+
+
+READS = [("POST", "/flows/filter", {}), ("GET", "/admin/settings", None), ("POST", "/deployments/filter", {})]
+WRITES = [("POST", "/flows/", {"name": "planted"}), ("POST", "/variables/", {"name": "planted", "value": 1})]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), READS + WRITES)
+def test_a_local_user_without_the_credential_is_refused(prefect_server, method, path, body):
+    assert request(prefect_server, method, path, body).status in (401, 403)
+
+
+@pytest.mark.parametrize("name", ["evil.test", "127.0.0.1.evil.test", "localhost:1", "", "127.0.0.1@evil.test"])
+def test_another_host_is_refused(prefect_server, name):
+    """DNS rebinding: the browser is connected to this server, and believes that it is evil.test."""
+    assert request(prefect_server, "GET", "/health", Host=name).status in (400, 403, 421)
+
+
+def websocket_status(server, **headers: str) -> int:
+    parts = urlsplit(server.url())
+    lines = {
+        "Host": f"{parts.hostname}:{parts.port}",
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+        "Sec-WebSocket-Protocol": "prefect",
+        **headers,
+    }
+    head = "GET /api/events/in HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
+        connection.sendall(f"{head}\r\n".encode())
+        return int(connection.recv(1000).split()[1])
+
+
+def test_a_websocket_of_another_host_or_origin_is_refused(prefect_server):
+    assert websocket_status(prefect_server) == 101
+    assert websocket_status(prefect_server, Host="evil.test") in (400, 403, 421)
+    assert websocket_status(prefect_server, Origin="http://evil.test") in (400, 403)
+
+
+def test_another_origin_is_not_allowed(prefect_server):
+    """Neither the request nor the question whether it may be sent."""
+    asked = {"Access_Control_Request_Method": "POST", "Access_Control_Request_Headers": "authorization"}
+    for method, more in (("OPTIONS", asked), ("POST", {})):
+        response = request(prefect_server, method, "/flows/filter", {}, Origin="http://evil.test", **more)
+        assert response.status in (400, 401, 403)
+        assert response.headers.get("Access-Control-Allow-Origin") is None
+
+
+# --- a page in a real browser -----------------------------------------------------------------------------------------
+
+ATTACK = """<!doctype html><title>attack</title><body><script>
+async function attempt(url, options) {
+  try {
+    const response = await fetch(url, options);
+    return {status: response.status, type: response.type, text: (await response.text()).slice(0, 200)};
+  } catch (error) { return {error: String(error)}; }
+}
+function socket(url) {
+  return new Promise(done => {
+    const connection = new WebSocket(url, ["prefect"]);
+    connection.onopen = () => done("open");
+    connection.onerror = () => done("refused");
+  });
+}
+window.attack = async api => ({
+  read: await attempt(api + "/flows/filter", {
+    method: "POST", body: "{}", headers: {"Content-Type": "application/json"}}),
+  write: await attempt(api + "/flows/", {
+    method: "POST", body: '{"name": "planted-json"}', headers: {"Content-Type": "application/json"}}),
+  simple: await attempt(api + "/flows/", {method: "POST", body: '{"name": "planted-simple"}'}),
+  blind: await attempt(api + "/flows/", {
+    method: "POST", mode: "no-cors", credentials: "include", body: new Blob(['{"name": "planted-blind"}'])}),
+  socket: await socket(api.replace("http", "ws") + "/events/in"),
+});
+window.form = api => {
+  const form = document.createElement("form");
+  form.method = "POST"; form.enctype = "text/plain"; form.action = api + "/flows/";
+  const field = document.createElement("input");
+  field.name = '{"name": "planted-form", "tags": ["'; field.value = '"]}';
+  form.append(field); document.body.append(form); form.submit();
+};
+</script>"""
+
+
+class Attacker(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(ATTACK.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def attacker() -> Iterator[str]:
+    """The address of a web server with an attacking page."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Attacker) as web:
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{web.server_port}"
+        web.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    if BROWSER is None:
+        pytest.skip("there is no browser; install one: apt-get install chromium")
+    sync = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    arguments += ["--host-resolver-rules=MAP evil.test 127.0.0.1"]
+    arguments += ["--disable-features=LocalNetworkAccessChecks"]  # which not every browser has
+    with sync.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=arguments)
+        yield browser
+        browser.close()
+
+
+def flow_names(server) -> list[str]:
+    """Names of all flows, straight from the database."""
+    import sqlite3
+
+    with sqlite3.connect(server.root / "prefect" / "prefect.db") as database:
+        return [name for (name,) in database.execute("select name from flow")]
+
+
+def succeeded(result: dict) -> list[str]:
+    """The attempts of the page that read or wrote something, as far as the page can see."""
+    reads = [name for name in ("read", "write", "simple") if result[name].get("status", 500) < 400]
+    return reads + (["socket"] if result["socket"] == "open" else [])
+
+
+def test_a_page_of_another_origin_reads_and_writes_nothing(prefect_server, attacker, browser):
+    page = browser.new_page()
+    page.goto(f"http://{attacker}/")
+    result = page.evaluate("api => attack(api)", prefect_server.url())
+    assert succeeded(result) == []
+    with page.expect_navigation(wait_until="commit"):
+        page.evaluate("api => form(api)", prefect_server.url())
+    page.close()
+    assert [name for name in flow_names(prefect_server) if name.startswith("planted")] == []
+
+
+def test_a_page_whose_name_was_rebound_to_this_host_reads_and_writes_nothing(prefect_server, browser):
+    """The page came from evil.test:PORT; now that name is this server's address, and all is of one origin."""
+    port = urlsplit(prefect_server.url()).port
+    page = browser.new_page()
+    page.route("**/rebound", lambda route: route.fulfill(content_type="text/html", body=ATTACK))
+    page.goto(f"http://evil.test:{port}/rebound")
+    result = page.evaluate("api => attack(api)", f"http://evil.test:{port}/api")
+    page.close()
+    assert succeeded(result) == []
+    assert [name for name in flow_names(prefect_server) if name.startswith("planted")] == []
