@@ -112,6 +112,14 @@ def check_secrets(overrides: Sequence[str], *, multirun: bool = False, config_di
         composer.point(point)
 
 
+def missing_keys(keys: Sequence[str], overrides: Sequence[str], *, config_dir: str | Path | None = None) -> list[str]:
+    """Return those of the keys that are neither a config group nor set by the config that the overrides compose."""
+    composer = Composer(config_dir)
+    data, _ = composer.point(composer.parse(overrides)[0])
+    config = OmegaConf.create(data or {})
+    return [key for key in keys if not (composer.is_group(key.partition("@")[0]) or _has(config, key))]
+
+
 @dataclass(frozen=True)
 class Sweep:
     """What is swept, and how."""
@@ -157,7 +165,7 @@ class Composer:
         fixed = [override for override in parsed if not override.is_sweep_override()]
         config = copy.deepcopy(self._config(self._groups(fixed)[0])[0])
         for override in fixed:
-            if override.is_hydra_override() and not self._is_group(override.key_or_group):
+            if override.is_hydra_override() and not self.is_group(override.key_or_group):
                 _apply(override, config)
         self._refuse_of_hydra(config)
         if not multirun and OmegaConf.select(config, "hydra.mode") != RunMode.MULTIRUN:
@@ -204,7 +212,7 @@ class Composer:
         config = copy.deepcopy(config)
         for override in overrides:
             key = override.key_or_group
-            if self._is_group(key) or any(key == group or key.startswith(group + ".") for group in unsure):
+            if self.is_group(key) or any(key == group or key.startswith(group + ".") for group in unsure):
                 continue
             problem = self._unknown(override, config) or _apply(override, config)
             if problem is not None:
@@ -230,7 +238,8 @@ class Composer:
         hydra = {name: part for name, part in hydra.items() if name not in ("overrides", "runtime", "help")}
         _refuse([*_interpolated(hydra, "hydra"), *secrets_in(hydra, "hydra")])
 
-    def _is_group(self, key: str) -> bool:
+    def is_group(self, key: str) -> bool:
+        """Return whether the key is a config group."""
         return bool(self.loader.repository.group_exists(key))
 
     def _options(self, group: str) -> list[str]:
@@ -242,7 +251,7 @@ class Composer:
         lines, problems, unsure = [], [], []
         for override in overrides:
             group = override.key_or_group
-            if not self._is_group(group):
+            if not self.is_group(group):
                 continue
             name = override.get_key_element()
             value = override.value()

@@ -1,13 +1,15 @@
-"""The flow behind every deployment: an experiment by its name, and overrides, as on the command line.
+"""The flow behind every deployment: what the operator serves, with the overrides of whoever starts the run.
 
 `flows.serve` registers it; a process of Prefect (`flows.serve`'s own, or a worker's) imports and runs it, with the
-stages as its tasks. What it composes, checks and refuses is what `flows.run` does, so that equal words have equal
-stage keys. A mistake ends the run as Failed with the command's message, and no stack trace.
+stages as its tasks. Experiment, config folder and the operator's overrides come from the environment of that process
+(`flows.parameters`); Prefect stores only what a run may change. What is composed is what `flows.run` composes, so that
+equal words have equal stage keys. A mistake ends the run as Failed with the command's message, and no stack trace.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,35 +19,38 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import CancelledRun, FailedRun
 from prefect.states import Cancelled, Completed, Failed, State
 
-from components.errors import EspalierError
+from components.errors import EspalierError, ResourceError
+from flows import credential
 from flows.endings import told
-from flows.parameters import resolve
+from flows.parameters import from_environment, resolve
 
 FLOW = "online-rl"
 """Its name in Prefect, which runs of the command line have too."""
 
 
 @flow(name=FLOW, persist_result=False)
-def experiment(experiment: str, overrides: list[str] = [], config_dir: str | None = None) -> Any:  # noqa: B006  Prefect's form shows an empty list
-    """Runs an experiment, as `python -m flows.run +experiment=EXPERIMENT OVERRIDES` does.
+def experiment(overrides: list[str] = []) -> Any:  # noqa: B006  Prefect's form shows an empty list
+    """Runs the experiment of this deployment, with overrides of your own.
 
-    experiment: a file of conf/experiment. overrides: such as `rounds=2` or `algorithm.learning_rate=1e-5`, one a line.
-    config_dir: a folder of your own config groups, on the machine where the run takes place.
+    overrides: such as `rounds=2`, one a line; the deployment's description says which keys may be set.
     """
     context = FlowRunContext.get()
     assert context is not None, "Prefect calls this"
     assert context.flow_run is not None
+    for name in credential.VARIABLES:  # Prefect's settings hold it; stages and their servers inherit none
+        os.environ.pop(name, None)
     for name in ("prefect.flow_runs", "prefect.engine"):
         logging.getLogger(name).addFilter(_no_trace)
     try:
-        _forget_secrets(context, {"experiment": experiment, "overrides": overrides, "config_dir": config_dir})
-        spec = resolve(experiment, overrides, config_dir)
+        _forget_secrets(context, overrides)
+        deployment = from_environment(_deployment_name(context))
+        spec = resolve(deployment, overrides)
         from flows.keys import check_keys
         from flows.online_rl import run
 
         check_keys(spec)
         with _heard(str(context.flow_run.id)):
-            result = run(spec, overrides=[f"+experiment={experiment}", *overrides])
+            result = run(spec, overrides=[*deployment.lines, *overrides])
         success = result["success"]
         return Completed(message="nothing was measured" if success is None else f"held-out success {success:.3f}")
     except KeyboardInterrupt:
@@ -58,19 +63,29 @@ def experiment(experiment: str, overrides: list[str] = [], config_dir: str | Non
         return _failed(found[0])
 
 
-def _forget_secrets(context: FlowRunContext, parameters: dict[str, Any]) -> None:
-    """Masks the parameters that Prefect has stored of this run, where somebody started it with a secret. The run is
+def _forget_secrets(context: FlowRunContext, overrides: list[str]) -> None:
+    """Mask the parameters that Prefect has stored of this run, where somebody started it with a secret. The run is
     refused afterwards."""
     from prefect import get_client
 
     from flows.overrides import mask_overrides, parsed_secrets
 
-    if not parsed_secrets(parameters["overrides"]):
+    if not parsed_secrets(overrides):
         return
     assert context.flow_run is not None
-    masked = {**parameters, "overrides": mask_overrides(parameters["overrides"])}
     with get_client(sync_client=True) as client:
-        client.update_flow_run(context.flow_run.id, parameters=masked)
+        client.update_flow_run(context.flow_run.id, parameters={"overrides": mask_overrides(overrides)})
+
+
+def _deployment_name(context: FlowRunContext) -> str:
+    """Return the name of the deployment whose run this is. Raises ResourceError where it belongs to none."""
+    from prefect import get_client
+
+    assert context.flow_run is not None
+    if context.flow_run.deployment_id is None:
+        raise ResourceError("this flow run belongs to no deployment; runs are started from one of flows.serve")
+    with get_client(sync_client=True) as client:
+        return client.read_deployment(context.flow_run.deployment_id).name
 
 
 def _failed(message: str) -> State:

@@ -22,7 +22,7 @@ def mask_override(line: str) -> str:
     """Return an override such as `judge={api_key: abc}` with its secrets masked, else as it is."""
     try:
         override = _parser().parse_override(line)
-    except HydraException:
+    except (HydraException, RecursionError):
         return masked_unparsed(line)
     if not secrets(override):
         return line
@@ -67,7 +67,7 @@ def parsed_secrets(lines: Sequence[str]) -> list[Secret]:
     for line in lines:
         try:
             found += secrets(_parser().parse_override(line))
-        except HydraException:
+        except (HydraException, RecursionError):
             if unparsed_secrets(line):
                 found.append(Secret(masked_unparsed(line).partition("=")[0], "something that may be a secret"))
     return found

@@ -177,7 +177,7 @@ class Requests:
         """step: the round after which the policy stood."""
         # When it was decided to go on or to stop, and by whom, has no part in the result, the policy is an input; nor
         # has the place, nor what happens to the export.
-        course = ("early_stopping", "guards", "store", "calibrate")
+        course = ("early_stopping", "guards", "store", "calibrate", "serve")
         experiment = {name: value for name, value in self._data.items() if name not in course}
         experiment["evaluate"] = {name: value for name, value in self._data["evaluate"].items() if name != "every"}
         unread = ("approve", "approve_timeout", "margin", "target", "canary")

@@ -6,6 +6,9 @@ The command registers, and then waits for runs and starts each in a process of i
 PREFECT_API_URL it starts a server with the user interface, which ends with it. With `--pool` it registers only: workers
 of that pool run the experiment, on whatever machines they are.
 
+Whoever starts a run may set the keys that `serve.overrides` of the experiment lists, and nothing else. The rest does
+not pass through Prefect: the processes that run get it in their environment.
+
 Everything is checked before anything is registered: the overrides are composed, schedules read, names compared with
 what is on the server. Exit codes as of `flows.run`.
 """
@@ -15,46 +18,33 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from components.errors import EspalierError, Problem, ResourceError, SpecError
 from components.redaction import refuse_secrets
+from flows import parameters
 from flows.endings import told
+from flows.parameters import Deployment
+from flows.server import PORT
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.deployments.runner import RunnerDeployment
     from prefect.schedules import Schedule
 
-PORT = 4200
 POLL = 5.0
 """Seconds between two questions for runs that are due."""
 _CHOICE = re.compile(r"\+?experiment=")
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 SHORTEST = 10
 """Seconds between two runs of a schedule, at least."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """One deployment."""
-
-    name: str
-    experiment: str
-    overrides: tuple[str, ...]
-    config_dir: str | None
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """What a run is started with, where nobody says otherwise."""
-        return {"experiment": self.experiment, "overrides": list(self.overrides), "config_dir": self.config_dir}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -97,7 +87,6 @@ def serve(arguments: argparse.Namespace) -> int:
     """Registers what the command asks for, and serves it. Raises SpecError and ResourceError."""
     from flows import server
     from flows.keys import check_keys
-    from flows.parameters import resolve
 
     refuse_secrets({"--name": arguments.name, "--tag": arguments.tag, "--pool": arguments.pool})
     problems = amiss(arguments)
@@ -105,7 +94,7 @@ def serve(arguments: argparse.Namespace) -> int:
     specs = []
     for one in deployments:
         try:
-            specs.append(resolve(one.experiment, one.overrides, one.config_dir))
+            specs.append(parameters.resolve(one))
         except SpecError as error:
             problems += [problem for problem in error.problems if problem not in problems]
     if problems:
@@ -123,6 +112,7 @@ def serve(arguments: argparse.Namespace) -> int:
     port = arguments.port or PORT
     os.environ.setdefault("PREFECT_API_URL", f"http://{server.HOST}:{port}/api")
     starts = schedule(arguments)
+    allowed = [spec.serve.overrides for spec in specs]
     with ExitStack() as stack:
         if url:
             server.UserServer(url)
@@ -131,7 +121,11 @@ def serve(arguments: argparse.Namespace) -> int:
             stack.callback(own.stop)
             print("starting a Prefect server", file=sys.stderr)
             own.url()
-        return _register(deployments, arguments, starts)
+            print(own.login(show=sys.stderr.isatty()), file=sys.stderr)
+            from prefect.settings import temporary_settings
+
+            stack.enter_context(temporary_settings(own.settings()))
+        return _register(deployments, allowed, arguments, starts)
 
 
 def named(arguments: argparse.Namespace) -> list[str]:
@@ -140,11 +134,11 @@ def named(arguments: argparse.Namespace) -> list[str]:
     return [name for line in lines for name in line.partition("=")[2].split(",") if name]
 
 
-def wanted(arguments: argparse.Namespace) -> list[Wanted]:
+def wanted(arguments: argparse.Namespace) -> list[Deployment]:
     """The deployments that the command asks for."""
     overrides = tuple(line for line in arguments.overrides if not _CHOICE.match(line))
     folder = arguments.config_dir and str(Path(arguments.config_dir).absolute())
-    return [Wanted(arguments.name or name, name, overrides, folder) for name in named(arguments)]
+    return [Deployment(arguments.name or name, name, overrides, folder) for name in named(arguments)]
 
 
 def amiss(arguments: argparse.Namespace) -> list[Problem]:
@@ -207,7 +201,13 @@ def schedule(arguments: argparse.Namespace) -> Schedule | None:
     return None if every is None else Interval(every)
 
 
-def _register(asked: Sequence[Wanted], arguments: argparse.Namespace, starts: Schedule | None) -> int:
+def _register(
+    asked: Sequence[Deployment],
+    allowed: Sequence[Sequence[str]],
+    arguments: argparse.Namespace,
+    starts: Schedule | None,
+) -> int:
+    """allowed: for each deployment the keys that its runs may set."""
     import httpx
     from prefect import get_client
     from prefect.exceptions import PrefectHTTPStatusError
@@ -216,9 +216,9 @@ def _register(asked: Sequence[Wanted], arguments: argparse.Namespace, starts: Sc
         with get_client(sync_client=True) as client:
             if arguments.pool:
                 _check_pool(client, arguments.pool)
-            _check_names(client, asked, replace=arguments.replace)
-            deployments = [deployment(one, arguments, starts) for one in asked]
-            for one in deployments:
+            found = [deployment(*each, arguments, starts) for each in zip(asked, allowed, strict=True)]
+            _check_names(client, found, replace=arguments.replace)
+            for one in found:
                 one.apply()
                 print(_line(client, one), file=sys.stderr)
     except (httpx.HTTPError, PrefectHTTPStatusError) as error:
@@ -226,9 +226,12 @@ def _register(asked: Sequence[Wanted], arguments: argparse.Namespace, starts: Sc
             f"PREFECT_API_URL={os.environ['PREFECT_API_URL']}: the Prefect server says {error}"
         ) from None
     if arguments.pool:
-        print(f"workers of the pool run it: prefect worker start --pool {arguments.pool}", file=sys.stderr)
+        told_what = f"{parameters.VARIABLE}={shlex.quote(parameters.to_json(asked))}"
+        command = f"{told_what} prefect worker start --pool {arguments.pool}"
+        print(f"workers of the pool run it, started with what they may run:\n{command}", file=sys.stderr)
         return 0
-    return _wait(deployments)
+    os.environ[parameters.VARIABLE] = parameters.to_json(asked)
+    return _wait(found)
 
 
 def _check_pool(client: SyncPrefectClient, name: str) -> None:
@@ -247,54 +250,47 @@ def _check_pool(client: SyncPrefectClient, name: str) -> None:
         ) from None
 
 
-def _check_names(client: SyncPrefectClient, asked: Sequence[Wanted], *, replace: bool) -> None:
+def _check_names(client: SyncPrefectClient, asked: Sequence[RunnerDeployment], *, replace: bool) -> None:
     """Raises SpecError where a deployment of the name is there and starts something else."""
     from prefect.exceptions import ObjectNotFound
-
-    from flows.deployed import FLOW
-    from flows.overrides import mask_overrides
 
     problems = []
     for one in asked:
         try:
-            there = client.read_deployment_by_name(f"{FLOW}/{one.name}").parameters
+            there = client.read_deployment_by_name(one.full_name).description
         except ObjectNotFound:
             continue
-        if there != one.parameters and not replace:
-            words = " ".join([f"+experiment={there.get('experiment')}", *mask_overrides(there.get("overrides", []))])
-            problems.append(
-                Problem(
-                    "--name",
-                    f"{one.name!r} is on the server already, and runs {words}; expected another name, or --replace",
-                )
-            )
+        if there != one.description and not replace:
+            message = f"{one.name!r} is on the server already, and runs {(there or '').partition(chr(10))[0]}; "
+            problems.append(Problem("--name", f"{message}expected another name, or --replace"))
     if problems:
         raise SpecError(problems)
 
 
-def deployment(one: Wanted, arguments: argparse.Namespace, starts: Schedule | None) -> RunnerDeployment:
-    """As Prefect registers it: with the experiments that there are as the choices of its form."""
+def deployment(
+    one: Deployment, allowed: Sequence[str], arguments: argparse.Namespace, starts: Schedule | None
+) -> RunnerDeployment:
+    """Return the deployment as Prefect registers it. Its parameters are what a run may set; the form says which."""
     from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
     from prefect.types.entrypoint import EntrypointType
 
     from flows.deployed import experiment
-    from flows.help import experiments
 
+    keys = ", ".join(f"`{key}`" for key in allowed) or "nothing (serve.overrides lists no key)"
     found: RunnerDeployment = experiment.to_deployment(
         one.name,
         schedule=starts,
-        parameters=one.parameters,
+        parameters={"overrides": []},
         tags=arguments.tag,
         concurrency_limit=ConcurrencyLimitConfig(
             limit=arguments.limit, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE
         ),
         work_pool_name=arguments.pool,
-        description=f"python -m flows.run +experiment={one.experiment} {' '.join(one.overrides)}".strip(),
+        description=f"python -m flows.run {shlex.join(one.lines)}\n\nA run may set: {keys}",
         paused=False,  # where an earlier command paused it when it ended
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
-    properties = found._parameter_openapi_schema.properties
-    properties["experiment"]["enum"] = experiments(one.config_dir)
+    found._parameter_openapi_schema.properties["overrides"].update(parameters.schema(allowed))
     return found
 
 
@@ -314,12 +310,16 @@ def _wait(deployments: Sequence[RunnerDeployment]) -> int:
 
     from prefect.runner import Runner
 
+    from flows.deployed import experiment
     from flows.execution import environment
 
     os.environ |= {**environment(), "PREFECT_LOGGING_TO_API_ENABLED": "true"}  # of the runs: the UI shows what they say
     runner = Runner(name="espalier", query_seconds=POLL, limit=None)
     for one in deployments:
-        runner.add_deployment(one)
+        identifier = runner.add_deployment(one)
+        # Its runs call this flow, and not what the deployment names on the server: entrypoint, path and pull steps are
+        # whatever the last user of the API wrote there. `Runner.add_flow` does the same, but has no place for a schema.
+        runner._deployment_registry.register_flow(identifier, experiment)
     print("waiting for runs; Ctrl-C ends this, and what runs", file=sys.stderr, flush=True)
     try:
         asyncio.run(runner.start())

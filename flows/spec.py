@@ -5,6 +5,7 @@ Single fields are checked by their types; what only makes sense together, `flows
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -37,6 +38,8 @@ from flows import checks
 from flows.feedback import FeedbackSpec
 from flows.guards import GuardsSpec
 from flows.stopping import EarlyStoppingSpec
+
+_KEY = re.compile(r"[A-Za-z_]\w*([./]\w+)*(@[A-Za-z_]\w*(\.\w+)*)?", re.ASCII)
 
 CODE = Path(__file__).resolve().parent.parent
 """The folder that holds flows/, components/ and conf/."""
@@ -98,6 +101,25 @@ class RewardModelPartSpec(LearnedSpec):
         return self.model_dump(mode="json", include=set(LearnedSpec.model_fields))
 
 
+class ServeSpec(Spec):
+    """What `python -m flows.serve` leaves to those who start runs of the experiment; other commands do not read it."""
+
+    overrides: list[str] = []
+    """Keys that a run of the deployment may set, and groups of which it may choose an option: `[rounds, model,
+    algorithm.learning_rate]`. A key stands for itself, not for those below it. Whoever can start a run decides over
+    what is listed: a command, a `_target_`, a path or a URL only where that is meant."""
+
+    @field_validator("overrides")
+    @classmethod
+    def _keys(cls, value: list[str]) -> list[str]:
+        for key in value:
+            if not _KEY.fullmatch(key):
+                raise ValueError(f"keys such as algorithm.learning_rate, or groups such as model; {key!r} is neither")
+            if key.partition(".")[0].partition("/")[0] in ("experiment", "hydra", "serve"):
+                raise ValueError(f"keys of the experiment; {key!r} is decided by who serves it")
+        return value
+
+
 class ExperimentSpec(Spec):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     """Name of the experiment in MLflow and of the exported model."""
@@ -149,6 +171,7 @@ class ExperimentSpec(Spec):
     deploy: DeploySpec = DeploySpec()
     compute: ComputeSpec = ComputeSpec()
     tracking: TrackingSpec = TrackingSpec()
+    serve: ServeSpec = ServeSpec()
     allow: list[str] = []
     """Packages of your own from which a `_target_` may come, besides `components`."""
 

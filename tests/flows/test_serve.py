@@ -5,7 +5,9 @@ No server and no process here, but for the session's own server. `test_serve_bro
 
 from __future__ import annotations
 
+import json
 import logging
+import shlex
 import socket
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from components.errors import ResourceError, SpecError
 from flows import parameters, serve
 from flows.config import compose
+from flows.parameters import Deployment
 from tests.flows.test_online_rl import Recorder
 
 
@@ -60,12 +63,12 @@ def test_options_that_are_wrong(argv, words):
         ("judge.api_key=abc123", "judge.api_key: holds a secret"),
         ("store=s3://me:abc123@host/x", "store: holds a secret"),
         ("hydra.mode=MULTIRUN", "hydra.mode: is for the command line only"),
-        ("experiment=ppo", "experiment: is chosen by the parameter `experiment`"),
+        ("experiment=ppo", "experiment: is chosen by the deployment"),
     ],
 )
 def test_overrides_that_are_no_parameters(line, words):
     with pytest.raises(SpecError) as error:
-        parameters.resolve("smoke", [line])
+        parameters.resolve(Deployment("a", "smoke", (line,)))
     assert words in str(error.value)
     assert "abc123" not in str(error.value)
 
@@ -117,11 +120,12 @@ def test_intervals(text, seconds):
 
 
 def test_a_run_of_a_deployment_has_the_stage_keys_of_the_command_line(tmp_path):
-    overrides = ["rounds=2", "algorithm.learning_rate=1e-5", "collect.group_size=4", f"root={tmp_path}"]
-    served = parameters.resolve("smoke", overrides)
-    spec = compose(["+experiment=smoke", *overrides])
-    assert served == spec
-    ours, theirs = (Recorder(tmp_path, **one.model_dump(mode="json", by_alias=True)) for one in (served, spec))
+    keys = "serve.overrides=[rounds,algorithm.learning_rate,collect.group_size]"
+    served = Deployment("a", "smoke", (keys, f"root={tmp_path}"))
+    requested = ["rounds=2", "algorithm.learning_rate=1e-5", "collect.group_size=4"]
+    spec = compose(["+experiment=smoke", *requested, f"root={tmp_path}"])
+    ran = parameters.resolve(served, requested)
+    ours, theirs = (Recorder(tmp_path, **one.model_dump(mode="json", by_alias=True)) for one in (ran, spec))
     assert ours.keys == theirs.keys
     assert len(ours.keys) > 10
 
@@ -129,11 +133,14 @@ def test_a_run_of_a_deployment_has_the_stage_keys_of_the_command_line(tmp_path):
 def test_own_config_groups_can_be_served(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\n# Mine.\nname: mine\nrounds: 7\n")
-    assert parameters.resolve("mine", [], str(tmp_path)).rounds == 7
-    from flows.help import experiments
+    assert parameters.resolve(Deployment("a", "mine", config_dir=str(tmp_path))).rounds == 7
 
-    assert {"mine", "smoke"} <= set(experiments(tmp_path))
-    assert "mine" not in experiments()
+
+def test_the_processes_that_run_get_what_the_operator_serves():
+    served = [Deployment("a", "smoke", ("rounds=2",), "/conf"), Deployment("b", "ppo")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(parameters.VARIABLE, parameters.to_json(served))
+        assert [parameters.from_environment(one.name) for one in served] == served
 
 
 # --- on a server ------------------------------------------------------------------------------------------------------
@@ -143,10 +150,10 @@ def test_own_config_groups_can_be_served(tmp_path):
 def connected(prefect_server, monkeypatch):
     """Prefect's client, on the session's server."""
     from prefect import get_client
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.settings import temporary_settings
 
     monkeypatch.setenv("PREFECT_API_URL", prefect_server.url())
-    with temporary_settings({PREFECT_API_URL: prefect_server.url()}), get_client(sync_client=True) as client:
+    with temporary_settings(prefect_server.settings()), get_client(sync_client=True) as client:
         yield client
 
 
@@ -163,30 +170,41 @@ def registered(client, name):
 
 
 def test_what_is_registered(connected, waited, capsys, tmp_path):
-    root = f"root={tmp_path}"
-    argv = ["+experiment=smoke,ppo", "rounds=2", root, "--cron", "0 3 * * *", "--timezone", "Europe/Berlin"]
+    argv = [
+        "+experiment=smoke,ppo",
+        "serve.overrides=[rounds,seed]",
+        f"root={tmp_path}",
+        "--cron",
+        "0 3 * * *",
+        "--timezone",
+        "Europe/Berlin",
+    ]
     assert serve.main([*argv, "--tag", "nightly", "--limit", "2"]) == 0
     assert [one.name for one in waited] == ["smoke", "ppo"]
     found = registered(connected, "smoke")
-    assert found.parameters == {"experiment": "smoke", "overrides": ["rounds=2", root], "config_dir": None}
+    assert found.parameters == {"overrides": []}
+    assert f"+experiment=smoke 'serve.overrides=[rounds,seed]' root={tmp_path}" in found.description
+    assert "A run may set: `rounds`, `seed`" in found.description
     assert found.tags == ["nightly"]
     assert found.entrypoint == "flows.deployed.experiment"
     assert [(one.schedule.cron, one.schedule.timezone) for one in found.schedules] == [("0 3 * * *", "Europe/Berlin")]
     assert found.global_concurrency_limit.limit == 2
     form = found.parameter_openapi_schema["properties"]
-    assert {"smoke", "quickstart"} <= set(form["experiment"]["enum"])
-    assert (form["overrides"]["type"], form["overrides"]["items"]) == ("array", {"type": "string"})
+    assert list(form) == ["overrides"]
+    assert (form["overrides"]["type"], form["overrides"]["items"]["pattern"]) == ("array", "^(rounds|seed)=")
     assert found.enforce_parameter_schema
     assert "online-rl/smoke  on schedule: 0 3 * * *  http://127.0.0.1" in capsys.readouterr().err
 
 
-def test_the_form_refuses_what_is_no_experiment(connected, waited, tmp_path):
+def test_the_form_refuses_what_a_run_may_not_set(connected, waited, tmp_path):
     from prefect.exceptions import PrefectHTTPStatusError
 
-    serve.main(["+experiment=smoke", "--name", "form", f"root={tmp_path}"])
-    for wrong in ({"experiment": "smok"}, {"overrides": "rounds=2"}):
+    serve.main(["+experiment=smoke", "--name", "form", f"root={tmp_path}", "serve.overrides=[rounds]"])
+    found = registered(connected, "form").id
+    for lines in ("rounds=2", ["seed=1"], ["rounds=2", "+environment=mcp"]):
         with pytest.raises(PrefectHTTPStatusError, match="Validation failed for field"):
-            connected.create_flow_run_from_deployment(registered(connected, "form").id, parameters=wrong)
+            connected.create_flow_run_from_deployment(found, parameters={"overrides": lines})
+    connected.create_flow_run_from_deployment(found, parameters={"overrides": ["rounds=2"]})
 
 
 def test_a_deployment_of_the_same_name_is_not_replaced_unasked(connected, waited, capsys, tmp_path):
@@ -195,9 +213,10 @@ def test_a_deployment_of_the_same_name_is_not_replaced_unasked(connected, waited
     assert serve.main([*argv, "--interval", "6h"]) == 0  # the same, on a schedule now
     assert serve.main([*argv, "rounds=3"]) == 2
     said = capsys.readouterr().err
-    assert f"--name: 'twice' is on the server already, and runs +experiment=smoke root={tmp_path}; expected" in said
+    command = f"python -m flows.run +experiment=smoke root={tmp_path}"
+    assert f"--name: 'twice' is on the server already, and runs {command}; expected" in said
     assert serve.main([*argv, "rounds=3", "--replace"]) == 0
-    assert "rounds=3" in registered(connected, "twice").parameters["overrides"]
+    assert "rounds=3" in registered(connected, "twice").description
 
 
 def test_a_pool_is_registered_for_and_not_served(connected, waited, capsys, tmp_path):
@@ -212,23 +231,35 @@ def test_a_pool_is_registered_for_and_not_served(connected, waited, capsys, tmp_
     assert serve.main(argv) == 0
     assert registered(connected, "pooled").work_pool_name == "machines"
     assert waited == []
-    assert "prefect worker start --pool machines" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    (line,) = [line for line in said.splitlines() if "prefect worker start --pool machines" in line]
+    name, _, value = shlex.split(line)[0].partition("=")
+    assert (name, json.loads(value)["pooled"]["overrides"]) == (parameters.VARIABLE, [f"root={tmp_path}"])
 
 
 # --- the flow ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def ran(connected, monkeypatch):
-    """Runs the flow of all deployments, with the experiment itself replaced; returns its last state."""
+def ran(connected, monkeypatch, waited, tmp_path):
+    """Serves `smoke`, starts a run of it with these overrides and runs it here, with the experiment itself replaced;
+    returns its last state."""
+    from prefect.flow_engine import run_flow
+
     from flows import online_rl
     from flows.deployed import experiment
 
-    def run(body, **given):
+    def run(body, *overrides, enforce=True):
         monkeypatch.setattr(online_rl, "run", body)
+        argv = ["+experiment=smoke", f"root={tmp_path}", "serve.overrides=[rounds]", "--name", "ran", "--replace"]
+        assert serve.main(argv) == 0
+        found = registered(connected, "ran")
+        if not enforce:
+            connected._client.patch(f"/deployments/{found.id}", json={"enforce_parameter_schema": False})
+        flow_run = connected.create_flow_run_from_deployment(found.id, parameters={"overrides": list(overrides)})
         handlers = {name: logging.getLogger(name).handlers[:] for name in ("prefect", "prefect.flow_runs")}
         try:
-            return experiment(**given, return_state=True)
+            return run_flow(experiment, flow_run=flow_run, return_type="state")
         finally:
             for name, kept in handlers.items():
                 logging.getLogger(name).handlers[:] = kept
@@ -243,27 +274,23 @@ def test_the_flow_calls_what_the_command_line_calls(ran, tmp_path):
         calls.append((spec, overrides))
         return {"success": 0.25}
 
-    state = ran(run, experiment="smoke", overrides=["rounds=3", f"root={tmp_path}"])
+    state = ran(run, "rounds=3")
     assert (state.name, state.message) == ("Completed", "held-out success 0.250")
     ((spec, overrides),) = calls
-    assert overrides == ["+experiment=smoke", "rounds=3", f"root={tmp_path}"]
+    assert overrides == ["+experiment=smoke", f"root={tmp_path}", "serve.overrides=[rounds]", "rounds=3"]
     assert spec == compose(overrides)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("line", "message"),
     [
-        (
-            {"experiment": "smoke", "overrides": ["rounds=-1"]},
-            "1 problem in the configuration:\n  - rounds: -1",
-        ),
-        ({"experiment": "smok"}, "expected one of"),
-        ({"experiment": "smoke", "overrides": ["a.password=x"]}, "a.password: holds a secret"),
-        ({"experiment": "smoke", "overrides": ["experiment=ppo"]}, "is chosen by the parameter `experiment`"),
+        ("rounds=-1", "1 problem in the configuration:\n  - rounds: -1"),
+        ("seed=1", "'seed=1': a run may not set this; serve.overrides lists rounds"),
+        ("a.password=x", "a run may not set this"),
     ],
 )
-def test_a_mistake_in_the_form_fails_the_run_with_the_message_of_the_command_line(ran, given, message):
-    state = ran(lambda *_, **__: pytest.fail("was run"), **given)
+def test_a_mistake_in_the_form_fails_the_run_with_the_message_of_the_command_line(ran, line, message):
+    state = ran(lambda *_, **__: pytest.fail("was run"), line, enforce=False)
     assert state.name == "Failed"
     assert message in state.message
     assert "Traceback" not in state.message
@@ -273,7 +300,7 @@ def test_an_error_of_a_run_is_its_message(ran, tmp_path):
     def run(spec, *, overrides):
         raise ResourceError("no weights here; get some")
 
-    state = ran(run, experiment="smoke", overrides=[f"root={tmp_path}"])
+    state = ran(run)
     assert (state.name, state.message) == ("Failed", "no weights here; get some")
 
 
@@ -285,7 +312,7 @@ def test_a_cancelled_run_ends_as_cancelled(ran, connected, tmp_path):
         connected.set_flow_run_state(FlowRunContext.get().flow_run.id, Cancelling())
         raise KeyboardInterrupt
 
-    state = ran(run, experiment="smoke", overrides=[f"root={tmp_path}"])
+    state = ran(run)
     assert state.name == "Cancelled"
     assert "what was finished is kept" in state.message
 
@@ -295,4 +322,4 @@ def test_an_interrupted_run_is_no_cancelled_one(ran, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ran(run, experiment="smoke", overrides=[f"root={tmp_path}"])
+        ran(run)

@@ -1,0 +1,138 @@
+"""Attacks on a served experiment by someone who may start its runs: what the operator does not list is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.errors import ResourceError, SpecError
+from flows import parameters
+from flows.config import compose
+from flows.parameters import Deployment
+
+pytestmark = pytest.mark.security
+
+ALLOWED = "serve.overrides=[rounds,model,algorithm.learning_rate,deploy.formats,name]"
+TRICKS = [
+    "environment=mcp",
+    "environment.command=[touch,/tmp/planted]",
+    "+environment.command=[touch,/tmp/planted]",
+    "++environment.command=[touch,/tmp/planted]",
+    "environment._target_=os.system",
+    "environment={_target_: subprocess.Popen, args: [touch, /tmp/planted]}",
+    "rounds={_target_: subprocess.Popen}",
+    "algorithm={learning_rate: 1, _target_: os.system}",
+    "algorithm.learning_rate={nested: {_target_: os.system}}",
+    "model={_target_: os.system}",
+    "model=[tiny,{_target_: os.system}]",
+    "model.path=/etc",
+    "model.name=/etc",
+    "model@environment=tiny",
+    "/model@_global_=tiny",
+    "+model=tiny",
+    "++model=tiny",
+    "~model",
+    "~model=tiny",
+    "~rounds",
+    "+rounds=2",
+    "++rounds=2",
+    "rounds@x=2",
+    "rounds=${oc.env:HOME}",
+    "name=${oc.env:HOME}",
+    "name='${oc.env:HOME}'",
+    r"name=$\{oc.env:HOME\}",
+    r"name='$\{oc.env:HOME}'",
+    "deploy.formats=['${oc.env:HOME}']",
+    r"deploy.formats=[$\{oc.env:HOME\}]",
+    "name=${root}",
+    "rounds=1,2",
+    "rounds=range(1,3)",
+    "rounds=choice(1,2)",
+    "rounds=interval(1,2)",
+    "model=glob(*)",
+    "'rounds'=2",
+    '"rounds"=2',
+    "rounds.x=2",
+    "rounds",
+    "=2",
+    "",
+    "hydra.run.dir=/tmp",
+    "hydra.mode=MULTIRUN",
+    "hydra/launcher=joblib",
+    "+hydra.searchpath=[file:///tmp]",
+    "experiment=ppo",
+    "+experiment=ppo",
+    "serve.overrides=[environment]",
+    "root=/tmp/elsewhere",
+    "store=s3://evil/x",
+    "tracking.uri=http://evil.test",
+    "allow=[os]",
+    "--config-dir=/tmp",
+    "rounds=2\nenvironment=mcp",
+    "rounds=" + "[" * 900,
+    "rounds=" + "9" * 100_000,
+]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Deployment:
+    root = tmp_path_factory.mktemp("root")
+    return Deployment("a", "smoke", (ALLOWED, f"root={root}"))
+
+
+def test_an_override_that_is_not_allowed_is_refused(served, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/planted-secret")
+    allowed = ["rounds", "model", "algorithm.learning_rate", "deploy.formats", "name"]
+    assert [line for line in TRICKS if not list(parameters.not_allowed(["rounds=2", line], allowed))] == []
+    with pytest.raises(SpecError) as error:
+        parameters.resolve(served, TRICKS)
+    assert len(error.value.problems) >= len(TRICKS)
+    assert "planted-secret" not in str(error.value)
+
+
+@pytest.mark.parametrize("option", ["../environment/mcp", "/etc/passwd", "tiny@environment", "null", "''"])
+def test_a_group_has_only_the_options_of_the_operator(served, option):
+    with pytest.raises(SpecError, match="model"):
+        parameters.resolve(served, [f"model={option}"])
+
+
+def test_what_the_operator_lists_is_allowed(served):
+    lines = ["rounds=2", "model=tiny", "algorithm.learning_rate=1e-5", "deploy.formats=[merged]", "name='a-b'"]
+    assert parameters.resolve(served, lines) == compose([*served.lines, *lines])
+
+
+def test_without_a_list_nothing_is_allowed():
+    served = Deployment("a", "smoke")
+    assert parameters.resolve(served) == compose(["+experiment=smoke"])
+    for line in ("rounds=2", "seed=1", "name=x"):
+        with pytest.raises(SpecError, match=r"serve\.overrides lists no key"):
+            parameters.resolve(served, [line])
+
+
+def test_a_key_that_is_named_is_allowed_whatever_it_is(tmp_path):
+    served = Deployment("a", "smoke", ("serve.overrides=[root,environment]",))
+    assert parameters.resolve(served, [f"root={tmp_path}", "environment=shop"]).root == str(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["serve.overrides", "experiment", "hydra.run.dir", "hydra/launcher", "+rounds", "a b"])
+def test_a_list_with_what_is_no_key_of_the_experiment_is_refused(key):
+    with pytest.raises(SpecError, match=r"serve\.overrides"):
+        parameters.resolve(Deployment("a", "smoke", (f"serve.overrides=['{key}']",)))
+
+
+def test_a_misspelt_key_is_refused_when_it_is_served():
+    with pytest.raises(SpecError, match=r"serve\.overrides: 'algorithm\.learning_rat': no such key"):
+        parameters.resolve(Deployment("a", "smoke", ("serve.overrides=[algorithm.learning_rat]",)))
+
+
+def test_too_many_overrides_are_refused_before_they_are_read(served):
+    with pytest.raises(SpecError, match="100000 of them; expected 64 at most"):
+        parameters.resolve(served, ["rounds=2"] * 100_000)
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", '{"b": {}}', "[]", "nonsense", '{"a": {"experiment": "smoke"}}'])
+def test_a_process_that_was_told_of_no_such_deployment_runs_nothing(monkeypatch, text):
+    monkeypatch.delenv(parameters.VARIABLE, raising=False)
+    if text is not None:
+        monkeypatch.setenv(parameters.VARIABLE, text)
+    with pytest.raises(ResourceError, match="ESPALIER_DEPLOYMENTS"):
+        parameters.from_environment("a")
