@@ -116,7 +116,7 @@ def not_allowed(lines: Sequence[str], allowed: Sequence[str]) -> Iterator[Proble
         try:
             parsed, problems = composer.parse([line])
         except RecursionError:
-            problems = [Problem("overrides", f"{shown}: is nested too deep; expected key=value")]
+            parsed, problems = [], [Problem("overrides", f"{shown}: is nested too deep; expected key=value")]
         if problems:
             yield from problems
             continue

@@ -109,7 +109,7 @@ def test_every_key_exists(page):
 def every_option() -> tuple[list[str], list[Any]]:
     """The groups, and what is composed with each of their options."""
     composer = Composer()
-    groups = [name for name in ExperimentSpec.model_fields if composer._is_group(name)]
+    groups = [name for name in ExperimentSpec.model_fields if composer.is_group(name)]
     options = [f"{path.parent.name}={path.stem}" for group in groups for path in (CONF / group).glob("*.yaml")]
     lines = [[one, *NEEDED.get(one.partition("=")[2], [])] for one in options]
     lines += [["reward=ruler", f"judge_model@reward.model={one}", *needed] for one, needed in JUDGES.items()]

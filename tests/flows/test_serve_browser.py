@@ -26,6 +26,7 @@ PATIENCE = 300.0
 """Seconds that one thing may take: importing torch, MLflow and Prefect on a busy machine is most of it."""
 
 ALLOWED = "serve.overrides=[evaluate.scenarios]"
+REFUSED = 'overrides=["environment=mcp"]'
 
 pytestmark = [pytest.mark.slow, pytest.mark.security]
 
@@ -75,9 +76,11 @@ def served(tmp_path) -> Iterator[str]:
 @pytest.mark.timeout(1500)
 def test_a_run_is_started_watched_and_its_result_opened(page, served, tmp_path):
     credential = (tmp_path / "prefect" / "credential").read_text().strip()
-    page.goto(served)
+    page.goto(served.partition("/v2/")[0])
     page.locator("input[type=password]").fill(credential)
     page.keyboard.press("Enter")
+    page.get_by_text("Dashboard").first.wait_for()
+    page.goto(served)
     page.get_by_role("button", name="Run", exact=True).first.click()
     page.get_by_role("menuitem", name=re.compile("custom", re.IGNORECASE)).click()
     page.get_by_role("button", name="Add item").click()
@@ -108,7 +111,7 @@ def test_a_run_is_started_watched_and_its_result_opened(page, served, tmp_path):
         environment, "deployment", "run", "online-rl/smoke", "--param", 'overrides=["evaluate.scenarios=4"]'
     )
     assert started.returncode == 0, started.stdout + started.stderr
-    refused = prefect(environment, *start, 'overrides=["environment=mcp"]')
+    refused = prefect(environment, "deployment", "run", "online-rl/smoke", "--param", REFUSED)
     assert refused.returncode != 0
     del environment["PREFECT_API_AUTH_STRING"]
     stranger = prefect(environment, "deployment", "run", "online-rl/smoke")
