@@ -53,9 +53,15 @@ class Spec(BaseModel):
         return ()
 
 
+LONGEST_NAME = 100
+"""Characters of a name for which a similar one is searched, which takes time in proportion to their square."""
+
+
 def nearest(name: Any, valid: Iterable[Any]) -> str | None:
     """The valid name most like `name`, or None where none is like it."""
     names = [str(v) for v in valid]
+    if len(str(name)) > LONGEST_NAME:
+        return None
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     if close:
         return close[0]

@@ -14,12 +14,17 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError, create_model
 
 from components.errors import Problem, SpecError
-from components.redaction import mask, mask_text, refuse_secrets
+from components.redaction import MASK, is_secret, mask_text, refuse_secrets
 from components.specs.base import Spec, nearest
 from components.specs.target import Target, locate, settable
 
 MISSING = "???"
 """How a config file marks a value that the user must give."""
+
+MAX_PROBLEMS, MAX_PROBLEMS_OF_REQUEST = 100, 10
+"""Most problems of single fields that are reported. A request may be wrong everywhere, on purpose."""
+SHOWN = 80
+"""Most characters of a value in a problem."""
 
 S = TypeVar("S", bound=Spec)
 
@@ -52,13 +57,15 @@ def validate(
 
     `path` is put before every key path in messages. `allow` lists the packages from which a `_target_` may come
     besides our own; None reads the key `allow` of the data. configuration: `???` marks a value that is missing; in a
-    request it is what somebody said, and may be anything. Raises SpecError with every problem that was found; where a
-    configuration holds secrets, with these alone, so that no other message repeats one.
+    request it is what somebody said, and may be anything. Raises SpecError with every problem that was found; of single
+    fields the first MAX_PROBLEMS, or MAX_PROBLEMS_OF_REQUEST; where a configuration holds secrets, with these alone, so
+    that no other message repeats one. Takes time in proportion to the data.
     """
     if configuration:
         refuse_secrets(data, path)
     if not isinstance(data, Mapping):
-        raise SpecError([Problem(path or cls.__name__, f"{mask_text(repr(data))} is not a mapping of keys to values")])
+        shown = mask_text(shortened(data))
+        raise SpecError([Problem(path or cls.__name__, f"{shown} is not a mapping of keys to values")])
     given = data.get("allow") if allow is None else allow
     packages = [p for p in given if isinstance(p, str)] if isinstance(given, Iterable) else []
     context = {"allow": packages}
@@ -69,7 +76,8 @@ def validate(
         spec = cls.model_validate(data, context=context)
         parts = {name: getattr(spec, name) for name in cls.model_fields if name not in {u[0] for u in unset}}
     except ValidationError as error:
-        problems += [p for p in _problems(cls, data, error, context) if p.path not in {_key(u) for u in unset}]
+        most = MAX_PROBLEMS if configuration else MAX_PROBLEMS_OF_REQUEST
+        problems += [p for p in _problems(cls, data, error, context, most) if p.path not in {_key(u) for u in unset}]
         parts = dict(_valid_parts(cls, data, context, {u[0] for u in unset}))
     problems += cls.cross_problems(parts)
     if problems:
@@ -94,11 +102,14 @@ def names_below(cls: type[Spec], data: Any, path: Iterable[str | int], allow: It
     return list(model.model_fields)
 
 
-def _problems(cls: type[Spec], data: Any, error: ValidationError, context: dict[str, Any]) -> list[Problem]:
+def _problems(cls: type[Spec], data: Any, error: ValidationError, context: dict[str, Any], most: int) -> list[Problem]:
     found: dict[str, Problem] = {}
     details = [(_path(data, d["loc"], d["type"] == "missing"), d) for d in error.errors(include_url=False)]
+    inner = {tuple(path[:length]) for path, _ in details for length in range(len(path))}
     for path, detail in details:
-        if detail["type"] in _EXPECTED and any(p[: len(path)] == path != p for p, _ in details):
+        if len(found) == most:
+            break
+        if detail["type"] in _EXPECTED and tuple(path) in inner:
             continue  # of a union: another member had the right type, and says what is wrong within
         problem = _problem(cls, data, path, detail, context["allow"])
         earlier = found.get(problem.path)
@@ -122,15 +133,13 @@ def _problem(cls: type[Spec], data: Any, path: list[str | int], detail: Any, all
         return Problem(key, f"needs a value: {key}=VALUE")
     if kind == "union_tag_invalid":
         names = re.findall(r"'([^']*)'", context["expected_tags"])
-        return Problem(
-            f"{key}.name", f"{context['tag']!r}: expected one of {', '.join(names)}", nearest(context["tag"], names)
-        )
+        tag = context["tag"]
+        return Problem(f"{key}.name", f"{shortened(tag)}: expected one of {', '.join(names)}", nearest(tag, names))
     if kind == "union_tag_not_found":
         return Problem(f"{key}.name", f"needs a value: {key}.name=VALUE")
     if kind == "target":
         return Problem(key, detail["msg"], context.get("nearest"))
-    shown = mask_text(repr(mask(value, key)))
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    shown = MASK if is_secret(key) and isinstance(value, str) and value else mask_text(shortened(value))
     if kind == "literal_error":
         names = re.findall(r"'([^']*)'", context["expected"])
         return Problem(key, f"{shown}: expected one of {', '.join(names)}", nearest(value, names))
@@ -142,6 +151,44 @@ def _problem(cls: type[Spec], data: Any, path: list[str | int], detail: Any, all
     else:
         expected = _EXPECTED.get(kind, detail["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
     return Problem(key, f"{shown}: expected {expected}")
+
+
+def shortened(value: Any) -> str:
+    """Return a value as it is shown in a problem: its first characters, without secrets. A large value is never written
+    out whole."""
+    text, length = [], 0
+    for piece in _repr(value):
+        text.append(piece)
+        length += len(piece)
+        if length > SHOWN:
+            break
+    masked = mask_text("".join(text))
+    return masked if len(masked) <= SHOWN else masked[: SHOWN - 3] + "..."
+
+
+def _repr(value: Any) -> Iterator[str]:
+    """Yield the pieces of Python's repr. Of a text so much that the end of a password in a URL is among it."""
+    match value:
+        case str():
+            yield repr(value[: 20 * SHOWN])
+        case list():
+            yield "["
+            for index, item in enumerate(value):
+                yield ", " if index else ""
+                yield from _repr(item)
+            yield "]"
+        case dict():
+            yield "{"
+            for index, (key, item) in enumerate(value.items()):
+                yield ", " if index else ""
+                yield from _repr(key)
+                yield ": "
+                yield from _repr(item)
+            yield "}"
+        case int() if value.bit_length() > 4 * SHOWN:
+            yield f"an integer of {value.bit_length()} bits"
+        case _:
+            yield repr(value)
 
 
 def _path(data: Any, loc: tuple[str | int, ...], missing: bool) -> list[str | int]:
