@@ -10,6 +10,8 @@
     │   ├── EngineError                     generation failed
     │   │   ├── StalePolicy                 the engine holds another policy version than was asked for
     │   │   ├── ContextOverflow             prompt and answer do not fit the model's context
+    │   │   ├── PromptRefused               the chat template or the tokenizer cannot express the conversation
+    │   │   ├── EngineBusy                  the policy cannot change while answers are under way
     │   │   └── CallsUsedUp                 an agent's episode has no call left, or is over
     │   ├── EnvironmentFailed               an environment raised or broke its protocol
     │   │   └── EnvironmentAway             it cannot be reached for now; the episode may be played again
@@ -99,6 +101,14 @@ class StalePolicy(EngineError):
 
 class ContextOverflow(EngineError):
     """Prompt and answer do not fit the model's context."""
+
+
+class PromptRefused(EngineError):
+    """The chat template or the tokenizer cannot express the conversation."""
+
+
+class EngineBusy(EngineError):
+    """The policy cannot change while answers are under way."""
 
 
 class CallsUsedUp(EngineError):

@@ -46,6 +46,10 @@ class KVSlots:
             self.copy(b, a, length)
             self.kv[:, :, b, :, :length] = kept
 
+    def clear(self, slot: int) -> None:
+        """Overwrites a slot that holds numbers which are not finite: masked ones would still spread."""
+        self.kv[:, :, slot].zero_()
+
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Sets where the next forward pass writes: batch row i goes to slot rows[i] at positions[i] (B, Q).
 

@@ -6,7 +6,6 @@ number only, never on what else is in the batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -21,7 +20,8 @@ def draw(
     """Returns one token and its log-probability for each row.
 
     The log-probability is under the distribution that was drawn from: after temperature, top-k and top-p. Greedy
-    rows (temperature 0) carry it at temperature 1. Raises ArithmeticError where a row's logits are not finite.
+    rows (temperature 0) carry it at temperature 1. A row without a distribution, because its logits are not finite, has
+    a log-probability of NaN and a token that means nothing; the other rows are what they would be without it.
     """
     greedy = torch.tensor([sampling.temperature == 0 for sampling in samplings])
     temperature_B = torch.tensor([sampling.temperature or 1.0 for sampling in samplings])
@@ -40,10 +40,7 @@ def draw(
         impossible = logps_BV.gather(-1, tokens_B[:, None])[:, 0] == -torch.inf
         tokens_B = torch.where(impossible | greedy.to(tokens_B.device), logits_BV.argmax(-1), tokens_B)
     logps_B = logps_BV.gather(-1, tokens_B[:, None])[:, 0]
-    tokens, logprobs = tokens_B.tolist(), logps_B.tolist()
-    if any(math.isnan(logprob) for logprob in logprobs):
-        raise ArithmeticError("the model's logits are not finite")
-    return tokens, logprobs
+    return tokens_B.tolist(), logps_B.tolist()
 
 
 def truncate(logps_V: torch.Tensor, cut: Cut) -> torch.Tensor:

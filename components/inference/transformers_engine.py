@@ -8,6 +8,10 @@ their prompt, and all share the system message.
 Tokens are exact: a conversation that continues an answer of this engine is continued on the tokens of that answer,
 never on a new tokenisation of their text (`conversations`).
 
+A request that cannot be rendered, does not fit, or gets no finite logits fails alone: the others of its batch are
+answered as if it were not there. Prompts are tokenised by the worker thread too, so that a long one does not hold up
+the event loop.
+
 The loop runs one pass at a time in a worker thread and hands control back in between, so that with environments
 that answer at once the order of requests, and with it every sample, is the same in every run.
 
@@ -20,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import threading
 from dataclasses import dataclass, field
@@ -28,7 +33,7 @@ from typing import Any
 
 import torch
 
-from components.errors import ArtifactError, ContextOverflow, EngineError, StalePolicy
+from components.errors import ArtifactError, ContextOverflow, EngineBusy, EngineError, PromptRefused, StalePolicy
 from components.inference.conversations import Conversations
 from components.inference.kv_slots import KVSlots, heads_and_dim
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Sampling
@@ -56,11 +61,14 @@ class _Row:
     """A request on its way through the engine."""
 
     request: ChatRequest
-    prompt: list[int]
-    limit: int
-    """Most tokens to sample."""
     future: asyncio.Future
     uniform: random.Random
+    prompt: list[int] = field(default_factory=list)
+    """Empty until it is tokenised."""
+    limit: int = 0
+    """Most tokens to sample."""
+    error: Exception | None = None
+    """What it failed with."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     slot: int = -1
@@ -107,7 +115,8 @@ class TransformersEngine:
         self._parameters = dict(self.model.named_parameters(remove_duplicate=False))  # tied ones under each name
         self._changed: list[str] = []
         self._policy = BASE_POLICY
-        self._conversations = Conversations(self.format)
+        self._conversations = Conversations(self.format, self.max_length)
+        self._vocabulary = int(self.model.get_input_embeddings().num_embeddings)
         self._arrived: list[_Row] = []
         """Requests that the loop has not taken yet: the only list that callers write to while a pass runs."""
         self._waiting: list[_Row] = []
@@ -123,10 +132,10 @@ class TransformersEngine:
         return self._policy
 
     def load_policy(self, version: str, folder: str | None) -> None:
-        """Holds `version` from now on. Raises EngineError while requests are under way, ArtifactError for an adapter
+        """Holds `version` from now on. Raises EngineBusy while requests are under way, ArtifactError for an adapter
         that does not fit; the engine then holds what it held."""
         if under_way := len(self._active) + len(self._waiting) + len(self._arrived):
-            raise EngineError(f"policy {version} cannot be loaded: {under_way} answers are under way")
+            raise EngineBusy(f"policy {version} cannot be loaded: {under_way} answers are under way")
         if version == self._policy:
             return
         changed = dict(learned.changed_tensors(self.base_dir, Path(folder))) if folder else {}
@@ -153,20 +162,11 @@ class TransformersEngine:
         self.release()
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
-        """Answers one conversation. Raises StalePolicy, ContextOverflow, EngineError."""
+        """Answers one conversation. Raises StalePolicy, ContextOverflow, PromptRefused, EngineError."""
         if request.policy != self._policy:
             raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
-        prompt = self._conversations.prompt(request)
-        room = self.max_length - len(prompt)
-        if room < 1:
-            if self.max_length < self.config.max_position_embeddings:
-                limit = f"model.max_length is {self.max_length}: raise it or shorten the task"
-            else:
-                limit = f"the model takes {self.max_length} at most: shorten the task"
-            raise ContextOverflow(f"the prompt has {len(prompt)} tokens, {limit}")
         loop = asyncio.get_running_loop()
-        limit = min(request.sampling.max_tokens, room)
-        row = _Row(request, prompt, limit, loop.create_future(), random.Random(request.seed))
+        row = _Row(request, loop.create_future(), random.Random(request.seed))
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
         elif self._task.get_loop() is not loop:
@@ -196,7 +196,11 @@ class TransformersEngine:
                 self._waiting += self._arrived
                 self._arrived = []
                 for row in await self._in_thread(loop):
-                    if not row.future.done():
+                    if row.future.done():
+                        continue
+                    if row.error is not None:
+                        row.future.set_exception(row.error)
+                    else:
                         row.future.set_result(None)
                 for _ in range(4):  # let those who waited ask for their next turn before the next pass
                     await asyncio.sleep(0)
@@ -235,12 +239,59 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _pass(self) -> list[_Row]:
-        """Admits what waits, then samples one token for every active row. Returns the rows that ended."""
+        """Admits what waits, then samples one token for every active row. Returns the rows that ended or failed."""
         for row in [row for row in self._active if row.future.done()]:  # cancelled by its caller
             self._park(row)
+        failed = self._tokenise()
         while batch := self._admit():
-            self._prefill(batch)
-        return self._sample(self._decode_logits()) if self._active else []
+            try:
+                self._prefill(batch)
+            except _Stopped:
+                raise
+            except Exception as error:
+                logger.exception("%d prompts cannot be computed", len(batch))
+                for row in batch:
+                    self._fail(row, EngineError(f"{type(error).__name__}: {error}"))
+                failed += batch
+        return failed + (self._sample(self._decode_logits()) if self._active else [])
+
+    def _tokenise(self) -> list[_Row]:
+        """Tokenises the prompts that have arrived. Returns the rows that failed, which wait no more."""
+        failed = []
+        for row in self._waiting:
+            if row.prompt or row.future.done():
+                continue
+            try:
+                row.prompt, row.limit = self._prompt(row.request)
+            except EngineError as error:
+                row.error = error
+            except Exception as error:
+                logger.exception("a prompt cannot be tokenised")
+                row.error = EngineError(f"{type(error).__name__}: {error}")
+            if row.error is not None:
+                failed.append(row)
+        if failed:
+            self._waiting = [row for row in self._waiting if row.error is None]
+        return failed
+
+    def _prompt(self, request: ChatRequest) -> tuple[list[int], int]:
+        """Tokens of the conversation, and how many may be sampled after them."""
+        prompt = self._conversations.prompt(request)
+        room = self.max_length - len(prompt)
+        if room < 1:
+            if self.max_length < self.config.max_position_embeddings:
+                limit = f"model.max_length is {self.max_length}: raise it or shorten the task"
+            else:
+                limit = f"the model takes {self.max_length} at most: shorten the task"
+            raise ContextOverflow(f"the prompt has {len(prompt)} tokens, {limit}")
+        if not prompt:
+            raise PromptRefused("the chat template renders the conversation as an empty text")
+        if max(prompt) >= self._vocabulary:
+            raise PromptRefused(
+                f"the tokenizer gives token {max(prompt)}, and the model has {self._vocabulary}: the conversation "
+                "holds a token that was added to the tokenizer only"
+            )
+        return prompt, min(request.sampling.max_tokens, room)
 
     def _admit(self) -> list[_Row]:
         """Gives slots to waiting rows. A row whose prefix another row of the same batch is about to compute waits
@@ -295,6 +346,13 @@ class TransformersEngine:
         self._active[row.slot] = moved
         moved.slot = row.slot
         self._active.pop()
+
+    def _fail(self, row: _Row, error: Exception) -> None:
+        """Takes a row out of the active ones, with all that it computed."""
+        row.error = error
+        row.cached = 0
+        self.cache.clear(row.slot)
+        self._park(row)
 
     def _prefill(self, batch: list[_Row]) -> None:
         """Computes all prompt tokens but the last, in parts of like length: one more part where padding costs more."""
@@ -355,6 +413,10 @@ class TransformersEngine:
         self.counters["sampled_tokens"] += len(rows)
         done = []
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
+            if math.isnan(logprob):
+                self._fail(row, EngineError("the model's logits are not finite"))
+                done.append(row)
+                continue
             row.sampled.append(token)
             row.logprobs.append(logprob)
             if token in self.stop_ids or len(row.sampled) >= row.limit:

@@ -65,6 +65,7 @@ def kept(logps_RV: torch.Tensor, cut: Cut) -> torch.Tensor:
             mass_RV = torch.where(first_RV, ordered_RV, -torch.inf).softmax(-1).cumsum(-1)
             before_RV = torch.cat([torch.zeros_like(mass_RV[:, :1]), mass_RV[:, :-1]], dim=-1)
             first_RV &= before_RV < cut.top_p
+            first_RV[:, 0] = True  # also where top_p is 0 in this type
         keep_RV = torch.empty_like(first_RV).scatter(-1, index_RV, first_RV)
     if cut.min_p > 0:
         inside_RV = torch.where(keep_RV, logps_RV, -torch.inf)

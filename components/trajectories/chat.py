@@ -21,9 +21,10 @@ import json
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 from typing import Any
 
-from components.errors import EngineError, ResourceError
+from components.errors import EngineError, PromptRefused, ResourceError
 from components.trajectories.calls import read_pythonic, read_tagged, write_pythonic
 
 TOOLS = """{system}
@@ -58,7 +59,7 @@ class Stream:
 class ChatFormat:
     """The chat template of one tokenizer. Raises ResourceError where there is none, or no end-of-turn token.
 
-    A template is a program that came with the model; where it refuses a conversation, its methods raise EngineError.
+    A template is a program that came with the model; where it refuses a conversation, its methods raise PromptRefused.
     """
 
     def __init__(self, tokenizer):
@@ -131,7 +132,7 @@ class ChatFormat:
         try:
             return self.tokenizer.apply_chat_template(messages, tokenize=False, strftime_now=TODAY.strftime, **options)
         except Exception as error:
-            raise EngineError(
+            raise PromptRefused(
                 f"the chat template of {self.tokenizer.name_or_path} refuses the conversation "
                 f"({type(error).__name__}: {error})"
             ) from error
@@ -166,7 +167,7 @@ class ChatFormat:
         try:
             return self.tokenizer(text, add_special_tokens=False).input_ids
         except TypeError as error:
-            raise EngineError(f"this cannot be tokenised, for it is no valid Unicode: {text[:200]!r}") from error
+            raise PromptRefused(f"this cannot be tokenised, for it is no valid Unicode: {text[:200]!r}") from error
 
     def prompt_ids(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
         """Tokens of a whole conversation up to where the next assistant message begins."""
@@ -276,7 +277,7 @@ def _named_arguments(call: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise EngineError(f"a call of the tool {name} has arguments that are no JSON object: {text!r:.200}")
+        raise PromptRefused(f"a call of the tool {name} has arguments that are no JSON object: {text!r:.200}")
     return name, arguments
 
 
@@ -295,19 +296,20 @@ def _as_template_takes_it(message: dict[str, Any]) -> dict[str, Any]:
 def _without_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]], tool_role: str) -> list[dict[str, str]]:
     """The same conversation for a template that knows only roles and text."""
     shown: list[dict[str, str]] = []
-    answering = False
+    answers: list[str] = []
+    """Answers of tools in a row, which become one message of the user's."""
     for message in messages:
         role, content = message["role"], message.get("content") or ""
         if message.get("tool_calls"):
             written = write_pythonic([_named_arguments(call) for call in message["tool_calls"]])
             content = f"{content}\n{written}" if content else written
         if role == "tool" and tool_role == "user":
-            role, content = "user", f"<tool_response>{content}</tool_response>"
-            if answering:
-                shown[-1]["content"] += f"\n{content}"
-                continue
-        answering = message["role"] == "tool"
+            answers.append(f"<tool_response>{content}</tool_response>")
+            continue
+        shown += _one_message(answers)
+        answers = []
         shown.append({"role": role, "content": content})
+    shown += _one_message(answers)
     if tools:
         if not shown or shown[0]["role"] != "system":
             shown.insert(0, {"role": "system", "content": DEFAULT_SYSTEM})
@@ -315,6 +317,10 @@ def _without_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]], 
         text = TOOLS.format(system=shown[0]["content"], signatures=signatures, example=_example(tools[0]))
         shown[0] = {"role": "system", "content": text}
     return shown
+
+
+def _one_message(texts: list[str]) -> list[dict[str, str]]:
+    return [{"role": "user", "content": "\n".join(texts)}] if texts else []
 
 
 def _without_system(messages: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -325,16 +331,14 @@ def _without_system(messages: list[dict[str, str]]) -> list[dict[str, str]]:
 def _in_turn(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     """For a template in which user and assistant take turns: what users say in a row is one message."""
     shown: list[dict[str, str]] = []
-    for message in messages:
-        if shown and message["role"] == shown[-1]["role"] == "user":
-            shown[-1] = {"role": "user", "content": f"{shown[-1]['content']}\n{message['content']}"}
-        else:
-            shown.append(message)
+    for is_user, run in groupby(messages, key=lambda message: message["role"] == "user"):
+        said = list(run)
+        shown += _one_message([message["content"] for message in said]) if is_user else said
     return shown
 
 
 def _parameters(tool: dict[str, Any]) -> dict[str, Any]:
-    return tool["function"].get("parameters", {}).get("properties", {})
+    return (tool["function"].get("parameters") or {}).get("properties") or {}
 
 
 def _signature(tool: dict[str, Any]) -> str:

@@ -476,7 +476,7 @@ class Scripted:
         self.chat_format = chat
         self.script = list(script)
         self.whole = whole
-        self.conversations = Conversations(chat)
+        self.conversations = Conversations(chat, 10**6)
         self.said: list[tuple[list[int], list[int], list[float]]] = []
         """Prompt, sampled tokens and their log-probabilities of each answer."""
 

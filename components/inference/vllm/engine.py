@@ -73,7 +73,7 @@ class VllmEngine:
         self.stop_ids = stop_ids(self.base_dir, self.format)
         self._ours = ours
         self._watch = watch
-        self._conversations = Conversations(self.format)
+        self._conversations = Conversations(self.format, max_length)
         self._router = Router(len(urls))
         self._policy = BASE_POLICY
         self._base = ""
