@@ -15,14 +15,30 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from components.errors import Problem, SpecError
 from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
-from components.inference.wire import Decode, check_arguments, logprobs_of, unsupported
+from components.inference.wire import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Decode,
+    MinP,
+    Name,
+    Seed,
+    Temperature,
+    Tokens,
+    TopK,
+    TopP,
+    check_arguments,
+    check_function,
+    logprobs_of,
+    unsupported,
+)
 from components.specs import Spec, validate
+from components.specs.validation import shortened
 
 Messages = list[dict[str, Any]]
 
@@ -65,14 +81,14 @@ class Item(Spec):
 class MessageItem(Item):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Text]
+    content: str | Annotated[list[Text], Field(max_length=MAX_MESSAGES)]
     phase: None = None
 
 
 class CallItem(Item):
     type: Literal["function_call"]
     call_id: str
-    name: str
+    name: Name
     arguments: str
     """JSON text."""
     parsed_arguments: Any = None
@@ -83,7 +99,7 @@ class CallItem(Item):
 class OutputItem(Item):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[Text]
+    output: str | Annotated[list[Text], Field(max_length=MAX_MESSAGES)]
     name: str | None = None
     caller: None = None
     namespace: None = None
@@ -120,22 +136,24 @@ class FunctionTool(Spec):
 class ResponseBody(Spec):
     """The parameters that are carried out."""
 
-    model: str
+    model: Name
     """`name`, or `name@version` to be answered by that policy or not at all."""
-    input: str | list[dict[str, Any]] = Field(min_length=1)
+    input: (
+        Annotated[str, Field(min_length=1)]
+        | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
+    )
     instructions: str | None = None
     """The system message. It is not kept for `previous_response_id`."""
     previous_response_id: str | None = None
     store: bool | None = None
     """Whether a later request may name this one in `previous_response_id`; None and true where the server remembers."""
-    tools: list[dict[str, Any]] | None = None
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
-    """0 and -1 mean no limit."""
-    min_p: float | None = Field(None, ge=0, le=1)
-    max_output_tokens: int | None = Field(None, ge=1)
-    seed: int | None = None
+    tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    max_output_tokens: Tokens | None = None
+    seed: Seed | None = None
     """None draws a new one for each request."""
     stream: bool | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
@@ -318,12 +336,14 @@ def _add(
     """Adds an item to the conversation, or what is wrong with it to the problems."""
     kind = given.get("type", "message")
     if not isinstance(kind, str) or kind not in _ITEMS:
-        problems.append(Problem(f"{path}.type", f"{kind!r} is not supported; expected one of {', '.join(_ITEMS)}"))
+        problems.append(
+            Problem(f"{path}.type", f"{shortened(kind)} is not supported; expected one of {', '.join(_ITEMS)}")
+        )
         return
     for name in ("content", "output"):
         for place, part in enumerate(given[name] if kind != "reasoning" and isinstance(given.get(name), list) else []):
             if isinstance(part, dict) and part.get("type") not in ("input_text", "output_text", "text"):
-                text = f"{part.get('type')!r} is not supported: this server reads text only"
+                text = f"{shortened(part.get('type'))} is not supported: this server reads text only"
                 problems.append(Problem(f"{path}.{name}.{place}.type", text))
                 return
     try:
@@ -356,13 +376,14 @@ def _tool(given: dict[str, Any], path: str, strict: bool, problems: list[Problem
     """A tool as Chat Completions have it."""
     if given.get("type") != "function":
         expected = "this server runs no tools of its own; expected type 'function'"
-        problems.append(Problem(f"{path}.type", f"{given.get('type')!r}: {expected}"))
+        problems.append(Problem(f"{path}.type", f"{shortened(given.get('type'))}: {expected}"))
         return {}
     try:
         tool = validate(FunctionTool, given, path=path, configuration=False)
     except SpecError as error:
         problems += error.problems
         return {}
+    check_function({"name": tool.name, "parameters": tool.parameters}, path, problems)
     if tool.strict and not strict:
         problems.append(Problem(f"{path}.strict", "arguments are not held to the schema by this server; send false"))
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}

@@ -9,7 +9,9 @@ becomes the policy `version`, and one outside that folder is refused. What the e
 and OpenAI's error object (`components.inference.wire`, `components.inference.responses`). Answers are computed whole;
 with `stream: true` they are sent as server-sent events once they are there, so that an error still has its status code.
 
-The server listens on this machine only, unless told otherwise; it knows no users and no passwords.
+The server listens on this machine only, unless told otherwise, and then it asks for the key in the environment variable
+ESPALIER_SERVER_KEY (`components.inference.access`). What a request may hold, and how long a client may take for it, is
+bounded (`connection`, `strict_json`, `wire`).
 """
 
 from __future__ import annotations
@@ -34,35 +36,43 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from components.errors import (
     ArtifactError,
     CallsUsedUp,
     ContextOverflow,
+    EngineBusy,
     EngineError,
     EspalierError,
     Problem,
+    PromptRefused,
     ResourceError,
     SpecError,
     StalePolicy,
     WaitTimeout,
 )
 from components.inference import responses, wire
+from components.inference.access import Access, check_key, key_from_environment
+from components.inference.connection import BoundedConnection, PendingBytes, read_json_object
 from components.inference.protocol import BASE_POLICY, MAIN, ChatCompletion, ChatRequest, Engine, all_answers
+from components.inference.refusals import refusal
 from components.specs import Spec, validate
 
 logger = logging.getLogger(__name__)
 
+SHOWN_PROBLEMS = 8
+"""Most problems of a request that are reported."""
+
 
 class AdapterName(Spec):
-    lora_name: str
+    lora_name: str = Field(max_length=wire.LONGEST_NAME)
 
 
 class Adapter(AdapterName):
-    lora_path: str
+    lora_path: str = Field(min_length=1, max_length=4096)
     load_inplace: bool = True
     """Without effect: one adapter is held at a time."""
 
@@ -89,6 +99,7 @@ def create_app(
     app = FastAPI(title="Espalier", docs_url=None, redoc_url=None, openapi_url=None)
     remembered: WeakKeyDictionary[Engine, dict[str, responses.Messages]] = WeakKeyDictionary()
     """Conversations up to and with an answer, by its id."""
+    pending = PendingBytes()
 
     def agent_asked(body: dict[str, Any]) -> tuple[dict[str, Any], str]:
         """The request with the model's own name, and who asks for it (`name:agent`), where there are episodes."""
@@ -136,9 +147,9 @@ def create_app(
             raise WaitTimeout(f"the engine did not answer within {timeout:g} s") from None
 
     @app.post("/v1/chat/completions")
-    async def chat_completions(request: Request, body: dict[str, Any]) -> Response:
+    async def chat_completions(request: Request) -> Response:
         by = answering(request)
-        body, agent = agent_asked(body)
+        body, agent = agent_asked(await read_json_object(request, pending))
         asked = wire.read_request(
             body, version_asked, default_max_tokens, strict_tools=engines is not None, spoken=spoken_by(by)
         )
@@ -154,9 +165,9 @@ def create_app(
         return StreamingResponse(_events(chunks), media_type="text/event-stream")
 
     @app.post("/v1/responses")
-    async def create_response(request: Request, body: dict[str, Any]) -> Response:
+    async def create_response(request: Request) -> Response:
         by = answering(request)
-        body, agent = agent_asked(body)
+        body, agent = agent_asked(await read_json_object(request, pending))
         kept = {} if engines is None else remembered.setdefault(by, {})
 
         def earlier(before: str) -> responses.Messages:
@@ -188,21 +199,17 @@ def create_app(
         return StreamingResponse(_named_events(events), media_type="text/event-stream")
 
     @app.post("/v1/load_lora_adapter")
-    async def load_lora_adapter(body: dict[str, Any]) -> Response:
-        asked = validate(Adapter, body)
-        folder = Path(asked.lora_path).resolve()
+    async def load_lora_adapter(request: Request) -> Response:
         if adapters is None:
             raise HTTPException(403, "this server loads no adapters; start it with --adapters DIR")
-        if not folder.is_relative_to(adapters.resolve()) or not folder.is_dir():
-            raise HTTPException(
-                404, f"there is no adapter {asked.lora_path} below {adapters}, the folder of --adapters"
-            )
+        asked = validate(Adapter, await read_json_object(request, pending), configuration=False)
+        folder = _folder_below(adapters, asked.lora_path)
         await asyncio.to_thread(engine.load_policy, version_named(asked.lora_name), str(folder))
         return Response()
 
     @app.post("/v1/unload_lora_adapter")
-    async def unload_lora_adapter(body: dict[str, Any]) -> Response:
-        asked = validate(AdapterName, body)
+    async def unload_lora_adapter(request: Request) -> Response:
+        asked = validate(AdapterName, await read_json_object(request, pending), configuration=False)
         if adapters is None or version_named(asked.lora_name) != engine.policy:
             raise HTTPException(404, f"no adapter '{asked.lora_name}' is loaded; this server has '{engine.policy}'")
         await asyncio.to_thread(engine.load_policy, BASE_POLICY, None)
@@ -222,9 +229,20 @@ def create_app(
     async def health() -> dict[str, str]:
         return {"status": "ok", "model": name, "policy": engine.policy}
 
-    for kind in (EspalierError, RequestValidationError, HTTPException, Exception):
+    for kind in (EspalierError, HTTPException, Exception):
         app.add_exception_handler(kind, _refuse)
     return app
+
+
+def _folder_below(adapters: Path, path: str) -> Path:
+    """Return the adapter's folder, links resolved. Raises HTTPException where it is not below `adapters`."""
+    try:
+        folder = Path(path).resolve()
+        if folder.is_relative_to(adapters.resolve()) and folder.is_dir():
+            return folder
+    except (OSError, ValueError, RuntimeError):  # too long a name, a null byte, links in a circle
+        pass
+    raise HTTPException(404, f"there is no adapter {path!r:.300} below {adapters}, the folder of --adapters")
 
 
 async def _answer_all(engine: Engine, asked: Sequence[ChatRequest]) -> list[ChatCompletion]:
@@ -266,45 +284,45 @@ async def _named_events(events: Iterator[dict[str, Any]]) -> AsyncIterator[str]:
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:
     """OpenAI's error object, with the status that its clients expect."""
-    status, kind, code, param, message = 500, "server_error", None, None, str(error)
+    status, kind, code, param, message, headers = 500, "server_error", None, None, str(error), None
     match error:
         case SpecError():
             status, kind, param = 400, "invalid_request_error", error.problems[0].path
-            message = "; ".join(str(problem) for problem in error.problems)
-        case RequestValidationError():
-            status, kind = 400, "invalid_request_error"
-            message = "the body must be a JSON object, sent as application/json"
+            shown = [str(problem) for problem in error.problems[:SHOWN_PROBLEMS]]
+            message = "; ".join([*shown, "and more problems"] if len(error.problems) > len(shown) else shown)
         case ArtifactError():
             status, kind, code = 400, "invalid_request_error", "adapter_not_usable"
         case ContextOverflow():
             status, kind, code = 400, "invalid_request_error", "context_length_exceeded"
+        case PromptRefused():
+            status, kind, code = 400, "invalid_request_error", "prompt_refused"
         case StalePolicy():
             status, kind, code = 409, "invalid_request_error", "stale_policy"
+        case EngineBusy():
+            status, kind, code = 409, "invalid_request_error", "engine_busy"
         case WaitTimeout():
             status, code = 504, "timeout"
         case CallsUsedUp():
             status, kind, code = 403, "invalid_request_error", "calls_used_up"
         case HTTPException():
             status, kind, message = error.status_code, "invalid_request_error", str(error.detail)
+            headers = error.headers
             code = "model_not_found" if status == 404 and message.startswith("the model ") else None
         case EngineError():
             code = "engine_error"
         case _:
             message = f"internal error ({type(error).__name__}); the server's log has the rest"
-    # Nothing changes by asking again at once; without the header OpenAI's client would, on 409 and 5xx.
-    return JSONResponse(
-        {"error": {"message": message, "type": kind, "param": param, "code": code}},
-        status_code=status,
-        headers={"x-should-retry": "false"},
-    )
+    return refusal(status, message, kind=kind, code=code, param=param, headers=headers)
 
 
 class Server:
     """Serves `engine` from a thread of this process while the `with` block runs.
 
-    port: 0 takes a free one. Further arguments are those of `create_app`.
-    Raises ResourceError where the port cannot be had, WaitTimeout where the server is not up within `start_timeout`
-    seconds.
+    port: 0 takes a free one. key: sent by clients as `Authorization: Bearer KEY`; needed on any address but loopback,
+    unless `engines` has a key for each episode. allowed_hosts: further values of Host (`components.inference.access`).
+    Further arguments are those of `create_app`.
+    Raises ResourceError where the key is missing or the port cannot be had, WaitTimeout where the server is not up
+    within `start_timeout` seconds.
     """
 
     def __init__(
@@ -315,8 +333,14 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 0,
         start_timeout: float = 30.0,
+        key: str | None = None,
+        allowed_hosts: Collection[str] = (),
         **app: Any,
     ):
+        if app.get("engines") is None:
+            check_key(host, key)
+        self._key = key
+        self._allowed_hosts = allowed_hosts
         self.name = name
         self.host = host
         self.port = port
@@ -342,9 +366,17 @@ class Server:
                 "choose another port, or 0 for any free one"
             ) from None
         self.port = listener.getsockname()[1]
+        access = Access(self._app, host=self.host, port=self.port, key=self._key, allowed_hosts=self._allowed_hosts)
         # Logging is the application's; a client that hangs is not waited for.
         config = uvicorn.Config(
-            self._app, log_config=None, log_level="warning", ws="none", lifespan="off", timeout_graceful_shutdown=3
+            access,
+            http=BoundedConnection,
+            log_config=None,
+            log_level="warning",
+            ws="none",
+            lifespan="off",
+            proxy_headers=False,
+            timeout_graceful_shutdown=3,
         )
         self._uvicorn = uvicorn.Server(config)
         # Not `Server.run`: it would replace the event loop policy of the whole process.
@@ -412,10 +444,20 @@ def serve_model(
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit code: 2 for a mistake of the user's."""
     parser = argparse.ArgumentParser(
-        prog="python -m components.inference.server", description="Serves a model folder to OpenAI's clients."
+        prog="python -m components.inference.server",
+        description="Serves a model folder to OpenAI's clients. On any address but loopback they need the key in the "
+        "environment variable ESPALIER_SERVER_KEY.",
     )
     parser.add_argument("model_dir", type=Path, help="folder with config.json, safetensors and tokenizer")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine)")
+    parser.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        dest="allowed_hosts",
+        metavar="NAME[:PORT]",
+        help="accept this Host header too, for clients behind a proxy or a tunnel; may be given again",
+    )
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
     parser.add_argument("--adapters", type=Path, metavar="DIR", help="load adapters below DIR when a client asks")
     parser.add_argument("--name", help="model name to serve under (default: the folder's)")
@@ -426,10 +468,10 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")  # no bar of the loading among the lines of the log
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the server ends in order on SIGTERM too
-    if options["host"] not in ("127.0.0.1", "::1", "localhost"):
-        logger.warning("listening on %s: whoever reaches this address can use the model", options["host"])
     try:
-        with serve_model(**options) as server:
+        key = key_from_environment()
+        check_key(options["host"], key)  # before the model is loaded
+        with serve_model(**options, key=key) as server:
             logger.info("serving %s on %s (Ctrl-C stops)", server.name, server.url)
             server.wait()
     except ResourceError as error:

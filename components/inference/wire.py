@@ -2,26 +2,57 @@
 
 Every parameter of a request is either carried out by the engine, or refused with its name and reason; none is
 ignored. Parameters that the engine cannot carry out pass at the value that changes nothing (`stop: null`), because
-clients send such values unasked. Extensions, as vLLM has them: `top_k`, `min_p`, and `return_token_ids` with its
-answers `prompt_token_ids` and `token_ids`.
+clients send such values unasked. How much a request may hold is bounded, and so are the numbers that a sampler takes.
+Extensions, as vLLM has them: `top_k`, `min_p`, and `return_token_ids` with its answers `prompt_token_ids` and
+`token_ids`.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from components.errors import Problem, SpecError
 from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
+from components.inference.strict_json import parse
 from components.specs import Spec, validate
+from components.specs.validation import shortened
 
 Decode = Callable[[list[int]], str]
 """Token ids to text."""
+
+MAX_MESSAGES = 4096
+"""Most messages of a conversation; most parts of a message and calls of one answer, too."""
+MAX_TOOLS = 512
+LONGEST_NAME = 256
+"""Characters of the name of a tool, an author or a model."""
+MAX_NUMBER = 2**31 - 1
+"""Greatest count of tokens."""
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-3, 100.0
+"""Bounds of a temperature that is not 0. Far below, logits divided by it overflow."""
+LOWEST_TOP_P = 1e-9
+"""Far below, it is 0 in the type that probabilities are computed in, and no token is left."""
+
+
+def _usable(temperature: float) -> float:
+    if 0 < temperature < LOWEST_TEMPERATURE:
+        raise ValueError(f"0 for greedy answers, or at least {LOWEST_TEMPERATURE:g}")
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0, le=HIGHEST_TEMPERATURE), AfterValidator(_usable)]
+TopP = Annotated[float, Field(ge=LOWEST_TOP_P, le=1)]
+TopK = Annotated[int, Field(ge=-1, le=MAX_NUMBER)]
+"""0 and -1 mean no limit."""
+MinP = Annotated[float, Field(ge=0, le=1)]
+Tokens = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
@@ -45,7 +76,7 @@ class TextPart(Spec):
 
 
 class Function(Spec):
-    name: str
+    name: Name
     arguments: str
     """JSON text."""
 
@@ -60,9 +91,9 @@ class ChatMessage(Spec):
     """A message of the conversation. Fields that a client copies from an answer unused are None or empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[Call] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
+    name: Name | None = None
+    tool_calls: list[Call] | None = Field(None, max_length=MAX_MESSAGES)
     tool_call_id: str | None = None
     annotations: None = None
     audio: None = None
@@ -80,21 +111,20 @@ class StreamOptions(Spec):
 class ChatBody(Spec):
     """The parameters that are carried out."""
 
-    model: str
+    model: Name
     """`name`, or `name@version` to be answered by that policy or not at all."""
-    messages: list[ChatMessage] = Field(min_length=1)
-    tools: list[dict[str, Any]] | None = None
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
-    """0 and -1 mean no limit."""
-    min_p: float | None = Field(None, ge=0, le=1)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
     """OpenAI's newer name of max_tokens."""
     n: int | None = Field(None, ge=1, le=128)
     """Answers to the same conversation; answer i is drawn with seed + i."""
-    seed: int | None = None
+    seed: Seed | None = None
     """None draws a new one for each request."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -217,7 +247,7 @@ def completion_chunks(
 def unsupported(body: dict[str, Any], neutral: dict[str, tuple[Any, ...]]) -> list[Problem]:
     """What a request asks for that the engine cannot carry out."""
     return [
-        Problem(name, f"{body[name]!r} is not supported by this server; leave it out or send {allowed[-1]!r}")
+        Problem(name, f"{shortened(body[name])} is not supported by this server; leave it out or send {allowed[-1]!r}")
         for name, allowed in neutral.items()
         if name in body and not any(_same(body[name], value) for value in allowed)
     ]
@@ -255,7 +285,11 @@ def _message(message: ChatMessage, path: str, spoken: Collection[str], problems:
 
 def check_arguments(text: str, path: str, spoken: Collection[str], problems: list[Problem]) -> None:
     """Adds to the problems where the arguments of a call are no JSON object and the model did not write them so."""
-    if not is_object(text) and text not in spoken:
+    try:
+        readable = isinstance(parse(text.encode()), dict)
+    except ValueError:
+        readable = False
+    if not readable and text not in spoken:
         problems.append(Problem(path, f"expected the text of a JSON object, got {text!r:.200}"))
 
 
@@ -273,9 +307,24 @@ def _tool(tool: dict[str, Any], path: str, strict: bool, problems: list[Problem]
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         problems.append(Problem(path, 'expected {"type": "function", "function": {"name": ..., "parameters": ...}}'))
         return tool
+    check_function(function, f"{path}.function", problems)
     if function.get("strict") and not strict:
         problems.append(Problem(f"{path}.function.strict", "arguments are not held to the schema by this server"))
     return {**tool, "function": {name: value for name, value in function.items() if name != "strict"}}
+
+
+def check_function(function: Mapping[str, Any], path: str, problems: list[Problem]) -> None:
+    """Add what is wrong with the name, description and JSON schema of a function: chat templates read these."""
+    if not 0 < len(function["name"]) <= LONGEST_NAME:
+        problems.append(Problem(f"{path}.name", f"expected 1 to {LONGEST_NAME} characters"))
+    if not isinstance(function.get("description"), str | None):
+        problems.append(Problem(f"{path}.description", f"{shortened(function['description'])}: expected text"))
+    schema = function.get("parameters")
+    if not isinstance(schema, dict | None):
+        problems.append(Problem(f"{path}.parameters", f"{shortened(schema)}: expected a JSON schema, an object"))
+    elif schema is not None and not isinstance(schema.get("properties"), dict | None):
+        text = f"{shortened(schema['properties'])}: expected an object with a schema for each parameter"
+        problems.append(Problem(f"{path}.parameters.properties", text))
 
 
 def _spoken(message: dict[str, Any]) -> dict[str, Any]:

@@ -18,9 +18,16 @@ class Weights:
         self.folder = folder
 
     def __enter__(self) -> Weights:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
-        files = [safe_open(path, framework="pt") for path in sorted(self.folder.glob("*.safetensors"))]
+        files = []
+        for path in sorted(self.folder.glob("*.safetensors")):
+            try:
+                files.append(safe_open(path, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise ArtifactError(
+                    f"{path} cannot be read ({error!s:.200}): it is damaged, or not safetensors"
+                ) from None
         self.where: dict[str, Any] = {name: file for file in files for name in file.offset_keys()}
         """The file of each tensor, by name."""
         return self

@@ -54,6 +54,8 @@ def changed_tensors(base_dir: Path, folder: Path) -> Iterator[tuple[str, torch.T
                     f"the weights in {folder} are those of another model than {base_dir}: {name} is "
                     f"{tuple(tensor.shape)} in the one and {own.get(name, 'missing')} in the other"
                 )
+            if not tensor.isfinite().all():
+                raise ArtifactError(f"the weights in {folder} are damaged: {name} has values that are not finite")
             yield name, tensor
 
 

@@ -43,12 +43,19 @@ def merged_tensors(base_dir: Path, adapter_dir: Path) -> Iterator[tuple[str, tor
             name = key.removeprefix(_PREFIX).replace(".lora_A.weight", ".weight")
             a_RI, b_OR = adapter[key].float(), adapter[key.replace(".lora_A.", ".lora_B.")].float()
             weight_OI = base.get(name)
+            if a_RI.ndim != 2 or b_OR.ndim != 2 or a_RI.shape[0] != b_OR.shape[1]:
+                raise ArtifactError(
+                    f"{adapter_dir} is no plain LoRA of linear layers: for {name}, A is {tuple(a_RI.shape)} and B is "
+                    f"{tuple(b_OR.shape)}; expected (rank, inputs) and (outputs, rank)"
+                )
             if weight_OI.shape != (b_OR.shape[0], a_RI.shape[1]):
                 raise ArtifactError(
                     f"{adapter_dir} does not fit {base_dir}: {name} is {tuple(weight_OI.shape)}, "
                     f"the adapter's update is {(b_OR.shape[0], a_RI.shape[1])}"
                 )
             merged = torch.addmm(weight_OI.float(), b_OR, a_RI, alpha=scale)
+            if not merged.isfinite().all():
+                raise ArtifactError(f"{adapter_dir} is damaged: with it {name} has values that are not finite")
             yield name, merged.to(weight_OI.dtype)
 
 
@@ -68,16 +75,31 @@ def refuse_other_formulas(config: dict[str, Any], adapter_dir: Path) -> None:
 
 def _read_adapter(adapter_dir: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Config and tensors of a plain LoRA."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     weights = adapter_dir / "adapter_model.safetensors"
     if not (adapter_dir / "adapter_config.json").is_file() or not weights.is_file():
         raise ArtifactError(f"{adapter_dir} is no adapter: expected adapter_config.json and adapter_model.safetensors")
-    config = json.loads((adapter_dir / "adapter_config.json").read_text())
+    try:
+        config = json.loads((adapter_dir / "adapter_config.json").read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{adapter_dir}: adapter_config.json cannot be read ({error!s:.200})") from None
+    if not isinstance(config, dict):
+        raise ArtifactError(f"{adapter_dir}: adapter_config.json holds no JSON object")
     if config.get("peft_type") != "LORA":
         raise ArtifactError(f"{adapter_dir} is an adapter of type {config.get('peft_type')}; only LoRA is merged here")
     refuse_other_formulas(config, adapter_dir)
-    adapter = load_file(weights)
+    for name in ("lora_alpha", "r"):
+        value = config.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+            raise ArtifactError(
+                f"{adapter_dir}: adapter_config.json: {name} = {value!r:.100}: expected a number above 0"
+            )
+    try:
+        adapter = load_file(weights)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ArtifactError(f"{adapter_dir}: adapter_model.safetensors cannot be read ({error!s:.200})") from None
     stems = [name.removesuffix(".lora_A.weight") for name in adapter if name.endswith(".lora_A.weight")]
     expected = {f"{stem}.lora_{part}.weight" for stem in stems for part in "AB"}
     if odd := sorted(expected ^ set(adapter)):

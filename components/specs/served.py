@@ -15,6 +15,8 @@ from components.errors import ResourceError
 from components.redaction import secret_variable
 from components.specs.base import Spec
 
+SERVER_KEY_VARIABLE = "ESPALIER_SERVER_KEY"
+"""Environment variable that holds the key of a server of our own (`python -m components.inference.server`)."""
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """Name of an environment variable."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,23 @@ def make_engine(base_dir):
 @pytest.fixture
 def engine(make_engine):
     return make_engine()
+
+
+@pytest.fixture(scope="session")
+def adapters(adapter_dir, tmp_path_factory) -> Path:
+    """A folder with the adapter, `trained`, and damaged ones beside it."""
+    from tests.inference.malformed import damaged_adapters
+
+    folder = tmp_path_factory.mktemp("attacked") / "adapters"
+    shutil.copytree(adapter_dir, folder / "trained")
+    damaged_adapters(folder / "trained", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def attacked(base_dir, adapters, tmp_path_factory):
+    """Our server on the tiny model, in a process of its own; `adapters` is its folder of adapters."""
+    from tests.inference.victim import victim
+
+    with victim(base_dir, adapters, tmp_path_factory.mktemp("attacked") / "server.log") as running:
+        yield running

@@ -1,7 +1,7 @@
 """A server of our own on this machine, in a process that outlives the run: `components.inference.server`.
 
-It listens on 127.0.0.1 only. Its process id is kept with the time at which the process began, so that another process
-that has the id by now is never taken for it.
+It listens on 127.0.0.1 only, and asks for no key. Its process id is kept with the time at which the process began, so
+that another process that has the id by now is never taken for it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import psutil
 from components.deployment.targets.protocol import Deployment, Release
 from components.errors import DeployError, ResourceError, WaitTimeout
 from components.inference.spec import VLLM_PYTHON, flags, vllm_environment, vllm_on_cpu
+from components.specs.served import SERVER_KEY_VARIABLE
 
 if TYPE_CHECKING:
     from components.deployment.targets.spec import LocalTarget
@@ -111,9 +112,9 @@ class Local:
     def _python(self) -> Path:
         return Path(self.spec.python or VLLM_PYTHON).expanduser().absolute()
 
-    def _environment(self) -> dict[str, str] | None:
+    def _environment(self) -> dict[str, str]:
         if self.spec.engine == "transformers":
-            return None
+            return {name: value for name, value in os.environ.items() if name != SERVER_KEY_VARIABLE}
         cache = {"VLLM_CPU_KVCACHE_SPACE": CACHE_GB} if vllm_on_cpu(self._python) else {}  # else nearly all memory
         return {**cache, **vllm_environment()}
 

@@ -1,0 +1,127 @@
+"""Who may talk to the server: checks of Host, Origin and key, before any route sees a request.
+
+On a loopback address the Host header must name a loopback address and the server's port: a web page whose name is
+rebound to 127.0.0.1 still sends its own name. On any other address a key is required instead, and the operator may
+list the hosts. A request from a web page of another origin is refused on both, and no CORS headers are ever sent.
+`/health` needs no key, so that a readiness probe works without the secret.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from components.errors import ResourceError
+from components.inference.refusals import refusal
+from components.specs.served import SERVER_KEY_VARIABLE
+
+SHORTEST_KEY = 16
+"""Characters."""
+WITHOUT_KEY = ("/health",)
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or a name, means this machine only."""
+    if host.rstrip(".").lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_key(host: str, key: str | None) -> None:
+    """Raise ResourceError where a server on `host` needs a key and has none, or one that is unusable."""
+    if key is None:
+        if not is_loopback(host):
+            raise ResourceError(
+                f"--host {host}: on an address that other machines reach the server needs a key. Set the environment "
+                f"variable {SERVER_KEY_VARIABLE} to a secret of at least {SHORTEST_KEY} characters, or use "
+                "--host 127.0.0.1"
+            )
+    elif len(key) < SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
+        raise ResourceError(
+            f"{SERVER_KEY_VARIABLE}: expected at least {SHORTEST_KEY} printable ASCII characters without spaces, got "
+            f'{len(key)} characters. Generate one: python -c "import secrets; print(secrets.token_urlsafe(32))"'
+        )
+
+
+def key_from_environment() -> str | None:
+    """Return the server's key; None where the variable is not set or empty."""
+    return os.environ.get(SERVER_KEY_VARIABLE) or None
+
+
+class Access:
+    """ASGI middleware that passes on allowed requests and answers the others.
+
+    host, port: address that the server listens on. key: sent by clients as `Authorization: Bearer KEY`; None asks for
+    none. allowed_hosts: further values of Host, `NAME` (any port) or `NAME:PORT`; with a non-loopback address and none
+    of them, any Host is allowed.
+    """
+
+    def __init__(self, app: ASGIApp, *, host: str, port: int, key: str | None, allowed_hosts: Collection[str] = ()):
+        self._app = app
+        self._port = port
+        self._key = key.encode() if key is not None else None
+        self._allowed = {name.lower() for name in allowed_hosts}
+        self._any_host = not is_loopback(host) and not self._allowed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._error(scope) if scope["type"] == "http" else None
+        if error is None:
+            await self._app(scope, receive, send)
+        else:
+            status, message, code = error
+            headers = {"www-authenticate": "Bearer"} if status == 401 else {}
+            response = refusal(status, message, code=code, headers=headers)
+            await response(scope, receive, send)
+
+    def _error(self, scope: Scope) -> tuple[int, str, str] | None:
+        """Return status, message and code of a refusal, or None."""
+        headers: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name, []).append(value)
+        hosts = [value.decode("latin-1") for value in headers.get(b"host", [])]
+        if len(hosts) != 1 or not self._host_allowed(hosts[0]):
+            shown = hosts[0][:100] if hosts else ""
+            message = (
+                f"Host: {shown!r} is not this server. Use its address 127.0.0.1 or localhost with port {self._port}, "
+                "or start it with --allowed-host NAME"
+            )
+            return 421, message, "host_not_allowed"
+        if any(not _same_origin(origin.decode("latin-1"), hosts[0]) for origin in headers.get(b"origin", [])):
+            return 403, "requests from web pages of other origins are refused", "origin_not_allowed"
+        if self._key is not None and scope["path"] not in WITHOUT_KEY:
+            given = headers.get(b"authorization", [])
+            scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
+                return 401, "the key is missing or wrong; send it as Authorization: Bearer KEY", "invalid_api_key"
+        return None
+
+    def _host_allowed(self, host: str) -> bool:
+        if self._any_host:
+            return True
+        try:
+            parts = urlsplit(f"//{host}")
+            name, port = parts.hostname or "", parts.port or DEFAULT_PORTS["http"]
+        except ValueError:
+            return False
+        if parts.netloc != host or parts.username is not None:
+            return False
+        if self._allowed & {name, host.lower(), f"{name}:{port}"}:
+            return True
+        return is_loopback(name) and port == self._port
+
+
+def _same_origin(origin: str, host: str) -> bool:
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    return parts.scheme in DEFAULT_PORTS and parts.netloc.lower() == host.lower()

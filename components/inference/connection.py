@@ -1,0 +1,143 @@
+"""Bounds of one HTTP connection: size and time of headers and body, and how many connections there are.
+
+A client that sends slowly, or does not read its answers, holds its own connection and nothing else, and not for long.
+Bodies count while they arrive, so a missing or false Content-Length changes nothing. What is left of a body after its
+request was refused is read and dropped for HEAD_SECONDS, so that its sender reads the error instead of a broken
+connection. Headers are bounded by h11, which keeps at most 64 KiB of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from components.inference.strict_json import parse
+
+MAX_BODY_BYTES = 4 << 20
+"""Largest body of a request. As JSON with every character escaped, 700,000 characters fit."""
+SMALL_BODY_BYTES = 64 << 10
+"""Bodies up to this size are always read."""
+MAX_PENDING_BYTES = 64 << 20
+"""Most bytes of larger bodies that have arrived in part."""
+HEAD_SECONDS = 20.0
+"""Time for the headers of a request, from the connection or the first byte on."""
+BODY_SECONDS = 60.0
+"""Time for a body."""
+UNREAD_SECONDS = 60.0
+"""Time for which a client may leave an answer unread that fills its buffers."""
+MAX_CONNECTIONS = 2048
+"""Most connections at once; fewer where the process may not open so many files."""
+SPARE_FILES = 128
+"""File descriptors left to the rest of the process."""
+
+
+class PendingBytes:
+    """Bytes of bodies that have arrived in part, over all connections of a server."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+
+async def read_json_object(request: Request, pending: PendingBytes) -> dict[str, Any]:
+    """Return the body. Raises HTTPException where it is too large, too slow, or not a JSON object."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(400, "the body must be a JSON object, sent as application/json")
+    body = await read_body(request, pending)
+    try:
+        value = parse(body)
+    except ValueError as error:
+        raise HTTPException(400, f"the body must be a JSON object; {error}") from None
+    if not isinstance(value, dict):
+        raise HTTPException(400, f"the body must be a JSON object; it is a {type(value).__name__}")
+    return value
+
+
+async def read_body(request: Request, pending: PendingBytes) -> bytes:
+    """Return the body's bytes. Raises HTTPException where they are too many, or take too long."""
+    too_large = HTTPException(413, f"the body has more than {MAX_BODY_BYTES} bytes, the most that this server reads")
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared[:20]) > MAX_BODY_BYTES:
+        raise too_large
+    chunks: list[bytes] = []
+    size = held = 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > MAX_BODY_BYTES:
+                    raise too_large
+                chunks.append(chunk)
+                if size > SMALL_BODY_BYTES:
+                    pending.total += size - held
+                    held = size
+                    if pending.total > MAX_PENDING_BYTES:
+                        again = {"x-should-retry": "true", "retry-after": "1"}
+                        raise HTTPException(503, "too many large requests are being sent; try again", again)
+    except TimeoutError:
+        raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+    except ClientDisconnect:
+        raise HTTPException(499, "the client hung up") from None
+    finally:
+        pending.total -= held
+    return b"".join(chunks)
+
+
+def most_connections() -> int:
+    """Return MAX_CONNECTIONS, or as many as the process may open files for."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(min(MAX_CONNECTIONS, files - SPARE_FILES), 1)
+
+
+class BoundedConnection(H11Protocol):
+    """uvicorn's connection, closed where the other side keeps it waiting."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _unread_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > most_connections():
+            transport.write(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n\r\n")
+            transport.close()
+            return
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head()
+        self._stop_unread()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_head()
+        elif self._head_timer is None:  # part of the headers of a further request, or of a body that was refused
+            self._await_head()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_unread()
+        self._unread_timer = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_unread()
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _stop_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _stop_unread(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None

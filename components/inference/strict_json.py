@@ -1,0 +1,90 @@
+"""JSON from clients, parsed within bounds.
+
+The number of values and the nesting are counted before anything is built, in one pass over the bytes, so that a body
+costs memory in proportion to its own size. What Python's parser would accept and other parts of the server cannot
+carry is refused: NaN and infinities, numbers that overflow a float, integers of thousands of digits, a key twice in one
+object, and halves of surrogate pairs, which are no Unicode text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NoReturn
+
+MAX_VALUES = 200_000
+"""Most values (numbers, texts, lists, objects) of one document."""
+MAX_DEPTH = 64
+"""Most lists and objects inside of each other."""
+MAX_DIGITS = 400
+"""Most characters of one integer: beyond the range of a float, so that no meaning is lost."""
+
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
+"""A string; an unterminated one goes on to the end, so that no part of it is scanned twice."""
+_BRACKET = re.compile(rb"[\[\]{}]")
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def parse(data: bytes) -> Any:
+    """Return the parsed document. Raises ValueError, whose message says what is wrong."""
+    _check_structure(data)
+    try:
+        value = json.loads(
+            data.decode(), object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_float, parse_int=_int
+        )
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON: {error.msg} (character {error.pos})") from None
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
+    if _ESCAPED_SURROGATE.search(data):
+        _check_text(value)
+    return value
+
+
+def _check_structure(data: bytes) -> None:
+    structure = _TEXT.sub(b"", data)
+    if structure.count(b",") + structure.count(b"[") + structure.count(b"{") >= MAX_VALUES:
+        raise ValueError(f"it has more than {MAX_VALUES} values")
+    depth = 0
+    for bracket in _BRACKET.finditer(structure):
+        depth += 1 if bracket[0] in b"[{" else -1
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice[:80]!r} is there twice in one object")
+    return value
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
+
+
+def _int(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"an integer has {len(text)} digits; at most {MAX_DIGITS} are read")
+    return int(text)
+
+
+def _check_text(value: Any) -> None:
+    """Raise ValueError where a string, or a key, holds half of a surrogate pair."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        code = ord(error.object[error.start])
+        raise ValueError(f"a text holds half of a surrogate pair (\\u{code:04x}), which is no Unicode") from None
