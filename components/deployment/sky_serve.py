@@ -4,8 +4,10 @@
     sky serve up serve.yaml
 
 MODEL is where every replica finds the merged export: a bucket (`s3://…`, `gs://…`), or a repository of the Hugging Face
-Hub (`owner/name`). What is written is checked by SkyPilot's own reader first, which asks no cloud. A token is never
-written: `--secret HF_TOKEN` of `sky serve up` passes it. `sky serve update` puts a new version in place of one that
+Hub (`owner/name`). What is written is checked by SkyPilot's own reader first, which asks no cloud. Replicas listen on
+all addresses, so they need a key, which clients send as `Authorization: Bearer KEY`; the readiness probe asks for
+`/health`, which needs none. Secrets are never written: `--secret ESPALIER_SERVER_KEY` of `sky serve up` passes the key,
+and `--secret HF_TOKEN` a token of the Hub. `sky serve update` puts a new version in place of one that
 runs, replica by replica, and keeps the old ones where the new do not get ready.
 """
 
@@ -19,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from components.errors import EspalierError, Problem, SpecError
+from components.specs.served import SERVER_KEY_VARIABLE
 
 PORT = 8000
 Kind = Literal["transformers", "vllm"]
@@ -48,6 +51,7 @@ def service(
     if engine == "vllm":
         setup = "uv venv --python 3.11 ~/vllm && uv pip install --python ~/vllm/bin/python vllm"
         run = (
+            f'VLLM_API_KEY="${{{SERVER_KEY_VARIABLE}:?pass --secret {SERVER_KEY_VARIABLE}}}" '
             f"~/vllm/bin/python -m vllm.entrypoints.openai.api_server --model {place} --served-model-name {name} "
             f"--host 0.0.0.0 --port {PORT} --max-model-len {max_length}"
         )
@@ -65,6 +69,7 @@ def service(
             "readiness_probe": {"path": "/health", "initial_delay_seconds": 1200},
             "replicas": replicas,
         },
+        "secrets": {SERVER_KEY_VARIABLE: None},
         "resources": resources,
         **({"file_mounts": {"/model": {"source": model, "mode": "MOUNT_CACHED"}}} if in_bucket else {}),
         **({"workdir": "."} if engine == "transformers" else {}),
@@ -86,7 +91,7 @@ def check(task: dict[str, Any]) -> None:
 def text(task: dict[str, Any]) -> str:
     import yaml
 
-    return yaml.safe_dump(task, sort_keys=False, width=200)
+    return yaml.safe_dump(task, sort_keys=False, width=1000)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,22 @@ def test_skypilot_reads_it(capsys):
     assert sky_serve.main(SHOP) == 0
     assert sky_serve.main([*SHOP[:-1], "L4:many"]) == 2
     assert "SkyPilot refuses the service" in capsys.readouterr().err
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_replicas_need_a_key_that_is_written_nowhere(engine, tmp_path):
+    """They listen on all addresses. The command of the service ends at once where the key was not passed."""
+    task = sky_serve.service("a/b", "shop", engine=engine, accelerators=None, replicas=1, max_length=64)
+    assert task["secrets"] == {"ESPALIER_SERVER_KEY": None}
+    assert task["service"]["readiness_probe"]["path"] == "/health"
+    assert "--host 0.0.0.0" in task["run"]
+    if engine == "vllm":  # its server takes the key from this variable, and an empty one for none
+        python = tmp_path / "vllm" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text("#!/bin/sh\necho key $VLLM_API_KEY\n")
+        python.chmod(0o755)
+        for key, said in (("", ""), ("k3y", "key k3y\n")):
+            environment = {"HOME": str(tmp_path), "ESPALIER_SERVER_KEY": key}
+            ended = subprocess.run(["bash", "-c", task["run"]], env=environment, capture_output=True, text=True)
+            assert (ended.stdout, ended.returncode == 0) == (said, bool(key))
