@@ -47,7 +47,7 @@ _BOUNDS = {"greater_than": ("more than", "gt"), "greater_than_equal": ("at least
 
 def validate(
     cls: type[S],
-    data: Mapping[str, Any],
+    data: Any,
     *,
     path: str = "",
     allow: Iterable[str] | None = None,
