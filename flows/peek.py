@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from components.artifacts import MANIFEST, Artifact, Store, Times, parse_manifest, read_artifact
-from components.errors import ArtifactDamaged, ResourceError
+from components.errors import ArtifactDamaged, ArtifactError, ResourceError
+from components.json_text import parse_json
 
 PATIENCE = 5.0
 """Seconds for which a remote store that fails is tried again, where a command only looks."""
@@ -83,10 +83,13 @@ class Peek:
             path = self._store.path(key)
             text = self._there(key) if self._through and not path.is_dir() else None
             try:
-                found = json.loads(text or (path / MANIFEST).read_bytes())
-            except (OSError, ValueError):
-                found = None
-            self._manifests[key] = found if isinstance(found, dict) and {"spec", "seconds"} <= set(found) else None
+                if text is None:
+                    read_artifact(path, verify=False)
+                    text = (path / MANIFEST).read_bytes()
+                parse_manifest(text, path, key)
+                self._manifests[key] = parse_json(text)
+            except (OSError, ArtifactError):
+                self._manifests[key] = None
         return self._manifests[key]
 
     def keys(self) -> Iterator[str]:

@@ -23,7 +23,7 @@ def show(planned: Plan) -> str:
     from rich.console import Console
     from rich.table import Table
 
-    from flows.console import duration
+    from flows.console import duration, printable
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("stage", "from", "", "where", "episodes", "time", "cost", "why"):
@@ -31,14 +31,14 @@ def show(planned: Plan) -> str:
     marks = {"cached": "found", "unfinished": "goes on", "run": "runs"}
     for one in planned.stages:
         table.add_row(
-            one.label,
-            ", ".join(one.inputs.values()),
+            printable(one.label),
+            printable(", ".join(one.inputs.values())),
             marks[one.status],
             "" if one.status == "cached" else one.where + (f", beside {one.beside}" if one.beside else ""),
             "" if one.status == "cached" or one.episodes is None else str(one.episodes),
             "" if one.status == "cached" else _or_unknown(one.seconds, duration),
             "" if one.status == "cached" else _or_unknown(one.cost, "{:.2f}".format),
-            "; ".join(one.why),
+            printable("; ".join(one.why)),  # it quotes manifests, which another machine may have written
         )
     out = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
     with out.capture() as text:

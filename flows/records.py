@@ -22,9 +22,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
+from components.artifacts.names import is_key
 from components.errors import ResourceError
+from components.json_text import parse_json
 from components.redaction import mask
 from components.specs import nearest
+from flows.console import printable
 from flows.overrides import mask_overrides
 
 logger = logging.getLogger(__name__)
@@ -191,7 +196,7 @@ class Records:
         """One line about a run."""
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))
         overrides = " ".join(one for one in run.overrides if not one.startswith("root="))
-        return f"{run.short}  {when}  {run.name} seed {run.seed}  {self.status(run)}  {overrides}".rstrip()
+        return printable(f"{run.short}  {when}  {run.name} seed {run.seed}  {self.status(run)}  {overrides}".rstrip())
 
     def status(self, run: RunRecord) -> str:
         """running, finished, pruned, failed or killed. A run that was killed says itself that it runs, until the next
@@ -247,20 +252,40 @@ class Records:
 
     def _read(self, path: Path) -> RunRecord | None:
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            version = data.pop("version")
-            if version > VERSION:
+            data = parse_json(path.read_bytes())
+            version = data.get("version") if isinstance(data, dict) else None
+            if isinstance(version, int) and version > VERSION:
                 raise ResourceError(f"{path} was written by a newer Espalier: update, or give another --root")
-            stages = [StageRecord(**one) for one in data.pop("stages")]
-            notices = [_notice(one) for one in data.pop("notices", [])]
-            return RunRecord(**data, stages=stages, notices=notices)
-        except (ValueError, KeyError, TypeError) as error:
-            logger.warning("%s is no record of a run and is left out: %r", path, error)
-            return None
+            return _run(data, path.stem)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            why = f"{'.'.join(map(str, first['loc']))!a}: {first['msg']}"
+        except ValueError as error:
+            why = str(error)
+        logger.warning("%s is no record of a run and is left out: %s", path, why)
+        return None
 
 
-def _notice(data: Mapping[str, Any]) -> Notice:
-    return Notice(**{**data, "episodes": [Shown(**one) for one in data.get("episodes", [])]})
+def _run(data: Any, name: str) -> RunRecord:
+    """The record that the data describe. Raises ValueError where a value is of another form, for others may have
+    written to the folder: ids and keys become parts of paths."""
+    if not isinstance(data, dict) or data.get("version") != VERSION:
+        raise ValueError(f"expected an object with version {VERSION}")
+    run = TypeAdapter(RunRecord).validate_python({key: value for key, value in data.items() if key != "version"})
+    if run.id != name or not is_key(run.id):
+        raise ValueError(f"it is the record of another run: {run.id[:50]!a}")
+    for stage in run.stages:
+        request = stage.request
+        inputs = request.get("inputs")
+        if (
+            not isinstance(inputs, dict)
+            or not isinstance(request.get("spec"), dict)
+            or not {"stage", "seed"} <= set(request)
+        ):
+            raise ValueError(f"the request of {stage.label[:50]!a} has no stage, spec or inputs")
+        if not all(is_key(key) for key in (stage.key, *inputs.values())):
+            raise ValueError(f"{stage.label[:50]!a} names an artifact by something that is no key")
+    return run
 
 
 class Writer:

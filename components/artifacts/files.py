@@ -15,15 +15,15 @@ from __future__ import annotations
 import errno
 import importlib
 import logging
-import os
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from components.artifacts.folders import NotPlain
+from components.artifacts.shared_folder import SharedFolder
 from components.errors import ResourceError
 from components.redaction import mask_text
 
@@ -35,6 +35,8 @@ PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 """What fsspec needs for a protocol."""
 PART = 8 * 2**20
 """Bytes of one part of a large upload: small enough for a slow line to send within the time-out."""
+READ = 64 * 2**20
+"""Most bytes of an object that is read into memory: a manifest, a lock."""
 PARTS = 10_000
 """The most that S3 allows."""
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -42,7 +44,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "config_kwargs": {"connect_timeout": 5, "read_timeout": 30, "retries": {"total_max_attempts": 1}},
         "max_concurrency": 4,
     },
-    "file": {"auto_mkdir": True},
 }
 HERE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of this machine's disk."""
@@ -77,8 +78,15 @@ class RemoteFiles:
         return other
 
     def read(self, name: str) -> bytes | None:
-        """The content of an object; None where there is none."""
+        """The content of an object; None where there is none. Only for what fits in memory: more than `READ` bytes
+        are refused."""
         try:
+            size = self._try("read", name, lambda path: self._fs.info(path)["size"])
+            if size > READ:
+                raise ResourceError(
+                    f"store: {self.uri}/{name} has {size} bytes, and at most {READ} are expected there. Somebody else "
+                    "has written it: find out who did, and delete it"
+                )
             return self._try("read", name, lambda path: self._fs.cat_file(path))
         except FileNotFoundError:
             return None
@@ -89,8 +97,7 @@ class RemoteFiles:
 
     def create(self, name: str, data: bytes) -> bool:
         """Writes an object whole; False, and nothing is written, where one is."""
-        put = self._create_file if self._protocol == "file" else self._create
-        return self._put("write", name, lambda path: put(path, data))
+        return self._put("write", name, lambda path: self._create(path, data))
 
     def state(self, name: str) -> State | None:
         """What can be seen of an object without reading it; None where there is none."""
@@ -133,19 +140,6 @@ class RemoteFiles:
             if isinstance(error, FileExistsError) or _refused(error):
                 return False
             raise
-        return True
-
-    def _create_file(self, path: str, data: bytes) -> bool:
-        """On a disk: written aside, so that nobody reads half of it, then linked, which fails where something is."""
-        path = self._fs._strip_protocol(path)
-        aside = f"{path}.{uuid.uuid4().hex}"
-        self._fs.pipe_file(aside, data)
-        try:
-            os.link(aside, path)
-        except FileExistsError:
-            return False
-        finally:
-            os.unlink(aside)
         return True
 
     def _replace(self, path: str, data: bytes, seen: State) -> bool:
@@ -200,6 +194,8 @@ class RemoteFiles:
 
 
 def _open(protocol: str, uri: str) -> Any:
+    if protocol == "file":
+        return SharedFolder(uri)
     import fsspec
 
     package = PACKAGES.get(protocol)
@@ -228,12 +224,17 @@ def _hopeless(error: Exception) -> bool:
     """Whether it would come out the same a minute later."""
     credentials = "Credentials" in type(error).__name__  # botocore's; it may not be installed
     here = isinstance(error, OSError) and error.errno in HERE
-    return here or credentials or isinstance(error, PermissionError | ValueError | NotImplementedError)
+    return here or credentials or isinstance(error, NotPlain | PermissionError | ValueError | NotImplementedError)
 
 
 def _advice(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in HERE:
         return f"{_words(error)}. Make room on this machine's disk, or choose another folder: root=DIR"
+    if isinstance(error, NotPlain):
+        return (
+            f"{_words(error)}. Links in a shared folder are not followed, since others may have made them: find out "
+            "who did, and delete it"
+        )
     if isinstance(error, PermissionError):
         return (
             f"{_words(error)}. It must be allowed to read, write, list and delete there; the credentials come from the "

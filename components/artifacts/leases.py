@@ -25,6 +25,7 @@ from components.artifacts.files import RemoteFiles
 from components.artifacts.locks import Waiting, name_holder
 from components.artifacts.times import Times
 from components.errors import ResourceError
+from components.json_text import parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class _Lease:
         if text is None:
             return None
         try:
-            body = json.loads(text)
+            body = parse_json(text)
         except ValueError:
             body = {}
         return body if isinstance(body, dict) else {}
@@ -137,7 +138,4 @@ class _Lease:
 
 
 def _who(body: dict[str, Any]) -> str:
-    try:
-        return name_holder(body["pid"], body["host"], body["seconds"])
-    except KeyError:
-        return "another machine"
+    return name_holder(body, body.get("seconds")) or "another machine"

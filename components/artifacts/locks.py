@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import socket
 import time
 from collections.abc import Callable
-from typing import IO
+from typing import IO, Any
 
 from components.errors import WaitTimeout
+from components.json_text import parse_json
+
+LIMIT = 10_000
+"""Most characters that are read of a lock."""
 
 
 def lock_file(file: IO[str], what: str, timeout: float, on_wait: Callable[[str], None] | None = None) -> None:
@@ -51,15 +56,22 @@ class Waiting:
         time.sleep(min(longest, 0.02 + waited / 10, max(self._timeout - waited, 0.001)))
 
 
-def name_holder(pid: int, host: str, seconds: float) -> str:
-    """Who holds a lock, and for how long."""
-    return f"process {pid} on {host} (since {seconds:.0f} s)"
+def name_holder(body: Any, seconds: Any) -> str:
+    """Name the holder of a lock from what it wrote there: somebody else may have written anything."""
+    if not isinstance(body, dict) or isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        return ""
+    pid, host = body.get("pid"), body.get("host")
+    if not isinstance(pid, int) or not isinstance(host, str) or not host.isprintable() or not math.isfinite(seconds):
+        return ""
+    return f"process {pid} on {host[:100]} (since {seconds:.0f} s)"
 
 
 def _holder(file: IO[str]) -> str:
     file.seek(0)
     try:
-        holder = json.loads(file.read())
-        return name_holder(holder["pid"], holder["host"], time.time() - holder["since"])
-    except ValueError:  # it has the lock but has not written its name yet
+        body = parse_json(file.read(LIMIT))
+        since = body.get("since") if isinstance(body, dict) else None
+        seconds = time.time() - since if isinstance(since, int | float) else None
+    except (ValueError, OverflowError):  # it has the lock but has not written its name yet
         return "another process"
+    return name_holder(body, seconds) or "another process"

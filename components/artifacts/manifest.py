@@ -1,19 +1,27 @@
 """An artifact and its manifest: a folder of files, and the `manifest.json` that says what they have to be.
 
-Whoever reads an artifact verifies it: each file has the size and sha256 that the manifest states, or the artifact is
-damaged. A manifest may come from a store that others write to, so the paths in it are checked before they are used.
+Whoever reads an artifact verifies it: its files are those that the manifest lists, each with the size and sha256 that
+it states, or the artifact is damaged. A manifest may come from a store that others write to, so its values must have
+the right form, names are checked before they are used (`names`), and no link is followed (`folders`).
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from components.artifacts.keys import file_digest, json_digest
+from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, ValidationError
+
+from components.artifacts.files import READ
+from components.artifacts.folders import Folder, NotPlain
+from components.artifacts.keys import json_digest
+from components.artifacts.names import check_names, is_key
 from components.errors import ArtifactDamaged, ArtifactError
+from components.json_text import parse_json
 
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
@@ -48,24 +56,77 @@ class Artifact:
     """Bytes of all files."""
 
 
+def _key(text: str) -> str:
+    if not is_key(text):
+        raise ValueError("is no key of an artifact")
+    return text
+
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Word = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
+Text = Annotated[str, Field(max_length=300)]
+Key = Annotated[str, AfterValidator(_key)]
+
+
+class _Entry(BaseModel):
+    sha256: Digest
+    bytes: int = Field(ge=0)
+
+
+class _Reference(BaseModel):
+    key: Key
+
+
+class _Manifest(BaseModel):
+    manifest_version: int
+    kind: Word
+    stage: Word
+    schema_version: int
+    key: Key
+    digest: Digest
+    seconds: FiniteFloat
+    inputs: dict[Text, _Reference]
+    metrics: dict[Text, FiniteFloat]
+    files: dict[str, _Entry]
+    volatile: list[str]
+    spec: dict[str, Any] | None = None
+
+
 def read_artifact(path: Path, *, verify: bool = True) -> Artifact:
-    """Reads the artifact in folder `path`; with `verify`, checks the sha256 of every file.
+    """Read the artifact in folder `path`. With `verify`, check that its files are those of the manifest and no others,
+    by sha256. No symbolic link is followed.
 
     Raises ArtifactDamaged, naming the file, where it does not match its manifest, and ArtifactError where a newer
     Espalier has written it.
     """
     try:
-        text = (path / MANIFEST).read_bytes()
+        with Folder(path) as folder:
+            try:
+                with folder.open(MANIFEST) as file:
+                    text = file.read(READ + 1)
+            except FileNotFoundError:
+                raise ArtifactDamaged(f"{path / MANIFEST} is missing") from None
+            artifact, files = parse_manifest(text, path, str(path))
+            if verify:
+                _verify(folder, files)
     except FileNotFoundError:
         raise ArtifactDamaged(f"{path / MANIFEST} is missing") from None
-    artifact, files = parse_manifest(text, path, str(path))
-    if verify:
-        for name, entry in files.items():
-            if not (path / name).is_file():
-                raise ArtifactDamaged(f"{path / name} is missing")
-            if not fits(path / name, entry):
-                raise ArtifactDamaged(f"{path / name} does not match its manifest")
+    except NotPlain as error:
+        raise ArtifactDamaged(f"{error.filename} {error.strerror}") from None
     return artifact
+
+
+def _verify(folder: Folder, files: Files) -> None:
+    for name, entry in files.items():
+        try:
+            intact = matches(folder, name, entry)
+        except FileNotFoundError:
+            raise ArtifactDamaged(f"{folder.path / name} is missing") from None
+        if not intact:
+            raise ArtifactDamaged(f"{folder.path / name} does not match its manifest")
+    for name in folder.names():
+        if name not in files and name != MANIFEST:
+            raise ArtifactDamaged(f"{str(folder.path / name)!a} is not in its manifest")
 
 
 def parse_manifest(text: bytes, path: Path, where: str) -> tuple[Artifact, Files]:
@@ -75,55 +136,66 @@ def parse_manifest(text: bytes, path: Path, where: str) -> tuple[Artifact, Files
     Raises as `read_artifact` does.
     """
     where = f"{where}/{MANIFEST}"
+    if len(text) > READ:
+        raise ArtifactDamaged(f"{where} has more than {READ} bytes")
     try:
-        manifest = json.loads(text)
-        version = manifest["manifest_version"]
-        if version > MANIFEST_VERSION:
+        data = parse_json(text)
+        version = data.get("manifest_version") if isinstance(data, dict) else None
+        if isinstance(version, int) and version > MANIFEST_VERSION:
             raise ArtifactError(
                 f"{where} was written by a newer Espalier (manifest version {version}, this one reads "
                 f"{MANIFEST_VERSION}): update, or use another root and store"
             )
-        files, volatile = manifest["files"], manifest["volatile"]
-        artifact = Artifact(
-            key=manifest["key"],
-            kind=manifest["kind"],
-            stage=manifest["stage"],
-            schema_version=manifest["schema_version"],
-            digest=manifest["digest"],
-            path=path,
-            metrics=manifest["metrics"],
-            inputs={name: reference["key"] for name, reference in manifest["inputs"].items()},
-            volatile=tuple(volatile),
-            seconds=manifest["seconds"],
-            size=sum(entry["bytes"] for entry in files.values()),
-        )
-        digest = content_digest(files, volatile)
+        manifest = _Manifest.model_validate(data, strict=True)
+        check_names(manifest.files, MANIFEST)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ArtifactDamaged(f"{where} cannot be read: {place!a}: {first['msg']!a}") from None
     except ArtifactError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ArtifactDamaged(f"{where} cannot be read: {error!r}") from None
-    if artifact.digest != digest:
+    except ValueError as error:
+        raise ArtifactDamaged(f"{where} cannot be read: {error}") from None
+    files = {name: entry.model_dump() for name, entry in manifest.files.items()}
+    artifact = Artifact(
+        key=manifest.key,
+        kind=manifest.kind,
+        stage=manifest.stage,
+        schema_version=manifest.schema_version,
+        digest=manifest.digest,
+        path=path,
+        metrics=manifest.metrics,
+        inputs={name: reference.key for name, reference in manifest.inputs.items()},
+        volatile=tuple(manifest.volatile),
+        seconds=manifest.seconds,
+        size=sum(entry.bytes for entry in manifest.files.values()),
+    )
+    if artifact.digest != content_digest(files, manifest.volatile):
         raise ArtifactDamaged(f"{where}: the digest does not fit the list of files")
-    for name in files:
-        if name == MANIFEST or name != str(PurePosixPath(name)) or {"/", ".."} & set(PurePosixPath(name).parts):
-            raise ArtifactDamaged(f"{where}: {name!r} is no file below the artifact's folder")
     return artifact, files
 
 
-def fits(path: Path, entry: Mapping[str, Any]) -> bool:
-    """Whether a file has the size and sha256 that its entry in the manifest states."""
-    return path.stat().st_size == entry["bytes"] and file_digest(path) == entry["sha256"]
+def matches(folder: Folder, name: str, entry: Mapping[str, Any]) -> bool:
+    """Return whether a file has the size and sha256 that its entry in the manifest states. Raise FileNotFoundError and
+    NotPlain as `Folder.open` does."""
+    with folder.open(name) as file:
+        same_size = os.fstat(file.fileno()).st_size == entry["bytes"]
+        return same_size and hashlib.file_digest(file, "sha256").hexdigest() == entry["sha256"]
 
 
-def describe(folder: Path) -> dict[str, dict[str, Any]]:
-    """The files of a folder, as a manifest lists them. Raises ValueError where one is a symbolic link."""
+def describe(path: Path) -> dict[str, dict[str, Any]]:
+    """The files of a folder, as a manifest lists them. Raises ValueError where one is no regular file, or has a name
+    that a manifest cannot hold."""
     files = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink():
-            raise ValueError(f"{path.name} is a symbolic link; an artifact holds its files itself")
-        if path.is_file():
-            entry = {"sha256": file_digest(path), "bytes": path.stat().st_size}
-            files[path.relative_to(folder).as_posix()] = entry
+    with Folder(path) as folder:
+        for name in sorted(folder.names()):
+            try:
+                with folder.open(name) as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                    files[name] = {"sha256": digest, "bytes": os.fstat(file.fileno()).st_size}
+            except NotPlain:
+                raise ValueError(f"{name!a} is a symbolic link or pipe; an artifact holds its files itself") from None
+    check_names(files, MANIFEST)
     return files
 
 

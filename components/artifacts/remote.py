@@ -13,16 +13,18 @@ next one writes the same names again.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
+import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from components.artifacts.files import RemoteFiles
+from components.artifacts.folders import Folder
 from components.artifacts.leases import lease
-from components.artifacts.manifest import MANIFEST, Artifact, fits, parse_manifest
+from components.artifacts.manifest import MANIFEST, Artifact, matches, parse_manifest
 from components.artifacts.times import Times
 from components.artifacts.uri import store_uri
 from components.errors import ArtifactDamaged, Problem, ResourceError, SpecError
@@ -79,18 +81,30 @@ class Remote:
         artifact, files = parse_manifest(text, folder, where)
         if artifact.key != key:
             raise ArtifactDamaged(f"{where}/{MANIFEST} belongs to the key {artifact.key}")
-        for name, entry in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            for last in (False, True):  # once more: what came wrong may have been broken on its way
-                try:
-                    self._files.download(f"{key}/{name}", folder / name)
-                except FileNotFoundError:
-                    raise ArtifactDamaged(f"{where}/{name} is missing") from None
-                if fits(folder / name, entry):
-                    break
-                if last:
-                    raise ArtifactDamaged(f"{where}/{name} does not match its manifest")
+        with (
+            Folder(folder) as target,
+            tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.") as arriving,
+        ):
+            for name, entry in files.items():
+                self._download_file(key, name, entry, Path(arriving) / "file", target)
         (folder / MANIFEST).write_bytes(text)
+
+    def _download_file(self, key: str, name: str, entry: Mapping[str, Any], arriving: Path, target: Folder) -> None:
+        """Fetch one file. It arrives under a name of ours; the manifest's name is only used relative to the open
+        folder."""
+        where = f"{self.uri}/{key}/{name}"
+        for last in (False, True):  # once more: what came wrong may have been broken on its way
+            try:
+                self._files.download(f"{key}/{name}", arriving)
+            except FileNotFoundError:
+                raise ArtifactDamaged(f"{where} is missing") from None
+            with Folder(arriving.parent) as folder:
+                intact = matches(folder, arriving.name, entry)
+            if intact:
+                target.take(arriving, name)
+                return
+            if last:
+                raise ArtifactDamaged(f"{where} does not match its manifest")
 
     def upload(self, artifact: Artifact) -> None:
         """Copies the artifact there, unless it is there. One that is there with another content stays."""
@@ -98,7 +112,7 @@ class Remote:
         text = (artifact.path / MANIFEST).read_bytes()
         if (theirs := self.manifest(key)) is not None and self._keep(artifact, theirs):
             return
-        for name in json.loads(text)["files"]:
+        for name in parse_manifest(text, artifact.path, str(artifact.path))[1]:
             self._files.upload(f"{key}/{name}", artifact.path / name)
         if not self._files.create(f"{key}/{MANIFEST}", text):
             logger.warning("%s: another machine has committed %s %s too", self.uri, artifact.kind, key[:12])

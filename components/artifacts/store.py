@@ -31,6 +31,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 import tempfile
 import threading
 import time
@@ -48,6 +49,7 @@ from components.artifacts.manifest import (
     describe,
     read_artifact,
 )
+from components.artifacts.names import is_key
 from components.artifacts.remote import Remote
 from components.artifacts.times import Times
 from components.errors import ArtifactDamaged, ArtifactError, Problem, SpecError
@@ -95,8 +97,8 @@ class Store:
             self.remote.check()
 
     def path(self, key: str) -> Path:
-        """Where the artifact of `key` lies, or would lie."""
-        return self.root / key
+        """Where the artifact of `key` lies, or would lie. Raises ArtifactError for what is no key."""
+        return self.root / _checked(key)
 
     def find(self, key: str) -> Artifact | None:
         """The artifact of `key`, or None where there is none.
@@ -136,7 +138,7 @@ class Store:
         `on_wait` is told whom we wait for. Raises WaitTimeout, which says the same, after `timeout` seconds.
         """
         start = time.monotonic()
-        what = f"artifact {key[:12]}"
+        what = f"artifact {_checked(key)[:12]}"
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._flock(key, what, timeout, on_wait))
             if self.remote is not None:  # second, so that of each machine only one process asks there
@@ -150,7 +152,7 @@ class Store:
 
     def scratch(self, key: str) -> Path:
         """A folder for the unfinished work of a stage. It survives the stage's death; commit removes it."""
-        path = self.root / ".scratch" / key
+        path = self.root / ".scratch" / _checked(key)
         path.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -214,7 +216,7 @@ class Store:
         if known is not None and (path / MANIFEST).is_file():
             return known
         try:
-            inode = path.stat().st_ino
+            inode = path.lstat().st_ino
         except FileNotFoundError:
             return None
         try:
@@ -306,8 +308,10 @@ class Store:
     def _place(self, folder: Path, key: str) -> Artifact:
         """Puts a complete folder in its place; where another process was first, its folder stays."""
         path = self.path(key)
-        sync_tree(folder)
         folder.chmod(0o755)  # mkdtemp made it private
+        for inner in folder.rglob("*"):  # nobody else may change what was verified, whatever the umask is
+            inner.chmod(inner.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
+        sync_tree(folder)
         try:
             os.rename(folder, path)
         except OSError as error:
@@ -320,15 +324,22 @@ class Store:
     def _set_aside(self, key: str, inode: int, error: ArtifactDamaged) -> None:
         path = self.path(key)
         number = 1
-        while (aside := path.with_name(f"{key}.damaged-{number}")).exists():
+        while os.path.lexists(aside := path.with_name(f"{key}.damaged-{number}")):
             number += 1
         try:
-            if path.stat().st_ino == inode:  # nobody has replaced it since it was read
+            if path.lstat().st_ino == inode:  # nobody has replaced it since it was read
                 os.rename(path, aside)
         except FileNotFoundError:
             return
         self._verified.pop(key, None)
         logger.warning("damaged artifact set aside as %s and made again: %s", aside.name, error)
+
+
+def _checked(key: str) -> str:
+    """Return a key that is to be used in a path. Raise ArtifactError for anything that is none."""
+    if not is_key(key):
+        raise ArtifactError(f"{key!a} is no key of an artifact; expected letters, digits, - and _")
+    return key
 
 
 def sync_tree(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-SAME = {"s3a": "s3", "gcs": "gs"}
+SAME = {"s3a": "s3", "gcs": "gs", "local": "file"}
 """Protocols with two names."""
 
 
@@ -20,6 +20,7 @@ def store_uri(text: str) -> str:
     if found is None:
         raise ValueError("a URI such as s3://BUCKET/PREFIX, without a query")
     protocol, place, path = found.groups()
+    protocol = SAME.get(protocol, protocol)
     if "@" in place:
         raise ValueError("a URI without user and password: credentials come from the environment")
     if protocol not in fsspec.available_protocols():
@@ -28,4 +29,4 @@ def store_uri(text: str) -> str:
         raise ValueError("an absolute path after file://, as in file:///srv/artifacts")
     if not place and not path:
         raise ValueError("a URI such as s3://BUCKET/PREFIX")
-    return f"{SAME.get(protocol, protocol)}://{place}{path or ''}".rstrip("/")
+    return f"{protocol}://{place}{path or ''}".rstrip("/")

@@ -43,8 +43,8 @@ class DeploySpec(Spec):
     equals the earliest."""
     prompts: int = Field(8, ge=1)
     """Held-out prompts on which exports and policy are compared."""
-    name: str | None = None
-    """Name in the model registry; None takes the experiment's."""
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
+    """Name in the model registry, and of files; None takes the experiment's."""
     margin: float = Field(0.0, ge=0, lt=1)
     """Held-out success by which the policy has to beat the present champion, on the same scenarios, to become it; with
     0 any gain does. A name's first version becomes champion without a comparison."""

@@ -161,7 +161,7 @@ def test_an_artifact_of_a_newer_version_is_refused_and_left_alone(store):
     assert not list(store.root.glob("*.damaged-*"))
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "a/../../b", "a//b", "./a", "", MANIFEST])
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "a/../../b", "a//b", "./a", ""])
 def test_a_manifest_names_only_files_below_its_folder(store, name):
     artifact = make(store)
     files = {name: {"sha256": "0" * 64, "bytes": 1}}

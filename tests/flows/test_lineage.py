@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from components.artifacts import Store
+from components.artifacts.manifest import content_digest
 from components.errors import ResourceError
 from flows.ancestry import Lineage
 from flows.lineage import main, origins, show, to_json
@@ -212,7 +213,7 @@ def test_what_may_be_a_run_or_a_key_is_refused(tmp_path):
     run = pretend(tmp_path, rounds=1)
     key = run.stage("train[1]").key
     record = json.loads((tmp_path / "records" / f"{run.id}.json").read_text())
-    (tmp_path / "records" / "same.json").write_text(json.dumps(record | {"id": key[:32]}))
+    (tmp_path / "records" / f"{key[:32]}.json").write_text(json.dumps(record | {"id": key[:32]}))
     with pytest.raises(ResourceError, match=r"begins the id of run .* and the key"):
         Lineage(tmp_path).resolve(key[:8])
     keys = ["f" * 63 + digit for digit in "12"]
@@ -253,7 +254,8 @@ def test_a_long_chain_is_no_matter(tmp_path):
         folder = tmp_path / "artifacts" / key
         folder.mkdir(parents=True)
         manifest = {
-            "kind": "checkpoint", "stage": "train", "digest": key, "spec": {}, "seconds": 0, "metrics": {},
+            "manifest_version": 1, "kind": "checkpoint", "schema_version": 1, "stage": "train", "key": key,
+            "digest": content_digest({}, []), "spec": {}, "seconds": 0, "metrics": {}, "files": {}, "volatile": [],
             "inputs": {"start": {"key": below, "digest": below}} if below else {},
         }  # fmt: skip
         (folder / "manifest.json").write_text(json.dumps(manifest))

@@ -1,0 +1,33 @@
+"""JSON that somebody else may have written: a shared store, a folder of runs.
+
+The standard library's parser follows nesting until Python's recursion limit raises RecursionError, which no caller of a
+JSON parser expects. This one stops at 200 levels, so code that walks the result recursively is safe as well.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+from components.errors import ArtifactDamaged
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text. Raise ValueError, which says why, for text that is none or nested too deeply."""
+    try:
+        return from_json(text)
+    except UnicodeEncodeError:
+        raise ValueError("it holds half of a surrogate pair") from None
+
+
+def read_json(path: Path) -> Any:
+    """Return the value of a JSON file of an artifact or of a run. Raise ArtifactDamaged where it is none."""
+    try:
+        return parse_json(path.read_bytes())
+    except ValueError as error:
+        raise ArtifactDamaged(
+            f"{path} is no valid JSON ({error}): it was damaged or changed by hand. Delete the folder that holds it; "
+            "the same command makes it again"
+        ) from None

@@ -1,0 +1,101 @@
+"""Records and manifests that somebody has written to, met by the commands that read them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from components.artifacts import MANIFEST
+from components.errors import SpecError
+from components.specs import validate
+from flows.records import Records
+from flows.spec import ExperimentSpec
+from tests.flows.pretend import pretend
+from tests.flows.test_online_rl import DATA
+
+pytestmark = pytest.mark.security
+
+CODE = Path(__file__).resolve().parents[2]
+NESTED = b"[" * 200_000
+STEER = "\x1b]0;owned\x07\x1b[2J"
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=CODE,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def record_path(root: Path) -> Path:
+    return next((root / "records").glob("*.json"))
+
+
+def change(path: Path, **changes) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("text", [NESTED, b'{"stages":' * 50_000, b"[]", b"null", b"\xff", b"5"], ids=range(6))
+def test_a_record_that_is_no_json_object_is_left_out(tmp_path, caplog, text):
+    run = pretend(tmp_path, rounds=1)
+    (tmp_path / "records" / "other.json").write_bytes(text)
+    assert [one.id for one in Records(tmp_path).all()] == [run.id]
+    assert "other.json is no record of a run and is left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"id": "../../victim"}, {"id": "other"}, {"id": 5}, {"name": ["x"]}, {"started": "soon"}, {"stages": 5},
+        {"stages": [5]}, {"spec": []}, {"notices": [{"kind": "x"}]}, {"version": "1"}, {"version": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_record_with_values_of_another_form_is_left_out(tmp_path, changes):
+    pretend(tmp_path, rounds=1)
+    change(record_path(tmp_path), **changes)
+    assert Records(tmp_path).all() == []
+
+
+@pytest.mark.parametrize("part", ["key", "input", "request"])
+def test_a_key_in_a_record_is_no_path(tmp_path, part):
+    run = pretend(tmp_path, rounds=1)
+    path = record_path(tmp_path)
+    stages = json.loads(path.read_text())["stages"]
+    if part == "key":
+        stages[0]["key"] = "../../victim"
+    elif part == "input":
+        stages[-1]["request"]["inputs"]["policy"] = "/etc"
+    else:
+        stages[0]["request"] = {"stage": "collect"}
+    change(path, stages=stages)
+    assert run.id not in [one.id for one in Records(tmp_path).all()]
+
+
+def test_what_a_record_or_a_manifest_says_does_not_steer_the_terminal(tmp_path):
+    run = pretend(tmp_path, rounds=1)
+    change(record_path(tmp_path), name=f"test{STEER}", overrides=[f"a={STEER}"])
+    assert STEER[:1] not in Records(tmp_path).describe(Records(tmp_path).all()[0])
+    manifest = tmp_path / "artifacts" / run.stage("train[1]").key / MANIFEST
+    data = json.loads(manifest.read_text())
+    data["spec"]["algorithm"][f"x{STEER}"] = STEER
+    manifest.write_text(json.dumps(data))
+    done = command("flows.lineage", run.id, "--root", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "owned" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["../../victim", "/victim", "a/b", "x\x1b[2J", ".hidden", ""])
+def test_the_name_of_a_deployment_is_no_path(name):
+    """It becomes the name of a file: NAME-f16.gguf, deployments/NAME.json."""
+    with pytest.raises(SpecError, match=r"deploy\.name"):
+        validate(ExperimentSpec, {**DATA, "deploy": {"name": name}})
