@@ -27,7 +27,7 @@ def vllm_server(model: ModelSpec, inference: VllmSpec, context: Context) -> Vllm
     from components.inference.vllm.server import VllmServer
     from components.models.weights import prepare
 
-    recipe = [model.base(), inference.model_dump(mode="json", include=set(OURS))]
+    recipe = [model.base() | model.content(), inference.model_dump(mode="json", include=set(OURS))]
 
     def build() -> VllmServer:
         logs = context.cache.parent / "logs"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from components.errors import ArtifactDamaged, ArtifactError
+from components.json_text import read_json
 from components.models.learned import ADAPTER, FILE, WEIGHTS
 from components.models.spec import ModelSpec
 
@@ -61,7 +62,7 @@ def read_card(folder: Path) -> Card:
     """What the reward model in a folder says of itself. Raises ArtifactError where there is none, ArtifactDamaged where
     its files do not match what it says."""
     try:
-        data = json.loads((folder / CARD).read_text())
+        data = read_json(folder / CARD)
     except FileNotFoundError:
         raise ArtifactError(f"{folder} holds no reward model: there is no {CARD} in it") from None
     except ValueError as error:
@@ -91,8 +92,8 @@ def check_base(folder: Path, card: Card, model: ModelSpec) -> None:
     own = _identity(model)
     if other := [
         f"{name}={card.model.get(name)}"
-        for name in ("name", "source", "revision", "quantization")
-        if card.model.get(name) != own[name]
+        for name in ("name", "source", "revision", "quantization", "content")
+        if card.model.get(name) != own.get(name)
     ]:
         raise ArtifactError(
             f"the reward model in {folder} was trained on another base, {', '.join(other)}, than model.name="
@@ -109,6 +110,7 @@ def _identity(model: ModelSpec) -> dict[str, Any]:
         "revision": model.revision,
         "quantization": model.quantization,
         "lora": model.lora.model_dump(mode="json") if model.lora else None,
+        **model.content(),
     }
 
 

@@ -6,7 +6,6 @@ so that no second copy of the base is held.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from components.algorithms.policy import Policy
 from components.errors import ResourceError
+from components.json_text import read_json
 from components.models.spec import LoraSpec, TeacherSpec
 from components.models.weights import pick_device, vocabulary
 
@@ -30,7 +30,7 @@ def teacher_of(
         policy.use_reference(adapter)
         return policy
     model = spec.model(policy.spec.max_length, _lora(adapter))
-    recipe = f"{teacher_dir} {model.model_dump_json()}"
+    recipe = f"{teacher_dir} {model.content()} {model.model_dump_json()}"
     warm = {} if warm is None else warm
     held, teacher = warm.pop("teacher", (None, None))
     if held != recipe:
@@ -78,5 +78,5 @@ def _lora(adapter: Path | None) -> LoraSpec:
     """The shape of a saved adapter."""
     if adapter is None:
         return LoraSpec(rank=1)
-    saved = json.loads((adapter / "adapter_config.json").read_text())
+    saved = read_json(adapter / "adapter_config.json")
     return LoraSpec(rank=saved["r"], alpha=saved["lora_alpha"], target_modules=saved["target_modules"])

@@ -205,7 +205,7 @@ def _policy(base_dir: Path, model: ModelSpec, seed: int, start: Path | None, war
     """The model in training, holding what `start` had learned; the base model where that is None."""
     from components.algorithms.policy import Policy
 
-    key = f"policy {base_dir} {model.model_dump_json()}"
+    key = f"policy {base_dir} {model.content()} {model.model_dump_json()}"
     policy: Policy | None = warm.pop(key, None) if warm is not None else None
     if policy is None or start is None:
         policy = None  # frees the old one before the new one is loaded

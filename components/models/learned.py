@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import ArtifactError
+from components.json_text import read_json
 from components.models import lora
 from components.models.files import Weights
 
@@ -130,6 +131,6 @@ def is_whole(folder: Path) -> bool:
 
 def _declare_type(config: Path, dtype: str) -> None:
     """In the config, which says in what type the weights are to be loaded."""
-    data: dict[str, Any] = json.loads(config.read_text())
+    data: dict[str, Any] = read_json(config)
     data.pop("torch_dtype", None)
     config.write_text(json.dumps({**data, "dtype": dtype}, indent=2, sort_keys=True) + "\n")

@@ -7,12 +7,12 @@ so is any tensor that is no A or B of a linear layer: nothing of an adapter is e
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import ArtifactError
+from components.json_text import read_json
 from components.models.files import Weights
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _read_adapter(adapter_dir: Path) -> tuple[dict[str, Any], dict[str, torch.Te
     if not (adapter_dir / "adapter_config.json").is_file() or not weights.is_file():
         raise ArtifactError(f"{adapter_dir} is no adapter: expected adapter_config.json and adapter_model.safetensors")
     try:
-        config = json.loads((adapter_dir / "adapter_config.json").read_text())
+        config = read_json(adapter_dir / "adapter_config.json")
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{adapter_dir}: adapter_config.json cannot be read ({error!s:.200})") from None
     if not isinstance(config, dict):

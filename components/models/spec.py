@@ -42,6 +42,14 @@ class ModelSpec(Spec):
     lora: LoraSpec | None = LoraSpec()
     """null trains all weights: full fine-tuning."""
 
+    def content(self) -> dict[str, str]:
+        """What is in the model's files, for stage keys: of a local folder its digest, for it may change at any time."""
+        return _content(self.source, self.name)
+
+    def key_part(self) -> dict[str, Any]:
+        """What determines results of stages that train the model, for stage keys."""
+        return {**self.model_dump(mode="json", exclude={"device"}), **self.content()}
+
     def base(self) -> dict:
         """The part that stages read which do not train: a change of LoRA leaves them cached."""
         return self.model_dump(exclude={"lora"})
@@ -91,4 +99,13 @@ class TeacherSpec(Spec):
 
         folder = self.adapter_dir()
         digest = None if folder is None else learned.digest(folder)
-        return {**self.model_dump(mode="json", exclude={"device"}), "adapter": digest}
+        own = self.model_dump(mode="json", exclude={"device"})
+        return {**own, **_content(self.source, self.name), "adapter": digest}
+
+
+def _content(source: str, name: str) -> dict[str, str]:
+    if source != "hub" or not Path(name).is_dir():
+        return {}  # made or downloaded once, recorded and verified: `weights.prepare`
+    from components.models.digests import folder_digest
+
+    return {"content": folder_digest(Path(name))}

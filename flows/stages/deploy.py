@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from components.deployment.card import model_card, placeless
 from components.deployment.spec import DeploySpec, Format
 from components.errors import Problem, SpecError
 from components.inference.protocol import ChatCompletion, ChatRequest
+from components.json_text import read_json
 from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec
 from components.trajectories.schema import Trajectory
@@ -38,7 +38,7 @@ class DeployStage(StageSpec):
         deploy = self.deploy
         return {
             "name": self.name,
-            "model": self.model.model_dump(mode="json", exclude={"device"}),
+            "model": self.model.key_part(),
             "mode": deploy.mode,
             "formats": sorted(deploy.formats),
             "gguf": deploy.gguf if "gguf" in deploy.formats else None,
@@ -111,7 +111,7 @@ def _write(
         step=spec.step,
         stage_key=context.key,
         inputs={name: artifact.digest for name, artifact in inputs.items()},
-        results={name: json.loads((a.path / "summary.json").read_text()) for name, a in evaluations.items()},
+        results={name: read_json(a.path / "summary.json") for name, a in evaluations.items()},
         differences={
             f"{before} to {names[-1]}": paired_difference(episodes[before], episodes[names[-1]])
             for before in names[:-1]

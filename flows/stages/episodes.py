@@ -26,6 +26,7 @@ from components.errors import (
 )
 from components.inference.protocol import BASE_POLICY, Engine, Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec, VllmSpec
+from components.json_text import read_json
 from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
@@ -77,7 +78,7 @@ class Episodes:
         from components.trajectories.store import read_trajectories
 
         trajectories = list(read_trajectories(path))
-        self.seconds.update(json.loads(path.with_suffix(".json").read_text()))
+        self.seconds.update(read_json(path.with_suffix(".json")))
         return trajectories
 
 
@@ -323,7 +324,7 @@ def warm_engine(
     from components.models import learned
 
     inference = inference or EmbeddedSpec()
-    recipe = (model.base(), inference.model_dump())
+    recipe = (model.base() | model.content(), inference.model_dump())
     engine = context.warm.get(kind, recipe, lambda: _engine(model, inference, context))
     if adapter is not None:
         engine.load_policy(learned.digest(adapter), str(adapter))

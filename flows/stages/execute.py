@@ -67,6 +67,12 @@ def _make(stage: Stage, spec: StageSpec, inputs: dict[str, Artifact], key: str, 
         scratch = context.store.scratch(key)
         context.begin(draft.path, scratch)
         metrics = stage.function(spec, inputs, draft, replace(context, scratch=scratch))
+        digests = {name: artifact.digest for name, artifact in inputs.items()}
+        if stage_key(stage.name, stage.version, spec.key_part(), digests, context.seed) != key:
+            raise ResourceError(
+                f"{stage.name}: a model's folder, an adapter or code that the stage reads has changed on the disk "
+                "while it ran, so its result belongs to neither version. Run the same command again"
+            )
         logger.debug("%s holds %.2f GB at its end", stage.name, resident_gb())
         draft.metrics.update({name: float(value) for name, value in metrics.items() if math.isfinite(value)})
     if resident_gb() > held + WORTH_GIVING_BACK:

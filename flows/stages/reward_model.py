@@ -30,7 +30,7 @@ class RewardModelStage(StageSpec):
 
     def key_part(self) -> dict[str, Any]:
         return {
-            "model": self.model.model_dump(mode="json", exclude={"device"}),
+            "model": self.model.key_part(),
             "algorithm": self.algorithm.model_dump(mode="json"),
         }
 

@@ -45,7 +45,7 @@ class TrainStage(StageSpec):
 
     def key_part(self) -> dict[str, Any]:
         part = {
-            "model": self.model.model_dump(mode="json", exclude={"device"}),
+            "model": self.model.key_part(),
             "algorithm": self.algorithm.model_dump(mode="json"),
         }
         if isinstance(self.algorithm, DistillSpec):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import multiprocessing
@@ -103,7 +104,7 @@ def test_the_random_model_is_the_same_everywhere(base_dir, tmp_path):
 
 
 def test_a_preparation_that_fails_leaves_nothing(tmp_path, monkeypatch):
-    def fail(spec, out):
+    def fail(spec, out, record):
         (out / "config.json").write_text("{}")
         raise OSError("disk full")
 
@@ -236,7 +237,7 @@ class Hub(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("X-Repo-Commit", self.commit)
-        self.send_header("ETag", f'"{hash(data):x}"')
+        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
         self.end_headers()
         if body:
             self.wfile.write(data)
