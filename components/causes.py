@@ -5,12 +5,16 @@ Libraries wrap errors in their own ways, so the whole chain of causes is looked 
 
 from __future__ import annotations
 
+import errno
+import re
 from typing import Any
 
 PASSING = (429, 502, 503, 504)
 """Statuses of HTTP: too many requests, bad gateway, unavailable, gateway timeout."""
 BROKEN = ("ConnectError", "ConnectTimeout", "ReadError", "WriteError", "CloseError", "RemoteProtocolError")
 """Errors of httpx, and of what it stands on, for a line that broke or never was; Python's own are ConnectionError."""
+FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = re.compile(r"No space left on device|Disk quota exceeded|File too large|database or disk is full")
 DEPTH = 16
 """Errors of a chain that are looked at."""
 
@@ -39,6 +43,16 @@ def causes(error: BaseException | None) -> list[Exception]:
         waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
         waiting += [part for part in one.args if isinstance(part, BaseException)]
     return seen
+
+
+def out_of_space(error: BaseException | None) -> str | None:
+    """Return the message of the error in a chain that says that a disk is full or a file may not grow; None without
+    one. Libraries in other languages (safetensors, sqlite) wrap it in errors of their own, where only the text says
+    so."""
+    for one in causes(error):
+        if (isinstance(one, OSError) and one.errno in FULL_ERRNOS) or FULL.search(str(one)):
+            return str(one)
+    return None
 
 
 def status_of(error: Exception) -> int | None:

@@ -16,10 +16,7 @@ from components.errors import ArtifactDamaged
 
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text. Raise ValueError, which says why, for text that is none or nested too deeply."""
-    try:
-        return from_json(text)
-    except UnicodeEncodeError:
-        raise ValueError("it holds half of a surrogate pair") from None
+    return from_json(text.encode() if isinstance(text, str) else text)  # half of a surrogate pair is a ValueError, too
 
 
 def read_json(path: Path) -> Any:
@@ -28,6 +25,6 @@ def read_json(path: Path) -> Any:
         return parse_json(path.read_bytes())
     except ValueError as error:
         raise ArtifactDamaged(
-            f"{path} is no valid JSON ({error}): it was damaged or changed by hand. Delete the folder that holds it; "
-            "the same command makes it again"
+            f"{path} is no valid JSON ({error}): it was damaged or changed by hand. Put it back as it was; an artifact "
+            "can also be deleted with its folder, and is made again by the same command"
         ) from None

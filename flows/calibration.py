@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from components.errors import ResourceError, SpecError
+from components.json_text import read_json
 
 if TYPE_CHECKING:
     from components.artifacts import Artifact
@@ -170,7 +171,7 @@ def calibration(
     from components.evaluation.marks import judge_by
     from flows.stages.calibrate import TABLE
 
-    rows = [measures.Judged(**row) for row in json.loads((judged.path / TABLE).read_text())]
+    rows = [measures.Judged(**row) for row in read_json(judged.path / TABLE)]
     found = measures.measure(rows, spec.calibrate.threshold)
     counted = judged.metrics
     judgements = counted["judgements"]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from components.artifacts import Artifact
 from components.deployment.card import PLACEMENT
 from components.errors import ResourceError
+from components.json_text import read_json
 from flows.peek import Peek, peek_through, targets
 from flows.records import Records, RunRecord
 
@@ -134,7 +135,7 @@ def _evaluations(letter: str, run: RunRecord, peek: Peek, notes: list[str]) -> d
                 continue
             folder = artifact.path
             try:
-                summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+                summary = read_json(folder / "summary.json")
                 episodes = load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
             except (OSError, ValueError) as error:
                 notes.append(f"{label} cannot be read: {error}")
@@ -163,7 +164,7 @@ def _heldout(
                     gone.append(one.label)
                     continue
                 try:
-                    found[one.step] = json.loads((artifact.path / "summary.json").read_text(encoding="utf-8"))
+                    found[one.step] = read_json(artifact.path / "summary.json")
                 except (OSError, ValueError) as error:
                     notes.append(f"{one.label} cannot be read: {error}")
     return dict(sorted(found.items()))

@@ -12,6 +12,7 @@ from typing import Any
 
 from components.artifacts import lock_file
 from components.deployment.targets.protocol import Deployment, Release
+from components.json_text import read_json
 
 FOLDER = "deployments"
 LOCK_LIMIT = 12 * 3600.0
@@ -62,7 +63,7 @@ class Ledger:
         part.replace(self.path)
 
     def _read(self) -> dict[str, Any]:
-        return json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
+        return read_json(self.path) if self.path.is_file() else {}
 
 
 def ledgers(root: Path) -> list[Ledger]:

@@ -325,6 +325,8 @@ def run(
     """
     from components.models.weights import check_weights
     from components.tracking.provenance import git_commit
+    from components.tracking.store import check as check_tracking
+    from components.tracking.store import local_uri
     from flows import server
     from flows.console import Console, hush, logging_to
     from flows.interrupt import Interruption
@@ -338,6 +340,7 @@ def run(
     check_keys(spec)
     approval.check(spec)
     _writable(root)
+    check_tracking(spec.tracking.uri or local_uri(root))
     context = Context.at(root, spec.store, lock_timeout=spec.compute.lock_timeout)
     context.store.check()
     forked = fork.resolve(spec, context.store)

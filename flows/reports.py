@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from components.artifacts import Artifact
 from components.deployment.spec import Format
+from components.json_text import read_json
 from components.trajectories.schema import Score, Trajectory
 from flows import selections
 from flows.execution import Execution
@@ -232,7 +232,7 @@ def model_folder(export: Artifact) -> Path:
 
 def summary_of(evaluation: Artifact) -> dict[str, Any]:
     """What an evaluation says in figures."""
-    found: dict[str, Any] = json.loads((evaluation.path / "summary.json").read_text())
+    found: dict[str, Any] = read_json(evaluation.path / "summary.json")
     return found
 
 

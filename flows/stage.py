@@ -39,7 +39,8 @@ from components.artifacts import Artifact
 from components.compute.lifeline import watch_parent
 from components.compute.runners import error_to_json
 from components.compute.spec import Strategy
-from components.errors import EspalierError, ResourceError, SpecError
+from components.errors import EspalierError, ResourceError
+from flows.endings import told
 from flows.interrupt import leave
 
 if TYPE_CHECKING:
@@ -133,10 +134,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 say({"error": error_to_json(error)})
             else:
                 print(error, file=sys.stderr)
-            return 2 if isinstance(error, SpecError | ResourceError) else 1
+            known = told(error)
+            assert known is not None
+            return known[1]
         except KeyboardInterrupt:
             return 130
         except Exception as error:  # the parent gets the message, the log the whole story
+            if (known := told(error)) is not None:
+                if options.run is None:
+                    say({"error": error_to_json(EspalierError(known[0]))})
+                else:
+                    print(known[0], file=sys.stderr)
+                return known[1]
             logging.getLogger(__name__).exception("the stage failed")
             say({"error": {"type": type(error).__name__, "message": str(error)}})
             return 1

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from components.errors import ArtifactError
+from components.json_text import read_json
 from components.models.learned import ADAPTER
 from components.models.lora import refuse_other_formulas
 from components.models.spec import LoraSpec, ModelSpec
@@ -59,7 +60,7 @@ class Adapter:
                 f"{folder} holds no adapter, and model.lora asks for one. Start from a checkpoint of a LoRA training, "
                 "or say model.lora=null"
             )
-        saved = json.loads((folder / "adapter_config.json").read_text())
+        saved = read_json(folder / "adapter_config.json")
         refuse_other_formulas(saved, folder)
         if saved["r"] != self._lora.rank or saved["lora_alpha"] != self._lora.alpha:
             raise ArtifactError(

@@ -17,6 +17,7 @@ import torch
 
 from components.algorithms import sharded
 from components.algorithms.adamw import KEPT
+from components.json_text import read_json
 
 CRITIC = "critic"
 
@@ -62,7 +63,7 @@ def load_state(folder: Path, *, algorithm: str, optimizer: torch.optim.Optimizer
     steps taken. Another algorithm's moments mean nothing here: then 0, and nothing is restored."""
     from safetensors.torch import load_file
 
-    trainer: dict[str, Any] = json.loads((folder / "trainer.json").read_text())
+    trainer: dict[str, Any] = read_json(folder / "trainer.json")
     if trainer["algorithm"] != algorithm:
         return 0
     tensors = load_file(folder / "optimizer.safetensors")

@@ -26,6 +26,7 @@ from pathlib import Path
 from components.algorithms.replay import ROUNDS_AGO
 from components.algorithms.spec import CostSpec, PolicyGradientSpec
 from components.errors import ArtifactError
+from components.json_text import read_json
 from components.trajectories.schema import Trajectory
 
 FILE = "multipliers.json"
@@ -88,7 +89,7 @@ def constrained(
 def load(checkpoint: Path | None, costs: Mapping[str, CostSpec]) -> Multipliers:
     """The multipliers of a checkpoint; those that it does not have begin with `initial`."""
     file = checkpoint / FILE if checkpoint is not None else None
-    saved = json.loads(file.read_text()) if file is not None and file.is_file() else {}
+    saved = read_json(file) if file is not None and file.is_file() else {}
     return {name: float(saved.get(name, cost.initial)) for name, cost in costs.items()}
 
 

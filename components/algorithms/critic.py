@@ -24,6 +24,7 @@ from components.algorithms.packing import Pack
 from components.algorithms.policy import Policy
 from components.algorithms.spec import PPOSpec
 from components.errors import ArtifactError
+from components.json_text import read_json
 from components.models.distribution import Cut
 
 ADAPTER = "critic"
@@ -87,7 +88,7 @@ class Critic:
         do not fit."""
         from safetensors.torch import load_file
 
-        record = json.loads((folder / RECORD).read_text())
+        record = read_json(folder / RECORD)
         if record["value"] != self.spec.value:
             raise ArtifactError(
                 f"the critic in {folder} is a value {record['value']}, algorithm.value is {self.spec.value}. Set "

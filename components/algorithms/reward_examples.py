@@ -21,6 +21,7 @@ from components.algorithms.pairs import pairs
 from components.algorithms.reward_data import OVERALL, Episode, episode, turn_values, value
 from components.algorithms.spec import ProcessRewardModelSpec, RewardTrainingSpec
 from components.errors import ArtifactError
+from components.json_text import read_json
 from components.trajectories.chat import ChatFormat
 from components.trajectories.groups import scenario_of
 from components.trajectories.schema import Score, Trajectory
@@ -87,7 +88,7 @@ class Sides:
     def read(cls, folder: Path) -> Sides:
         """Of the reward model in a folder. Raises ArtifactError where it does not say."""
         try:
-            data = json.loads((folder / SIDES).read_text())
+            data = read_json(folder / SIDES)
             return cls(frozenset(data["trained"]), frozenset(data["held_out"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArtifactError(

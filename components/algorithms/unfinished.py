@@ -29,6 +29,7 @@ from components.algorithms.critic import Critic
 from components.algorithms.policy import Policy
 from components.artifacts import sync_tree
 from components.errors import ResourceError
+from components.json_text import read_json
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Unfinished:
     def _restore(self) -> None:
         for folder in sorted(self._folder.glob("[0-9]*"), reverse=True):
             try:
-                record = json.loads((folder / STEPS).read_text())
+                record = read_json(folder / STEPS)
                 if record["files"] != _sums(folder, record["steps"]):
                     raise ValueError("its files do not match their sums")
             except (OSError, ValueError, KeyError, TypeError) as error:

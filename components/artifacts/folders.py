@@ -14,6 +14,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -46,7 +47,7 @@ class Folder:
         os.close(self._descriptor)
 
     @contextlib.contextmanager
-    def open(self, name: str) -> Iterator[BinaryIO]:
+    def open(self, name: str) -> Iterator[BufferedReader]:
         """Open a regular file for reading. Raise FileNotFoundError where there is none, NotPlain for anything else."""
         with self._parent(name) as (parent, last):
             with _named(self.path / name):

@@ -16,6 +16,7 @@ from components.client import Client, Failed, Patience, Reply
 from components.deployment.targets.protocol import Deployment
 from components.errors import DeployError
 from components.inference.protocol import ChatCompletion, ChatRequest
+from components.json_text import read_json
 from components.redaction import secret_variable
 
 FILE = "answers.json"
@@ -42,7 +43,7 @@ def check_endpoint(deployment: Deployment, export: Path, *, prompts: int, agreem
     Raises DeployError where it does not answer, or that share is below `agreement`.
     """
     assert deployment.url is not None, f"{deployment.target} has no endpoint"
-    known = json.loads((export / FILE).read_text(encoding="utf-8"))[:prompts]
+    known = read_json(export / FILE)[:prompts]
     client = Client(
         deployment.url,
         secret_variable(deployment.key_variable or ""),

@@ -12,14 +12,18 @@ The tokenizer's chat template is the one under which the policy was trained, too
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+from components.causes import out_of_space
 from components.deployment.gguf import write_gguf
 from components.deployment.spec import Precision
-from components.errors import ArtifactError
+from components.errors import ArtifactError, ResourceError
+from components.json_text import read_json
 from components.models import learned
 from components.models.learned import merge
 from components.models.weights import load_tokenizer
@@ -44,17 +48,18 @@ def export_merged(base_dir: Path, folder: Path | None, out: Path, card: str) -> 
     does not fit the base model, or where the result would hold no safetensors or no tokenizer.
     """
     base_dir, out = Path(base_dir), Path(out)
-    merge(base_dir, Path(folder) if folder else None, out)
-    for path in sorted(base_dir.iterdir()):
-        if path.is_file() and not _belongs(path.name):
-            logger.info("%s of the base model is not exported", path.name)
-            (out / path.name).unlink(missing_ok=True)
-    if not list(out.glob("*.safetensors")):
-        raise ArtifactError(f"{base_dir} has no safetensors weights; pickled weights are not exported")
-    if not (out / "tokenizer_config.json").is_file():
-        raise ArtifactError(f"{base_dir} has no tokenizer_config.json: save its tokenizer with the model first")
-    _write_template(base_dir, out)
-    return _finish(out, card)
+    with _whole(out):
+        merge(base_dir, Path(folder) if folder else None, out)
+        for path in sorted(base_dir.iterdir()):
+            if path.is_file() and not _belongs(path.name):
+                logger.info("%s of the base model is not exported", path.name)
+                (out / path.name).unlink(missing_ok=True)
+        if not list(out.glob("*.safetensors")):
+            raise ArtifactError(f"{base_dir} has no safetensors weights; pickled weights are not exported")
+        if not (out / "tokenizer_config.json").is_file():
+            raise ArtifactError(f"{base_dir} has no tokenizer_config.json: save its tokenizer with the model first")
+        _write_template(base_dir, out)
+        return _finish(out, card)
 
 
 def export_adapter(base_dir: Path, folder: Path, out: Path, card: str, *, base: str, revision: str | None) -> int:
@@ -65,16 +70,35 @@ def export_adapter(base_dir: Path, folder: Path, out: Path, card: str, *, base: 
     """
     if learned.is_whole(folder):
         raise ArtifactError(f"{folder} holds all weights and no adapter; export it as merged")
-    out.mkdir(parents=True)
-    config = json.loads((folder / "adapter_config.json").read_text())
-    config |= {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}
-    (out / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    shutil.copyfile(folder / "adapter_model.safetensors", out / "adapter_model.safetensors")
-    for path in sorted(base_dir.iterdir()):
-        if path.name in _TOKENIZER or path.name.startswith(_LEGAL):
-            shutil.copyfile(path, out / path.name)
-    _write_template(base_dir, out)
-    return _finish(out, card)
+    with _whole(out):
+        config = read_json(folder / "adapter_config.json")
+        config |= {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}
+        (out / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        shutil.copyfile(folder / "adapter_model.safetensors", out / "adapter_model.safetensors")
+        for path in sorted(base_dir.iterdir()):
+            if path.name in _TOKENIZER or path.name.startswith(_LEGAL):
+                shutil.copyfile(path, out / path.name)
+        _write_template(base_dir, out)
+        return _finish(out, card)
+
+
+@contextlib.contextmanager
+def _whole(out: Path) -> Iterator[None]:
+    """Make a folder to be filled, which is gone again where that fails. Raise ArtifactError where it holds something
+    already, ResourceError where the disk is full."""
+    out.mkdir(parents=True, exist_ok=True)
+    if any(out.iterdir()):
+        raise ArtifactError(f"{out} is not empty; expected a new folder to export to")
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(out, ignore_errors=True)
+        if (detail := out_of_space(error)) is not None:
+            raise ResourceError(
+                f"the export to {out} does not fit on the disk ({detail}); nothing of it was kept. Make room, then the "
+                "same command goes on from here"
+            ) from error
+        raise
 
 
 def _write_template(base_dir: Path, out: Path) -> None:
@@ -91,12 +115,12 @@ def _write_template(base_dir: Path, out: Path) -> None:
 
 def export_gguf(merged_dir: Path, out: Path, card: str, *, name: str, precision: Precision) -> int:
     """Writes the merged model in `merged_dir` as `NAME-PRECISION.gguf` to `out`; returns the folder's size in bytes."""
-    out.mkdir(parents=True)
-    write_gguf(merged_dir, gguf_file(out, name, precision), name=name, precision=precision)
-    for path in sorted(merged_dir.iterdir()):
-        if path.name.startswith(_LEGAL):
-            shutil.copyfile(path, out / path.name)
-    return _finish(out, card)
+    with _whole(out):
+        write_gguf(merged_dir, gguf_file(out, name, precision), name=name, precision=precision)
+        for path in sorted(merged_dir.iterdir()):
+            if path.name.startswith(_LEGAL):
+                shutil.copyfile(path, out / path.name)
+        return _finish(out, card)
 
 
 def gguf_file(folder: Path, name: str, precision: Precision) -> Path:

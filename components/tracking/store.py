@@ -10,16 +10,18 @@ through the handlers of the program that uses us.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
 import socket
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from components.errors import ResourceError, WaitTimeout
 from components.redaction import mask_text
@@ -59,6 +61,35 @@ def connect(uri: str, artifacts: Path) -> MlflowClient:
         raise ResourceError(mask_text(f"The MLflow store at {uri} cannot be used: {error}")) from error
 
 
+def check(uri: str) -> None:
+    """Raise ResourceError where `uri` is that of a SQLite database that exists and cannot be used. Nothing is imported
+    for it but the standard library."""
+    if uri.startswith(_SQLITE) and (database := Path(uri.removeprefix(_SQLITE)).absolute()).exists():
+        _check_database(database)
+
+
+def _check_database(database: Path) -> None:
+    try:
+        with contextlib.closing(
+            sqlite3.connect(f"file:{quote(str(database))}?mode=rw", uri=True, timeout=30)
+        ) as opened:
+            problem = opened.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if problem == "ok":
+                opened.execute("SELECT version_num FROM alembic_version").fetchall()
+                return
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):  # somebody is writing to it
+            return
+        problem = str(error)
+    except sqlite3.DatabaseError as error:
+        problem = str(error)
+    raise ResourceError(
+        f"MLflow's database {database} cannot be used: {' '.join(problem.split())[:300]}. It holds what MLflow shows "
+        f"of past runs, and no result. Put a copy back, or move it away (mv {database} {database}.damaged): the next "
+        "run makes a new one"
+    )
+
+
 def quiet() -> None:
     """Turns usage statistics, progress bars and links on stdout off, and hands MLflow's warnings to the program's own
     log handlers. An environment variable that the user has set wins."""
@@ -80,6 +111,7 @@ def quiet() -> None:
 
 def _ensure_database(database: Path, artifacts: Path) -> None:
     if database.exists():
+        _check_database(database)
         return
     database.parent.mkdir(parents=True, exist_ok=True)
     with _locked(database.with_suffix(".lock"), waiting_for=f"another process to create {database}"):

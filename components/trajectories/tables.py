@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from components.errors import ArtifactDamaged
 from components.trajectories.schema import (
     Failure,
     History,
@@ -231,13 +232,20 @@ def _texts(array: pa.Array) -> list[str]:
 
 
 def _jsons(array: pa.Array) -> list[Any]:
-    return [json.loads(value) for value in _texts(array)]
+    return [_parsed(value) for value in _texts(array)]
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ArtifactDamaged("a table of episodes holds a value that is nested too deeply to be one of ours") from None
 
 
 def _shared_jsons(array: pa.Array) -> list[Any]:
     """Equal values are one object."""
     texts = _texts(array)
-    values = {text: json.loads(text) for text in set(texts)}
+    values = {text: _parsed(text) for text in set(texts)}
     return [values[text] for text in texts]
 
 
@@ -274,7 +282,7 @@ def _scenarios(array: pa.Array) -> list[Scenario]:
     """Equal ones are one object."""
     texts = [_texts(array.field(name)) for name in ("id", "input", "split", "type")]
     rows = list(zip(*texts, _plain(array.field("difficulty")), strict=True))
-    made = {row: Scenario(row[0], json.loads(row[1]), *row[2:]) for row in set(rows)}
+    made = {row: Scenario(row[0], _parsed(row[1]), *row[2:]) for row in set(rows)}
     return [made[row] for row in rows]
 
 

@@ -27,6 +27,7 @@ from components.artifacts import Artifact, Store, stage_key
 from components.artifacts.keys import json_digest
 from components.compute.runners import error_to_json
 from components.errors import EspalierError
+from components.json_text import read_json
 from components.specs import validate
 from flows.interrupt import leave
 from flows.records import FOLDER, Records
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is said goes to the log of the job
     try:
-        kept = play(json.loads(options.request.read_text(encoding="utf-8")), options.root.expanduser().absolute())
+        kept = play(read_json(options.request), options.root.expanduser().absolute())
     except KeyboardInterrupt:
         return 130
     except EspalierError as error:

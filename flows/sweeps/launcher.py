@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import queue
 import shutil
@@ -31,6 +30,7 @@ from components.compute.runners import error_from_json
 from components.compute.sky.failures import full_disk
 from components.compute.sky.runner import SkyRunner
 from components.compute.sky.spec import SkyPlace
+from components.json_text import read_json
 from components.specs import validate
 from flows import tracking
 from flows.records import Records
@@ -189,7 +189,7 @@ class Fleet:
 
     def _brought(self, kept: Artifact, point: Sent) -> dict[str, Any]:
         """The result line; record and report are put where they are looked for. Raises the point's own error."""
-        outcome = json.loads((kept.path / OUTCOME).read_text(encoding="utf-8"))
+        outcome = read_json(kept.path / OUTCOME)
         root = Path(point.spec.root)
         result = outcome.get("result")
         if result is not None:

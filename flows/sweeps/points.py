@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from components.json_text import read_json
 from flows.endings import told
 from flows.overrides import mask_overrides
 
@@ -60,7 +61,7 @@ class Point:
 
 def read(folder: Path) -> list[Point]:
     """The points of a sweep by number, but for those that did not end and were tried again."""
-    found = [Point(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted((folder / FOLDER).glob("*.json"))]
+    found = [Point(**read_json(path)) for path in sorted((folder / FOLDER).glob("*.json"))]
     last = {tuple(point.overrides): point.number for point in sorted(found, key=lambda point: point.number)}
     return sorted(
         (one for one in found if one.status in ENDED or one.number == last[tuple(one.overrides)]),

@@ -12,6 +12,7 @@ import pytest
 from components.artifacts import MANIFEST
 from components.errors import SpecError
 from components.specs import validate
+from flows.endings import told
 from flows.records import Records
 from flows.spec import ExperimentSpec
 from tests.flows.pretend import pretend
@@ -99,3 +100,22 @@ def test_the_name_of_a_deployment_is_no_path(name):
     """It becomes the name of a file: NAME-f16.gguf, deployments/NAME.json."""
     with pytest.raises(SpecError, match=r"deploy\.name"):
         validate(ExperimentSpec, {**DATA, "deploy": {"name": name}})
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(28, "No space left on device"), "no space left on the disk of root"),
+        (RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"), "no space left"),
+        (OSError(27, "File too large"), "`ulimit -f`"),
+        (RuntimeError("database or disk is full"), "no space left on the disk of root"),
+    ],
+)
+def test_a_full_disk_has_a_remedy_whoever_met_it(error, words):
+    try:
+        raise ValueError("the stage failed") from error
+    except ValueError as raised:
+        message, code = told(raised)
+    assert code == 1
+    assert words in message
+    assert "the same command goes on from here" in message

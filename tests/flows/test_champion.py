@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +26,7 @@ def root(tmp_path_factory):
 @pytest.fixture
 def name(request):
     """A registered model of its own for each test; the store is made once."""
-    return request.node.name.replace("[", "-").replace("]", "")
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", request.node.name.replace("+", "p"))
 
 
 def conclude(root, name, episodes, *, seed, margin=0.0, **changes):

@@ -30,6 +30,7 @@ from components.inference.conversations import Conversations, key_of
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
 from components.inference.spec import VllmSpec
 from components.inference.vllm.routing import Router
+from components.json_text import read_json
 from components.models import learned
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
@@ -266,7 +267,7 @@ class VllmEngine:
     def _not_loaded(self, name: str, folder: str) -> Callable[[Reply, str], Exception | None]:
         def refused(reply: Reply, text: str) -> Exception | None:
             if "max_lora_rank" in text:
-                rank = json.loads((Path(folder) / "adapter_config.json").read_text()).get("r")
+                rank = read_json(Path(folder) / "adapter_config.json").get("r")
                 return ResourceError(
                     f"the adapter {folder} has rank {rank}, more than the server takes ({text}); start it with "
                     f"--max-lora-rank {rank} (of a server of the run's own: inference.max_lora_rank={rank}), or train "
