@@ -351,10 +351,10 @@ class Composer:
 def _foreign_code(config: DictConfig) -> Iterator[Problem]:
     """What Hydra would import and call before the spec is validated: callbacks, and the factories and classes of
     logging. Launchers and sweepers have to be installed as plugins; Hydra itself refuses others."""
-    plain = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(plain, dict)
     for part in ("callbacks", "job_logging", "hydra_logging"):
-        for path, name in _called(plain.get(part), f"hydra.{part}"):
+        node = config.get(part)
+        plain = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
+        for path, name in _called(plain, f"hydra.{part}"):
             known = HYDRA_MAY_CALL[path.rpartition(".")[2]]
             if not any(name == one or (one.endswith(".") and str(name).startswith(one)) for one in known):
                 message = f"{name!r} would be called by Hydra itself; expected {', '.join(known)}, or leave it out"
