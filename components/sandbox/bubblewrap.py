@@ -194,12 +194,13 @@ def _works(bwrap: str, python: tuple[str, str]) -> None:
     """Tries it once; a failure is not remembered."""
     script = "import socket, ssl, subprocess; subprocess.run(['true'], check=True); print('works')"
     try:
-        found = _run(Limits(), [python[0], "-I", "-c", script], b"", {}, None)
+        found = _run(Limits(seconds=60), [python[0], "-I", "-c", script], b"", {}, None)
     except OSError as error:
         raise ResourceError(f"the sandbox does not work here: {error}. {INSTALL}. {NAMESPACES}") from error
     if found.stdout != "works\n":
         raise ResourceError(
-            f"the sandbox does not work here: Python ended with {found.exit_code} in it, saying "
+            f"the sandbox does not work here: Python ended with {found.exit_code} in it "
+            f"(killed for: {found.killed or 'nothing'}), saying "
             f"{(found.stdout + found.stderr).strip()!r:.300}; expected it to start another program. "
             f"Limits of processes need Linux 5.14 or later"
         )

@@ -193,6 +193,8 @@ class Usage:
             if name.isdigit():
                 with suppress(OSError):
                     total += self._process(name)
+                if total > self._limits.memory_mb * _MB:
+                    return total  # enough to know, and the rest may be much to read
         with suppress(OSError):
             sockets = re.search(r"^sockets: used (\d+)", self._read("1/net/sockstat"), re.MULTILINE)
             total += self._socket * int(sockets[1]) if sockets else 0

@@ -73,6 +73,4 @@ def test_version_1_uses_a_group_in_our_own(layout):
 
 
 def test_a_hierarchy_that_refuses_processes_is_not_used(tmp_path: Path):
-    """A folder that is no control group: the group is created, and no process can be moved."""
-    (tmp_path / "plain").mkdir()
     assert not cgroups._works(cgroups.Hierarchy(tmp_path / "missing", 2))
