@@ -75,7 +75,7 @@ got += glob.glob('/usr/lib*/python3*/ensurepip/_bundled/*')
 sys.path += packages() + got
 for name in ('yaml', 'pip', 'numpy', 'setuptools', 'components', 'flows'):
     try: got.append(importlib.import_module(name).__file__)
-    except ImportError: pass""",
+    except Exception: pass""",
 }
 WRITING = {
     "system_folders": """
@@ -266,7 +266,7 @@ for name, code in given["attempts"].items():
             exec(code, scope)
             told = {"got": scope["got"] or None}
         except Exception as error:
-            told = {"got": None, "error": repr(error)}
+            told = {"got": scope["got"] or None, "error": repr(error)}
         told["seconds"] = time.monotonic() - began
         os.write(write, json.dumps(told, default=repr).encode()[:60000])
         os._exit(0)
