@@ -58,6 +58,8 @@ _SEPARATOR = re.compile(r"(?P<quote>\\?[\"']?)(?:\[\])?(?P<sep>[ \t]{0,4}[=:][ \
 _BARE_VALUE = re.compile(r"[^\s\"'`,;&|}\])]++")
 _QUERY = {"auth", "code", "key", "sig", "signature", "x-amz-signature", "x-amz-credential", "x-goog-signature"}
 _QUERY |= {"x-goog-credential", "awsaccesskeyid", "googleaccessid", "sas", "session"}
+_SHORTEST = 6
+"""Characters of the shortest text that can hold a secret: `sig=ab` has its name, too."""
 _SHORTEST_VALUE = 8
 """Characters of a variable's value that is looked for in text."""
 
@@ -83,6 +85,8 @@ def mask_text(text: str) -> str:
 
 def spans(text: str) -> list[Span]:
     """Return the secrets in a text, in order and apart."""
+    if len(text) < _SHORTEST:
+        return []
     found = sorted(_all(text), key=lambda span: (span.start, -span.end))
     apart: list[Span] = []
     for span in found:
@@ -258,6 +262,8 @@ def _is_code(value: str, name: str, text: str, end: int, separator: str) -> bool
 
 def _of_environment(text: str) -> Iterator[Span]:
     """Values of secret environment variables."""
+    if len(text) < _SHORTEST_VALUE:
+        return
     for name, value in os.environ.items():
         if len(value) < _SHORTEST_VALUE or value not in text:
             continue

@@ -6,6 +6,7 @@ decides: `api_key_variable`, `password_file` and `token_budget` speak about a se
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -70,7 +71,7 @@ _SAID_TO_BE_NONE = {
     "not-needed", "null", "oauth", "oauth2", "true", "unused", "…", "???",
 }  # fmt: skip
 _PLACEHOLDER = re.compile(
-    r"[*]{3}|\$|<|\{\{|\{[\w.]{0,40}\}|%[({]|%s|\\|\(|\.\*|\[[A-Z_]{0,30}\]$|\[\^|os\.|env\[|getenv|process\.env"
+    r"[*]{3}|\$|<|\{\{|\{[\w.]{0,40}\}|%[({]|%s(?!\w)|\\|\(|\.\*|\[[A-Z_]{0,30}\]$|\[\^|os\.|env\[|getenv|process\.env"
 )
 """Beginnings of a value that stands for one, or for any: `$NAME`, `<token>`, `{name}`, `\\w+`."""
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|(?:API)?(?:KEY|TOKEN)|PASSWORD|SECRET|AUTHORIZATION")
@@ -89,6 +90,11 @@ def is_secret(key: str) -> bool:
 
     A path such as `reward.model.api_key`, an option such as `--api-key` and a variable such as `OPENAI_KEY` are keys.
     """
+    return _is_secret(key[-_LONGEST:])
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_secret(key: str) -> bool:
     found = words(key)
     if not found or found[-1] in _NOT_HELD:
         return False
