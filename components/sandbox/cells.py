@@ -14,11 +14,10 @@ The value of an expression that ends a cell is shown, as Python's prompt does.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from components.sandbox.bubblewrap import Sandbox
@@ -29,7 +28,7 @@ import ast, json, linecache, os, random, sys, threading, traceback
 given = json.load(sys.stdin)
 names = {"__name__": "__main__"}
 random.seed(0)
-UNREADABLE, FAILED, WELL, OTHERWISE = "3", "0", "1", "2"
+link = int(os.environ["CALLS"])
 
 class ToolError(Exception):
     "What a tool answers to a call that it does not carry out."
@@ -46,7 +45,10 @@ def ask(name, arguments):
             otherwise = True
             raise Otherwise
         return answers.pop(0)[2]
-    line, got, link = json.dumps([name, arguments]).encode() + b"\n", bytearray(), int(os.environ["CALLS"])
+    return exchange([name, arguments])
+
+def exchange(message):
+    line, got = json.dumps(message).encode() + b"\n", bytearray()
     while line:
         line = line[os.write(link, line):]
     while not got.endswith(b"\n"):
@@ -77,27 +79,30 @@ names.update({function: tool(function, *how) for function, how in given["tools"]
 if given["tools"]:
     names["ToolError"] = ToolError
 
-def play(code, number):
+def compiled(code, number):
+    "The cell without its last expression, and that; None if it is no Python."
     place = f"<cell {number}>"
-    sys.stdin = open(os.devnull)  # exit() closes it
     linecache.cache[place] = len(code), None, code.splitlines(True), place
     try:
         tree = ast.parse(code, place)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         body = compile(tree, place, "exec")
-        value = None if last is None else compile(ast.Expression(last.value), place, "eval")
+        return body, None if last is None else compile(ast.Expression(last.value), place, "eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr, flush=True)
-        return UNREADABLE
+        return None
+
+def play(body, value):
+    sys.stdin = open(os.devnull)  # exit() closes it
     try:
         exec(body, names)
         if value is not None:
             value = eval(value, names)
             if value is not None:
                 print(repr(value))
-        return WELL
+        return "well"
     except SystemExit:
-        return WELL
+        return "well"
     except BaseException as error:
         frames = at = error.__traceback__.tb_next
         while at is not None and at.tb_next is not None:
@@ -105,25 +110,38 @@ def play(code, number):
                 at.tb_next = None  # the inside of a tool
             at = at.tb_next
         print("".join(traceback.format_exception(type(error), error, frames, limit=-6)), end="", file=sys.stderr)
-        return FAILED
+        return "failed"
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
 
+# Before anything of the agent runs, so that no cell can claim that there was none.
+cell = compiled(given["cell"], len(given["earlier"]) + 1)
+exchange("unreadable" if cell is None else "begins")
+if cell is None:
+    os._exit(0)
 shown = os.dup(1), os.dup(2)
 quiet = os.open("/dev/null", os.O_WRONLY)
 os.dup2(quiet, 1), os.dup2(quiet, 2)
-for number, (cell, answers) in enumerate(given["earlier"], 1):
-    play(cell, number)
+for number, (code, answers) in enumerate(given["earlier"], 1):
+    earlier = compiled(code, number)
+    if earlier is not None:
+        play(*earlier)
     if otherwise or answers:
         otherwise = True
         break
 answers = None
 os.dup2(shown[0], 1), os.dup2(shown[1], 2)
-how = OTHERWISE if otherwise else play(given["cell"], len(given["earlier"]) + 1)
-print(given["ended"] + how, end="", flush=True)
+how = "lost" if otherwise else play(*cell)
+with one_at_a_time:
+    exchange(how)
 os._exit(0)
 """
+_STATES = (
+    {b'"begins"': "begins", b'"unreadable"': "unreadable"},
+    {b'"well"': "well", b'"failed"': "failed", b'"lost"': "lost"},
+)
+"""First and second message of the driver about the state of a run."""
 _WHY = {
     "time": "it took longer than {seconds:g} s",
     "memory": "it used more than {memory_mb} MB of memory",
@@ -173,36 +191,46 @@ def play(
     tools: Mapping[str, tuple[str, Sequence[str]]] | None = None,
     call: Call | None = None,
 ) -> Shown:
-    """Runs a cell after the earlier ones. tools: by the name of the function, name and parameters. call: carries their
-    calls out, in a thread of its own."""
-    # Cells cannot know this beforehand, so a cell that ends the interpreter is told from one that ran to its end.
-    ended = hashlib.sha256("\0".join([*(one.code for one in earlier), code]).encode(errors="surrogatepass"))
-    mark = ended.hexdigest()[:16]
+    """Run a cell after the earlier ones. tools: by the name of the function, name and parameters. call: carries their
+    calls out, in a thread of its own.
+
+    The state of the run comes over the socket of the calls: first whether the cell can be compiled, sent before any
+    code of the agent runs, then how it ended. Code can send the second in the driver's place, and gains nothing that it
+    could not have by ending so. What it prints is only output."""
     replay = [[one.code, list(one.calls)] for one in earlier]
-    given = json.dumps({"earlier": replay, "cell": code, "ended": mark, "tools": tools or {}})
+    given = json.dumps({"earlier": replay, "cell": code, "tools": tools or {}})
     made: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+    states: list[str] = []
+    limits = sandbox.limits
 
     def answer(line: bytes) -> bytes:
-        asked = _read(line)
-        told = {"error": "this is no call of a tool"} if asked is None or call is None else call(*asked)
-        if asked is not None:
-            made.append((*asked, told))
+        if len(states) < 2 and (state := _STATES[len(states)].get(line)):
+            states.append(state)
+            return b"true"
+        asked = _read(line) if states else None
+        if asked is None or call is None:
+            return b'{"error": "this is no call of a tool"}'
+        if len(made) == limits.calls:
+            return b'{"error": "too many calls"}'  # and whatever comes next ends the program
+        told = call(*asked)
+        made.append((*asked, told))
         return json.dumps(told).encode()
 
-    result = sandbox.python(_DRIVER, stdin=given, stop=stop, answer=answer if tools else None)
-    output, _, how = result.stdout.rpartition(mark)
-    kept = how in ("0", "1", "3") and not result.killed
-    if not kept:
-        output = result.stdout if how != "2" else ""
+    result = Sandbox(replace(limits, calls=limits.calls + len(_STATES))).python(
+        _DRIVER, stdin=given, stop=stop, answer=answer
+    )
+    how = "" if result.killed or not states else states[-1]
+    kept = how in ("failed", "well", "unreadable")
+    output = "" if how == "lost" else result.stdout
     parts = [part.rstrip("\n") for part in (output, result.stderr) if part.strip("\n")]
     if result.killed:
-        parts.append(f"[the code was ended: {_WHY[result.killed].format(**vars(sandbox.limits))}]")
-    elif how == "2":
+        parts.append(f"[the code was ended: {_WHY[result.killed].format(**vars(limits))}]")
+    elif how == "lost":
         parts = ["[the code was not run: carried out again, earlier code called other tools. All variables are lost]"]
     elif not kept:
         parts.append(f"[the code ended the interpreter, with exit code {result.exit_code}]")
     text = "\n".join(parts) or "[no output]"
-    return Shown(text, kept and how == "1", kept, kept and how == "3", not result.killed and how == "2", made)
+    return Shown(text, how == "well", kept, how == "unreadable", how == "lost", made)
 
 
 def _read(line: bytes) -> tuple[str, dict[str, Any]] | None:
