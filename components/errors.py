@@ -17,6 +17,7 @@
     │   │   └── EnvironmentAway             it cannot be reached for now; the episode may be played again
     │   ├── AgentError                      an agent loop raised
     │   ├── JudgeError                      a reward raised or returned something that is no score
+    │   │   └── AnswerTooCostly             computing with an answer exceeded a limit of time, memory or nesting
     │   └── DeployError                     a host failed to put a model into use, or its endpoint does not answer well
     ├── TooManyFailures (RuntimeError)      more episodes failed than the collect spec allows
     ├── BudgetSpent (RuntimeError)          judging would cost more than the experiment allows; what was judged is kept
@@ -136,6 +137,11 @@ class JudgeError(BoundaryError):
     """A reward raised, or returned something that is no score."""
 
     boundary = "judge"
+
+
+class AnswerTooCostly(JudgeError):
+    """Computing with an answer exceeded a limit of time, memory or nesting. The answer is the cause, so rules that
+    compare it score 0: unscored, it could evade a bad score."""
 
 
 class DeployError(BoundaryError):

@@ -37,6 +37,8 @@ class Comparison(ABC):
     def __call__(self, trajectory: Trajectory) -> Score:
         expected = field(trajectory, self.expected)
         several = expected if isinstance(expected, list) else [expected]
+        if not several or any(one is None or one == [] or not as_text(one).strip() for one in several):
+            raise JudgeError(f"{self.expected} is {expected!r:.100}: nothing was expected, so no answer can be right")
         given = self._answer.of(trajectory)
         right = given is not None and any(self.same(given, one) for one in several)
         wanted = " or ".join(map(as_text, several))
@@ -72,13 +74,17 @@ class Exact(Comparison):
         self.case, self.space, self.punctuation = case, space, punctuation
 
     def same(self, given: str, expected: Any) -> bool:
-        return self._plain(given) == self._plain(as_text(expected))
+        right = as_text(expected)
+        if wanted := self._plain(right):
+            return self._plain(given) == wanted
+        return self._plain(given, punctuation=True) == self._plain(right, punctuation=True)
 
-    def _plain(self, text: str) -> str:
+    def _plain(self, text: str, punctuation: bool = False) -> str:
+        """Take out what does not count. punctuation: keeps it, for an expected answer that is nothing else."""
         text = _composed(text)
         if not self.case:
             text = text.casefold()
-        if not self.punctuation:
+        if not self.punctuation and not punctuation:
             text = "".join(one for one in text if not unicodedata.category(one).startswith("P"))
         return text if self.space else " ".join(text.split())
 

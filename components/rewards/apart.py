@@ -4,6 +4,9 @@ What a model wrote can make a parser, a computer algebra system or a validator r
 process could end that. Calls and answers are lines of JSON. A process that takes too long is killed, and the next call
 starts another; it ends with this one.
 
+A call that exceeds its time (of the CPU, so that a busy machine is not taken for a costly answer), the memory or the
+recursion limit, or ends its process twice, raises AnswerTooCostly.
+
     python -m components.rewards.apart MODULE:FUNCTION MODULE…      is how it is started
 """
 
@@ -18,16 +21,25 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from typing import IO, Any
 
-from components.errors import JudgeError, ResourceError
+import psutil
+
+from components.errors import AnswerTooCostly, JudgeError, ResourceError
 
 MEMORY = 4 * 1024**3
 """Bytes of addresses that the process may use."""
 START = 120.0
 """Seconds until it must be ready: imports take a second or two, on a machine that is busy many more."""
+PATIENCE = 10.0
+"""Longest time of a call, in times of the CPU time that it may take."""
+
+
+class _Ended(JudgeError):
+    """The process ended in a call."""
 
 
 class Apart:
@@ -35,29 +47,60 @@ class Apart:
     JSON data."""
 
     def __init__(self, function: str, seconds: float, imports: Sequence[str] = ()):
-        """seconds: that a call may take. imports: modules that the function imports, in which the first call should
-        not spend its time."""
+        """seconds: of CPU time that a call may take. imports: modules that the function imports, in which the first
+        call should not spend its time."""
         self.function, self.seconds, self.imports = function, seconds, imports
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._turn = threading.Lock()
 
     def __call__(self, **arguments: Any) -> Any:
-        """What the function returns. Raises JudgeError where it raised, or was not done in time."""
+        """Return what the function returns. Raises AnswerTooCostly, or JudgeError if the function raised."""
+        data = json.dumps(arguments) + "\n"
         with self._turn:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            assert self._process is not None
-            assert self._process.stdin is not None
             try:
-                self._process.stdin.write(json.dumps(arguments) + "\n")
-                self._process.stdin.flush()
-            except OSError:
-                raise JudgeError(self._ended()) from None
-            answer = json.loads(self._line(self.seconds))
+                answer = self._answer(data)
+            except _Ended:  # by chance, perhaps
+                try:
+                    answer = self._answer(data)
+                except _Ended as error:
+                    raise AnswerTooCostly(str(error)) from None
+        if "limit" in answer:
+            raise AnswerTooCostly(answer["limit"])
         if "error" in answer:
             raise JudgeError(answer["error"])
         return answer["result"]
+
+    def _answer(self, data: str) -> Any:
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        used = self._cpu_seconds()
+        try:
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+        except OSError:
+            raise _Ended(self._ended()) from None
+        deadline = time.monotonic() + PATIENCE * self.seconds
+        left = self.seconds
+        while True:
+            try:
+                return json.loads(self._line(left))
+            except queue.Empty:
+                left = min(self.seconds - (self._cpu_seconds() - used), deadline - time.monotonic())
+                if left <= 0:
+                    _end(self._process)
+                    raise AnswerTooCostly(f"not done after {self.seconds:g} s") from None
+                left = max(left, 0.01)
+
+    def _cpu_seconds(self) -> float:
+        assert self._process is not None
+        try:
+            times = psutil.Process(self._process.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(times.user + times.system)
 
     def _start(self) -> None:
         paths = [os.getcwd(), *(entry for entry in sys.path if entry)]
@@ -74,20 +117,20 @@ class Apart:
         self._lines = queue.SimpleQueue()
         assert self._process.stdout is not None
         threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True, name="apart").start()
+        why = f"a process for {self.function} did not start"
         try:
             self._line(START)
-        except JudgeError as error:
-            raise ResourceError(f"a process for {self.function} did not start: {error}") from None
+        except queue.Empty:
+            _end(self._process)
+            raise ResourceError(f"{why}: it was not ready after {START:g} s") from None
+        except _Ended as error:
+            raise ResourceError(f"{why}: {error}") from None
 
     def _line(self, seconds: float) -> str:
-        try:
-            line = self._lines.get(timeout=seconds)
-        except queue.Empty:
-            assert self._process is not None
-            _end(self._process)
-            raise JudgeError(f"not done after {seconds:g} s") from None
+        """Return the next line. Raises queue.Empty if there is none yet."""
+        line = self._lines.get(timeout=seconds)
         if not line:
-            raise JudgeError(self._ended())
+            raise _Ended(self._ended())
         return line
 
     def _ended(self) -> str:
@@ -137,7 +180,9 @@ def main(function: str, *imports: str) -> None:
     for line in sys.stdin:
         try:
             tell({"result": work(**json.loads(line))})
-        except (Exception, RecursionError) as error:  # noqa: BLE001  told to whoever asked
+        except (MemoryError, RecursionError) as error:
+            tell({"limit": f"{type(error).__name__}: {error!s:.300}"})
+        except Exception as error:  # noqa: BLE001  told to whoever asked
             tell({"error": f"{type(error).__name__}: {error!s:.300}"})
 
 

@@ -1,22 +1,32 @@
-"""Whether the program that an episode ends with passes its tests, in the sandbox.
+"""Tests of the program that an episode ends with, in the sandbox.
 
 The tests are a field of the episode, a list of
 
-    {"stdin": "3 4\\n", "stdout": "7\\n"}       the program is run with this input and prints this
-    {"call": "add(3, 4)", "result": 7}        the expression, after the program, is this value (JSON)
-    "assert add(3, 4) == 7"                   the statement, after the program, raises nothing
+    {"stdin": "3 4\\n", "stdout": "7\\n"}       the program, run with this input, prints this
+    {"call": "add(3, 4)", "result": 7}        the expression, after the program, has this value (JSON)
+    "assert add(3, 4) == 7"                   the statements, after the program, raise nothing
 
-Each runs by itself, in a sandbox of its own. Of the first two forms the program never sees what is expected; it is
-compared out here. An `assert` runs where the program runs, which could look for it and deceive: take it for programs
-that have no reason to. A program that ends before its test is over has not passed it.
+Each runs by itself. The program never sees what is expected and has no part in the comparison: output and values are
+compared here; statements run in a second sandbox, where the names of the program are stand-ins that forward calls to
+it, and only plain data comes back (`components.sandbox.remote`). So statements may import, define functions
+(`def check(candidate): ...`, as HumanEval does) and catch built-in exceptions, but they cannot
+
+    compare objects of the program's own classes       compare their attributes, or str() of them
+    subclass or copy these classes                     write {"call": ..., "result": ...}
+    see that a call changed one of its arguments       write {"call": "[x := [3, 1], sort(x), x][-1]", "result": [1, 3]}
+    pass it objects that are no plain data             pass plain data or functions
+
+An expression of a `call` is evaluated in the program's own process, where all of this works. A name that is built-in,
+or a module of the standard library, is Python's in statements, whatever the program calls so. A helper function of the
+program that statements apply to its results is the program's word: let tests define or import what they compare with.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -24,25 +34,12 @@ from pydantic import Field
 from components.errors import JudgeError
 from components.rewards.answers import Answer, check_field, field
 from components.sandbox import Limits, Sandbox
+from components.sandbox.pair import Program, ProgramFailed
 from components.trajectories.schema import Score, Trajectory
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
-
-# Runs in the sandbox and nowhere else: here it is only text.
-_DRIVER = """
-import json, sys
-given = json.load(sys.stdin)
-sys.stdin = open("/dev/null")
-names = {"__name__": "__main__"}
-exec(compile(given["code"], "program", "exec"), names)
-value = None
-if given["call"] is not None:
-    value = eval(compile(given["call"], "test", "eval"), names)
-else:
-    exec(compile(given["test"], "test", "exec"), names)
-sys.stdout.flush()
-print("\\n" + given["mark"] + json.dumps(value))
-"""
+_CALLS = 20_000
+"""Messages that a program and its test may exchange."""
 
 
 class CodeTests:
@@ -52,7 +49,7 @@ class CodeTests:
         tests: Field that holds the tests (`components.rewards.answers`).
         answer: Where the program stands: the last block between fences of three backticks in it, or all of it.
         give: `share` of the tests that are passed, or `all`: 1 where all of them are, else 0.
-        seconds, memory_mb: That each test may take.
+        seconds, memory_mb: That each test may take; statements as much again for themselves.
 
     An episode without a program has 0, one without tests is unscored. Raises ResourceError where there is no sandbox.
     """
@@ -71,7 +68,14 @@ class CodeTests:
         self.tests, self.give = tests, give
         self._answer = Answer(answer)
         self._sandbox = Sandbox(
-            Limits(seconds=seconds, cpu_seconds=int(seconds) + 1, memory_mb=memory_mb, processes=16, disk_mb=16)
+            Limits(
+                seconds=seconds,
+                cpu_seconds=int(seconds) + 1,
+                memory_mb=memory_mb,
+                processes=16,
+                disk_mb=16,
+                calls=_CALLS,
+            )
         )
 
     def __call__(self, trajectory: Trajectory) -> Score:
@@ -94,33 +98,44 @@ class CodeTests:
     def _failed(self, code: str, test: Any) -> str:
         """Why a test is not passed; empty where it is."""
         if isinstance(test, Mapping) and {"stdin", "stdout"} == set(test):
-            ran = self._sandbox.python(code, stdin=str(test["stdin"]))
-            if not ran.ok:
-                return _ended(ran.killed, ran.stderr)
-            return "" if _lines(ran.stdout) == _lines(str(test["stdout"])) else f"it printed {ran.stdout!r:.100}"
-        if isinstance(test, str):
-            call, statement = None, test
-        elif isinstance(test, Mapping) and {"call", "result"} == set(test):
-            call, statement = str(test["call"]), ""
-        else:
-            expected = '{"stdin", "stdout"}, {"call", "result"} or an assert statement'
-            raise JudgeError(f"{self.tests} holds {test!r:.100}, expected {expected}")
-        mark = secrets.token_hex(16)
-        given = {"code": code, "call": call, "test": statement, "mark": mark}
-        ran = self._sandbox.python(_DRIVER, stdin=json.dumps(given))
+            return self._printed(code, str(test["stdin"]), str(test["stdout"]))
+        try:
+            if isinstance(test, str):
+                return self._statements(code, test)
+            if isinstance(test, Mapping) and {"call", "result"} == set(test):
+                return self._call(code, str(test["call"]), test["result"])
+        except ProgramFailed as error:
+            return str(error) or "the program failed"
+        expected = '{"stdin", "stdout"}, {"call", "result"} or an assert statement'
+        raise JudgeError(f"{self.tests} holds {test!r:.100}, expected {expected}")
+
+    def _printed(self, code: str, stdin: str, expected: str) -> str:
+        limits = self._sandbox.limits
+        room = max(limits.output_bytes, 2 * len(expected.encode(errors="replace")) + 1000)
+        ran = Sandbox(replace(limits, output_bytes=room)).python(code, stdin=stdin)
         if not ran.ok:
             return _ended(ran.killed, ran.stderr)
-        _, marked, value = ran.stdout.rpartition(mark)
-        if not marked:
-            return "the program ended before the test was over"
-        if call is None:
-            return ""
+        return "" if _lines(ran.stdout) == _lines(expected) else f"it printed {ran.stdout!r:.100}"
+
+    def _statements(self, code: str, test: str) -> str:
+        with Program(self._sandbox, code) as ran:
+            verdict = ran.verdict(test)
+        if verdict.invalid:
+            raise JudgeError(
+                f"{self.tests} holds {test!r:.100}, which {verdict.reason}; expected statements that name a function "
+                f'of the program, or {{"call": ..., "result": ...}}'
+            )
+        return "" if verdict.passed else verdict.reason or "the test failed"
+
+    def _call(self, code: str, call: str, expected: Any) -> str:
+        with Program(self._sandbox, code) as ran:
+            text = ran.value_of(call)
         try:
-            found = json.loads(value)
+            value = json.loads(text)
         except (ValueError, RecursionError):
-            return f"the value is no JSON: {value!r:.100}"
-        same = _typed(found) == _typed(test["result"])
-        return "" if same else f"{call:.100} is {found!r:.100}, expected {test['result']!r:.100}"
+            return f"the value is no JSON: {text!r:.100}"
+        same = _typed(value) == _typed(expected)
+        return "" if same else f"{call:.100} is {value!r:.100}, expected {expected!r:.100}"
 
 
 def program(text: str) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat
 
+from components.errors import AnswerTooCostly
 from components.rewards.answers import count, last_text, sampled_tokens
 from components.rewards.composed import ComposedAlone, Parts, Value, total
 from components.rewards.patterns import Pattern
@@ -54,6 +55,8 @@ class Steps(ComposedAlone):
             as `(?m)^Step \\d+` for steps of reasoning.
         most: Steps that count; null is no limit.
 
+    Where a pattern takes too long there is no step, and with β below 0 the episode is unscored.
+
     Components: `task` and `steps`, which is what was added.
     """
 
@@ -69,8 +72,17 @@ class Steps(ComposedAlone):
         self._pattern = None if pattern is None else Pattern(pattern)
 
     def value(self, trajectory: Trajectory, parts: Parts) -> Value:
-        steps = count(trajectory, "turns") if self._pattern is None else self._pattern.count(last_text(trajectory))
+        steps = count(trajectory, "turns") if self._pattern is None else self._found(trajectory)
         return _with(trajectory, parts, "steps", self.beta * (steps if self.most is None else min(steps, self.most)))
+
+    def _found(self, trajectory: Trajectory) -> float:
+        assert self._pattern is not None
+        try:
+            return self._pattern.count(last_text(trajectory))
+        except AnswerTooCostly:
+            if self.beta < 0:
+                raise
+            return 0.0
 
 
 def _with(trajectory: Trajectory, parts: Parts, name: str, more: float) -> Value:

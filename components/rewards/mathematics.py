@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from components.errors import JudgeError, ResourceError
+from components.errors import AnswerTooCostly, JudgeError, ResourceError
 from components.rewards.accuracy import Comparison
 from components.rewards.answers import as_text
 from components.rewards.apart import Apart
@@ -27,7 +27,7 @@ class Mathematics(Comparison):
         answer, expected: See `components.rewards.accuracy`. Of an answer that is text, math-verify takes what is boxed,
             or else the last expression.
         digits: Decimal digits to which floats are compared.
-        seconds: That one comparison may take.
+        seconds: Of CPU time that one comparison may take.
 
     Raises ResourceError where math-verify is not installed.
     """
@@ -54,9 +54,7 @@ class Mathematics(Comparison):
     def __call__(self, trajectory: Trajectory) -> Score:
         try:
             return super().__call__(trajectory)
-        except JudgeError as error:
-            if not str(error).startswith("not done after"):
-                raise
+        except AnswerTooCostly as error:
             return Score(trajectory.id, 0.0, explanation=f"the answer could not be compared: {error}")
 
 

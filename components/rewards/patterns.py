@@ -9,7 +9,7 @@ from typing import Any
 
 import regex
 
-from components.errors import JudgeError, Problem, SpecError
+from components.errors import AnswerTooCostly, Problem, SpecError
 
 SECONDS = 1.0
 """That a pattern may take on one text."""
@@ -27,7 +27,7 @@ class Pattern:
         self.pattern, self.seconds = pattern, seconds
 
     def search(self, text: str) -> Any:
-        """The first match, or None. Raises JudgeError where the time is up; so do the others."""
+        """The first match, or None. Raises AnswerTooCostly where the time is up; so do the others."""
         return self._timed(lambda: self._compiled.search(text, timeout=self.seconds, concurrent=True))
 
     def fullmatch(self, text: str) -> Any:
@@ -46,4 +46,4 @@ class Pattern:
             return work()
         except TimeoutError:
             message = f"the pattern {self.pattern!r} was not done after {self.seconds:g} s; make it backtrack less"
-            raise JudgeError(message) from None
+            raise AnswerTooCostly(message) from None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from components.errors import Problem, SpecError
+from components.errors import AnswerTooCostly, Problem, SpecError
 from components.rewards.answers import Answer, last_text, said
 from components.rewards.patterns import Pattern
 from components.trajectories.schema import Score, Trajectory
@@ -20,7 +21,7 @@ class Matches:
         pattern: Of the package `regex`, which reads all that `re` reads.
         answer: Where the answer stands (`components.rewards.answers`).
         whole: Whether all of the answer must match, or some place in it.
-        seconds: That one match may take; an episode on which it takes longer is unscored.
+        seconds: That one match may take; what takes longer is no match.
     """
 
     def __init__(
@@ -37,7 +38,10 @@ class Matches:
     def __call__(self, trajectory: Trajectory) -> Score:
         text = self._answer.of(trajectory)
         find = self._pattern.fullmatch if self.whole else self._pattern.search
-        found = text is not None and find(text) is not None
+        try:
+            found = text is not None and find(text) is not None
+        except AnswerTooCostly as error:
+            return Score(trajectory.id, 0.0, explanation=str(error))
         return Score(
             trajectory.id, float(found), explanation="" if found else "no answer" if text is None else "no match"
         )
@@ -80,8 +84,13 @@ class Tags:
                 return f"<{tag}> is missing, not closed, or not in its place"
             if before.strip():
                 return f"text before <{tag}>"
-            if self.filled and not inside.strip():
+            if self.filled and _blank(inside):
                 return f"<{tag}> is empty"
             if nested := [one for one in self.tags if f"<{one}>" in inside or f"</{one}>" in inside]:
                 return f"<{nested[0]}> inside of <{tag}>"
         return "text after the last tag" if rest.strip() else ""
+
+
+def _blank(text: str) -> bool:
+    """Whether a text shows nothing: blanks, and characters such as U+200B that have no width."""
+    return all(unicodedata.category(character)[0] in "ZC" for character in text)

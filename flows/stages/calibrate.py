@@ -211,4 +211,4 @@ def _demand_some(what: str, scores: Sequence[Mapping[str, Score]]) -> None:
         raise JudgeError(f"{what} could score none of {len(said)} episodes; the first one: {why}")
 
 
-STAGE = Stage("calibrate", 1, CalibrateStage, "calibration", SCHEMA_VERSION, calibrate)
+STAGE = Stage("calibrate", 2, CalibrateStage, "calibration", SCHEMA_VERSION, calibrate)

@@ -94,4 +94,4 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     return figures(trajectories) | tally.figures() | judged.figures() | agreed | found | speed
 
 
-STAGE = Stage("evaluate", 7, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))
+STAGE = Stage("evaluate", 8, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))

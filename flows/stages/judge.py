@@ -280,4 +280,4 @@ class Tally:
         return values | beside | {f"components/{name}": of.mean for name, of in sorted(self._components[main].items())}
 
 
-STAGE = Stage("judge", 3, JudgeStage, "scores", SCHEMA_VERSION, judge)
+STAGE = Stage("judge", 4, JudgeStage, "scores", SCHEMA_VERSION, judge)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from components.errors import ResourceError, SpecError
 from components.rewards import judge as judging
 from components.rewards.code_tests import CodeTests, program
-from components.sandbox import bubblewrap
+from components.sandbox import bubblewrap, remote
 from components.trajectories.schema import Scenario, Trajectory
 from tests.trajectories.builders import talk
 
@@ -57,7 +59,7 @@ class TestInTheSandbox:
             ("def add(a, b): return object()", "it raised TypeError"),
             ("def add(a, b): return True", "add(3, 4) is True, expected 7"),
             ("import socket; socket.create_connection(('1.1.1.1', 80), 1)", "it raised"),
-            ("add = lambda a, b: 'x' * 10**7", "the value is no JSON or ended for output"),
+            ("add = lambda a, b: 'x' * 10**7", "it raised ValueError: the value takes"),
         ],
     )
     def test_a_program_that_fails_passes_nothing(self, code, said):
@@ -90,6 +92,213 @@ class TestInTheSandbox:
         score = scored(ADD, tests)
         assert score.reward is None
         assert "expected" in score.failure.message
+
+
+BANK = """
+class Overdrawn(ValueError): pass
+class Account:
+    def __init__(self, owner): self.owner, self.balance, self.log = owner, 0, []
+    def pay(self, amount):
+        if self.balance + amount < 0: raise Overdrawn("too little", amount)
+        self.balance += amount
+        self.log.append(amount)
+        return self
+    def __len__(self): return len(self.log)
+    def __iter__(self): return iter(self.log)
+    def __str__(self): return f"{self.owner}: {self.balance}"
+class Node:
+    def __init__(self, value): self.value, self.next = value, None
+def chain(values):
+    head = None
+    for value in reversed(values):
+        node = Node(value); node.next = head; head = node
+    return head
+def longest(pairs): return max(pair.next for pair in pairs)
+"""
+FUNCTIONS = """
+import collections, decimal, fractions, datetime, itertools
+from typing import List
+def similar(a, b): return tuple(set(a) & set(b))
+def count(text): return collections.Counter(text)
+def group(words):
+    found = collections.defaultdict(list)
+    for word in words: found[len(word)].append(word)
+    return found
+def factorial(n): return 1 if n < 2 else n * factorial(n - 1)
+def kinds(): return (None, True, 1.5, 2j, b"a", bytearray(b"b"), {1: {2}}, frozenset({3}), range(3), [float("inf")])
+def exact(): return [decimal.Decimal("0.1"), fractions.Fraction(1, 3), datetime.date(2026, 1, 2), collections.deque()]
+def squares(n): return (k * k for k in range(n))
+def apply(function, values): return [function(value) for value in values]
+def encode_shift(text): return "".join(chr((ord(c) + 5 - ord("a")) % 26 + ord("a")) for c in text)
+def decode_shift(text): return "".join(chr((ord(c) - 5 - ord("a")) % 26 + ord("a")) for c in text)
+def sort(values): values.sort()
+calls = 0
+def counted():
+    global calls
+    calls += 1
+    return calls
+class Pair:
+    def __init__(self, a, b): self.a, self.b = a, b
+def widest(pairs): return max(pair.b - pair.a for pair in pairs)
+"""
+ACCEPTED = {
+    "MBPP": (FUNCTIONS, "assert set(similar((3, 4, 5, 6), (5, 7, 4, 10))) == set((4, 5))"),
+    "MBPP with objects": (FUNCTIONS, "assert widest([Pair(5, 24), Pair(15, 25)]) == 19"),
+    "HumanEval": (
+        FUNCTIONS,
+        "METADATA = {}\ndef check(candidate):\n    from random import randint\n    import copy\n    import string\n"
+        "    for _ in range(20):\n        text = ''.join(string.ascii_lowercase[randint(0, 25)] for _ in range(9))\n"
+        "        assert candidate(encode_shift(copy.deepcopy(text))) == text\ncheck(decode_shift)",
+    ),
+    "a module that only the program imports": (FUNCTIONS, "assert count('aab') == collections.Counter('aba')"),
+    "containers of the library": (FUNCTIONS, "assert count('aab') == {'a': 2, 'b': 1} and group(['a', 'b']) == "
+    "{1: ['a', 'b']}"),
+    "large integers": (FUNCTIONS, "import math\nassert factorial(900) == math.factorial(900) > 2 ** 6000"),
+    "kinds of data": (
+        FUNCTIONS,
+        "assert kinds() == (None, True, 1.5, 2j, b'a', bytearray(b'b'), {1: {2}}, frozenset({3}), range(3), "
+        "[float('inf')])\n"
+        "assert [type(one) for one in kinds()][:4] == [type(None), bool, float, complex]",
+    ),
+    "exact numbers and dates": (
+        FUNCTIONS,
+        "from decimal import Decimal\nfrom fractions import Fraction\nimport datetime, collections\n"
+        "assert exact() == [Decimal('0.1'), Fraction(1, 3), datetime.date(2026, 1, 2), collections.deque()]",
+    ),
+    "generators": (FUNCTIONS, "assert list(squares(4)) == [0, 1, 4, 9] and sum(squares(3)) == 5 and 4 in squares(3)"),
+    "functions as arguments": (
+        FUNCTIONS,
+        "seen = []\ndef note(x):\n    seen.append(x)\n    return factorial(x)\nassert apply(note, [3, 4]) == [6, 24]\n"
+        "assert seen == [3, 4] and apply(len, ['ab']) == [2] and apply(int, ['7']) == [7]\n"
+        "assert sorted(['bb', 'a'], key=factorial and len) == ['a', 'bb'] and list(map(factorial, [3])) == [6]",
+    ),
+    "errors of functions that are arguments": (
+        FUNCTIONS, "try:\n    apply(lambda x: 1 / x, [0])\nexcept ZeroDivisionError:\n    pass\nelse:\n"
+        "    assert False",
+    ),
+    "global variables": (FUNCTIONS, "assert calls == 0 and counted() == 1 and counted() == 2 and calls == 2"),
+    "unittest": (
+        FUNCTIONS,
+        "import unittest\nclass T(unittest.TestCase):\n    def runTest(self):\n"
+        "        self.assertEqual(factorial(3), 6)\n"
+        "        with self.assertRaises(TypeError):\n            factorial('a')\n"
+        "        self.assertIsInstance(Pair(1, 2), Pair)\n"
+        "result = T().run()\nassert result.wasSuccessful(), result",
+    ),
+    "eval": (FUNCTIONS, "assert eval('factorial(3)') == 6"),
+    "objects": (
+        BANK,
+        "account = Account('ada')\nassert account.pay(5).pay(2) is account and account.balance == 7 and "
+        "len(account) == 2\n"
+        "assert list(account) == [5, 2] and account.log[0] == 5 and str(account) == f'{account}' == 'ada: 7' "
+        "and account\n"
+        "account.owner = 'bob'\nassert account.owner == 'bob' and getattr(account, 'none', 3) == 3 and account != None",
+    ),
+    "exceptions of the program": (
+        BANK,
+        "try:\n    Account('ada').pay(-1)\nexcept Overdrawn as error:\n    assert error.args == ('too little', -1)\n"
+        "else:\n    assert False\ntry:\n    Account('ada').pay(-2)\nexcept ValueError as error:\n"
+        "    assert 'too little' in str(error)\nelse:\n    assert False\n"
+        "import unittest\nwith unittest.TestCase().assertRaises(Overdrawn):\n    Account('x').pay(-3)",
+    ),
+    "linked nodes": (
+        BANK,
+        "node, found = chain([1, 2, 3]), []\nwhile node:\n    found.append(node.value)\n    node = node.next\n"
+        "assert found == [1, 2, 3]\na, b = Node(1), Node(2)\na.next = b\nassert a.next is b and a.next.value == 2",
+    ),
+    "a change of an argument, as a call": (FUNCTIONS, {"call": "[x := [3, 1], sort(x), x][-1]", "result": [1, 3]}),
+    "tuples and keys, as a call": (FUNCTIONS, {"call": "(group(['a']), (1, 2))", "result": [{"1": ["a"]}, [1, 2]]}),
+    "a long result": ("def f(n): return list(range(n))", {"call": "f(30000)", "result": list(range(30000))}),
+    "a long argument": ("def f(x): return sum(x)", "xs = list(range(100000))\nassert f(xs) == sum(xs)"),
+    "a long output": ("print('\\n'.join(map(str, range(9000))))", {"stdin": "", "stdout": "\n"
+    "".join(map(str, range(9000)))}),
+    "stdin": ("import sys\nprint(sum(map(int, sys.stdin.read().split())))", {"stdin": "3 4\n5\n", "stdout": "12"}),
+}  # fmt: skip
+REFUSED = {
+    "objects are not compared": (BANK, "assert Node(1) == Node(1)", "cannot be compared"),
+    "classes are not subclassed": (BANK, "class More(Account): pass", "subclasses"),
+    "objects are not copied": (BANK, "import copy\ncopy.deepcopy(Node(1))", "cannot be copied"),
+    "arguments are plain data": (FUNCTIONS, "apply(len, object())", "a object to the program, which is no plain data"),
+    "arguments are copies": (FUNCTIONS, "x = [3, 1]\nsort(x)\nassert x == [1, 3]", "the test sees copies"),
+    "a wrong result": (FUNCTIONS, "n = 3\n"
+    "assert factorial(n) == 7, 'six'", "AssertionError: six in `assert factorial(n) == 7"),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("sandbox_here")
+class TestForms:
+    @pytest.mark.parametrize("name", ACCEPTED)
+    def test_honest_programs_pass_tests_of_each_form(self, name):
+        code, test = ACCEPTED[name]
+        score = scored(f"```python\n{code}\n```", [test], seconds=60.0)
+        assert score.reward == 1.0, score.explanation
+
+    @pytest.mark.parametrize("name", REFUSED)
+    def test_what_cannot_be_tested_by_statements_says_so(self, name):
+        code, test, said = REFUSED[name]
+        score = scored(f"```python\n{code}\n```", [test], seconds=60.0)
+        assert score.reward == 0.0
+        assert said in score.explanation
+
+    @pytest.mark.parametrize(
+        ("test", "said"),
+        [
+            ("assert add(1, 1) ==", "does not compile"),
+            ("assert abs(sum([1, 2])) == 3", "only functions that are built-in"),
+        ],
+    )
+    def test_a_test_that_cannot_be_run_leaves_the_episode_unscored(self, test, said):
+        score = scored(ADD, [test])
+        assert score.reward is None
+        assert said in score.failure.message
+
+    def test_a_sandbox_that_does_not_start_leaves_the_episode_unscored(self, monkeypatch):
+        real, left = bubblewrap.subprocess.Popen, []
+
+        def broken(arguments, *more, **named):
+            if not left.pop():
+                raise OSError("no memory for a process")
+            return real(arguments, *more, **named)
+
+        monkeypatch.setattr(bubblewrap.subprocess, "Popen", broken)
+        for starts in ([False], [False, True]):  # the program's fails, the test's
+            left[:] = starts
+            score = scored(ADD, TESTS[2:], seconds=60.0)
+            assert (score.reward, score.failure.message) == (None, "no memory for a process")
+        left[:] = [True, True]
+        assert scored(ADD, TESTS[2:], seconds=60.0).reward == 1.0
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.integers().map(lambda n: n << 5000) | st.floats(allow_nan=False)
+    | st.text() | st.binary() | st.complex_numbers(allow_nan=False) | st.fractions() | st.dates() | st.timedeltas()
+    | st.decimals(allow_nan=False),
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text() | st.integers(), inner)
+    | st.sets(st.integers() | st.text(), max_size=1) | st.frozensets(st.binary(), max_size=1),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(PLAIN)
+def test_plain_data_crosses_as_it_is(value):
+    def none(other):
+        raise AssertionError(other)
+
+    found = remote.decode(json.loads(json.dumps(remote.encode(value, none))), none)
+    assert (found, type(found), repr(found)) == (value, type(value), repr(value))
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(max_size=6) | st.sampled_from([*remote._TYPES, "int", "deque"]),
+                    lambda inner: st.lists(inner, max_size=4), max_leaves=10))  # fmt: skip
+def test_odd_messages_become_plain_data_or_an_error(message):
+    def none(data):
+        raise LookupError(data)
+
+    try:
+        value = remote.decode(message, none)
+    except Exception:  # noqa: BLE001  any is a failed test
+        return
+    remote.encode(value, none)
 
 
 def test_an_episode_without_a_program_has_nothing_and_one_without_tests_is_unscored():
