@@ -159,6 +159,7 @@ def attack(page, root: Path, api: str, credential: str, deployment: str) -> None
                 client.request("PATCH", "/deployments/{id}", path_params={"id": deployment}, json={name: value})
             except Exception as error:  # noqa: BLE001
                 print(name, error)
+        assert client.read_deployment(deployment).pull_steps == [step]
         flow_run = client.create_flow_run_from_deployment(deployment, parameters=body["parameters"])
         until = time.monotonic() + PATIENCE
         while not (state := client.read_flow_run(flow_run.id).state).is_final():
