@@ -71,7 +71,7 @@ _SAID_TO_BE_NONE = {
     "not-needed", "null", "oauth", "oauth2", "true", "unused", "…", "???",
 }  # fmt: skip
 _PLACEHOLDER = re.compile(
-    r"[*]{3}|\$|<|\{\{|\{[\w.]{0,40}\}|%[({]|%s(?!\w)|\\|\(|\.\*|\[[A-Z_]{0,30}\]$|\[\^|os\.|env\[|getenv|process\.env"
+    r"[*]{3}|\$(?:\{|\(|[A-Z_][A-Z0-9_]*\b)|<[^<>]{1,60}>|\{\{|\{[\w.]{0,40}\}|%[({]|%s(?!\w)|\\|\(|\.\*|\[[A-Z_]{0,30}\]$|\[\^|os\.|env\[|getenv|process\.env"
 )
 """Beginnings of a value that stands for one, or for any: `$NAME`, `<token>`, `{name}`, `\\w+`."""
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|(?:API)?(?:KEY|TOKEN)|PASSWORD|SECRET|AUTHORIZATION")
