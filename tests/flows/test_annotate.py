@@ -88,7 +88,9 @@ def test_the_url_with_the_token_gives_a_cookie_that_no_script_and_no_other_site_
     "path", ["/", "/static/app.js", "/api/state", f"/api/episode?id={A.id}", "/docs", "/openapi.json"]
 )
 @pytest.mark.parametrize(
-    "cookie", ["", f"espalier-{PORT}=wrong", f"espalier-1={TOKEN}", f"espalier-{PORT}=", "\"=;,'", f"token={TOKEN}"]
+    "cookie",
+    ["", f"espalier-{PORT}=wrong", f"espalier-1={TOKEN}", f"espalier-{PORT}=", "\"=;,'", f"token={TOKEN}"],
+    ids=["none", "wrong", "another port", "empty", "malformed", "another name"],  # the token is another one each time
 )
 def test_without_the_token_nothing_is_shown(ask, path, cookie):
     answer = ask("GET", path, headers={"cookie": cookie} if cookie else {})
