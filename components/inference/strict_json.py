@@ -9,9 +9,10 @@ object, and halves of surrogate pairs, which are no Unicode text.
 from __future__ import annotations
 
 import json
-import math
 import re
-from typing import Any, NoReturn
+from typing import Any
+
+from components.json_text import STRICT
 
 MAX_VALUES = 200_000
 """Most values (numbers, texts, lists, objects) of one document."""
@@ -30,9 +31,7 @@ def parse(data: bytes) -> Any:
     """Return the parsed document. Raises ValueError, whose message says what is wrong."""
     _check_structure(data)
     try:
-        value = json.loads(
-            data.decode(), object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_float, parse_int=_int
-        )
+        value = json.loads(data.decode(), parse_int=_int, **STRICT)
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8 (byte {error.start})") from None
     except json.JSONDecodeError as error:
@@ -53,26 +52,6 @@ def _check_structure(data: bytes) -> None:
         depth += 1 if bracket[0] in b"[{" else -1
         if depth > MAX_DEPTH:
             raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice[:80]!r} is there twice in one object")
-    return value
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON number")
-
-
-def _float(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"the number {text[:40]} is too large")
-    return value
 
 
 def _int(text: str) -> int:

@@ -11,7 +11,6 @@ JSON is read strictly: a name stands once in an object, and numbers are finite.
 from __future__ import annotations
 
 import json
-import math
 import re
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any
@@ -19,6 +18,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.errors import AnswerTooCostly, JudgeError, Problem, SpecError
+from components.json_text import STRICT
 from components.rewards.answers import Answer, check_field, field
 from components.rewards.apart import Apart
 from components.trajectories.schema import Score, Trajectory
@@ -70,7 +70,7 @@ def misfit(text: str, schema: dict[str, Any]) -> str:
 
     fenced = _FENCED.fullmatch(text)
     try:
-        data = json.loads(fenced[1] if fenced else text, **_STRICT)
+        data = json.loads(fenced[1] if fenced else text, **STRICT)
     except (ValueError, RecursionError) as error:
         return f"no JSON: {error!s:.200}"
     kind = validators.validator_for(schema, default=validators.validator_for({}))
@@ -81,28 +81,6 @@ def misfit(text: str, schema: dict[str, Any]) -> str:
     except Exception as error:  # noqa: BLE001  the schema is in order, so it is the answer
         return f"the answer could not be validated: {type(error).__name__}: {error!s:.200}"
     return "" if found is None else f"{found.json_path}: {found.message:.200}"
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text:.40} is too large a number")
-    return number
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r:.40} stands twice in an object")
-    return found
-
-
-_STRICT: dict[str, Any] = {"parse_constant": _no_number, "parse_float": _finite, "object_pairs_hook": _once}
 
 
 def _wrong(schema: Any) -> str | None:
