@@ -127,6 +127,8 @@ def _uses(module: str, tree: ast.Module) -> Iterator[Use]:
                 raise AssertionError(
                     f"{module}:{node.lineno}: {source}: {error}; give values of its local names in SAMPLES"
                 ) from None
+            if isinstance(pattern, bytes):  # the same engine; the attacks are texts
+                pattern = pattern.decode("latin-1")
             yield Use(f"{module}:{node.lineno}:{number}", pattern, flags, methods)
 
 

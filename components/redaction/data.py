@@ -146,7 +146,8 @@ def _string(value: str, path: str, inherited: bool, found: list[Secret]) -> str:
 
 def _is_name_of_variable(value: str, path: str) -> bool:
     parents = {part.lower() for part in path.split(".")}
-    return bool(parents & _NAMES_OF_VARIABLES) and VARIABLE.fullmatch(value) is not None
+    word = value.isalpha() and value.isupper()
+    return bool(parents & _NAMES_OF_VARIABLES) and (word or VARIABLE.fullmatch(value) is not None)
 
 
 def _joined(path: str, name: Any) -> str:

@@ -30,7 +30,7 @@ _TOKENS = {
     "a Slack token": r"(?:xox[abeoprs]|xapp)-[A-Za-z0-9-]{10,}+",
     "an AWS access key": r"(?:AKIA|ASIA)[A-Z0-9]{12,}+",
     "a Google API key": r"(?:AIza[\w-]{30,}+|ya29\.[\w-]{16,}+|GOCSPX-[\w-]{16,}+)",
-    "a JSON Web Token": r"eyJ[\w-]{6,}+\.[\w-]{6,}+\.[\w-]*+",
+    "a JSON Web Token": r"(?<![\w-])eyJ[\w-]{6,}+\.[\w-]{6,}+\.[\w-]*+",
     "a token": r"(?:npm_[A-Za-z0-9]{30,}+|pypi-[\w-]{24,}+|dop_v1_[0-9a-f]{32,}+|SG\.[\w-]{16,}+\.[\w-]{16,}+"
     r"|r8_[A-Za-z0-9]{20,}+|gsk_[A-Za-z0-9]{20,}+|nvapi-[\w-]{20,}+|dapi[0-9a-f]{32}|xai-[A-Za-z0-9]{20,}+"
     r"|pplx-[A-Za-z0-9]{20,}+|tgp_v1_[\w-]{20,}+|fw_[A-Za-z0-9]{20,}+|hvs\.[\w-]{20,}+|dckr_pat_[\w-]{16,}+"

@@ -74,7 +74,9 @@ _PLACEHOLDER = re.compile(
     r"[*]{3}|\$(?:\{|\(|[A-Z_][A-Z0-9_]*\b)|<[^<>]{1,60}>|\{\{|\{[\w.]{0,40}\}|%[({]|%s(?!\w)|\\|\(|\.\*|\[[A-Z_]{0,30}\]$|\[\^|os\.|env\[|getenv|process\.env"
 )
 """Beginnings of a value that stands for one, or for any: `$NAME`, `<token>`, `{name}`, `\\w+`."""
-VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|(?:API)?(?:KEY|TOKEN)|PASSWORD|SECRET|AUTHORIZATION")
+VARIABLE = re.compile(
+    r"(?<![A-Z0-9])[A-Z][A-Z0-9]*+(?:_[A-Z0-9]++)++|(?:API)?(?:KEY|TOKEN)|PASSWORD|SECRET|AUTHORIZATION"
+)
 """Names of environment variables as they are written: capitals."""
 _ANY_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}|[a-z_][a-z0-9_]{0,99}|[A-Za-z_]{1,100}")
 

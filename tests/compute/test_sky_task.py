@@ -119,7 +119,7 @@ def test_the_stage_gets_its_request_whatever_is_in_it(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"secrets": ["TOKEN=abc"]}, "names of environment variables"),
+        ({"secrets": ["TOKEN=abc"]}, "secrets: holds a secret (a value of TOKEN)"),
         ({"envs": {"SKYPILOT_NODE_IPS": "x"}}, "SKYPILOT_NODE_IPS is set by"),
         ({"managed": True, "cluster": "ours"}, "do not go together"),
         ({"infra": "slurm/here"}, "Slurm has none; expected null"),

@@ -47,6 +47,7 @@ def test_all_pages_are_looked_at():
             "reliability",
             "rewards",
             "rollouts",
+            "security",
             "sweeps",
             "trajectories",
             "vllm",

@@ -122,7 +122,7 @@ def test_what_the_engine_fails_at_is_said_and_the_talk_goes_on(talk):
     [
         (["nobody"], "there is no run 'nobody'"),
         (["http://127.0.0.1:9/v1", "--model", "m"], "is no server that can be used"),
-        (["http://user:pw@127.0.0.1:9/v1"], "without user and password"),
+        (["http://user:hunter2@127.0.0.1:9/v1"], "url: holds a secret (a credential in a URL)"),
     ],
 )
 def test_mistakes_are_said_without_a_stack_trace(talk, root, monkeypatch, arguments, message):
@@ -130,6 +130,7 @@ def test_mistakes_are_said_without_a_stack_trace(talk, root, monkeypatch, argume
     code, _, err = talk(*arguments, "--root", str(root), said="Hi\n")
     assert code == 2
     assert message in err
+    assert "hunter2" not in err
     assert "Traceback" not in err
 
 
