@@ -1,4 +1,4 @@
-"""Advantages: what is compared with what, and in which unit.
+"""Advantages: the baseline that a return is compared with, and the unit in which the difference is expressed.
 
 An episode has one return, or one for each of its turns, or one for each of its tokens (`returns`). An advantage is a
 return minus a baseline, divided by a scale:
@@ -11,6 +11,11 @@ return minus a baseline, divided by a scale:
                batch           that of all groups + 1e-6 (REINFORCE++)
                none            1 (Dr. GRPO, arXiv:2503.20783)
 
+Returns are compared within their cell: means and deviations are those of the returns of the group or batch that are in
+the same cell. Returns of whole episodes are all in one cell; those of turns in cells by turn index, or by the state in
+which the turn was taken (`turns`). Otherwise the place of a turn in its episode would count as merit: with positive
+rewards early turns have larger returns than late ones whatever was done in them.
+
 Standard deviations are those of the population. Returns without spread carry no signal where they are compared: their
 advantages are exactly zero, whatever the size of the returns. Compared with something else, such returns are divided by
 nothing: they have no unit of their own.
@@ -19,7 +24,9 @@ nothing: they have no unit of their own.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Literal
 
 from components.trajectories.groups import have_spread
@@ -30,48 +37,69 @@ Baseline = Literal["group", "leave_one_out", "batch", "none"]
 Scale = Literal["group", "batch", "none"]
 Returns = list[list[float]]
 """Of one group: the returns of each episode."""
+Cells = Sequence[Sequence[Hashable]]
+"""Of one group: the cell of each return of each episode."""
 
 
-def advantages(groups: Sequence[Returns], *, baseline: Baseline, scale: Scale) -> list[Returns]:
-    """The advantages of all groups, in the shape of their returns."""
-    everything = [value for group in groups for value in _flat(group)]
-    if baseline == "batch" and not have_spread(everything):
-        return [[[0.0] * len(episode) for episode in group] for group in groups]
-    mean = statistics.mean(everything) if baseline == "batch" else 0.0
-    deviation = statistics.pstdev(everything) if scale == "batch" and everything else 0.0
-    found = []
-    for group in groups:
-        if baseline in ("group", "leave_one_out") and not have_spread(_flat(group)):
-            found.append([[0.0] * len(episode) for episode in group])
-            continue
-        centred = _centred(group, baseline, mean)
-        divisor = 1.0
-        if scale != "none" and have_spread(everything if scale == "batch" else _flat(group)):
-            divisor = EPSILON + (deviation if scale == "batch" else statistics.pstdev(_flat(group)))
-        found.append([[value / divisor for value in episode] for episode in centred])
-    return found
+def advantages(
+    groups: Sequence[Returns], *, baseline: Baseline, scale: Scale, cells: Sequence[Cells] | None = None
+) -> list[Returns]:
+    """Return the advantages of all groups, in the shape of their returns. cells: in the same shape; None puts all
+    returns into one."""
+    cells = cells or [[[None] * len(episode) for episode in group] for group in groups]
+    batch: dict[Hashable, list[float]] = defaultdict(list)
+    for cell, value in _pairs(chain(*groups), chain(*cells)):
+        batch[cell].append(value)
+    means = {cell: statistics.mean(values) for cell, values in batch.items()} if baseline == "batch" else {}
+    divisors = {cell: _divisor(values) for cell, values in batch.items()} if scale == "batch" else {}
+    result = []
+    for group, group_cells in zip(groups, cells, strict=True):
+        members: dict[Hashable, list[float]] = defaultdict(list)
+        for cell, value in _pairs(group, group_cells):
+            members[cell].append(value)
+        compared = batch if baseline == "batch" else members
+        signal = {cell: baseline == "none" or have_spread(compared[cell]) for cell in members}
+        if baseline == "group":
+            means = {cell: statistics.mean(values) for cell, values in members.items()}
+        if scale == "group":
+            divisors = {cell: _divisor(values) for cell, values in members.items()}
+        result.append([])
+        for index, (episode, episode_cells) in enumerate(zip(group, group_cells, strict=True)):
+            if baseline == "leave_one_out":
+                means = _means_of_others(group, group_cells, index)
+            result[-1].append(
+                [
+                    # Without other episodes in its cell, a return is compared with itself.
+                    (value - means.get(cell, 0.0 if baseline == "none" else value)) / divisors.get(cell, 1.0)
+                    if signal[cell]
+                    else 0.0
+                    for cell, value in zip(episode_cells, episode, strict=True)
+                ]
+            )
+    return result
 
 
 def group_advantages(rewards_G: Sequence[float], *, scale: bool) -> list[float]:
-    """(G,) rewards of one group to (G,) advantages of GRPO; without `scale` those of Dr. GRPO."""
-    one_each = [[reward] for reward in rewards_G]
-    return _flat(advantages([one_each], baseline="group", scale="group" if scale else "none")[0])
+    """Return the (G,) advantages of GRPO from the (G,) rewards of one group; without `scale` those of Dr. GRPO."""
+    returns = [[reward] for reward in rewards_G]
+    return list(chain(*advantages([returns], baseline="group", scale="group" if scale else "none")[0]))
 
 
-def _centred(group: Returns, baseline: Baseline, mean_of_all: float) -> Returns:
-    # statistics.mean is exact inside: sums of huge or tiny returns would leave the floats
-    if baseline == "leave_one_out":
-        centred = []
-        for index, episode in enumerate(group):
-            others = _flat(group[:index] + group[index + 1 :])
-            mean = statistics.mean(others) if others else None
-            centred.append([0.0 if mean is None else value - mean for value in episode])
-        return centred
-    mean = {"batch": mean_of_all, "none": 0.0}.get(baseline)
-    if mean is None:
-        mean = statistics.mean(_flat(group))
-    return [[value - mean for value in episode] for episode in group]
+def _pairs(
+    episodes: Iterable[Sequence[float]], cells: Iterable[Sequence[Hashable]]
+) -> Iterator[tuple[Hashable, float]]:
+    for values, episode_cells in zip(episodes, cells, strict=True):
+        yield from zip(episode_cells, values, strict=True)
 
 
-def _flat(group: Iterable[list[float]]) -> list[float]:
-    return [value for episode in group for value in episode]
+def _means_of_others(group: Returns, cells: Cells, index: int) -> dict[Hashable, float]:
+    """Mean by cell over all episodes of the group but one."""
+    others: dict[Hashable, list[float]] = defaultdict(list)
+    for cell, value in _pairs([*group[:index], *group[index + 1 :]], [*cells[:index], *cells[index + 1 :]]):
+        others[cell].append(value)
+    return {cell: statistics.mean(values) for cell, values in others.items()}
+
+
+def _divisor(values: Sequence[float]) -> float:
+    # The statistics module is exact inside: sums of huge or tiny returns would leave the range of floats.
+    return EPSILON + statistics.pstdev(values) if have_spread(values) else 1.0

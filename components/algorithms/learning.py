@@ -69,10 +69,20 @@ class Learning:
                         weight,
                         self.before.old(trajectory, place),
                         first,
+                        own,
                     )
                 )
                 first += len(targets)
         return made
+
+
+def needs_old_logprobs(spec: PolicyGradientSpec) -> bool:
+    """Return whether ratios are taken to the trainer's own log-probabilities before the first gradient step.
+
+    Those of the engine differ by rounding: by little for a token, by more than GSPO's clip range of 3e-4 for the mean
+    over a sequence, which would then be clipped before the policy has moved.
+    """
+    return spec.correction != "none" or spec.ratio != "token"
 
 
 def learned_tokens(spec: PolicyGradientSpec, trajectory: Trajectory) -> int:
@@ -87,8 +97,9 @@ def policy_loss(
 ) -> torch.Tensor:
     """(S,) loss of each sampled token, before its weight. What it says of the policy is added to `sums`; `means` reads
     them."""
-    old_S = one.logprob_S if spec.correction == "none" else one.old_S
-    ratio_S = losses.ratio(losses.by_sequence(losses.log_ratio(logprob_S, old_S), one.sequence_S, spec.ratio))
+    old_S = one.old_S if needs_old_logprobs(spec) else one.logprob_S
+    log_ratio_S = losses.log_ratio(logprob_S, old_S)
+    ratio_S = losses.ratio(losses.sequence_log_ratio(log_ratio_S, one.sequence_S, one.episode_tokens_S, spec.ratio))
     if spec.objective == "cispo":
         loss_S = losses.cispo_loss(ratio_S, logprob_S, one.advantage_S, spec.clip_low, spec.clip_high)
     else:

@@ -26,9 +26,9 @@ def log_ratio(logprob_S: torch.Tensor, old_logprob_S: torch.Tensor) -> torch.Ten
 
 
 def by_sequence(log_ratio_S: torch.Tensor, sequence_S: torch.Tensor, level: RatioLevel) -> torch.Tensor:
-    """Log-ratios at the level at which they are compared: of each `token` (PPO); of the whole `sequence`, the sum over
-    its tokens (RLOO); or `sequence_mean`, the mean over them (GSPO, arXiv:2507.18071, eq. 7). sequence_S: the index of
-    the sequence that a token belongs to, in order."""
+    """Return the log-ratios at the level at which they are compared: of each `token` (PPO); of the whole `sequence`,
+    the sum over its tokens (RLOO); or `sequence_mean`, the mean over them (GSPO, arXiv:2507.18071, eq. 7). sequence_S:
+    the index of the sequence that a token belongs to, in order."""
     if level == "token":
         return log_ratio_S
     tokens_Q = sequence_S.bincount()
@@ -36,6 +36,27 @@ def by_sequence(log_ratio_S: torch.Tensor, sequence_S: torch.Tensor, level: Rati
     if level == "sequence_mean":
         sum_Q = sum_Q / tokens_Q.clamp(min=1)
     return sum_Q[sequence_S]
+
+
+def sequence_log_ratio(
+    log_ratio_S: torch.Tensor, sequence_S: torch.Tensor, episode_tokens_S: torch.Tensor, level: RatioLevel
+) -> torch.Tensor:
+    """Return `by_sequence`, differentiated through each token's own log-probability alone, as GSPO-token does
+    (arXiv:2507.18071, section 4.3): sg(s) · π / sg(π), with s the ratio of the sequence and sg the stop-gradient.
+
+    Differentiated as it stands, the ratio of a sequence gives each of its tokens the mean of the sequence's advantages;
+    here each token keeps its own. Where a sequence has one advantage, both gradients are equal.
+
+    A product over tokens (`sequence`) has the sum of their gradients where a mean has their mean, so its tokens count
+    `episode_tokens_S` times: the sampled tokens of the whole episode, so that the weight of an episode does not depend
+    on how many histories it has.
+    """
+    if level == "token":
+        return log_ratio_S
+    gradient_S = log_ratio_S - log_ratio_S.detach()
+    if level == "sequence":
+        gradient_S = gradient_S * episode_tokens_S
+    return by_sequence(log_ratio_S.detach(), sequence_S, level) + gradient_S
 
 
 def segment_sums(value_S: torch.Tensor, size_Q: torch.Tensor) -> torch.Tensor:

@@ -43,6 +43,8 @@ class Sequence_:
     """Log-probability of each target under the policy before the first gradient step; empty where not measured."""
     first: int = 0
     """Number of the first target, for those who keep columns of their own: the targets count on from it."""
+    episode_tokens: int = 0
+    """Sampled tokens of the whole episode, over all of its histories; 0 means those of this sequence."""
 
 
 @dataclass
@@ -66,6 +68,8 @@ class Pack:
     """Number of the sampled token, from `Sequence_.first` on."""
     sequence_S: torch.Tensor
     """Which sequence of the pack the token belongs to."""
+    episode_tokens_S: torch.Tensor
+    """Sampled tokens of the episode that the token belongs to."""
     members: list[int]
     """Which of the given sequences are in the pack, in their order."""
     lengths: list[int]
@@ -224,6 +228,7 @@ def _with_targets(
     targets: list[int] = []
     owners: list[int] = []
     numbers: list[int] = []
+    episode_tokens: list[int] = []
     columns: dict[str, list[float]] = {name: [] for name in ("logprobs", "advantages", "weight", "old")}
     for place, index in enumerate(members):
         sequence = sequences[index]
@@ -231,6 +236,7 @@ def _with_targets(
         nodes += [paths[index][target - 1] for target in sequence.targets]
         targets += [sequence.token_ids[target] for target in sequence.targets]
         owners += [place] * count
+        episode_tokens += [sequence.episode_tokens or count] * count
         numbers += range(sequence.first, sequence.first + count)
         unknown = [float("nan")] * count
         columns["logprobs"] += sequence.logprobs or unknown
@@ -253,6 +259,7 @@ def _with_targets(
         old_S,
         torch.tensor(numbers),
         torch.tensor(owners),
+        torch.tensor(episode_tokens, dtype=torch.float32),
         members,
         [len(sequences[index].token_ids) for index in members],
         computed,

@@ -252,14 +252,21 @@ class Policy:
 def _read(
     logits_UV: torch.Tensor, row_S: torch.Tensor, token_S: torch.Tensor, cut: Cut, entropy_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(S,) log-probabilities of tokens and (S,) entropies of the rows that predict them."""
+    """(S,) log-probabilities of tokens and (S,) entropies of the rows that predict them.
+
+    A token outside of the cut is added to the distribution that it is measured under, so that its log-probability is
+    finite. This concerns that token alone, not others that are predicted from the same row.
+    """
     logps_UV = torch.log_softmax(logits_UV.float() / cut.temperature, dim=-1)
+    logprob_S = logps_UV[row_S, token_S]
     if not cut.whole:
         with torch.no_grad():
             keep_UV = distribution.kept(logps_UV, cut)
-            keep_UV[row_S, token_S] = True
-        logps_UV = torch.log_softmax(logps_UV.masked_fill(~keep_UV, -torch.inf), dim=-1)
-    logprob_S = logps_UV[row_S, token_S]
+        cut_UV = logps_UV.masked_fill(~keep_UV, -torch.inf)
+        mass_S = cut_UV.logsumexp(-1)[row_S]
+        inside_S = keep_UV[row_S, token_S]
+        logprob_S = logprob_S - torch.where(inside_S, mass_S, torch.logaddexp(mass_S, logprob_S))
+        logps_UV = torch.log_softmax(cut_UV, dim=-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy_U = -(logps_UV.exp() * logps_UV.clamp(min=torch.finfo(logps_UV.dtype).min)).sum(-1)
     return logprob_S, entropy_U[row_S]

@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from components.algorithms import advantages, distributed, losses, returns, sharded
+from components.algorithms import advantages, distributed, losses, returns, sharded, turns
 from components.algorithms.before import Before
-from components.algorithms.learning import Learning, Packs, learned_tokens, means, policy_loss
+from components.algorithms.learning import Learning, Packs, learned_tokens, means, needs_old_logprobs, policy_loss
 from components.algorithms.metrics import of_packs
 from components.algorithms.policy import Policy
 from components.algorithms.spec import GRPOSpec
@@ -75,14 +75,12 @@ def prepare(
     scored = [one for one in trajectories if one.reward is not None and one.failure is None]
     before = Before(scratch)
     kl_in_reward = spec.kl_coefficient > 0 and spec.kl_in != "loss"
-    if kl_in_reward or spec.correction != "none":
+    if kl_in_reward or needs_old_logprobs(spec):
         before.measure(policy, scored, spec.pack_tokens, reference=kl_in_reward, first=first)
     learning = Learning(spec, before, padded=policy.padded)
     groups = list(by_scenario(scored).values())
-    of_groups = [[_returns(spec, one, before) for one in group] for group in groups]
-    found = advantages.advantages(of_groups, baseline=spec.baseline, scale=spec.scale)
     kept = []
-    for group, each in zip(groups, found, strict=True):
+    for group, each in zip(groups, _advantages(spec, groups, before), strict=True):
         for trajectory, values in zip(group, each, strict=True):
             by_token = _by_token(spec, trajectory, values)
             learning.advantages[trajectory.id] = by_token
@@ -92,12 +90,29 @@ def prepare(
     return kept, learning
 
 
+def _advantages(spec: GRPOSpec, groups: Sequence[Group], before: Before) -> list[advantages.Returns]:
+    """The advantages of each episode of each group: one for the episode, each turn or each sampled token."""
+    returns_G = [[_returns(spec, trajectory, before) for trajectory in group] for group in groups]
+    compared: dict[str, Any] = {"baseline": spec.baseline, "scale": spec.scale}
+    if spec.credit == "episode":
+        return advantages.advantages(returns_G, **compared)
+    if spec.turn_baseline == "process":
+        return turns.process_advantages(returns_G, **compared, discount=spec.discount)
+    if spec.kl_coefficient and spec.kl_in == "token_rewards":
+        cells = [[_turn_of_tokens(trajectory) for trajectory in group] for group in groups]
+        return advantages.advantages(returns_G, **compared, cells=cells)
+    how: dict[str, Any] = {"turn_baseline": spec.turn_baseline, "state_weight": spec.state_weight}
+    return turns.turn_advantages(returns_G, groups, **compared, **how)
+
+
 def _returns(spec: GRPOSpec, trajectory: Trajectory, before: Before) -> list[float]:
-    """One for the episode, one for each turn, or one for each sampled token."""
+    """The returns of an episode: one for the whole, each turn or each sampled token; with `turn_baseline: process` the
+    step rewards themselves."""
     lengths = returns.turn_lengths(trajectory)
     longer = returns.overlong(sum(lengths), spec.overlong, spec.overlong_buffer) if spec.overlong else 0.0
     if spec.credit == "turns":
-        found = returns.turn_returns(trajectory, spec.discount)
+        process = spec.turn_baseline == "process"
+        found = returns.turn_rewards(trajectory) if process else returns.turn_returns(trajectory, spec.discount)
         if found:
             found[-1] += spec.overlong_penalty * longer
     else:
@@ -108,6 +123,11 @@ def _returns(spec: GRPOSpec, trajectory: Trajectory, before: Before) -> list[flo
     if spec.kl_in == "token_rewards":
         return returns.penalised(found, lengths, kl, spec.kl_coefficient)
     return [value - spec.kl_coefficient * sum(kl) for value in found]
+
+
+def _turn_of_tokens(trajectory: Trajectory) -> list[int]:
+    """The index of the turn that each sampled token belongs to."""
+    return [turn for turn, length in enumerate(returns.turn_lengths(trajectory)) for _ in range(length)]
 
 
 def _by_token(spec: GRPOSpec, trajectory: Trajectory, values: list[float]) -> list[float]:

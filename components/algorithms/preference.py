@@ -55,7 +55,7 @@ class Example:
     """One term of the loss."""
 
     episodes: tuple[Episode, ...]
-    """Chosen and rejected; for KTO the episode, and another one's answers after its prompt, which measure the KL."""
+    """Chosen and rejected; for KTO the episode, and, once it is in a batch, another one's answers after its prompt."""
     good: bool = True
     """For KTO."""
 
@@ -86,7 +86,7 @@ def train_preference(
         with policy.as_reference():
             episodes = _measured(policy, episodes, spec)
     if isinstance(spec, KTOSpec):
-        found = _labelled(episodes, spec, policy)
+        found = [Example((one,), (one.trajectory.reward or 0.0) >= spec.threshold) for one in episodes]
     else:
         assert isinstance(spec, PairSpec)
         found = _pairs(episodes, spec)
@@ -96,6 +96,8 @@ def train_preference(
             continue
         for group in optimizer.param_groups:
             group["lr"] = spec.learning_rate * schedule.share(spec, number)
+        if isinstance(spec, KTOSpec):
+            batch = _with_mismatched(batch, episodes, policy, spec)
         metrics = {"step": float(number), **_gradient_step(spec, policy, optimizer, batch, number, guards)}
         logs.append(metrics)
         on_step(metrics)
@@ -127,17 +129,24 @@ def _pairs(episodes: Sequence[Episode], spec: PairSpec) -> list[Example]:
     return [Example((by_id[better.id], by_id[worse.id])) for better, worse in found]
 
 
-def _labelled(episodes: Sequence[Episode], spec: KTOSpec, policy: Policy) -> list[Example]:
-    """Episodes that are good or bad by the threshold, each with the answers of the one before after its own prompt."""
-    strangers = [
-        Episode(one.trajectory, (_after_prompt(one, episodes[index - 1], policy.spec.max_length),))
-        for index, one in enumerate(episodes)
-    ]
+def _with_mismatched(
+    batch: Sequence[Example], episodes: Sequence[Episode], policy: Policy, spec: KTOSpec
+) -> list[Example]:
+    """Each example of a shuffled batch with the answers of another episode after its own prompt, from which the
+    reference point of KTO is estimated (arXiv:2402.01306, section 4.1). The other one is the next in the batch of
+    another scenario: answers to the same task would fit the prompt, and measure something else than the KL."""
+    members = [example.episodes[0] for example in batch]
+    mismatched = []
+    for index, episode in enumerate(members):
+        following = [*members[index + 1 :], *members[:index]]
+        foreign = (other for other in [*following, *episodes] if other.trajectory.group != episode.trajectory.group)
+        other = next(foreign, following[0] if following else episode)
+        mismatched.append(Episode(episode.trajectory, (_after_prompt(episode, other, policy.spec.max_length),)))
     with policy.as_reference():
-        strangers = _measured(policy, strangers, spec)
+        mismatched = _measured(policy, mismatched, spec)
     return [
-        Example((one, stranger), (one.trajectory.reward or 0.0) >= spec.threshold)
-        for one, stranger in zip(episodes, strangers, strict=True)
+        replace(example, episodes=(episode, other))
+        for example, episode, other in zip(batch, members, mismatched, strict=True)
     ]
 
 
@@ -182,9 +191,9 @@ def _backward(
         sum_E = torch.tensor(_sums(policy, learned, spec, distributed.share_drawing), device=policy.device)
         kl = torch.zeros((), device=policy.device)
         if isinstance(spec, KTOSpec):
-            strangers = [example.episodes[1] for example in batch]
-            references = torch.tensor([one.reference for one in strangers])
-            theirs = torch.tensor(_sums(policy, strangers, spec, distributed.share_drawing))
+            mismatched = [example.episodes[1] for example in batch]
+            references = torch.tensor([one.reference for one in mismatched])
+            theirs = torch.tensor(_sums(policy, mismatched, spec, distributed.share_drawing))
             kl = (theirs - references).mean().clamp(min=0).to(policy.device)
     sum_E.requires_grad_()
     reference_E = torch.tensor([one.reference for one in learned], device=policy.device)

@@ -37,8 +37,12 @@ def turn_rewards(trajectory: Trajectory) -> list[float]:
 
 def turn_returns(trajectory: Trajectory, discount: float) -> list[float]:
     """Discounted return of each turn. Raises ArtifactError as `turn_rewards` does."""
-    rewards = turn_rewards(trajectory)
-    return list(accumulate(reversed(rewards), lambda later, reward: reward + discount * later))[::-1]
+    return discounted_sums(turn_rewards(trajectory), discount)
+
+
+def discounted_sums(values: Sequence[float], discount: float) -> list[float]:
+    """Return for each index t the sum over k >= t of discount^(k - t) · values[k]."""
+    return list(accumulate(reversed(values), lambda later, value: value + discount * later))[::-1]
 
 
 def penalised(returns: Sequence[float], lengths: Sequence[int], kl: Sequence[float], coefficient: float) -> list[float]:

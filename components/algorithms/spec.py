@@ -103,8 +103,8 @@ class PolicyGradientSpec(DecaySpec):
     mean (Dr. GRPO)."""
     constant_length: int = Field(512, ge=1)
     """Tokens by which `normalization: constant` divides."""
-    reference: Literal["base", "start"] = "base"
-    """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
+    reference: Literal["base", "start"] = "start"
+    """`start`: the checkpoint from which the rounds began, such as that of the warm-up; `base`: the base model."""
     entropy_coefficient: float = Field(0.0, ge=0)
     """Weight of the policy's mean entropy (nats a token), which is added to what is maximised."""
     correction: Literal["none", "truncate", "mask"] = "none"
@@ -154,6 +154,12 @@ class GRPOSpec(PolicyGradientSpec):
     scale: Literal["group", "batch", "none"] = "group"
     """Advantages are divided by the standard deviation of the returns of the `group` (GRPO) or of the `batch`, or not
     at all (Dr. GRPO, arXiv:2503.20783)."""
+    turn_baseline: Literal["index", "state", "process"] = "index"
+    """With `credit: turns`, the turns that a turn is compared with: those with the same `index` in their episode, or
+    those taken in the same `state`, beside a comparison of whole episodes (GiGPO, arXiv:2505.10978). `process`
+    normalises all step rewards of the group and adds them up from the turn on (arXiv:2402.03300, section 4.1.3)."""
+    state_weight: float = Field(1.0, ge=0)
+    """Weight of the comparison of turns, beside that of episodes, with `turn_baseline: state`."""
     kl_coefficient: float = Field(0.0, ge=0)
     """Weight of KL(policy || reference)."""
     measure_kl: bool = True
@@ -236,7 +242,7 @@ class PPOSpec(PolicyGradientSpec):
     mask_truncated: bool = False
     """Episodes with a message that was cut off at agent.max_tokens are left out."""
     reference: Literal["base", "start"] = "start"
-    """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
+    """`start`: the checkpoint from which the rounds began, such as that of the warm-up; `base`: the base model."""
     discount: float = Field(1.0, ge=0, le=1)
     """Of a reward, for each token that lies between."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
@@ -291,16 +297,16 @@ class DPOSpec(PairSpec):
     name: Literal["dpo"] = "dpo"
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """Share of the preferences that is taken to be the wrong way round."""
-    reference: Literal["base", "start"] = "base"
-    """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
+    reference: Literal["base", "start"] = "start"
+    """`start`: the checkpoint from which the rounds began, such as that of the warm-up; `base`: the base model."""
 
 
 class IPOSpec(PairSpec):
     """Identity preference optimisation: a margin of fixed size (arXiv:2310.12036)."""
 
     name: Literal["ipo"] = "ipo"
-    reference: Literal["base", "start"] = "base"
-    """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
+    reference: Literal["base", "start"] = "start"
+    """`start`: the checkpoint from which the rounds began, such as that of the warm-up; `base`: the base model."""
 
 
 class ORPOSpec(PairSpec):
@@ -321,8 +327,8 @@ class KTOSpec(PreferenceSpec):
     """Of good episodes in the loss."""
     bad_weight: float = Field(1.0, ge=0)
     """Of bad ones."""
-    reference: Literal["base", "start"] = "base"
-    """`base`: the model without its adapter. `start`: the checkpoint from which the rounds began."""
+    reference: Literal["base", "start"] = "start"
+    """`start`: the checkpoint from which the rounds began, such as that of the warm-up; `base`: the base model."""
 
 
 class DistillSpec(DecaySpec):

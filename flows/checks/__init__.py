@@ -38,6 +38,8 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     worlds.environment,
     worlds.demonstrations,
     models.teachers,
+    learning.turn_credit,
+    learning.sequence_ratio,
     learning.costs,
     learning.ewc,
     learning.people,

@@ -227,6 +227,39 @@ def watched(
         )
 
 
+def turn_credit(algorithm: Any) -> Iterator[Problem]:
+    """Combinations of `credit: turns` whose gradient has no definition."""
+    if not isinstance(algorithm, GRPOSpec) or algorithm.credit != "turns" or not algorithm.kl_coefficient:
+        return
+    if algorithm.turn_baseline != "index" and algorithm.kl_in == "token_rewards":
+        yield Problem(
+            "algorithm.turn_baseline",
+            f"{algorithm.turn_baseline}: compares turns, and with kl_in=token_rewards each token has a return of its "
+            "own; expected turn_baseline=index, or kl_in=loss or reward",
+        )
+    elif algorithm.turn_baseline == "process" and algorithm.kl_in == "reward":
+        yield Problem(
+            "algorithm.kl_in",
+            "reward: with turn_baseline=process the step rewards are normalised before they are added up, so a KL of "
+            "the whole episode would count once for each turn; expected kl_in=loss",
+        )
+
+
+def sequence_ratio(algorithm: Any, replay: ReplaySpec | None) -> Iterator[Problem]:
+    """Ratios of sequences are taken to the policy before the first step, which has not played replayed episodes."""
+    if (
+        replay is not None
+        and isinstance(algorithm, PolicyGradientSpec)
+        and algorithm.ratio != "token"
+        and algorithm.correction == "none"
+    ):
+        yield Problem(
+            "algorithm.correction",
+            f"none: with ratio={algorithm.ratio} ratios are taken to the policy before the first step, and replay "
+            "brings episodes of earlier ones; expected truncate or mask",
+        )
+
+
 def costs(algorithm: Any) -> Iterator[Problem]:
     if isinstance(algorithm, PolicyGradientSpec) and algorithm.credit == "turns" and algorithm.reward_cap is not None:
         yield Problem(

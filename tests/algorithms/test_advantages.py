@@ -131,12 +131,18 @@ def test_the_whole_batch_as_baseline_and_scale():
     assert other == [[-2.0 / deviation], [2.0 / deviation]]
 
 
-def test_returns_of_turns_are_compared_over_the_whole_group():
-    group = [[3.0, 1.0], [2.0]]
-    [found] = advantages([group], baseline="group", scale="none")
-    assert found == [[1.0, -1.0], [0.0]]
-    [found] = advantages([group], baseline="leave_one_out", scale="none")
-    assert found == [[1.0, -1.0], [0.0]]
+def test_returns_are_compared_within_their_cell():
+    group, cells = [[3.0, 1.0], [2.0], [1.0, 5.0]], [["a", "b"], ["a"], ["a", "b"]]
+    [found] = advantages([group], baseline="group", scale="none", cells=[cells])
+    assert found == [[1.0, -2.0], [0.0], [-1.0, 2.0]]
+    [found] = advantages([group], baseline="leave_one_out", scale="none", cells=[cells])
+    assert found == [[1.5, -4.0], [0.0], [-1.5, 4.0]]
+    [found] = advantages([group], baseline="group", scale="group", cells=[cells])
+    assert found[0][1] == pytest.approx(-2.0 / (2.0 + 1e-6))
+    # A return alone in its cell is compared with nothing.
+    for baseline in ("group", "leave_one_out", "batch"):
+        [found] = advantages([[[3.0, 9.0], [2.0]]], baseline=baseline, scale="none", cells=[[["a", "b"], ["a"]]])
+        assert found[0][1] == 0.0
 
 
 def test_discounted_returns_of_turns():

@@ -157,6 +157,31 @@ def test_ratios_of_sequences():
         assert losses.by_sequence(torch.zeros(0), torch.zeros(0, dtype=torch.long), level).tolist() == []
 
 
+@pytest.mark.parametrize("level", ["sequence", "sequence_mean"])
+def test_each_token_of_a_sequence_ratio_keeps_its_own_advantage(level):
+    """GSPO-token: the gradient of s A_t by log pi_t is s A_t, for a product times the tokens of the episode. Where a
+    sequence has one advantage, it is the gradient of the ratio as it stands."""
+    log_ratio_S = torch.tensor([0.2, 0.4, -0.3, 0.1], dtype=torch.float64, requires_grad=True)
+    sequence_S, tokens_S = torch.tensor([0, 0, 0, 1]), torch.tensor([3.0, 3.0, 3.0, 1.0], dtype=torch.float64)
+    advantage_S = torch.tensor([1.0, -2.0, 0.5, 4.0], dtype=torch.float64)
+
+    def gradient(advantage_S: torch.Tensor, *, token: bool) -> torch.Tensor:
+        if token:
+            compared_S = losses.sequence_log_ratio(log_ratio_S, sequence_S, tokens_S, level)
+        else:
+            compared_S = losses.by_sequence(log_ratio_S, sequence_S, level)
+        return torch.autograd.grad((losses.ratio(compared_S) * advantage_S).sum(), log_ratio_S)[0]
+
+    sum_ = 0.2 + 0.4 - 0.3
+    ratio = math.exp(sum_) if level == "sequence" else math.exp(sum_ / 3)
+    times = 3 if level == "sequence" else 1
+    expected = [times * ratio * 1.0, times * ratio * -2.0, times * ratio * 0.5, math.exp(0.1) * 4.0]
+    assert gradient(advantage_S, token=True).tolist() == pytest.approx(expected)
+    same_S = torch.tensor([1.5, 1.5, 1.5, -1.0], dtype=torch.float64)
+    assert gradient(same_S, token=True).tolist() == pytest.approx(gradient(same_S, token=False).tolist())
+    assert gradient(advantage_S, token=False).tolist() != pytest.approx(expected)
+
+
 @settings(deadline=None)
 @given(st.lists(st.lists(LOGPROB, max_size=6), max_size=5), st.integers(0, 2))
 def test_sums_of_segments_written_out(rows, width):

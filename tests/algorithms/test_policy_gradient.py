@@ -109,22 +109,27 @@ def units_written_out(spec: GRPOSpec, one: Trajectory, kl: list[float]) -> list[
 def advantages_written_out(spec: GRPOSpec, groups: list[list[Trajectory]], kl: dict[str, list[float]]) -> dict:
     """By trajectory: the advantage of each sampled token. kl: of each sampled token to the reference, at the start."""
     units = {one.id: units_written_out(spec, one, kl[one.id]) for group in groups for one in group}
-
-    def returns(members) -> list[float]:
-        return [value for one in members for value, _ in units[one.id]]
-
-    everything = returns(one for group in groups for one in group)
+    batch = [one for group in groups for one in group]
     result = {}
     for group in groups:
         for one in group:
-            baseline = {
-                "group": mean(returns(group)),
-                "leave_one_out": mean(returns(other for other in group if other is not one)),
-                "batch": mean(everything),
-                "none": 0.0,
-            }[spec.baseline]
-            scale = {"group": deviation(returns(group)), "batch": deviation(everything), "none": 1.0}[spec.scale]
-            result[one.id] = [(value - baseline) / scale for value, size in units[one.id] for _ in range(size)]
+            result[one.id] = []
+            for turn, (value, size) in enumerate(units[one.id]):
+
+                def returns(members, turn=turn) -> list[float]:
+                    """Of the same turn; of all tokens where each has a return of its own."""
+                    if spec.credit == "turns":
+                        return [units[other.id][turn][0] for other in members if turn < len(units[other.id])]
+                    return [value for other in members for value, _ in units[other.id]]
+
+                baseline = {
+                    "group": mean(returns(group)),
+                    "leave_one_out": mean(returns(other for other in group if other is not one)),
+                    "batch": mean(returns(batch)),
+                    "none": 0.0,
+                }[spec.baseline]
+                scale = {"group": deviation(returns(group)), "batch": deviation(returns(batch)), "none": 1.0}
+                result[one.id] += [(value - baseline) / scale[spec.scale]] * size
     return result
 
 
@@ -152,14 +157,22 @@ def written_out(spec: GRPOSpec, groups: list[list[Trajectory]], model, reference
     for one in kept:
         losses, advantages = [], iter(given[one.id])
         for part in rows[one.id]:
-            # With a correction, ratios are taken to the policy before the first step, which is the one at hand.
-            before = [new.detach() if spec.correction != "none" else old for new, old, _ in part]
+            # With a correction or a ratio of sequences, ratios are taken to the policy before the first step, which is
+            # the one at hand.
+            own = spec.correction != "none" or spec.ratio != "token"
+            before = [new.detach() if own else old for new, old, _ in part]
             logs = [new - old for (new, _, _), old in zip(part, before, strict=True)]
             away = [new.item() - old for new, old, _ in part]
             for index, (new, _, ref) in enumerate(part):
                 advantage = next(advantages)
+                # GSPO-token: sg(ratio of the sequence) · pi / sg(pi). Of a product over the tokens of the episode, the
+                # gradient of a token is as often as large as there are tokens.
                 log = {"token": logs[index], "sequence": sum(logs), "sequence_mean": sum(logs) / len(logs)}[spec.ratio]
-                ratio = torch.exp(log)
+                ratio = torch.exp(log.detach()) * torch.exp(new - new.detach())
+                if spec.ratio == "sequence":
+                    ratio = torch.exp(log.detach()) * torch.exp((new - new.detach()) * sum(map(len, rows[one.id])))
+                if spec.ratio == "token":
+                    ratio = torch.exp(log)
                 inside = torch.clip(ratio, 1 - spec.clip_low, 1 + spec.clip_high)
                 if spec.objective == "cispo":
                     loss = -inside.detach() * advantage * new
@@ -251,7 +264,7 @@ def test_one_step_is_the_papers(run, base_dir, start, name):
     loss, norm, expected = reference_step(spec, base_dir, by_group(varied()))
     assert log["loss"] == pytest.approx(loss, abs=1e-5)
     assert log["grad_norm"] == pytest.approx(norm, rel=1e-5)
-    if spec.correction == "none" and spec.objective == "clip":
+    if spec.correction == "none" and spec.objective == "clip" and spec.ratio == "token":
         assert 0.05 < log["clip_fraction"] < 0.95  # both branches of the clip are in the test
     before, after = adapter(start), adapter(out)
     moved = {name: after[name] - before[name] for name in after}
@@ -351,6 +364,11 @@ def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
         loss.backward()
         theirs = {name: parameter.grad for name, parameter in trainable(trainer.model).items()}
 
+        # Ratios of sequences are taken to the trainer's own log-probabilities before the first step. TRL was given those
+        # of the batch, so a second epoch is taken here, and the batch's are left as what was measured before the first.
+        spec = spec.model_copy(update={"epochs": 2})
+        old_S = torch.tensor([value for row in rows for value in row.logprobs if not math.isnan(value)])
+        save_file({"old": old_S}, tmp_path / "before.safetensors")
         ours = make_policy(base_dir)
         optimizer = torch.optim.SGD(ours.parameters.values(), lr=0.0)
         grads: dict[str, torch.Tensor] = {}
@@ -361,7 +379,15 @@ def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
         )
         logs: list[dict[str, float]] = []
         train_policy_gradient(
-            spec, ours, optimizer, trajectories, step=0, seed=0, scratch=tmp_path, on_step=logs.append
+            spec,
+            ours,
+            optimizer,
+            trajectories,
+            step=0,
+            seed=0,
+            scratch=tmp_path,
+            on_step=logs.append,
+            taken=[{"step": 1.0, "seconds": 1.0}],
         )
         assert logs[0]["loss"] == pytest.approx(loss.item(), abs=1e-5), (loss_type, changes)
         assert relative_difference(grads, theirs) <= 1e-5, (loss_type, changes)

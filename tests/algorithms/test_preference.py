@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -119,9 +120,14 @@ def written_out(spec: PreferenceSpec, trajectories: list[Trajectory], model) -> 
     with model.disable_adapter():
         reference = totals(model, trajectories, grad=False)
     if isinstance(spec, KTOSpec):
-        strangers = []
-        for index, one in enumerate(trajectories):
-            (own,), (theirs,) = one.histories, trajectories[index - 1].histories
+        # Each with the answers of the next one of another scenario, in the shuffled order of the batch.
+        shuffled = list(trajectories)
+        random.Random("0-4-0").shuffle(shuffled)
+        mismatched = []
+        for index, one in enumerate(shuffled):
+            following = [*shuffled[index + 1 :], *shuffled[:index]]
+            other = next(other for other in following if other.group != one.group)
+            (own,), (theirs,) = one.histories, other.histories
             prompt = own.sampled_mask().index(True)
             start = theirs.sampled_mask().index(True)
             ids = [*own.token_ids[:prompt], *theirs.token_ids[start:]]
@@ -135,8 +141,9 @@ def written_out(spec: PreferenceSpec, trajectories: list[Trajectory], model) -> 
                     else:
                         logprob_T = plain_logprobs(model, ids, 1.0)
                 values.append(sum(logprob_T[at - 1] for at, sampled in enumerate(mask) if sampled))
-            strangers.append(values[0] - values[1])
-        kl = max(sum(strangers) / len(strangers), torch.tensor(0.0))
+            mismatched.append(values[0] - values[1])
+        kl = max(sum(mismatched) / len(mismatched), torch.tensor(0.0))
+        assert kl > 0, "a reference point of 0 would show nothing"
         losses = []
         for one in trajectories:
             ratio = now[one.id] - reference[one.id]
@@ -173,7 +180,7 @@ def written_out(spec: PreferenceSpec, trajectories: list[Trajectory], model) -> 
 @pytest.mark.parametrize("name", SPECS)
 def test_loss_and_gradient_are_the_papers(base_dir, tmp_path, name):
     spec = SPECS[name]
-    policy = make_policy(base_dir)
+    policy = make_policy(base_dir, seed=6)  # with a reference point of KTO above 0
     plain = plain_model(base_dir, policy)
     loss = written_out(spec, episodes(), plain)
     loss.backward()
@@ -191,6 +198,28 @@ def test_loss_and_gradient_are_the_papers(base_dir, tmp_path, name):
     assert logs[0]["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
     assert relative_difference(grads, theirs) <= 1e-5
     assert metrics["examples"] == {"dpo": 3, "dpo, smoothed": 9, "ipo": 9, "orpo": 3, "kto": 9}[name]
+
+
+@pytest.mark.parametrize("sizes", [[3, 3, 3], [6, 1, 2], [8, 1], [5]])
+def test_the_reference_point_of_kto_is_measured_across_scenarios(base_dir, sizes):
+    """And from another episode where all are of one scenario."""
+    trajectories = [one for group, size in enumerate(sizes) for one in batch(seed=group, groups=1, size=size)]
+    for one, group in zip(trajectories, (g for g, size in enumerate(sizes) for _ in range(size)), strict=True):
+        one.scenario = type(one.scenario)(f"s{group}", {}, "train")
+        one.id = f"s{group}/{one.sample}"
+    policy = make_policy(base_dir)
+    spec = SPECS["kto"]
+    members = preference._episodes(trajectories, base_dir, 128)
+    random.Random(1).shuffle(members)
+    answers = {tuple(one.sequences[0].token_ids[min(one.sequences[0].targets) :]): one for one in members}
+    for part in (members[:4], members[4:5], members[:1]):
+        examples = [preference.Example((one,)) for one in part]
+        for example in preference._with_mismatched(examples, members, policy, spec):
+            own, mismatched = example.episodes
+            (row,), start = mismatched.sequences, min(own.sequences[0].targets)
+            assert row.token_ids[:start] == own.sequences[0].token_ids[:start]
+            other = answers[tuple(row.token_ids[start:])]
+            assert (other.trajectory.group != own.trajectory.group) == (len(sizes) > 1)
 
 
 def run(base_dir, folder, spec, trajectories, **more):

@@ -1,0 +1,131 @@
+"""Credit of turns: what is compared with what, each form against its formula written out."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.algorithms.advantages import EPSILON
+from components.algorithms.policy_gradient import prepare
+from components.algorithms.spec import GRPOSpec, RLOOSpec
+from components.algorithms.turns import process_advantages, turn_advantages, turn_states
+from components.trajectories.schema import Trajectory
+from tests.algorithms.builders import history, make_policy, trajectory
+
+REWARDS = st.lists(st.floats(-10, 10).map(lambda value: round(value, 3)), min_size=1, max_size=5)
+FORMS = ["index", "state", "process"]
+
+
+def episode(sample: int, step_rewards: list[float], observations: list[str] | None = None) -> Trajectory:
+    parts: list = [(False, [5, 6])]
+    for turn in range(len(step_rewards)):
+        parts += [(True, [7 + sample, 8 + turn]), (False, [9])]
+    made = trajectory("s", sample, [history(parts, [-1.0] * 2 * len(step_rewards))], 1.0)
+    made.step_rewards = step_rewards
+    spoken = iter(["task", *(observations or [f"turn {turn}" for turn in range(len(step_rewards))])])
+    for message in made.histories[0].messages:
+        if message.role == "user":
+            message.content = next(spoken)
+    return made
+
+
+def token_advantages(base_dir, tmp_path, spec: GRPOSpec, group: list[Trajectory]) -> list[list[float]]:
+    """The advantage of the first token of each turn."""
+    _, learning = prepare(spec, make_policy(base_dir), group, tmp_path)
+    return [learning.advantages[one.id][::2] for one in group]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("spec", [GRPOSpec, RLOOSpec])
+@pytest.mark.parametrize("rewards", [[1.0, 1.0, 1.0, 1.0], [0.0, 1.0], [-2.0, 0.0, 5.0]])
+def test_identical_episodes_have_no_advantage(base_dir, tmp_path, form, spec, rewards):
+    """With one baseline for all turns, four episodes with a reward of 1 in each of four turns had advantages of
+    1.34, 0.45, -0.45 and -1.34."""
+    group = [episode(sample, list(rewards)) for sample in range(4)]
+    settings = spec(credit="turns", turn_baseline=form, kl_coefficient=0.0)
+    kept, learning = prepare(settings, make_policy(base_dir), group, tmp_path)
+    assert kept == []
+    assert all(value == 0.0 for values in learning.advantages.values() for value in values)
+
+
+def test_a_good_late_turn_is_not_pushed_down(base_dir, tmp_path):
+    """Both episodes earn in every turn; the first does better in the last."""
+    group = [episode(0, [1.0, 1.0, 2.0]), episode(1, [1.0, 1.0, 1.0])]
+    better, worse = token_advantages(base_dir, tmp_path, GRPOSpec(credit="turns"), group)
+    assert better == pytest.approx([1.0] * 3, abs=1e-5)
+    assert worse == pytest.approx([-1.0] * 3, abs=1e-5)
+
+
+@settings(deadline=None)
+@given(st.lists(REWARDS, min_size=2, max_size=5), st.floats(0, 1))
+def test_process_supervision_written_out(rewards, discount):
+    """arXiv:2402.03300, section 4.1.3: r̃ = (r - mean(R)) / std(R); the advantage is the sum of r̃ from the turn on."""
+    everything = [value for episode_rewards in rewards for value in episode_rewards]
+    mean, deviation = statistics.fmean(everything), statistics.pstdev(everything)
+    if deviation < 1e-3 or all(one == rewards[0] for one in rewards):
+        return
+    [found] = process_advantages([rewards], baseline="group", scale="group", discount=discount)
+    for own, values in zip(rewards, found, strict=True):
+        normalised = [(value - mean) / (deviation + EPSILON) for value in own]
+        for turn, value in enumerate(values):
+            expected = sum(discount**later * one for later, one in enumerate(normalised[turn:]))
+            assert value == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_states_written_out():
+    """GiGPO (arXiv:2505.10978, eq. 4, 7 and 8): the episode's advantage plus that among turns in the same state."""
+    group = [
+        episode(0, [0.0, 0.0, 1.0], ["hall", "door", "end"]),
+        episode(1, [0.0, 0.0, 0.0], ["door", "hall", "end"]),
+        episode(2, [0.0, 0.5, 0.0], ["hall", "hall", "end"]),
+    ]
+    # The first state is the task; the others are what was observed before the turn.
+    states = [["task", "hall", "door"], ["task", "door", "hall"], ["task", "hall", "hall"]]
+    returns = [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
+    weight = 0.7
+    expected = []
+    whole = [one[0] for one in returns]
+    by_state: dict[str, list[float]] = defaultdict(list)
+    for names, values in zip(states, returns, strict=True):
+        for name, value in zip(names, values, strict=True):
+            by_state[name].append(value)
+
+    def normalised(value: float, values: list[float]) -> float:
+        return (value - statistics.fmean(values)) / (statistics.pstdev(values) + EPSILON)
+
+    for names, values in zip(states, returns, strict=True):
+        expected.append(
+            [
+                normalised(values[0], whole) + weight * normalised(value, by_state[name])
+                for name, value in zip(names, values, strict=True)
+            ]
+        )
+    how = {"turn_baseline": "state", "baseline": "group", "scale": "group", "state_weight": weight}
+    [found] = turn_advantages([returns], [group], **how)
+    assert found == [pytest.approx(values) for values in expected]
+    named = {
+        state: name for one, names in zip(group, states, strict=True)
+        for state, name in zip(turn_states(one), names, strict=True)
+    }  # fmt: skip
+    assert sorted(named.values()) == ["door", "hall", "task"]
+
+
+def test_a_state_that_occurs_once_has_the_advantage_of_its_episode(base_dir, tmp_path):
+    group = [episode(0, [0.0, 1.0], ["left", "end"]), episode(1, [0.0, 0.0], ["right", "end"])]
+    spec = GRPOSpec(credit="turns", turn_baseline="state", state_weight=5.0, scale="none")
+    better, worse = token_advantages(base_dir, tmp_path, spec, group)
+    assert better == pytest.approx([0.5 + 5.0 * 0.5, 0.5])
+    assert worse == pytest.approx([-0.5 - 5.0 * 0.5, -0.5])
+
+
+def test_an_episode_of_no_turns_is_no_obstacle():
+    silent = episode(2, [])
+    how = {"baseline": "group", "scale": "none", "state_weight": 1.0}
+    for form in ("index", "state"):
+        group = [episode(0, [1.0]), episode(1, [0.0]), silent]
+        [found] = turn_advantages([[[1.0], [0.0], []]], [group], turn_baseline=form, **how)
+        assert [len(values) for values in found] == [1, 1, 0]
