@@ -164,6 +164,7 @@ _ROUND = (
     ("other/success", "other player", ".3f"),
     ("teacher/success", "teacher", ".3f"),
     ("kl", "KL", ".4f"),
+    ("kl_k1", "KL by k1", ".4f"),
     ("entropy", "entropy", ".3f"),
     ("margin", "margin", ".3f"),
     ("accuracy", "accuracy", ".2f"),

@@ -1,7 +1,7 @@
 """Guards: what is done about a gradient step whose numbers left the range in which they make sense.
 
     non_finite    the loss or the gradient is infinite or no number
-    high_kl       the KL to the sampling policy (nats a token) is above max_kl
+    high_kl       the KL to the policy that ratios are taken to (nats a token) is above max_kl
     low_entropy   the mean entropy of the policy (nats a token) is below min_entropy
 
 `warn` takes the step and says so; `skip` leaves weights and optimizer as they are and goes on with the next batch;
@@ -51,12 +51,14 @@ class Guards:
         measured: Mapping[str, float],
         batch: Sequence[Trajectory],
         measure: Measure,
+        outlier: Callable[[Trajectory], tuple[int, float]] | None = None,
         *,
         by: str,
         advice: str,
     ) -> bool:
         """Writes the strike down and does what the rule says. by: the measured value that tells who did it; the largest
-        did, one that is not finite first. Returns whether the step is skipped; raises TrainingDiverged to stop."""
+        did, one that is not finite first. outlier: names the token of the worst trajectory that has moved furthest, and
+        by how many nats. Returns whether the step is skipped; raises TrainingDiverged to stop."""
         drawn = checkpoint.random_states()
         each = {trajectory.id: dict(measure(trajectory)) for trajectory in batch}
         checkpoint.set_random_states(drawn)  # a measurement is no draw: what comes after a warning is as without it
@@ -69,6 +71,10 @@ class Guards:
             "worst": [{"trajectory": name, **_shown(each[name])} for name in worst],
             "trajectories": list(each),
         }
+        if outlier is not None:
+            token, nats = outlier(next(trajectory for trajectory in batch if trajectory.id == worst[0]))
+            record["outlier"] = {"trajectory": worst[0], "token": token, "log_ratio": nats}
+            advice = f"Its sampled token {token} has moved furthest, by {nats:+.2f} nats. {advice}"
         if action == "stop":
             self.stop(record, measured, batch, f"{guard}: {worst[0]} did most of it. {advice}")
         if distributed.first():

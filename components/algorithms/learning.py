@@ -4,7 +4,7 @@ of a token, given both."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -76,6 +76,23 @@ class Learning:
         return made
 
 
+def largest_log_ratio(
+    spec: PolicyGradientSpec, learning: Learning, trajectory: Trajectory, logprobs: Callable[[Pack, Cut], torch.Tensor]
+) -> tuple[int, float]:
+    """Return the sampled token of a trajectory, counted from 0 over all its histories, whose log-probability has moved
+    furthest from that of the policy before, and by how many nats. logprobs: (S,) of a pack under the policy now."""
+    token, largest = 0, 0.0
+    for cut, given in learning.packs([trajectory]):
+        logprob_S = logprobs(given, cut)
+        old_S = given.old_S if needs_old_logprobs(spec) else given.logprob_S
+        moved_S = losses.log_ratio(logprob_S, old_S.to(logprob_S.device))
+        place = int(moved_S.abs().argmax())
+        if abs(moved_S[place].item()) >= abs(largest):
+            number = int(given.number_S[place]) - learning.first.get(trajectory.id, 0)
+            token, largest = number, moved_S[place].item()
+    return token, largest
+
+
 def needs_old_logprobs(spec: PolicyGradientSpec) -> bool:
     """Return whether ratios are taken to the trainer's own log-probabilities before the first gradient step.
 
@@ -111,9 +128,9 @@ def policy_loss(
         sums["correction"] += corrected_S.sum().item()
     with torch.no_grad():
         known_S = torch.isfinite(one.logprob_S)
-        token_S = losses.ratio(losses.log_ratio(logprob_S, one.logprob_S))
-        sums["kl_sampler"] += (token_S - 1 - token_S.log())[known_S].sum().item()
+        sums["kl_sampler"] += losses.kl_to_old(logprob_S, one.logprob_S).sum().item()
         sums["known"] += known_S.sum().item()
+        sums["kl_old"] += losses.kl_to_old(logprob_S, old_S).sum().item()
         sums["entropy"] += entropy_S.sum().item()
         sums["clipped"] += losses.clipped(ratio_S, one.advantage_S, spec.clip_low, spec.clip_high).sum().item()
     return loss_S
@@ -123,6 +140,7 @@ def means(spec: PolicyGradientSpec, sums: dict[str, float], count: int) -> dict[
     """What `policy_loss` added up over `count` tokens, as metrics."""
     return {
         "kl_sampler": sums["kl_sampler"] / max(sums["known"], 1),
+        **({"kl_old": sums["kl_old"] / max(count, 1)} if needs_old_logprobs(spec) else {}),
         "entropy": sums["entropy"] / max(count, 1),
         "clip_fraction": sums["clipped"] / max(count, 1),
         **({"correction": sums["correction"] / max(count, 1)} if spec.correction != "none" else {}),

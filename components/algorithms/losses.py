@@ -14,6 +14,10 @@ LOG_RATIO_LIMIT = 20.0
 """Log-ratios are cut to this many nats before they are exponentiated: past 88 float32 overflows, and where the clip
 takes the gradient away, 0 · inf is NaN. Beyond the limit a token has no gradient."""
 
+KL_LIMIT = 5.0
+"""Nats that one token adds to a mean that a guard looks at, at most: the estimate grows with exp of the log-ratio, so
+that one outlier among thousands of tokens would end a training that is sound."""
+
 RatioLevel = Literal["token", "sequence_mean", "sequence"]
 Estimator = Literal["k1", "k2", "k3"]
 
@@ -129,6 +133,13 @@ def correction(log_ratio_S: torch.Tensor, limit: float, how: Literal["truncate",
     if how == "truncate":
         return ratio_S.clamp(max=limit)
     return torch.where((ratio_S >= 1 / limit) & (ratio_S <= limit), ratio_S, 0.0)
+
+
+def kl_to_old(logprob_S: torch.Tensor, old_logprob_S: torch.Tensor) -> torch.Tensor:
+    """Return estimates of KL(policy before || policy) on the sampled tokens: r - 1 - log r, with the ratio r of the
+    policy to the one before (k3), at most `KL_LIMIT` each; 0 where the old log-probability is not known."""
+    log_ratio_S = log_ratio(logprob_S, old_logprob_S)
+    return (ratio(log_ratio_S) - 1 - log_ratio_S).clamp(max=KL_LIMIT)
 
 
 def kl(logprob_S: torch.Tensor, reference_S: torch.Tensor, estimator: Estimator) -> torch.Tensor:

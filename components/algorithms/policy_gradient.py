@@ -16,6 +16,7 @@ of only such groups leaves the adapter and the optimizer as they are, byte for b
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,13 +26,24 @@ import torch
 
 from components.algorithms import advantages, distributed, losses, returns, sharded, turns
 from components.algorithms.before import Before
-from components.algorithms.learning import Learning, Packs, learned_tokens, means, needs_old_logprobs, policy_loss
+from components.algorithms.learning import (
+    Learning,
+    Packs,
+    largest_log_ratio,
+    learned_tokens,
+    means,
+    needs_old_logprobs,
+    policy_loss,
+)
 from components.algorithms.metrics import of_packs
 from components.algorithms.policy import Policy
 from components.algorithms.spec import GRPOSpec
 from components.algorithms.steps import Group, take_steps
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Trajectory
+
+KL_SAMPLE = 8
+"""Trajectories of a gradient step on which the KL to the reference is measured where it is not in the loss."""
 
 
 def train_policy_gradient(
@@ -58,10 +70,22 @@ def train_policy_gradient(
         packs = learning.packs(part)
         measured = _backward(spec, policy, packs)
         if "kl" not in measured and spec.measure_kl:
-            measured["kl"] = _kl_of_shortest(spec, policy, part, learning)
+            names = "".join(trajectory.id for trajectory in part)
+            measured |= _measured_kl(spec, policy, part, learning, random.Random(f"{seed}-{names}"))
         return measured, of_packs([one for _, one in packs])
 
-    rest: dict[str, Any] = {"step": step, "seed": seed, "scratch": scratch, "on_step": on_step, "taken": taken}
+    def outlier(trajectory: Trajectory) -> tuple[int, float]:
+        with torch.no_grad(), policy.without_dropout():
+            return largest_log_ratio(spec, learning, trajectory, lambda one, cut: policy.logprobs(one, cut)[0])
+
+    rest: dict[str, Any] = {
+        "outlier": outlier,
+        "step": step,
+        "seed": seed,
+        "scratch": scratch,
+        "on_step": on_step,
+        "taken": taken,
+    }
     return take_steps(spec, optimizer, groups, backward, rates=[spec.learning_rate], **rest)
 
 
@@ -154,7 +178,8 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: Packs) -> dict[str, float]:
             with policy.as_reference():
                 reference_S, _ = policy.logprobs(one, cut)
             kl_S = losses.kl(logprob_S, reference_S, spec.kl_estimator)
-            seen |= {"kl": kl_S.sum().item(), "kl_tokens": len(kl_S)}
+            k1_S = losses.kl(logprob_S.detach(), reference_S, "k1")
+            seen |= {"kl": kl_S.sum().item(), "kl_k1": k1_S.sum().item(), "kl_tokens": len(kl_S)}
             loss_S = loss_S + spec.kl_coefficient * kl_S
         loss = (loss_S * one.weight_S).sum()
         if spec.entropy_coefficient:
@@ -167,19 +192,29 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: Packs) -> dict[str, float]:
     sums = distributed.sums(sums)
     held = {"ewc": policy.add_penalty()} if policy.penalty else {}
     grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
-    kl = {"kl": sums["kl"] / sums["kl_tokens"]} if "kl" in sums else {}
+    kl = {name: sums[name] / sums["kl_tokens"] for name in ("kl", "kl_k1") if name in sums}
     return {"loss": sums["loss"], "grad_norm": grad_norm, **held, **kl, **means(spec, sums, count)}
 
 
-def _kl_of_shortest(spec: GRPOSpec, policy: Policy, trajectories: Sequence[Trajectory], learning: Learning) -> float:
-    """KL to the reference on the shortest trajectory, in nats a token."""
+def _measured_kl(
+    spec: GRPOSpec, policy: Policy, trajectories: Sequence[Trajectory], learning: Learning, draw: random.Random
+) -> dict[str, float]:
+    """KL to the reference on all trained tokens of at most `KL_SAMPLE` trajectories, drawn from those of the step."""
     learned = [one for one in trajectories if learned_tokens(spec, one)]
-    shortest = min(learned, key=lambda one: sum(len(history.token_ids) for history in one.histories))
-    found = []
-    for cut, one in learning.packs([shortest]):
-        with torch.no_grad():
+    sampled = draw.sample(learned, min(KL_SAMPLE, len(learned)))
+    logprobs, references = [], []
+    with torch.no_grad(), policy.without_dropout():
+        for (cut, one), real in distributed.share(learning.packs(sampled)):
             logprob_S, _ = policy.logprobs(one, cut)
-        with policy.as_reference():
-            reference_S, _ = policy.logprobs(one, cut)
-        found.append(losses.kl(logprob_S, reference_S, spec.kl_estimator))
-    return torch.cat(found).mean().item()
+            with policy.as_reference():
+                reference_S, _ = policy.logprobs(one, cut)
+            if real:
+                logprobs.append(logprob_S)
+                references.append(reference_S)
+    sums = {"tokens": 0.0, "kl": 0.0, "kl_k1": 0.0}
+    for logprob_S, reference_S in zip(logprobs, references, strict=True):
+        sums["tokens"] += len(logprob_S)
+        sums["kl"] += losses.kl(logprob_S, reference_S, spec.kl_estimator).sum().item()
+        sums["kl_k1"] += losses.kl(logprob_S, reference_S, "k1").sum().item()
+    sums = distributed.sums(sums)
+    return {name: sums[name] / max(sums["tokens"], 1) for name in ("kl", "kl_k1")}

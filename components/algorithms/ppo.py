@@ -32,7 +32,7 @@ from components.algorithms import advantages, distributed, losses, returns, shar
 from components.algorithms.before import Before
 from components.algorithms.critic import Critic
 from components.algorithms.gae import gae
-from components.algorithms.learning import Learning, Packs, learned_tokens, means, policy_loss
+from components.algorithms.learning import Learning, Packs, largest_log_ratio, learned_tokens, means, policy_loss
 from components.algorithms.metrics import of_packs
 from components.algorithms.packing import Pack
 from components.algorithms.policy import Policy
@@ -75,7 +75,18 @@ def train_ppo(
         packs = actions.packs(part)
         return _backward(spec, policy, critic, packs, actions), of_packs([one for _, one in packs])
 
-    rest: dict[str, Any] = {"step": step, "seed": seed, "scratch": scratch, "on_step": on_step, "taken": taken}
+    def outlier(trajectory: Trajectory) -> tuple[int, float]:
+        with torch.no_grad(), policy.without_dropout():
+            return largest_log_ratio(spec, actions, trajectory, lambda one, cut: policy.logprobs(one, cut)[0])
+
+    rest: dict[str, Any] = {
+        "outlier": outlier,
+        "step": step,
+        "seed": seed,
+        "scratch": scratch,
+        "on_step": on_step,
+        "taken": taken,
+    }
     rates = [spec.learning_rate, spec.value_learning_rate or spec.learning_rate]
     step, metrics = take_steps(spec, optimizer, actions.groups, backward, rates=rates, **rest)
     if actions.groups:
@@ -195,6 +206,7 @@ def _backward(spec: PPOSpec, policy: Policy, critic: Critic, packs: Packs, actio
                 (loss if real else loss * 0).backward()
             seen["loss"] += loss.item()
         seen["kl"] += losses.kl(logprob_S.detach(), reference_S, spec.kl_estimator).sum().item()
+        seen["kl_k1"] += losses.kl(logprob_S.detach(), reference_S, "k1").sum().item()
         for name, value in seen.items():
             sums[name] += value if real else 0.0
     distributed.sum_gradients([*policy.parameters.values(), *critic.parameters.values()])
@@ -204,6 +216,7 @@ def _backward(spec: PPOSpec, policy: Policy, critic: Critic, packs: Packs, actio
     return {
         "loss": sums["loss"],
         "kl": sums["kl"] / max(count, 1),
+        "kl_k1": sums["kl_k1"] / max(count, 1),
         "kl_coefficient": critic.kl_coefficient,
         "grad_norm": norms[0],
         "value_grad_norm": norms[1],

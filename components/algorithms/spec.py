@@ -95,8 +95,9 @@ class PolicyGradientSpec(DecaySpec):
     """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     clip_high: float = Field(0.2, gt=0)
     """See clip_low."""
-    dual_clip: float | None = Field(None, gt=1)
-    """Where an advantage is negative, the ratio counts at most this much (arXiv:1912.09729); null is no limit."""
+    dual_clip: float | None = Field(3.0, gt=1)
+    """Where an advantage is negative, the ratio counts at most this much (arXiv:1912.09729), so that one token whose
+    probability has risen many times does not make up the whole gradient; null is no limit."""
     normalization: Literal["tokens", "sequences", "constant"] = "tokens"
     """`tokens`: mean over all sampled tokens of the batch (DAPO, arXiv:2503.14476). `sequences`: mean of each
     trajectory's own mean (GRPO). `constant`: sum over a trajectory's tokens divided by `constant_length`, then the
@@ -123,8 +124,9 @@ class PolicyGradientSpec(DecaySpec):
     """What it takes off the reward when it is full."""
     mask_truncated: bool = False
     """Episodes with a message that was cut off at agent.max_tokens count in the baseline, and are not learned from."""
-    max_kl: float = Field(10.0, gt=0)
-    """Largest KL of a step's batch to the policy that sampled it (nats a token)."""
+    max_kl: float = Field(0.5, gt=0)
+    """Largest KL of a step's batch to the policy that its ratios are taken to (nats a token): the one that sampled it,
+    or with a `correction` or a ratio of sequences the one before the first step. A token counts 5 nats at most."""
     high_kl: Action = "stop"
     """What happens above max_kl: `warn` and take the step, `skip` it, or `stop` with an error."""
     min_entropy: float = Field(0.0, ge=0)
@@ -163,7 +165,8 @@ class GRPOSpec(PolicyGradientSpec):
     kl_coefficient: float = Field(0.0, ge=0)
     """Weight of KL(policy || reference)."""
     measure_kl: bool = True
-    """Whether the KL is also measured where it is not in the loss: on the shortest episode of each batch."""
+    """Whether the KL to the reference is also measured where it is not in the loss: on the trained tokens of eight
+    episodes of each gradient step."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """How it is estimated on a sampled token."""
     kl_in: Literal["loss", "reward", "token_rewards"] = "loss"

@@ -28,8 +28,11 @@ Backward = Callable[[list[Trajectory]], tuple[dict[str, float], dict[str, float]
 """Adds the gradient of the loss on these trajectories to the parameters, scaled down to max_grad_norm. Returns what it
 measured (`JUDGED` among it) and counts of tokens."""
 
-JUDGED = ("loss", "grad_norm", "value_grad_norm", "kl_sampler", "entropy")
-"""What guards look at; value_grad_norm where values are learned."""
+JUDGED = ("loss", "grad_norm", "value_grad_norm", "kl_sampler", "kl_old", "entropy")
+"""What guards look at; value_grad_norm where values are learned, kl_old where ratios are not taken to the sampler."""
+
+Outlier = Callable[[Trajectory], tuple[int, float]]
+"""The sampled token of a trajectory that has moved furthest, and by how many nats (`learning.largest_log_ratio`)."""
 
 
 def take_steps(
@@ -38,6 +41,7 @@ def take_steps(
     groups: list[Group],
     backward: Backward,
     *,
+    outlier: Outlier,
     rates: Sequence[float],
     step: int,
     seed: int,
@@ -60,7 +64,7 @@ def take_steps(
         share = schedule.share(spec, number)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * share
-        metrics = {"step": float(number), **_gradient_step(spec, optimizer, part, backward, number, guards)}
+        metrics = {"step": float(number), **_gradient_step(spec, optimizer, part, backward, outlier, number, guards)}
         logs.append(metrics)
         on_step(metrics)
     return step + len(logs), over_steps(logs)
@@ -86,13 +90,14 @@ def _gradient_step(
     optimizer: torch.optim.Optimizer,
     groups: list[Group],
     backward: Backward,
+    outlier: Outlier,
     step: int,
     guards: Guards,
 ) -> dict[str, float]:
     started = time.monotonic()
     trajectories = [trajectory for group in groups for trajectory in group]
     measured, counts = backward(trajectories)
-    skipped = _struck(spec, optimizer, measured, trajectories, backward, step, guards)
+    skipped = _struck(spec, optimizer, measured, trajectories, backward, outlier, step, guards)
     return finish(optimizer, measured, counts, skipped=skipped, started=started)
 
 
@@ -147,13 +152,15 @@ def _struck(
     measured: dict[str, float],
     trajectories: list[Trajectory],
     backward: Backward,
+    outlier: Outlier,
     step: int,
     guards: Guards,
 ) -> bool:
     """Whether a guard leaves the step out. Where one strikes, each trajectory is measured by itself; the gradient of
     the batch is put back after that."""
     shown = {name: measured[name] for name in JUDGED if name in measured}
-    kl, entropy = shown["kl_sampler"], shown["entropy"]
+    by_kl = "kl_old" if "kl_old" in shown else "kl_sampler"
+    kl, entropy = shown[by_kl], shown["entropy"]
     finite = all(math.isfinite(value) for name, value in shown.items() if name != "entropy")
     broken = next(
         (name for name in ("grad_norm", "value_grad_norm") if not math.isfinite(shown.get(name, 0.0))), "loss"
@@ -164,8 +171,9 @@ def _struck(
             "high_kl",
             kl > spec.max_kl,
             spec.high_kl,
-            "kl_sampler",
-            f"kl_sampler is the KL to the sampling policy in nats a token; algorithm.max_kl allows {spec.max_kl:g}. "
+            by_kl,
+            f"{by_kl} is the KL to the policy that ratios are taken to, in nats a token; algorithm.max_kl allows "
+            f"{spec.max_kl:g}. "
             "Lower algorithm.learning_rate or algorithm.epochs",
         ),
         (
@@ -196,7 +204,8 @@ def _struck(
     try:
         for guard, _, action, by, advice in struck:
             learned = [one for one in trajectories if learned_tokens(spec, one)]
-            skips.append(guards.strike(guard, action, step, shown, learned, measure, by=by, advice=advice))
+            named = outlier if guard == "high_kl" else None
+            skips.append(guards.strike(guard, action, step, shown, learned, measure, named, by=by, advice=advice))
     finally:
         for parameter, grad in zip(parameters, kept, strict=True):
             parameter.grad = grad

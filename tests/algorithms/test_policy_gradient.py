@@ -364,8 +364,8 @@ def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
         loss.backward()
         theirs = {name: parameter.grad for name, parameter in trainable(trainer.model).items()}
 
-        # Ratios of sequences are taken to the trainer's own log-probabilities before the first step. TRL was given those
-        # of the batch, so a second epoch is taken here, and the batch's are left as what was measured before the first.
+        # Ratios of sequences are taken to the trainer's log-probabilities before the first step. TRL was given those of
+        # the batch: they are left here as what was measured, and a second epoch is taken.
         spec = spec.model_copy(update={"epochs": 2})
         old_S = torch.tensor([value for row in rows for value in row.logprobs if not math.isnan(value)])
         save_file({"old": old_S}, tmp_path / "before.safetensors")
