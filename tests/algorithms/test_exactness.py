@@ -108,7 +108,7 @@ def test_the_budget_and_the_count_are_those_of_the_padded_rows(tmp_path):
         lambda _, __, given: seen.append(given["input_ids"].numel()), with_kwargs=True
     )
     logs: list[dict[str, float]] = []
-    spec = GRPOSpec(pack_tokens=100, kl_coefficient=0.0, measure_kl=False)
+    spec = GRPOSpec(pack_tokens=100, kl_coefficient=0.0, measure_kl=False, max_kl=1e9)
     optimizer = torch.optim.AdamW(policy.parameters.values())
     train_policy_gradient(spec, policy, optimizer, found, step=0, seed=0, scratch=tmp_path, on_step=logs.append)
     assert logs[0]["computed_tokens"] == sum(seen)

@@ -42,7 +42,15 @@ from tests.algorithms.builders import (
 )
 from tests.trajectories.builders import FAILURE
 
-SPEC = GRPOSpec(learning_rate=1e-3, weight_decay=0.01, pack_tokens=64, kl_coefficient=0.05, clip_high=0.3)
+SPEC = GRPOSpec(
+    learning_rate=1e-3,
+    weight_decay=0.01,
+    pack_tokens=64,
+    kl_coefficient=0.05,
+    clip_high=0.3,
+    dual_clip=None,
+    max_kl=1e9,
+)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from tests.algorithms.builders import (
     write_start,
 )
 
-SPEC = PPOSpec(learning_rate=1e-3, pack_tokens=64, epochs=2, max_grad_norm=1e9, max_kl=1e9)
+SPEC = PPOSpec(learning_rate=1e-3, pack_tokens=64, epochs=2, max_grad_norm=1e9, max_kl=1e9, dual_clip=None)
 KINDS = ("head", "model")
 VARIANTS = {
     "head": SPEC.model_copy(update={"value_clip": 0.02}),

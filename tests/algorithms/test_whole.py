@@ -30,7 +30,9 @@ from tests.algorithms.builders import (
 )
 
 WHOLE = MODEL.model_copy(update={"lora": None})
-SPEC = GRPOSpec(learning_rate=1e-4, kl_coefficient=0.2, kl_estimator="k3", max_grad_norm=1e9, pack_tokens=64)
+SPEC = GRPOSpec(
+    learning_rate=1e-4, kl_coefficient=0.2, kl_estimator="k3", max_grad_norm=1e9, pack_tokens=64, dual_clip=None
+)
 
 
 @pytest.fixture(scope="module")
