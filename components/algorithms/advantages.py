@@ -52,7 +52,7 @@ def advantages(
         batch[cell].append(value)
     means = {cell: statistics.mean(values) for cell, values in batch.items()} if baseline == "batch" else {}
     divisors = {cell: _divisor(values) for cell, values in batch.items()} if scale == "batch" else {}
-    result = []
+    result: list[Returns] = []
     for group, group_cells in zip(groups, cells, strict=True):
         members: dict[Hashable, list[float]] = defaultdict(list)
         for cell, value in _pairs(group, group_cells):

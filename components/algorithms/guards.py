@@ -63,7 +63,7 @@ class Guards:
         each = {trajectory.id: dict(measure(trajectory)) for trajectory in batch}
         checkpoint.set_random_states(drawn)  # a measurement is no draw: what comes after a warning is as without it
         worst = sorted(each, key=lambda name: _size(each[name][by]), reverse=True)[:MOST_NAMED]
-        record = {
+        record: dict[str, Any] = {
             "step": step,
             "guard": guard,
             "action": action,

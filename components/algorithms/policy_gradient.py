@@ -192,7 +192,7 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: Packs) -> dict[str, float]:
     sums = distributed.sums(sums)
     held = {"ewc": policy.add_penalty()} if policy.penalty else {}
     grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
-    kl = {name: sums[name] / sums["kl_tokens"] for name in ("kl", "kl_k1") if name in sums}
+    kl: dict[str, float] = {name: sums[name] / sums["kl_tokens"] for name in ("kl", "kl_k1") if name in sums}
     return {"loss": sums["loss"], "grad_norm": grad_norm, **held, **kl, **means(spec, sums, count)}
 
 

@@ -170,4 +170,4 @@ def steps(algorithm: AlgorithmSpec | RewardAlgorithmSpec, trajectories: int) -> 
     return algorithm.epochs * -(-trajectories // algorithm.batch_size)
 
 
-STAGE = Stage("train", 4, TrainStage, "checkpoint", CHECKPOINT_VERSION, train, volatile=("log.jsonl",))
+STAGE = Stage("train", 5, TrainStage, "checkpoint", CHECKPOINT_VERSION, train, volatile=("log.jsonl",))
