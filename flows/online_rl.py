@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from components.artifacts import Artifact
+from components.artifacts.roots import private_root
 from components.errors import GuardStruck, ResourceError
 from components.redaction import refuse_secrets
 from flows import approval, feedback, fork, release
@@ -300,7 +301,7 @@ def _take_best(spec: ExperimentSpec, outcome: Outcome, on_notice: OnNotice) -> N
 def _writable(root: Path) -> None:
     """Raises ResourceError where nothing can be written below the root."""
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        private_root(root)
         with tempfile.TemporaryFile(dir=root):
             pass
     except OSError as error:

@@ -36,6 +36,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from components.artifacts.roots import private_root
 from components.compute.runners import end
 from components.errors import EspalierError, ResourceError, WaitTimeout
 from components.tracking.provenance import command_path
@@ -72,7 +73,9 @@ def home(root: Path) -> Path:
 
 
 def client_environment(root: Path) -> dict[str, str]:
-    """Variables to set before Prefect is imported, where the run has a server of its own."""
+    """Variables to set before Prefect is imported, where the run has a server of its own. Prefect reads, and executes,
+    settings of logging in its home, so this raises ResourceError where that could be another user's."""
+    private_root(root)
     return {"PREFECT_HOME": str(home(root)), "PREFECT_PROFILES_PATH": str(home(root) / "profiles.toml"), **QUIET}
 
 

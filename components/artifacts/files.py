@@ -81,8 +81,7 @@ class RemoteFiles:
         """The content of an object; None where there is none. Only for what fits in memory: more than `READ` bytes
         are refused."""
         try:
-            size = self._try("read", name, lambda path: self._fs.info(path)["size"])
-            if size > READ:
+            if (size := self.size(name)) > READ:
                 raise ResourceError(
                     f"store: {self.uri}/{name} has {size} bytes, and at most {READ} are expected there. Somebody else "
                     "has written it: find out who did, and delete it"
@@ -115,6 +114,10 @@ class RemoteFiles:
         part = max(PART, -(-source.stat().st_size // PARTS))
         options = {"chunksize": part} if self._protocol == "s3" else {}
         self._put("write", name, lambda path: self._fs.put_file(str(source), path, **options))
+
+    def size(self, name: str) -> int:
+        """Return the bytes of an object. Raise FileNotFoundError where there is none."""
+        return int(self._try("read", name, lambda path: self._fs.info(path)["size"]))
 
     def download(self, name: str, target: Path) -> None:
         """Copies an object here. Raises FileNotFoundError where there is none."""

@@ -95,6 +95,8 @@ class Remote:
         where = f"{self.uri}/{key}/{name}"
         for last in (False, True):  # once more: what came wrong may have been broken on its way
             try:
+                if self._files.size(f"{key}/{name}") != entry["bytes"]:  # not to fill the disk with what is refused
+                    raise ArtifactDamaged(f"{where} does not match its manifest")
                 self._files.download(f"{key}/{name}", arriving)
             except FileNotFoundError:
                 raise ArtifactDamaged(f"{where} is missing") from None

@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -441,6 +441,17 @@ def serve_model(
         engine.close()
 
 
+def _number(least: int, most: int) -> Callable[[str], int]:
+    """Return the reader of an option that is a whole number within bounds."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch(r"-?\d{1,12}", text) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit code: 2 for a mistake of the user's."""
     parser = argparse.ArgumentParser(
@@ -458,10 +469,14 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="NAME[:PORT]",
         help="accept this Host header too, for clients behind a proxy or a tunnel; may be given again",
     )
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=_number(0, 65535), default=8000, help="0 takes a free one (default: %(default)s)"
+    )
     parser.add_argument("--adapters", type=Path, metavar="DIR", help="load adapters below DIR when a client asks")
     parser.add_argument("--name", help="model name to serve under (default: the folder's)")
-    parser.add_argument("--max-length", type=int, default=2048, help="longest conversation, tokens (%(default)s)")
+    parser.add_argument(
+        "--max-length", type=_number(2, 10**7), default=2048, help="longest conversation, tokens (%(default)s)"
+    )
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     options = vars(parser.parse_args(arguments))

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from components.redaction.names import VARIABLE, is_harmless, is_placeholder, is_secret
+from components.redaction.names import VARIABLE, begins_placeholder, is_harmless, is_placeholder, is_secret
 from components.redaction.references import KNOWN
 
 MASK = "***"
@@ -34,6 +34,8 @@ _TOKENS = {
     "a token": r"(?:npm_[A-Za-z0-9]{30,}+|pypi-[\w-]{24,}+|dop_v1_[0-9a-f]{32,}+|SG\.[\w-]{16,}+\.[\w-]{16,}+"
     r"|r8_[A-Za-z0-9]{20,}+|gsk_[A-Za-z0-9]{20,}+|nvapi-[\w-]{20,}+|dapi[0-9a-f]{32}|xai-[A-Za-z0-9]{20,}+"
     r"|pplx-[A-Za-z0-9]{20,}+|tgp_v1_[\w-]{20,}+|fw_[A-Za-z0-9]{20,}+|hvs\.[\w-]{20,}+|dckr_pat_[\w-]{16,}+"
+    r"|(?:lsv2_(?:pt|sk)_|tvly-|rpa_|wandb_v1_|csk-|pcsk_|e2b_|jina_|whsec_|ATATT3|shp(?:at|ca|pa|ss)_|lin_api_|ntn_"
+    r"|glsa_|sbp_|NRAK-)[\w-]{16,}+"
     r"|pn[ub]_[A-Za-z0-9]{20,}+|secret_[A-Za-z0-9]{30,}+|AGE-SECRET-KEY-1[A-Z0-9]{20,}+)",
 }  # fmt: skip
 _TOKEN = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(f'({pattern})' for pattern in _TOKENS.values())})")
@@ -169,7 +171,7 @@ def _secret_length(scheme: str, rest: str) -> tuple[int, int] | None:
         database = any(name in scheme for name in _DATABASES)
         if colon and not authority.startswith("[") and (database or not port.isdigit()):
             at = rest.rfind("@")
-            return (len(user) + 1, at) if not is_placeholder(port) else None
+            return (len(user) + 1, at) if not is_placeholder(rest[len(user) + 1 : at]) else None
         return None
     if at < 0:
         return None
@@ -240,7 +242,7 @@ def _value(text: str, place: int) -> tuple[int, int]:
     """Return where a value begins and ends; one in quotes that are never closed ends with the text."""
     quote = text[place : place + 1]
     if quote and quote in "\"'":
-        if is_placeholder(text[place + 1 : place + 60].lstrip(quote)):
+        if begins_placeholder(text[place + 1 : place + 60].lstrip(quote)):
             return place, place
         end = text.find(quote, place + 1)
         return place + 1, len(text) if end < 0 else end

@@ -18,8 +18,8 @@ _LONGEST = 200
 
 _SECRET = {
     "apikey", "apikeys", "auth", "authorization", "bearer", "cookie", "cookies", "cred", "credential", "credentials",
-    "creds", "dsn", "htpasswd", "jwt", "passcode", "passphrase", "passphrases", "passwd", "password", "passwords",
-    "pat", "pwd", "secret", "secrets",
+    "creds", "dsn", "htpasswd", "jwt", "otp", "passcode", "passphrase", "passphrases", "passwd", "password",
+    "passwords", "pat", "pw", "pwd", "secret", "secrets", "sessionid",
 }  # fmt: skip
 _GLUED = (
     "accesskey", "accesstoken", "apikey", "apitoken", "authtoken", "bearertoken", "hftoken", "passphrase", "passwd",
@@ -74,6 +74,10 @@ _PLACEHOLDER = re.compile(
     r"[*]{3}|\$(?:\{|\(|[A-Z_][A-Z0-9_]*\b)|<[^<>]{1,60}>|\{\{|\{[\w.]{0,40}\}|%[({]|%s(?!\w)|\\|\(|\.\*|\[[A-Z_]{0,30}\]$|\[\^|os\.|env\[|getenv|process\.env"
 )
 """Beginnings of a value that stands for one, or for any: `$NAME`, `<token>`, `{name}`, `\\w+`."""
+_WHOLE_PLACEHOLDER = re.compile(
+    r"[*]{3,20}|\$[A-Z_][A-Z0-9_]*+|\$\{[^{}]{1,200}\}|\$\([^()]{1,200}\)|<[^<>]{1,60}>|\{\{[^{}]{0,200}\}\}|\{[\w.]{0,40}\}"
+    r"|%\(\w{1,40}\)s|%s|\[[A-Z_]{0,30}\]|(?:os\.|process\.)?(?:environ|getenv|env)[\w.\[\]()\"']{0,100}"
+)
 VARIABLE = re.compile(
     r"(?<![A-Z0-9])[A-Z][A-Z0-9]*+(?:_[A-Z0-9]++)++|(?:API)?(?:KEY|TOKEN)|PASSWORD|SECRET|AUTHORIZATION"
 )
@@ -155,6 +159,11 @@ def is_harmless(value: Any, key: str = "") -> bool:
     return (len(text) <= 16 and text.lower() in _SAID_TO_BE_NONE) or reference(text) is not None or is_placeholder(text)
 
 
-def is_placeholder(text: str) -> bool:
-    """Return whether a value stands for another one."""
+def is_placeholder(value: str) -> bool:
+    """Return whether a whole value stands for another one."""
+    return not value or bool(_WHOLE_PLACEHOLDER.fullmatch(value))
+
+
+def begins_placeholder(text: str) -> bool:
+    """Return whether a text begins with what stands for a value, in prose or code whose end is not known."""
     return not text or bool(_PLACEHOLDER.match(text))

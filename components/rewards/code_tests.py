@@ -134,7 +134,10 @@ class CodeTests:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return f"the value is no JSON: {text!r:.100}"
-        same = _typed(value) == _typed(expected)
+        try:
+            same = _typed(value) == _typed(expected)
+        except RecursionError:
+            return f"the value is nested too deep: {text!r:.100}"
         return "" if same else f"{call:.100} is {value!r:.100}, expected {expected!r:.100}"
 
 

@@ -616,3 +616,13 @@ def test_a_long_prompt_is_tokenised_beside_the_event_loop(make_engine):
         return await task
 
     assert len(asyncio.run(beside()).token_ids) > 0
+
+
+@pytest.mark.parametrize(
+    "option", [["--port", "99999"], ["--max-length", "0"], ["--max-length", "-5"], ["--port", "x"]]
+)
+def test_a_number_out_of_range_is_refused_with_a_sentence(base_dir, option, capsys):
+    with pytest.raises(SystemExit) as ended:
+        server_module.main([str(base_dir), *option])
+    assert ended.value.code == 2
+    assert f"{option[1]!r}: expected a whole number from" in capsys.readouterr().err

@@ -112,3 +112,16 @@ def test_the_time_is_linear(piece):
     seconds(1_000)
     small, large = seconds(12_500), seconds(100_000)
     assert large < 8 * 4 * max(small, 0.005), f"{small:.4f} s for 12.5 kB, {large:.4f} s for 100 kB"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgres://u:/S3cr3tpw9@h/db", "https://u:/S3cr3t@h/x", "postgres://u:(S3cr3t@h/db", "redis://u:$A-S3cr3t@h:1/0"],
+)
+def test_odd_passwords_in_urls_are_masked(url):
+    assert "S3cr3t" not in mask_text(url)
+
+
+@pytest.mark.parametrize("prefix", ["lsv2_pt_", "tvly-", "rpa_", "csk-", "pcsk_", "whsec_", "shpat_", "glsa_", "NRAK-"])
+def test_tokens_of_further_services_are_recognised(prefix):
+    assert MASK in mask_text(f"use {prefix}9f8e7d6c5b4a39281706 here")

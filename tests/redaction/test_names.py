@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from components.redaction import is_secret
-from components.redaction.names import names_variable
+from components.redaction import is_secret, secrets_in
+from components.redaction.names import is_harmless, names_variable
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,22 @@ def test_names_of_variables(key):
 @pytest.mark.parametrize("key", ["variables", "env", "environment", "headers", "variable"])
 def test_other_names(key):
     assert not names_variable(key)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("(x9kd93", "\\x9kd93", "***x9kd", "{{x9kd93", "{a}9kd93", "<a>9kd93", "%(9kd93", "%s-9kd93", ".*9kd93"),
+        *("[^9kd93", "os.9kd93", "$A-9kd93", "$ABC9x", "${X}hunter", "$X hunter2", "<x9kd93", "$ecret"),
+    ],
+)
+def test_what_only_begins_like_a_placeholder_is_a_secret(value):
+    assert not is_harmless(value, "api_key")
+    assert secrets_in({"db": {"password": value}})
+
+
+@pytest.mark.parametrize(
+    "value", ["$NAME", "${NAME}", "<token>", "{name}", "{{ key }}", "***", "%s", "%(key)s", "[KEY]"]
+)
+def test_a_whole_placeholder_is_none(value):
+    assert is_harmless(value, "api_key")

@@ -33,6 +33,12 @@ def test_the_last_block_is_the_program():
 
 @pytest.mark.usefixtures("sandbox_here")
 class TestInTheSandbox:
+    @pytest.mark.parametrize("levels", [5, 480, 600, 900, 5000])
+    def test_a_wrong_value_that_is_nested_deep_scores_nothing(self, levels):
+        """At 600 levels the comparison ended in RecursionError, and the episode was unscored."""
+        nested = f"```python\ndef f(x):\n    v = []\n    for _ in range({levels}): v = [v]\n    return v\n```"
+        assert scored(nested, [{"call": "f(3)", "result": 7}]).reward == 0.0
+
     def test_the_share_of_the_tests_that_it_passes(self):
         score = scored(f"Here:\n{ADD}\nGood luck.")
         assert (score.reward, score.components, score.explanation) == (1.0, {"passed": 3.0, "tests": 3.0}, "")
