@@ -102,13 +102,14 @@ def test_each_policy_acts_in_the_next_round_and_training_goes_on_from_it(tmp_pat
     assert run.requests["collect[2]"].inputs == {"policy": run.keys["train[1]"]}
     assert run.requests["train[2]"].inputs["start"] == run.keys["train[1]"]
     assert "start" not in run.requests["train[sft]"].inputs
-    assert "reference" not in run.requests["train[2]"].inputs
     assert [run.requests[f"collect[{n}]"].spec["round"] for n in (1, 2)] == [0, 1]
 
 
 def test_the_reference_is_the_checkpoint_from_which_the_rounds_began(tmp_path):
-    run = Recorder(tmp_path, algorithm={"name": "grpo", "reference": "start"})
+    run = Recorder(tmp_path)
     assert {run.requests[f"train[{n}]"].inputs["reference"] for n in (1, 2)} == {run.keys["train[sft]"]}
+    run = Recorder(tmp_path, algorithm={"name": "grpo", "reference": "base"})
+    assert not any("reference" in run.requests[f"train[{n}]"].inputs for n in (1, 2))
 
 
 AFTER_ROUNDS = ["evaluate[final]", "deploy"]
