@@ -17,12 +17,15 @@ from components.redaction import MASK, Secret, is_secret, mask, mask_text, secre
 from components.redaction.data import problems
 from components.redaction.names import words
 
+_UNPARSED = (HydraException, RecursionError, ValueError)
+"""Errors of the parser: of the grammar, of deep nesting, of integers of thousands of digits."""
+
 
 def mask_override(line: str) -> str:
     """Return an override such as `judge={api_key: abc}` with its secrets masked, else as it is."""
     try:
         override = _parser().parse_override(line)
-    except (HydraException, RecursionError):
+    except _UNPARSED:
         return masked_unparsed(line)
     if not secrets(override):
         return line
@@ -67,7 +70,7 @@ def parsed_secrets(lines: Sequence[str]) -> list[Secret]:
     for line in lines:
         try:
             found += secrets(_parser().parse_override(line))
-        except (HydraException, RecursionError):
+        except _UNPARSED:
             if unparsed_secrets(line):
                 found.append(Secret(masked_unparsed(line).partition("=")[0], "something that may be a secret"))
     return found

@@ -73,7 +73,7 @@ def resolve(deployment: Deployment, requested: Sequence[str] = ()) -> Experiment
     from flows.config import compose, missing_keys
     from flows.overrides import refuse_secrets
 
-    refuse_secrets([*deployment.overrides, *requested])
+    refuse_secrets(deployment.overrides)
     if refused := list(_refused(deployment.overrides)):
         raise SpecError(refused)
     spec = compose(deployment.lines, config_dir=deployment.config_dir)
@@ -83,6 +83,7 @@ def resolve(deployment: Deployment, requested: Sequence[str] = ()) -> Experiment
         return spec
     if refused := list(not_allowed(requested, spec.serve.overrides)) or list(_refused(requested)):
         raise SpecError(refused)
+    refuse_secrets(requested)
     return compose([*deployment.lines, *requested], config_dir=deployment.config_dir)
 
 

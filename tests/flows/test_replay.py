@@ -25,11 +25,12 @@ def of_round(run, number: int, ago: int) -> dict[str, str]:
 
 def test_a_training_is_given_the_last_rounds(tmp_path):
     run = Recorder(tmp_path, **REPLAY)
-    own = {"trajectories", "scores", "selection", "start"}
-    assert set(run.requests["train[1]"].inputs) == set(run.requests["train[sft]"].inputs) | {"start"} == own
+    own = {"trajectories", "scores", "selection", "start", "reference"}
+    warmup = set(run.requests["train[sft]"].inputs)
+    assert set(run.requests["train[1]"].inputs) == warmup | {"start", "reference"} == own
     assert run.requests["train[2]"].inputs.items() >= of_round(run, 1, 1).items()
     assert run.requests["train[4]"].inputs.items() >= (of_round(run, 3, 1) | of_round(run, 2, 2)).items()
-    assert len(run.requests["train[4]"].inputs) == 10
+    assert len(run.requests["train[4]"].inputs) == 11
 
 
 def test_the_first_round_has_nothing_to_replay_and_is_shared_with_runs_that_do_not(tmp_path):
