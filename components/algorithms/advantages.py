@@ -38,7 +38,7 @@ Scale = Literal["group", "batch", "none"]
 Returns = list[list[float]]
 """Of one group: the returns of each episode."""
 Cells = Sequence[Sequence[Hashable]]
-"""Of one group: the cell of each return of each episode."""
+"""Cells of the returns of one group, by episode."""
 
 
 def advantages(

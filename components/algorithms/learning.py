@@ -4,13 +4,14 @@ of a token, given both."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from components.algorithms import losses
 from components.algorithms.before import Before
 from components.algorithms.packing import Pack, Sequence_, pack
+from components.algorithms.policy import Policy
 from components.algorithms.spec import PolicyGradientSpec
 from components.models.distribution import Cut
 from components.trajectories.schema import Trajectory
@@ -76,15 +77,14 @@ class Learning:
         return made
 
 
-def largest_log_ratio(
-    spec: PolicyGradientSpec, learning: Learning, trajectory: Trajectory, logprobs: Callable[[Pack, Cut], torch.Tensor]
-) -> tuple[int, float]:
+def largest_log_ratio(policy: Policy, learning: Learning, trajectory: Trajectory) -> tuple[int, float]:
     """Return the sampled token of a trajectory, counted from 0 over all its histories, whose log-probability has moved
-    furthest from that of the policy before, and by how many nats. logprobs: (S,) of a pack under the policy now."""
+    furthest from that of the policy before, and by how many nats."""
     token, largest = 0, 0.0
     for cut, given in learning.packs([trajectory]):
-        logprob_S = logprobs(given, cut)
-        old_S = given.old_S if needs_old_logprobs(spec) else given.logprob_S
+        with torch.no_grad(), policy.without_dropout():
+            logprob_S, _ = policy.logprobs(given, cut)
+        old_S = given.old_S if needs_old_logprobs(learning.spec) else given.logprob_S
         moved_S = losses.log_ratio(logprob_S, old_S.to(logprob_S.device))
         place = int(moved_S.abs().argmax())
         if abs(moved_S[place].item()) >= abs(largest):

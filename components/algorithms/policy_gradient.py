@@ -19,6 +19,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +75,8 @@ def train_policy_gradient(
             measured |= _measured_kl(spec, policy, part, learning, random.Random(f"{seed}-{names}"))
         return measured, of_packs([one for _, one in packs])
 
-    def outlier(trajectory: Trajectory) -> tuple[int, float]:
-        with torch.no_grad(), policy.without_dropout():
-            return largest_log_ratio(spec, learning, trajectory, lambda one, cut: policy.logprobs(one, cut)[0])
-
     rest: dict[str, Any] = {
-        "outlier": outlier,
+        "outlier": partial(largest_log_ratio, policy, learning),
         "step": step,
         "seed": seed,
         "scratch": scratch,

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -75,12 +76,8 @@ def train_ppo(
         packs = actions.packs(part)
         return _backward(spec, policy, critic, packs, actions), of_packs([one for _, one in packs])
 
-    def outlier(trajectory: Trajectory) -> tuple[int, float]:
-        with torch.no_grad(), policy.without_dropout():
-            return largest_log_ratio(spec, actions, trajectory, lambda one, cut: policy.logprobs(one, cut)[0])
-
     rest: dict[str, Any] = {
-        "outlier": outlier,
+        "outlier": partial(largest_log_ratio, policy, actions),
         "step": step,
         "seed": seed,
         "scratch": scratch,

@@ -165,8 +165,8 @@ class GRPOSpec(PolicyGradientSpec):
     kl_coefficient: float = Field(0.0, ge=0)
     """Weight of KL(policy || reference)."""
     measure_kl: bool = True
-    """Whether the KL to the reference is also measured where it is not in the loss: on the trained tokens of eight
-    episodes of each gradient step."""
+    """Measurement of the KL to the reference where it is not in the loss: on the trained tokens of eight episodes of
+    each gradient step."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """How it is estimated on a sampled token."""
     kl_in: Literal["loss", "reward", "token_rewards"] = "loss"

@@ -29,7 +29,8 @@ Backward = Callable[[list[Trajectory]], tuple[dict[str, float], dict[str, float]
 measured (`JUDGED` among it) and counts of tokens."""
 
 JUDGED = ("loss", "grad_norm", "value_grad_norm", "kl_sampler", "kl_old", "entropy")
-"""What guards look at; value_grad_norm where values are learned, kl_old where ratios are not taken to the sampler."""
+"""Metrics that guards check; value_grad_norm where values are learned, kl_old where ratios are not taken to the
+sampler."""
 
 Outlier = Callable[[Trajectory], tuple[int, float]]
 """The sampled token of a trajectory that has moved furthest, and by how many nats (`learning.largest_log_ratio`)."""

@@ -88,6 +88,6 @@ def turn_states(trajectory: Trajectory) -> list[Hashable]:
 
 
 def _alike(rewards: Returns) -> bool:
-    """Whether all episodes of a group have the same step rewards."""
+    """Return whether all episodes of a group have the same step rewards."""
     lengths = {len(episode) for episode in rewards}
     return len(lengths) == 1 and not any(have_spread(turn) for turn in zip(*rewards, strict=True))
