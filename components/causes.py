@@ -49,9 +49,9 @@ def out_of_space(error: BaseException | None) -> str | None:
     """Return the message of the error in a chain that says that a disk is full or a file may not grow; None without
     one. Libraries in other languages (safetensors, sqlite) wrap it in errors of their own, where only the text says
     so."""
-    for one in causes(error):
-        if (isinstance(one, OSError) and one.errno in FULL_ERRNOS) or FULL.search(str(one)):
-            return str(one)
+    for cause in causes(error):
+        if (isinstance(cause, OSError) and cause.errno in FULL_ERRNOS) or FULL.search(str(cause)):
+            return str(cause)
     return None
 
 

@@ -69,7 +69,7 @@ def refuse_secrets(data: Any, path: str = "") -> None:
 
 
 def problems(found: Iterable[Secret]) -> list[Problem]:
-    """Return what a user is told of secrets in a configuration."""
+    """Return the problems that a configuration with these secrets has."""
     by_path = {secret.path: secret for secret in found}
     return [
         Problem(

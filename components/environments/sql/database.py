@@ -69,13 +69,14 @@ class Database:
         if len(sql) > worker.LENGTH:
             raise Invalid(f"the query has {len(sql)} characters; {worker.LENGTH} at most")
         request = {"path": str(self.path), "sql": sql, "rows": most}
-        found = _processes.ask(json.dumps(request).encode() + b"\n", stop)
-        if "error" in found:
-            raise Invalid(found["error"])
+        answer = _processes.ask(json.dumps(request).encode() + b"\n", stop)
+        if "error" in answer:
+            raise Invalid(answer["error"])
         rows = [
-            tuple(bytes.fromhex(one["hex"]) if isinstance(one, dict) else one for one in row) for row in found["rows"]
+            tuple(bytes.fromhex(cell["hex"]) if isinstance(cell, dict) else cell for cell in row)
+            for row in answer["rows"]
         ]
-        return found["columns"], rows
+        return answer["columns"], rows
 
 
 class _Processes:
@@ -146,25 +147,25 @@ def _exchange(
     assert process.stdin is not None
     assert process.stdout is not None
     deadline = time.monotonic() + seconds
-    found = bytearray()
+    received = bytearray()
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
     died = f"the query ended its process; it needs more than {worker.PROCESS_MB} MB of memory, or SQLite failed"
     try:
         process.stdin.write(request)  # a few kilobytes: less than the pipe holds
-        while not found.endswith(b"\n"):
+        while not received.endswith(b"\n"):
             if stop is not None and stop.is_set():
                 return None, "the episode was stopped"
             if time.monotonic() > deadline:
                 return None, "the query took too long and was ended"
             if poll.poll(_STOP_INTERVAL * 1000):
                 part = os.read(process.stdout.fileno(), 1 << 16)
-                found += part
-                if not part or len(found) > _ANSWER_BYTES:
+                received += part
+                if not part or len(received) > _ANSWER_BYTES:
                     return None, died
     except OSError:
         return None, died
-    return bytes(found), ""
+    return bytes(received), ""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
