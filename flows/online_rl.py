@@ -200,6 +200,7 @@ def online_rl(
         fed = gathered.fed
         request = requests.train(
             fed,
+            number,
             start=outcome.checkpoint,
             reference=reference,
             earlier=earlier,

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from components.algorithms.spec import PolicyGradientSpec
 from components.artifacts import Artifact, Store, stage_key
 from components.compute.sky.failures import wanted
 from components.compute.sky.offers import Offer, offers
@@ -34,6 +35,7 @@ from components.rewards.asking.spec import PaidSpec, asked_by
 from components.rollout.live import FILE as LIVE
 from components.rollout.spec import CollectSpec
 from flows import feedback, release
+from flows.correction import difference
 from flows.fork import resolve
 from flows.guards import RULES
 from flows.keys import lacking
@@ -140,13 +142,27 @@ def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, SkyPlace]], dict[str,
     except GuardStruck as error:
         struck = error
     lacks = [f"it cannot begin yet: {text}" for text in (*lacking(spec), *_undeployable(spec))]
-    decided = [*lacks, *(one.message for one in notices if one.kind in ("early_stopping", "best")), *planner.prices()]
+    decided = [
+        *lacks,
+        *_resolved(spec),
+        *(one.message for one in notices if one.kind in ("early_stopping", "best")),
+        *planner.prices(),
+    ]
     if struck is not None:
         return Plan(spec.name, spec.root, planner.planned, [*decided, f"a guard ends the run: {struck}"])
     open_ = _undecided(spec, planner.planned, {one.kind for one in notices})
     return Plan(
         spec.name, spec.root, planner.planned, [*decided, *open_.values()], "end" in open_ and "refills" not in open_
     )
+
+
+def _resolved(spec: ExperimentSpec) -> Iterator[str]:
+    """Yield what automatic values of the configuration stand for, and why."""
+    algorithm = spec.algorithm
+    if not isinstance(algorithm, PolicyGradientSpec) or algorithm.correction != "auto" or not spec.rounds:
+        return
+    if (reason := difference(spec, algorithm)) is not None:
+        yield f"algorithm.correction=auto stands for truncate: {reason}"
 
 
 def _undeployable(spec: ExperimentSpec) -> Iterator[str]:

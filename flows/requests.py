@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from components.algorithms.spec import PolicyGradientSpec
 from components.artifacts import Artifact
 from components.inference.spec import VllmSpec
 from components.rewards.asking.spec import asks_policy
 from components.rollout.spec import WAYS, CollectSpec
+from flows.correction import resolve_correction
 from flows.feedback import Said
 from flows.spec import ExperimentSpec
 from flows.stages.base import Request
@@ -36,6 +38,8 @@ class Requests:
         if isinstance(spec.inference, VllmSpec) and spec.model.lora is not None:
             # Stages that play do not know the rank that is trained; the server does, before there is an adapter.
             self._data["inference"]["max_lora_rank"] = spec.inference.max_lora_rank or spec.model.lora.rank
+        if isinstance(spec.algorithm, PolicyGradientSpec):
+            self._data["algorithm"]["correction"] = resolve_correction(spec, spec.algorithm)
 
     def evaluate(self, policy: Artifact | None) -> Request:
         greedy = self.spec.evaluate.temperature == 0
@@ -149,6 +153,7 @@ class Requests:
     def train(
         self,
         fed: Mapping[str, Artifact],
+        number: int,
         *,
         start: Artifact | None,
         reference: Artifact | None,
@@ -156,12 +161,13 @@ class Requests:
         anchor: Artifact | None = None,
         anchored: Sequence[Mapping[str, Artifact]] = (),
     ) -> Request:
-        """fed: trajectories, scores and selection under the names of inputs. earlier: what earlier rounds were trained
-        on, the nearest first. anchor: the checkpoint from which the rounds began, and what that was trained on."""
+        """fed: trajectories, scores and selection under the names of inputs. number: of the round. earlier: what
+        earlier rounds were trained on, the nearest first. anchor: the checkpoint from which the rounds began, and what
+        that was trained on."""
         inputs: dict[str, Artifact | None] = {**fed, "start": start}
         if getattr(self.spec.algorithm, "reference", "base") == "start":
             inputs["reference"] = reference
-        part = self._training(self._data["algorithm"])
+        part = self._training(self._data["algorithm"]) | {"rounds": [number, self.spec.rounds]}
         if self.spec.replay is not None and earlier:
             part["replay"] = self._data["replay"]
             for ago, one in enumerate(earlier[: self.spec.replay.rounds], 1):

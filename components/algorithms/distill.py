@@ -46,8 +46,9 @@ def train_distill(
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
     taken: Sequence[dict[str, float]] = (),
+    rounds: schedule.Rounds = schedule.ONLY_ROUND,
 ) -> tuple[int, dict[str, float]]:
-    """`spec.epochs` passes over the trajectories, scored or not. Returns the new step count and the mean metrics.
+    """Take `spec.epochs` passes over the trajectories, scored or not. Return the new step count and the mean metrics.
 
     taken: metrics of the steps that an earlier try took after step `step`; policy and optimizer are those after them.
 
@@ -57,11 +58,13 @@ def train_distill(
     by_id = {one.id: one for one in trajectories}
     rows = examples(ChatFormat(load_tokenizer(base_dir)), trajectories, policy.spec.max_length)
     logs = list(taken)
-    for number, batch in enumerate(examples_by_step(rows, spec.epochs, spec.batch_size, seed, step), start=step + 1):
-        if number <= step + len(taken):
+    batches = list(examples_by_step(rows, spec.epochs, spec.batch_size, seed, step))
+    for index, batch in enumerate(batches):
+        if index < len(taken):
             continue
+        number = step + index + 1
         for group in optimizer.param_groups:
-            group["lr"] = spec.learning_rate * schedule.share(spec, number)
+            group["lr"] = spec.learning_rate * schedule.share(spec, number, rounds, index / len(batches))
         metrics = {
             "step": float(number),
             **_gradient_step(spec, policy, teacher, optimizer, batch, by_id, number, guards),

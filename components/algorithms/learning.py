@@ -99,7 +99,7 @@ def needs_old_logprobs(spec: PolicyGradientSpec) -> bool:
     Those of the engine differ by rounding: by little for a token, by more than GSPO's clip range of 3e-4 for the mean
     over a sequence, which would then be clipped before the policy has moved.
     """
-    return spec.correction != "none" or spec.ratio != "token"
+    return spec.token_weights is not None or spec.ratio != "token"
 
 
 def learned_tokens(spec: PolicyGradientSpec, trajectory: Trajectory) -> int:
@@ -121,9 +121,9 @@ def policy_loss(
         loss_S = losses.cispo_loss(ratio_S, logprob_S, one.advantage_S, spec.clip_low, spec.clip_high)
     else:
         loss_S = losses.clipped_policy_loss(ratio_S, one.advantage_S, spec.clip_low, spec.clip_high, spec.dual_clip)
-    if spec.correction != "none":
+    if spec.token_weights:
         away_S = losses.by_sequence(losses.log_ratio(one.old_S, one.logprob_S), one.sequence_S, spec.correction_level)
-        corrected_S = losses.correction(away_S, spec.correction_limit, spec.correction)
+        corrected_S = losses.correction(away_S, spec.correction_limit, spec.token_weights)
         loss_S = loss_S * corrected_S
         sums["correction"] += corrected_S.sum().item()
     with torch.no_grad():
@@ -143,7 +143,7 @@ def means(spec: PolicyGradientSpec, sums: dict[str, float], count: int) -> dict[
         **({"kl_old": sums["kl_old"] / max(count, 1)} if needs_old_logprobs(spec) else {}),
         "entropy": sums["entropy"] / max(count, 1),
         "clip_fraction": sums["clipped"] / max(count, 1),
-        **({"correction": sums["correction"] / max(count, 1)} if spec.correction != "none" else {}),
+        **({"correction": sums["correction"] / max(count, 1)} if spec.token_weights is not None else {}),
     }
 
 

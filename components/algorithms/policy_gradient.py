@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from components.algorithms import advantages, distributed, losses, returns, sharded, turns
+from components.algorithms import advantages, distributed, losses, returns, schedule, sharded, turns
 from components.algorithms.before import Before
 from components.algorithms.learning import (
     Learning,
@@ -58,6 +58,7 @@ def train_policy_gradient(
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
     taken: Sequence[dict[str, float]] = (),
+    rounds: schedule.Rounds = schedule.ONLY_ROUND,
 ) -> tuple[int, dict[str, float]]:
     """Takes `spec.epochs * spec.minibatches` gradient steps, or fewer where fewer groups carry signal. Returns the new
     step count and the mean metrics. taken: as in `take_steps`.
@@ -82,6 +83,7 @@ def train_policy_gradient(
         "scratch": scratch,
         "on_step": on_step,
         "taken": taken,
+        "rounds": rounds,
     }
     return take_steps(spec, optimizer, groups, backward, rates=[spec.learning_rate], **rest)
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from components.algorithms import advantages, distributed, losses, returns, sharded
+from components.algorithms import advantages, distributed, losses, returns, schedule, sharded
 from components.algorithms.before import Before
 from components.algorithms.critic import Critic
 from components.algorithms.gae import gae
@@ -61,6 +61,7 @@ def train_ppo(
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
     taken: Sequence[dict[str, float]] = (),
+    rounds: schedule.Rounds = schedule.ONLY_ROUND,
 ) -> tuple[int, dict[str, float]]:
     """Takes `spec.epochs * spec.minibatches` gradient steps, or fewer where there are fewer groups, and sets the
     critic's coefficient of the KL for the next round. Returns the new step count and the mean metrics.
@@ -83,6 +84,7 @@ def train_ppo(
         "scratch": scratch,
         "on_step": on_step,
         "taken": taken,
+        "rounds": rounds,
     }
     rates = [spec.learning_rate, spec.value_learning_rate or spec.learning_rate]
     step, metrics = take_steps(spec, optimizer, actions.groups, backward, rates=rates, **rest)

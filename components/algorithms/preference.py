@@ -72,9 +72,10 @@ def train_preference(
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
     taken: Sequence[dict[str, float]] = (),
+    rounds: schedule.Rounds = schedule.ONLY_ROUND,
 ) -> tuple[int, dict[str, float]]:
-    """`spec.epochs` passes over the pairs (KTO: the episodes), `spec.batch_size` of them a gradient step. Returns the
-    new step count and the mean metrics.
+    """Take `spec.epochs` passes over the pairs (KTO: the episodes), `spec.batch_size` of them a gradient step. Return
+    the new step count and the mean metrics.
 
     taken: metrics of the steps that an earlier try took after step `step`; policy and optimizer are those after them.
 
@@ -91,11 +92,13 @@ def train_preference(
         assert isinstance(spec, PairSpec)
         found = _pairs(episodes, spec)
     logs = list(taken)
-    for number, batch in enumerate(examples_by_step(found, spec.epochs, spec.batch_size, seed, step), start=step + 1):
-        if number <= step + len(taken):
+    batches = list(examples_by_step(found, spec.epochs, spec.batch_size, seed, step))
+    for index, batch in enumerate(batches):
+        if index < len(taken):
             continue
+        number = step + index + 1
         for group in optimizer.param_groups:
-            group["lr"] = spec.learning_rate * schedule.share(spec, number)
+            group["lr"] = spec.learning_rate * schedule.share(spec, number, rounds, index / len(batches))
         if isinstance(spec, KTOSpec):
             batch = _with_mismatched(batch, episodes, policy, spec)
         metrics = {"step": float(number), **_gradient_step(spec, policy, optimizer, batch, number, guards)}

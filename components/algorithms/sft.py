@@ -158,7 +158,7 @@ def train_sft(
     def share(now: int) -> float:
         """Of the learning rate, for the step after `now` ones: the warm-up goes on where the checkpoint stood."""
         done = len(taken) + now
-        risen = schedule.risen(spec, step + done + 1)
+        risen = schedule.warmup_share(spec, step + done + 1)
         return risen * (1 - done / len(batches)) if spec.schedule == "linear" else risen
 
     class OneProcess(SFTConfig):

@@ -41,12 +41,11 @@ class OptimizerSpec(Spec):
 
 
 class DecaySpec(OptimizerSpec):
-    """How the learning rate falls over the rounds."""
+    """The fall of the learning rate over the rounds."""
 
     decay: Literal["none", "linear", "cosine"] = "none"
-    """After the warm-up the learning rate stays, or falls to 0 in a line or half a cosine."""
-    decay_steps: int = Field(1000, ge=1)
-    """Gradient steps after the warm-up, over all rounds, after which it is 0; unused with `decay: none`."""
+    """Fall of the learning rate to 0 at the end of the last round, in a line or half a cosine; its length follows from
+    `rounds`, so it has no key of its own. `none` keeps the rate."""
 
 
 class SFTSpec(OptimizerSpec):
@@ -93,8 +92,8 @@ class PolicyGradientSpec(DecaySpec):
     """`clip`: PPO's clipped surrogate. `cispo`: REINFORCE, each token weighted by its clipped ratio."""
     clip_low: float = Field(0.2, gt=0, le=1)
     """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
-    clip_high: float = Field(0.2, gt=0)
-    """See clip_low."""
+    clip_high: float = Field(0.28, gt=0)
+    """See clip_low. More room upwards lets rare tokens become likely (arXiv:2503.14476, section 3.1)."""
     dual_clip: float | None = Field(3.0, gt=1)
     """Where an advantage is negative, the ratio counts at most this much (arXiv:1912.09729), so that one token whose
     probability has risen many times does not make up the whole gradient; null is no limit."""
@@ -108,10 +107,11 @@ class PolicyGradientSpec(DecaySpec):
     """`start`: the checkpoint from which the rounds began, such as that of the warm-up; `base`: the base model."""
     entropy_coefficient: float = Field(0.0, ge=0)
     """Weight of the policy's mean entropy (nats a token), which is added to what is maximised."""
-    correction: Literal["none", "truncate", "mask"] = "none"
+    correction: Literal["auto", "none", "truncate", "mask"] = "auto"
     """For an engine that computes other log-probabilities than the trainer, and for episodes of an earlier policy
     (`collect.overlap`): ratios are then taken to the policy before the first step as the trainer computes it, and each
-    token is weighted by trainer over sampler, cut at `correction_limit` (`truncate`) or left out beyond it (`mask`)."""
+    token is weighted by trainer over sampler, cut at `correction_limit` (`truncate`) or left out beyond it (`mask`).
+    `auto`: `none` where the embedded engine computes in float32 and the policy in training plays, else `truncate`."""
     correction_level: Literal["token", "sequence"] = "token"
     """Whether that weight is of a token or of its whole history."""
     correction_limit: float = Field(2.0, gt=1)
@@ -142,6 +142,12 @@ class PolicyGradientSpec(DecaySpec):
     """The reward less its costs is divided by 1 plus the sum of the multipliers."""
     reward_cap: float | None = None
     """Judged rewards above it count as it. null is no cap."""
+
+    @property
+    def token_weights(self) -> Literal["truncate", "mask"] | None:
+        """The form in which tokens are weighted by trainer over sampler; None: they are not. The experiment replaces
+        `auto` by what it stands for; by itself it weights nothing."""
+        return self.correction if self.correction == "truncate" or self.correction == "mask" else None
 
 
 class GRPOSpec(PolicyGradientSpec):
@@ -186,7 +192,6 @@ class DAPOSpec(GRPOSpec):
     """Decoupled clip, loss by token, no KL, episodes that were cut off left out (arXiv:2503.14476)."""
 
     name: Literal["dapo"] = "dapo"  # type: ignore[assignment]
-    clip_high: float = Field(0.28, gt=0)
     mask_truncated: bool = True
 
 

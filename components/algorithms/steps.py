@@ -49,8 +49,9 @@ def take_steps(
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
     taken: Sequence[dict[str, float]],
+    rounds: schedule.Rounds,
 ) -> tuple[int, dict[str, float]]:
-    """Takes `spec.epochs * spec.minibatches` gradient steps, or fewer where there are fewer groups. Returns the new
+    """Take `spec.epochs * spec.minibatches` gradient steps, or fewer where there are fewer groups. Return the new
     step count and the mean metrics.
 
     rates: learning rate of each parameter group of the optimizer, after the warm-up. taken: metrics of the steps that
@@ -59,10 +60,12 @@ def take_steps(
     """
     guards = Guards(scratch)
     logs = list(taken)
-    for number, part in enumerate(_batches(groups, spec, seed, step), start=step + 1):
-        if number <= step + len(taken):
+    batches = list(_batches(groups, spec, seed, step))
+    for index, part in enumerate(batches):
+        if index < len(taken):
             continue
-        share = schedule.share(spec, number)
+        number = step + index + 1
+        share = schedule.share(spec, number, rounds, index / len(batches))
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * share
         metrics = {"step": float(number), **_gradient_step(spec, optimizer, part, backward, outlier, number, guards)}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.algorithms.spec import (
     AlgorithmSpec,
+    DecaySpec,
     DistillSpec,
     GRPOSpec,
     OptimizerSpec,
@@ -57,6 +58,7 @@ def train(
     mean_costs: Mapping[str, float] | None = None,
     anchor: Anchor | None = None,
     strategy: Strategy = "ddp",
+    rounds: tuple[int, int] = (1, 1),
 ) -> dict[str, float]:
     """Trains from the checkpoint `start` (None: from the base model) and writes the new one to the folder `out`.
 
@@ -69,12 +71,14 @@ def train(
     In several processes (`distributed`) each is given the same arguments, folders too; on_step is called in all of
     them, and the first one writes. strategy: what lies in parts on them.
 
+    rounds: the number of this round, from 1, and of all; `algorithm.decay` falls over them.
+
     Returns the means of the metrics. Raises TrainingDiverged, and then writes no checkpoint, and ArtifactError for
     trajectories that the algorithm cannot learn from.
     """
     import torch
 
-    from components.algorithms import checkpoint, costs, distributed, fit, foreign, sharded
+    from components.algorithms import checkpoint, costs, distributed, fit, foreign, schedule, sharded
     from components.algorithms.guards import STRIKES, Guards
     from components.algorithms.unfinished import Unfinished
 
@@ -134,6 +138,8 @@ def train(
         "taken": tuple(unfinished.steps),
         "on_step": took,
     }
+    if isinstance(algorithm, DecaySpec):
+        rest["rounds"] = schedule.Rounds(*rounds)
     multipliers: costs.Multipliers = {}
     figures: dict[str, float] = {"too_long": float(given - len(trajectories))} if len(trajectories) < given else {}
     if isinstance(algorithm, PolicyGradientSpec) and (algorithm.costs or algorithm.reward_cap is not None):

@@ -101,7 +101,7 @@ def train_reward_model(
         for number, batch in enumerate(examples_by_step(data.train, spec.epochs, spec.batch_size, seed, step), start=1):
             if number <= done:
                 continue
-            share = schedule.risen(spec, step + number)
+            share = schedule.warmup_share(spec, step + number)
             for group in optimizer.param_groups:
                 group["lr"] = spec.learning_rate * share
             found = gradient_step(spec, policy, optimizer, batch, step + number, guards)

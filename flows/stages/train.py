@@ -11,6 +11,7 @@ from pydantic import Field
 
 from components.algorithms.spec import (
     AlgorithmSpec,
+    DecaySpec,
     DistillSpec,
     EWCSpec,
     GRPOSpec,
@@ -42,9 +43,11 @@ class TrainStage(StageSpec):
     """Seconds between two saves of the unfinished training."""
     replay: ReplaySpec | None = None
     ewc: EWCSpec | None = None
+    rounds: tuple[int, int] = (1, 1)
+    """Number of the round, from 1, and of all rounds: with `algorithm.decay` the learning rate falls over them."""
 
     def key_part(self) -> dict[str, Any]:
-        part = {
+        part: dict[str, Any] = {
             "model": self.model.key_part(),
             "algorithm": self.algorithm.model_dump(mode="json"),
         }
@@ -54,6 +57,8 @@ class TrainStage(StageSpec):
             part["replay"] = self.replay.model_dump(mode="json", exclude={"rounds"})  # those are inputs
         if self.ewc is not None:
             part["ewc"] = self.ewc.model_dump(mode="json", exclude={"rounds"})
+        if isinstance(self.algorithm, DecaySpec) and self.algorithm.decay != "none":
+            part["rounds"] = list(self.rounds)
         return part
 
 
@@ -122,6 +127,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         mean_costs=mean_costs(costs, _scored(inputs, components=True, selected=False)) if costs else None,
         anchor=anchor,
         strategy=context.strategy,
+        rounds=spec.rounds,
     )
     return metrics | figures
 
@@ -170,4 +176,4 @@ def steps(algorithm: AlgorithmSpec | RewardAlgorithmSpec, trajectories: int) -> 
     return algorithm.epochs * -(-trajectories // algorithm.batch_size)
 
 
-STAGE = Stage("train", 5, TrainStage, "checkpoint", CHECKPOINT_VERSION, train, volatile=("log.jsonl",))
+STAGE = Stage("train", 6, TrainStage, "checkpoint", CHECKPOINT_VERSION, train, volatile=("log.jsonl",))

@@ -167,7 +167,7 @@ def written_out(spec: GRPOSpec, groups: list[list[Trajectory]], model, reference
         for part in rows[one.id]:
             # With a correction or a ratio of sequences, ratios are taken to the policy before the first step, which is
             # the one at hand.
-            own = spec.correction != "none" or spec.ratio != "token"
+            own = spec.token_weights or spec.ratio != "token"
             before = [new.detach() if own else old for new, old, _ in part]
             logs = [new - old for (new, _, _), old in zip(part, before, strict=True)]
             away = [new.item() - old for new, old, _ in part]
@@ -188,7 +188,7 @@ def written_out(spec: GRPOSpec, groups: list[list[Trajectory]], model, reference
                     loss = -torch.min(ratio * advantage, inside * advantage)
                     if spec.dual_clip and advantage < 0:
                         loss = torch.min(loss, torch.tensor(-spec.dual_clip * advantage))
-                if spec.correction != "none":
+                if spec.token_weights:
                     weight = math.exp(away[index] if spec.correction_level == "token" else sum(away))
                     if spec.correction == "truncate":
                         weight = min(weight, spec.correction_limit)

@@ -134,7 +134,6 @@ def _experiment(root: Path, episodes: int, rounds: int, epochs: int, overlapped:
         "filter": {"_target_": "components.filters.everything.Everything"},
         "algorithm": {
             "name": "grpo",
-            "correction": "truncate",
             "baseline": "none",
             "scale": "none",
             "epochs": epochs,

@@ -26,7 +26,7 @@ COLLECT = DATA["collect"]
 OVERLAP = {
     "rounds": 4,
     "collect": {**COLLECT, "overlap": 1},
-    "algorithm": {"name": "grpo", "correction": "truncate"},
+    "algorithm": {"name": "grpo"},
 }
 BEFORE = {**OVERLAP, "collect": COLLECT}
 
@@ -47,7 +47,8 @@ def test_a_round_is_played_by_the_policy_one_version_back(tmp_path):
 
 
 def test_what_does_not_depend_on_it_is_the_same(tmp_path):
-    one, other = Recorder(tmp_path, **BEFORE), Recorder(tmp_path, **OVERLAP)
+    same = {"algorithm": {"name": "grpo", "correction": "truncate"}}  # auto depends on it
+    one, other = Recorder(tmp_path, **{**BEFORE, **same}), Recorder(tmp_path, **{**OVERLAP, **same})
     assert changed(one, other) == [*rounds(2, 3, 4), "evaluate[final]", "deploy"]
 
 
@@ -78,8 +79,11 @@ REWARD = {"algorithm": {"name": "reward_model"}, "every": 1, "scenarios": 4}
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"algorithm": {"name": "grpo"}}, "algorithm.correction: none: .* expected truncate or mask"),
-        ({"algorithm": {"name": "ppo"}}, "algorithm.correction"),
+        (
+            {"algorithm": {"name": "grpo", "correction": "none"}},
+            "algorithm.correction: none: .* expected truncate or mask",
+        ),
+        ({"algorithm": {"name": "ppo", "correction": "none"}}, "algorithm.correction"),
         ({"replay": {"max_staleness": 0}}, "replay.max_staleness: 0: drops every round"),
         ({"reward_model": REWARD}, "reward_model.every: 1: .* expected 0, or collect.overlap=0"),
         ({"collect": {**COLLECT, "overlap": 2}}, "collect.overlap"),
@@ -234,7 +238,7 @@ REAL = {
     "filter": {"_target_": "components.filters.everything.Everything"},
     "collect": {"scenarios": 2, "group_size": 2, "overlap": 1},
     "agent": {"max_turns": 2, "max_tokens": 8},
-    "algorithm": {"name": "grpo", "correction": "truncate", "baseline": "none", "scale": "none"},
+    "algorithm": {"name": "grpo", "baseline": "none", "scale": "none"},
     "reward": {"_target_": "components.rewards.outcome.Outcome", "repetition_cost": 0.5, "repetition_ngram": 1},
 }
 

@@ -54,7 +54,7 @@ def test_stages_of_a_run_share_one_server(context, inference):
 COMMAND = ("+experiment=smoke", "inference=vllm")
 MISTAKES = {
     ("inference.max_lora_rank=1",): "inference.max_lora_rank: 1: model.lora.rank=",
-    ("inference.sleep=true", "collect.overlap=1", "algorithm.correction=truncate"): "inference.sleep: true",
+    ("inference.sleep=true", "collect.overlap=1"): "inference.sleep: true",
     ("collect.min_p=0.1", "collect.top_p=0.9"): "collect.min_p: 0.1: vLLM cuts by it before",
     ("inference.key_variable=MINE",): "inference.key_variable: MINE: a server of the run's own has no key",
     ("model.lora=null",): "model.lora: null: the server of inference=vllm is given adapters",

@@ -1,0 +1,53 @@
+"""What `algorithm.correction: auto` stands for, and where it goes."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.correction import resolve_correction
+from flows.planning import plan
+from tests.flows.pretend import spec_of
+from tests.flows.test_online_rl import DATA, Recorder
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "none"),
+        ({"model": {**DATA["model"], "dtype": "bfloat16"}}, "truncate"),
+        ({"collect": {**DATA["collect"], "overlap": 1}}, "truncate"),
+        ({"replay": {"share": 0.25}}, "none"),
+        ({"replay": {"share": 0.25}, "algorithm": {"name": "gspo"}}, "truncate"),
+        ({"model": {**DATA["model"], "dtype": "bfloat16"}, "algorithm": {"name": "ppo"}}, "truncate"),
+        (
+            {"model": {**DATA["model"], "dtype": "bfloat16"}, "algorithm": {"name": "grpo", "correction": "none"}},
+            "none",
+        ),
+        ({"algorithm": {"name": "grpo", "correction": "mask"}}, "mask"),
+    ],
+    ids=["same", "bfloat16", "overlap", "replay", "replay by sequence", "ppo in bfloat16", "none said", "mask said"],
+)
+def test_auto_corrects_where_log_probabilities_differ(tmp_path, changes, expected):
+    changes = {"filter": {"_target_": "components.filters.everything.Everything"}, **changes}
+    spec = spec_of(tmp_path, **changes)
+    assert resolve_correction(spec, spec.algorithm) == expected
+    part = Recorder(tmp_path, **changes).requests["train[1]"].spec
+    assert part["algorithm"]["correction"] == expected  # the trainer never decides
+
+
+def test_the_plan_says_what_auto_stands_for_and_why(tmp_path):
+    notes = plan(spec_of(tmp_path, model={**DATA["model"], "dtype": "bfloat16"})).notes
+    assert "algorithm.correction=auto stands for truncate" in " ".join(notes)
+    assert "model.dtype=bfloat16" in " ".join(notes)
+    assert "algorithm.correction" not in " ".join(plan(spec_of(tmp_path)).notes)
+
+
+def test_decay_ties_a_training_to_its_place_among_the_rounds(tmp_path):
+    kept = [Recorder(tmp_path, rounds=n).keys["train[1]"] for n in (2, 3)]
+    falling = [
+        Recorder(tmp_path, rounds=n, algorithm={"name": "grpo", "decay": "linear"}).keys["train[1]"] for n in (2, 3)
+    ]
+    assert kept[0] == kept[1]
+    assert falling[0] != falling[1]
+    request = Recorder(tmp_path, rounds=3).requests["train[2]"]
+    assert request.spec["rounds"] == [2, 3]
