@@ -56,7 +56,7 @@ def compare(root: Path, references: Sequence[str]) -> Comparison:
         found[run.id] = run
     peeks = {run.id: peek_through(records.root, run.spec.get("store")) for run in found.values()}
     runs = [_run(letter, run, records, peeks[run.id]) for letter, run in zip(LETTERS, found.values(), strict=False)]
-    specs = [run.spec for run in found.values()]
+    specs = [_with_defaults(run.spec, _resolved_targets(run, peeks[run.id])) for run in found.values()]
     differing = dict(_differing(specs))
     decisive = {path: values for path, values in differing.items() if _decisive(path, specs)}
     return Comparison(
@@ -231,6 +231,21 @@ def _code(run: RunRecord, peek: Peek) -> dict[str, Any]:
             if "source_sha256" in target:
                 found[f"source of {target['_target_']}"] = target["source_sha256"][:12]
     return {name: found[name] for name in sorted(found)}
+
+
+def _resolved_targets(run: RunRecord, peek: Peek) -> list[Mapping[str, Any]]:
+    """Return the targets of a run's stages, each with every argument of its signature."""
+    manifests = [peek.manifest(stage.key) for stage in run.stages]
+    return [target for manifest in manifests if manifest for target in targets(manifest["spec"]).values()]
+
+
+def _with_defaults(spec: Any, resolved: Sequence[Mapping[str, Any]]) -> Any:
+    """Return a spec whose targets state all their arguments, so that a default and the same value that was written down
+    are no difference. A target that no stage has resolved stays as it is."""
+    if not isinstance(spec, Mapping):
+        return spec
+    complete = next((target for target in resolved if "_target_" in spec and spec.items() <= target.items()), {})
+    return {**complete, **{name: _with_defaults(value, resolved) for name, value in spec.items()}}
 
 
 def _differing(values: Sequence[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Any]]]:

@@ -33,11 +33,21 @@ class Summary:
     """What a point's overrides are added to, to run it alone."""
 
     @property
+    def leaders(self) -> list[Point]:
+        """The finished points with the best value of the metric, in order: several where they tie."""
+        values = {
+            point.number: value
+            for point in self.points
+            if point.status == "finished" and (value := point.value(self.metric)) is not None
+        }
+        best = (max if self.direction == "maximize" else min)(values.values(), default=None)
+        return [point for point in self.points if values.get(point.number) == best and best is not None]
+
+    @property
     def best(self) -> Point | None:
-        """Of the points that came to their end; of equal ones the first."""
-        ended = [point for point in self.points if point.status == "finished" and point.value(self.metric) is not None]
-        sign = 1 if self.direction == "maximize" else -1
-        return max(ended, key=lambda point: (sign * (point.value(self.metric) or 0.0), -point.number), default=None)
+        """The finished point with the best value of the metric; None where several share it."""
+        leaders = self.leaders
+        return leaders[0] if len(leaders) == 1 else None
 
     @property
     def broken(self) -> list[Point]:
@@ -70,7 +80,7 @@ class Summary:
     def figures(self) -> dict[str, float]:
         """For MLflow."""
         found = {f"sweep/{name}": float(sum(state(point) == name for point in self.points)) for name in COUNTED}
-        value = self.best.value(self.metric) if self.best else None
+        value = self.leaders[0].value(self.metric) if self.leaders else None
         return found if value is None else {**found, f"sweep/best_{self.metric}": value}
 
     def to_json(self) -> dict[str, Any]:
@@ -78,6 +88,7 @@ class Summary:
             "metric": self.metric,
             "direction": self.direction,
             "best": self.best.number if self.best else None,
+            "tied": [point.number for point in self.leaders] if len(self.leaders) > 1 else [],
             "points": [asdict(point) | {"status": state(point)} for point in self.points],
             "again": {str(point.number): self.alone(point) for point in self.broken},
         }
@@ -116,6 +127,10 @@ def show(summary: Summary, sweep: str, page: Path | None) -> None:
             str(point.number), summary.varied(point), *values, duration(point.seconds), run, state(point) + mark
         )
     console.table(table)
+    if len(summary.leaders) > 1:
+        numbers = ", ".join(str(point.number) for point in summary.leaders)
+        value = summary.leaders[0].value(summary.metric)
+        console.line(f"no best point: points {numbers} have the same {summary.metric}, {value:.3f}")
     for point in summary.broken:
         why = point.error or ("its process died" if point.status == "running" else "interrupted")
         console.line(f"point {point.number} {state(point)}: {why}")

@@ -80,7 +80,7 @@ def test_an_argument_of_a_target_and_a_part_that_only_one_has(tmp_path):
     other = pretend(tmp_path, rounds=1, reward=reward, name="other", model={"name": "tiny", "source": "random"})
     found = compare(tmp_path, [one.id, other.id])
     assert list(found.results) == ["reward.turn_cost", "warmup"]
-    assert found.results["reward.turn_cost"] == ["–", "0.1"]
+    assert found.results["reward.turn_cost"] == ["0.0", "0.1"]
     assert found.results["warmup"][0] == "null"
     assert json.loads(found.results["warmup"][1])["demonstrations"] == 4
     assert list(found.rest) == ["name"]
@@ -150,6 +150,15 @@ def test_time_is_what_a_person_waited(tmp_path, capsys):
     main([*command, "--json"])
     assert json.loads(capsys.readouterr().out)["runs"][1]["total"]["unnoticed"] == 0.75
     assert any("0.75\u202fs beside others" in words for words in page(tmp_path, *(one.id for one in runs)).words)
+
+
+def test_a_default_that_only_one_run_states_is_no_difference(tmp_path):
+    shop = {"_target_": "components.environments.shop.Shop"}
+    one = pretend(tmp_path, environment={**shop, "heldout": 4})
+    other = pretend(tmp_path, environment={**shop, "heldout": 4, "train": 512})
+    assert not {**(found := compare(tmp_path, [one.id, other.id])).results, **found.rest}
+    third = pretend(tmp_path, environment={**shop, "heldout": 4, "train": 99})
+    assert compare(tmp_path, [one.id, third.id]).results == {"environment.train": ["512", "99"]}
 
 
 def test_a_fork_is_drawn_from_the_round_in_which_it_began(tmp_path):

@@ -127,6 +127,25 @@ def test_a_summary_names_the_best_and_what_differs():
     assert found.code == 1
 
 
+def test_points_that_tie_have_no_best():
+    points = [Point(number, [f"seed={number}"], "finished", result={"success": 0.0}) for number in range(3)]
+    found = Summary(points, "success", "maximize", ["python", "-m", "flows.run"])
+    assert found.best is None
+    assert found.to_json()["tied"] == [0, 1, 2]
+    assert found.figures()["sweep/best_success"] == 0.0
+    points.append(Point(3, ["seed=3"], "finished", result={"success": 0.25}))
+    assert found.best is points[3]
+    assert found.to_json()["tied"] == []
+    assert Summary(points, "success", "minimize", []).leaders == points[:3]
+
+
+def test_the_end_of_a_sweep_says_that_points_tie(runs, sweep):
+    code, said = sweep("-m", "algorithm.learning_rate=1e-4,2e-4")
+    assert code == 0
+    assert "no best point: points 0, 1 have the same success, 0.500" in said
+    assert "(best)" not in said
+
+
 # --- Optuna ---------------------------------------------------------------------------------------------------------
 
 
