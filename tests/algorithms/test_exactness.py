@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from components.algorithms import layout, logits
+from components.algorithms import exactness, layout, logits
 from components.algorithms import policy as policy_module
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
@@ -14,6 +14,7 @@ from components.algorithms.policy_gradient import train_policy_gradient
 from components.algorithms.spec import GRPOSpec
 from components.models.distribution import Cut
 from components.models.spec import ModelSpec
+from components.models.weights import prepare
 from tests.algorithms.builders import batch, relative_difference
 
 SMALL = {
@@ -96,6 +97,49 @@ def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why
         alone.append(own_S.detach())
     torch.testing.assert_close(logprob_S.detach(), torch.cat(alone), atol=2e-5, rtol=1e-5)
     assert relative_difference(found, {name: one.grad for name, one in policy.parameters.items()}) <= 1e-4
+
+
+def wider(folder, config) -> ModelSpec:
+    """A model in bfloat16 whose rounding is that of a trained one: it is not blown up."""
+    return save(folder, config, factor=2).model_copy(update={"dtype": "bfloat16"})
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma"])
+def test_rounding_in_bfloat16_is_no_other_attention(tmp_path, family, caplog):
+    policy = Policy(tmp_path, wider(tmp_path, getattr(transformers, f"{family}Config")(**SMALL)), seed=0)
+    assert policy._lay is layout.trie
+    assert not caplog.records
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # PEFT, of experts that this model does not have
+@pytest.mark.parametrize("config", [CAPPED, RECURRENT], ids=["capped", "recurrent"])
+def test_other_attention_shows_in_bfloat16_too(tmp_path, config, caplog):
+    assert Policy(tmp_path, save(tmp_path, config).model_copy(update={"dtype": "bfloat16"}), seed=0).padded
+    assert "is trained on padded batches" in caplog.text
+
+
+def test_rounding_is_the_difference_to_a_float32_copy(tmp_path):
+    wider(tmp_path, transformers.LlamaConfig(**SMALL))
+    narrow, wide = (
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    before = {name: parameter.clone() for name, parameter in narrow.named_parameters()}
+    wide.load_state_dict(narrow.state_dict())
+    sequences = exactness.likely_sequences(narrow)
+    alone_S = exactness.logprobs_alone(narrow, sequences)
+    expected = (exactness.logprobs_alone(wide, sequences) - alone_S).abs().mean().item()
+    assert exactness.rounding(narrow, sequences, alone_S) == pytest.approx(expected, rel=0.05) != 0
+    assert all(torch.equal(parameter, before[name]) for name, parameter in narrow.named_parameters())
+    assert {parameter.dtype for parameter in narrow.parameters()} == {torch.bfloat16}
+
+
+def test_a_trained_model_in_bfloat16_shares_prefixes(tmp_path_factory, caplog):
+    """SmolLM2 is a Llama; its unlikely tokens differ by up to half a nat from float32 without any trie."""
+    spec = ModelSpec(name="smollm2-135m-instruct", source="package", dtype="bfloat16", device="cpu", max_length=512)
+    policy = Policy(prepare(spec, tmp_path_factory.mktemp("weights")), spec, seed=0)
+    assert policy._lay is layout.trie
+    assert not caplog.records
 
 
 def test_the_budget_and_the_count_are_those_of_the_padded_rows(tmp_path):
