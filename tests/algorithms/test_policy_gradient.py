@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from components.algorithms.policy_gradient import prepare, train_policy_gradient
+from components.algorithms.policy_gradient import _backward, prepare, train_policy_gradient
 from components.algorithms.spec import (
     CISPOSpec,
     DAPOSpec,
@@ -410,6 +412,43 @@ def test_the_result_does_not_depend_on_the_size_of_packs(run):
         assert relative_difference(adapter(out), adapter(first)) <= 1e-6
 
 
+CUTS = {"top_p": st.floats(0.2, 0.95), "top_k": st.integers(2, 60), "min_p": st.floats(0.3, 0.95)}
+
+
+@pytest.mark.parametrize("kind", CUTS)
+@given(data=st.data())
+@settings(
+    max_examples=6,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_under_a_cut_the_gradient_does_not_depend_on_the_size_of_packs(policy, tmp_path_factory, kind, data):
+    """Most tokens of another policy lie outside of the cut of this one: each is moved into its own distribution, and
+    into that of no other episode which shares the same prefix."""
+    cut = {kind: data.draw(CUTS[kind], kind)}
+    seed, sizes = data.draw(st.integers(0, 99), "seed"), (64, data.draw(st.integers(65, 300), "pack_tokens"), 4096)
+    gradients, losses = [], []
+    for size in sizes:
+        trajectories = batch(seed, groups=2, size=4)
+        for one in trajectories:
+            one.sampling = {"temperature": TEMPERATURE, **cut}
+        spec = GRPOSpec(pack_tokens=size, max_grad_norm=1e9, kl_coefficient=0.1, entropy_coefficient=0.1)
+        _, learning = prepare(spec, policy, trajectories, tmp_path_factory.mktemp("scratch"))
+        policy.model.zero_grad()
+        losses.append(_backward(spec, policy, learning.packs(trajectories))["loss"])
+        gradients.append({name: tensor.grad.clone() for name, tensor in policy.parameters.items()})
+    for loss, gradient in zip(losses[1:], gradients[1:], strict=True):
+        assert loss == pytest.approx(losses[0], abs=1e-5)
+        assert relative_difference(gradient, gradients[0]) <= 1e-4
+
+
+@pytest.fixture(scope="module")
+def policy(base_dir):
+    return make_policy(base_dir)
+
+
 def test_what_the_policy_did_not_sample_is_in_no_loss(run):
     """A last observation stands after the last answer; one before it changes the gradient only as what is answered."""
 
@@ -422,8 +461,8 @@ def test_what_the_policy_did_not_sample_is_in_no_loss(run):
         return trajectories
 
     first = run(SPEC, made([7, 8, 9], "unknown"))[0]
-    for given in (made([20, 21, 22], "unknown"), made([7, 8, 9], "known")):
-        assert adapter_bytes(run(SPEC, given)[0]) == adapter_bytes(first)
+    for other in (made([20, 21, 22], "unknown"), made([7, 8, 9], "known")):
+        assert adapter_bytes(run(SPEC, other)[0]) == adapter_bytes(first)
 
 
 def test_several_histories_of_one_episode_share_its_advantage(run, base_dir):
