@@ -159,9 +159,10 @@ class GRPOSpec(PolicyGradientSpec):
     baseline: Literal["group", "leave_one_out", "batch", "none"] = "group"
     """What a return is compared with: the mean of its `group`, of the other episodes of its group, of the whole
     `batch`, or nothing."""
-    scale: Literal["group", "batch", "none"] = "group"
-    """Advantages are divided by the standard deviation of the returns of the `group` (GRPO) or of the `batch`, or not
-    at all (Dr. GRPO, arXiv:2503.20783)."""
+    scale: Literal["group", "batch", "none"] = "batch"
+    """Advantages are divided by the standard deviation of the returns of the `batch`, or of the `group` (as the GRPO
+    paper does), or not at all (Dr. GRPO, arXiv:2503.20783). With `group` the smallest difference within a group counts
+    as much as that between success and failure in another."""
     turn_baseline: Literal["index", "state", "process"] = "index"
     """With `credit: turns`, the turns that a turn is compared with: those with the same `index` in their episode, or
     those taken in the same `state`, beside a comparison of whole episodes (GiGPO, arXiv:2505.10978). `process`

@@ -250,7 +250,7 @@ VARIANTS = {
     "k1": SPEC.model_copy(update={"kl_estimator": "k1"}),
     "k2": SPEC.model_copy(update={"kl_estimator": "k2"}),
     "no baseline": SPEC.model_copy(update={"baseline": "none", "scale": "none"}),
-    "scaled by the batch": SPEC.model_copy(update={"scale": "batch"}),
+    "scaled by the group": SPEC.model_copy(update={"scale": "group"}),
     "turns": SPEC.model_copy(update={"credit": "turns", "discount": 0.9}),
     "turns left out": RLOOSpec(**COMMON, credit="turns", discount=0.5, overlong=10, overlong_buffer=4),
     "truncated by token": SPEC.model_copy(update={"correction": "truncate", "correction_limit": 1.3}),
@@ -409,7 +409,7 @@ def test_the_result_does_not_depend_on_the_size_of_packs(run):
     for out, _, (other,) in results[1:]:
         assert other["loss"] == pytest.approx(log["loss"], abs=1e-6)
         assert other["computed_tokens"] < log["computed_tokens"] <= log["tokens"]
-        assert relative_difference(adapter(out), adapter(first)) <= 1e-6
+        assert relative_difference(adapter(out), adapter(first)) <= 5e-6
 
 
 CUTS = {"top_p": st.floats(0.2, 0.95), "top_k": st.integers(2, 60), "min_p": st.floats(0.3, 0.95)}
@@ -572,7 +572,8 @@ def test_failed_and_unscored_episodes_take_no_part(run):
     for one in odd:
         one.scenario = type(one.scenario)(f"odd-{one.group}", {}, "train")
         one.id = f"{one.group}/{one.sample}"
-    assert adapter_bytes(run(SPEC, [*several, *odd])[0]) == adapter_bytes(run(SPEC, alone)[0])
+    spec = SPEC.model_copy(update={"scale": "group"})  # a group of one is in the deviation of the batch
+    assert adapter_bytes(run(spec, [*several, *odd])[0]) == adapter_bytes(run(spec, alone)[0])
 
 
 def adapter_bytes(folder: Path) -> bytes:
@@ -598,7 +599,8 @@ def test_groups_without_spread_do_not_change_the_others(run):
         one.reward = 1.0
         one.scenario = type(one.scenario)(f"flat-{one.group}", {}, "train")
         one.id = f"{one.group}/{one.sample}"
-    with_them, without = run(SPEC, [*batch(), *extra]), run(SPEC, batch())
+    spec = SPEC.model_copy(update={"scale": "group"})  # they are in the deviation of the batch
+    with_them, without = run(spec, [*batch(), *extra]), run(spec, batch())
     assert with_them[1]["sampled_tokens"] == without[1]["sampled_tokens"]
     assert with_them[2][0]["loss"] == pytest.approx(without[2][0]["loss"], abs=1e-6)
 

@@ -264,7 +264,7 @@ def test_secrets_of_the_environment_are_used_and_are_nowhere_afterwards(tmp_path
     with judge_server([angry], key=LEGITIMATE["JUDGE_KEY"]) as server:
         line = [sys.executable, "-m", "flows.run", *arguments, "tracking.uri=env:PLANTED_MLFLOW", "reward=ruler"]
         line += [f"reward.model.url={server.url}", "reward.model.model=judge", "reward.model.key_variable=JUDGE_KEY"]
-        line += ["+reward.model.extra={user: env:PLANTED_EXTRA}", "algorithm.scale=batch"]
+        line += ["+reward.model.extra={user: env:PLANTED_EXTRA}"]
         environment = {**os.environ, **LEGITIMATE, "PLANTED_MLFLOW": uri, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800, stdin=subprocess.DEVNULL
