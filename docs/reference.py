@@ -29,10 +29,10 @@ from components.rewards.asking.spec import EmbeddedJudge, LiteLLMJudge, PolicyJu
 from components.rewards.spec import JudgeSpec
 from components.specs import Spec, Target
 from components.specs.target import locate, settable
-from flows.config import CONF
 from flows.feedback import FeedbackSpec
 from flows.guards import GuardsSpec
 from flows.help import describe
+from flows.loader import CONF
 from flows.spec import ExperimentSpec, RewardModelPartSpec, WarmupSpec
 
 PAGE = Path(__file__).with_name("configuration.md")

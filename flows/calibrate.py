@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         found = calibrate(
-            check(options.overrides, config_dir=options.config_dir)[0],
+            check(options.overrides, config_dir=options.config_dir, named=True)[0],
             overrides=mask_overrides(options.overrides),
             run=options.run,
             labels=options.label,

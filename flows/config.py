@@ -7,6 +7,10 @@ the nearest one had been meant.
 
 A sweep is checked point by point, as far as its points are known beforehand; of a continuous range, the ends.
 
+What the command line chooses for a group wins whole (`flows.loader`). Keys that an experiment sets for the option that
+it had chosen itself stay; those that the chosen option does not have are refused, with the override that leaves them
+out.
+
 Secrets are looked for first: in each override as it was given, and in each composed configuration. Where there is one,
 nothing else is reported, so that no other message repeats it.
 """
@@ -16,18 +20,14 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
-from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -39,23 +39,27 @@ from components.redaction import Secret, is_secret, mask_text, secrets_in
 from components.redaction.data import problems as secret_problems
 from components.specs import names_below, nearest, validate
 from flows import overrides as override_lines
-from flows.spec import CODE, ExperimentSpec
+from flows.foreign_code import foreign_code
+from flows.loader import PRIMARY, Loader
+from flows.spec import ExperimentSpec
 from flows.sweeps import settings
 
-CONF = CODE / "conf"
-PRIMARY = "config"
+EXPERIMENT = "experiment"
+"""Group of the experiments."""
+UNNAMED = "experiment"
+"""Name of a run in `conf/config.yaml`, which experiments replace."""
 COMPOSITION = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 """What Hydra raises where configs do not fit together or cannot be read."""
+_GLOBAL = "has to begin with the line '# @package _global_'"
+_FORMS = """a list as key=[1,2], a mapping as key={a: 1}, text with special characters in quotes: 'key="a b"'"""
+_OTHER_SIGN = re.compile(
+    r"(?P<sign>[+~]?)(?P<key>[A-Za-z_][\w./@]{0,200})(?:(?:==|:|\s)\s{0,9}(?P<value>[\w./-]{1,200}))?"
+)
+"""An override without its `=`, or with another sign in its place."""
 _FROM_ENVIRONMENT = re.compile(r"oc\.env:\s{0,9}[\"']?(\w+)")
 MOST_POINTS = 64
 """Points of a sweep that are checked in all combinations; of more, each value is checked by itself."""
 
-HYDRA_MAY_CALL = {
-    "_target_": ("hydra.experimental.", "hydra_plugins."),
-    "class": ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "logging.Formatter"),
-    "()": ("logging.Formatter", "colorlog.ColoredFormatter"),
-}
-"""By key: the classes, or packages, that the config of Hydra itself may name."""
 MOST_VALUES = 1000
 """Values of one key that are checked."""
 
@@ -66,18 +70,18 @@ def compose(overrides: Sequence[str] = (), *, config_dir: str | Path | None = No
 
 
 def check(
-    overrides: Sequence[str], *, multirun: bool = False, config_dir: str | Path | None = None, values: bool = True
+    overrides: Sequence[str], *, multirun: bool = False, config_dir: str | Path | None = None, named: bool = False
 ) -> list[ExperimentSpec]:
     """The specs of all points that the overrides describe; one, unless they sweep.
 
-    `values=False` looks at the overrides only and returns nothing: for a config that is shown, not run. Raises
+    named: refuses a configuration of the defaults alone, which has no experiment and no name of its own. Raises
     SpecError with every problem of every point.
     """
-    return looked_at(overrides, multirun=multirun, config_dir=config_dir, values=values)[0]
+    return looked_at(overrides, multirun=multirun, config_dir=config_dir, named=named)[0]
 
 
 def looked_at(
-    overrides: Sequence[str], *, multirun: bool = False, config_dir: str | Path | None = None, values: bool = True
+    overrides: Sequence[str], *, multirun: bool = False, config_dir: str | Path | None = None, named: bool = False
 ) -> tuple[list[ExperimentSpec], Sweep | None]:
     """What `check` returns, and the sweep, where the overrides describe one."""
     composer = Composer(config_dir)
@@ -88,14 +92,16 @@ def looked_at(
     specs = []
     for point in points:
         data, found = composer.point(point)
-        if values and data is not None:
+        if data is not None:
+            if named and data.get("name") == UNNAMED and not composer.chooses_experiment(point):
+                found.append(composer.no_experiment())
             try:
                 specs.append(validate(ExperimentSpec, data))
             except SpecError as error:
                 seen = {problem.path for problem in found}
-                found += [problem for problem in error.problems if problem.path not in seen]
+                found += [composer.traced(one, point, data) for one in error.problems if one.path not in seen]
         problems += [problem for problem in found if problem not in problems]
-    if sweep is not None and values:
+    if sweep is not None:
         problems += settings.problems(sweep.hydra, sweep.overrides, specs)
     if problems:
         raise SpecError(problems)
@@ -134,14 +140,7 @@ class Composer:
     """Composes configs and says what is wrong with overrides."""
 
     def __init__(self, config_dir: str | Path | None = None):
-        setup_globals()
-        search_path = create_config_search_path(str(CONF))
-        if config_dir is not None:
-            folder = Path(config_dir).absolute()
-            if not folder.is_dir():
-                raise SpecError([Problem("--config-dir", f"there is no folder {str(folder)!r}")])
-            search_path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
-        self.loader = ConfigLoaderImpl(search_path)
+        self.loader = Loader(config_dir)
         self.parser = OverridesParser.create(self.loader)
         self._composed: dict[tuple[str, ...], DictConfig] = {}
 
@@ -150,15 +149,66 @@ class Composer:
         for line in lines:
             try:
                 overrides.append(self.parser.parse_override(line))
-            except HydraException as error:
-                reason = _words(error).partition(" See https")[0]
-                message = f"""cannot be read: {reason}; expected key=value, special characters in quotes: 'key="a b"'"""
-                problems.append(Problem(line, message))
+            except HydraException:
+                problems.append(self._unreadable(line))
                 continue
             if not overrides[-1].key_or_group:
                 problems.append(Problem(line, "has no key; expected key=value"))
                 overrides.pop()
         return overrides, problems
+
+    def _unreadable(self, line: str) -> Problem:
+        """What is wrong with an override that Hydra's grammar does not know."""
+        if not (found := _OTHER_SIGN.fullmatch(line)):
+            return Problem(line, f"cannot be read: expected key=value, {_FORMS}")
+        sign, key, value = found["sign"], found["key"], found["value"]
+        name = key.partition("@")[0]
+        if value:
+            known = self.is_group(name) or _has(self._load([]), name)
+            return Problem(line, "cannot be read: expected key=value", f"{sign}{key}={value}" if known else None)
+        if self.is_group(name):
+            options = ", ".join(self._options(name))
+            return Problem(line, f"has no option; expected {sign}{key}=OPTION, one of {options}")
+        if _has(self._load([]), name):
+            return Problem(line, f"has no value; expected {sign}{key}=VALUE")
+        near = nearest(name, [*_keys(self._plain([])), *self._own_groups()])
+        return Problem(line, "has no value, and there is no such key; expected key=value", near and f"{near}=VALUE")
+
+    def chooses_experiment(self, overrides: list[Override]) -> bool:
+        """Return whether an experiment is chosen, by the overrides or by a primary config of the user."""
+        files = self._config(self._groups(overrides)[0])[0]
+        by_hand = any(override.key_or_group == EXPERIMENT for override in overrides)
+        return by_hand or files.hydra.runtime.choices.get(EXPERIMENT) is not None
+
+    def no_experiment(self) -> Problem:
+        """Return the problem of a configuration of the defaults alone."""
+        names = ", ".join(self._options(EXPERIMENT))
+        text = f"none is chosen; expected +experiment=NAME with one of {names}, or name=NAME for a run of the defaults"
+        return Problem("+experiment", text)
+
+    def traced(self, problem: Problem, overrides: list[Override], data: dict[str, Any]) -> Problem:
+        """Return a problem of validation, with the override that helps where a file sets a key that an option of the
+        command line does not have."""
+        *parents, last = problem.path.split(".")
+        valid = names_below(ExperimentSpec, data, parents, _allowed(data))
+        if not valid or last in valid:
+            return problem
+        chosen = [
+            override.package or override.key_or_group.replace("/", ".")
+            for override in overrides
+            if self.is_group(override.key_or_group)
+        ]
+        given = [override.key_or_group for override in overrides if not self.is_group(override.key_or_group)]
+        files = self._config(self._groups(overrides)[0])[0]
+        if (
+            not any(problem.path.startswith(f"{package}.") for package in chosen)
+            or any(f"{problem.path}.".startswith(f"{key}.") for key in given)
+            or not _has(files, problem.path)
+        ):
+            return problem
+        name = files.hydra.runtime.choices.get(EXPERIMENT)
+        setter = f"+experiment={name} sets it for another option" if name else "a config file sets it"
+        return Problem(problem.path, f"{problem.message}. {setter}; expected '~{problem.path}', which leaves it out")
 
     def sweep(self, parsed: list[Override], multirun: bool, problems: list[Problem]) -> Sweep | None:
         """The sweep, where one is asked for by `multirun` or by `hydra.mode`."""
@@ -217,7 +267,7 @@ class Composer:
             problem = self._unknown(override, config) or _apply(override, config)
             if problem is not None:
                 problems.append(problem)
-        problems += _foreign_code(config["hydra"])
+        problems += foreign_code(config["hydra"])
         self._refuse_of_hydra(config)
         with open_dict(config):
             del config["hydra"]
@@ -229,7 +279,7 @@ class Composer:
             return None, [*problems, Problem(str(getattr(error, "full_key", "") or "config"), _words(error))]
         if "experiment" in data:
             del data["experiment"]
-            problems.append(Problem("+experiment", "its file has to begin with the line '# @package _global_'"))
+            problems.append(Problem("+experiment", f"a file that it is based on {_GLOBAL}"))
         return data, problems
 
     def _refuse_of_hydra(self, config: DictConfig) -> None:
@@ -258,6 +308,13 @@ class Composer:
             wanted = value if isinstance(value, list) else [] if override.is_delete() and value is None else [value]
             options = self._options(group)
             wrong = [option for option in wanted if str(option) not in options]
+            if not wrong and len(wanted) > 1 and not override.is_hydra_override():
+                problems.append(_several(name, wanted))
+                lines.append(f"{name}={wanted[0]}")
+                continue
+            if not wrong and group == EXPERIMENT and (lacking := self._without_package(str(wanted[0]))):
+                problems.append(Problem(name, f"{lacking} {_GLOBAL}"))
+                continue
             if not wrong:
                 lines.append(override.input_line or name)
                 continue
@@ -273,6 +330,26 @@ class Composer:
             else:
                 unsure.append(override.package or group.replace("/", "."))
         return lines, problems, unsure
+
+    def _without_package(self, option: str) -> str | None:
+        """Return the file of an experiment that does not say that it is laid over the whole configuration."""
+        try:
+            found = self.loader.repository.load_config(f"{EXPERIMENT}/{option}")
+        except COMPOSITION:
+            return None  # composing says what is wrong with it
+        if found is None or found.header.get("package") == "_global_":
+            return None
+        folder = str(found.path).removeprefix("file://")
+        return f"{folder}/{EXPERIMENT}/{option}.yaml"
+
+    def _own_groups(self) -> list[str]:
+        return [group for group in self.loader.list_groups("") if group != "hydra"]
+
+    def _plain(self, lines: list[str]) -> dict[str, Any]:
+        """The composed config as plain data, without Hydra's part."""
+        plain: Any = OmegaConf.to_container(self._load(lines), resolve=False)
+        del plain["hydra"]
+        return dict(plain)
 
     def _config(self, lines: list[str]) -> tuple[DictConfig, list[Problem]]:
         """Composes; where that fails, with as many of the lines as it works with."""
@@ -293,7 +370,11 @@ class Composer:
             except COMPOSITION as error:
                 key, plain = line.partition("=")[0], line.lstrip("+")
                 known = key.lstrip("+~") in self._load(used).hydra.runtime.choices
-                if known and line.startswith("+"):
+                if line.startswith("~"):
+                    option = self._load(used).hydra.runtime.choices.get(key.lstrip("~"))
+                    what = f"{option!r} is chosen here" if option else "no option of this group is chosen"
+                    problems.append(Problem(line, what, key if option else None))
+                elif known and line.startswith("+"):
                     problems.append(Problem(key, "an option of this group is chosen already", plain))
                 elif not known and not line.startswith(("+", "~")):
                     problems.append(
@@ -312,6 +393,12 @@ class Composer:
     def _unknown(self, override: Override, config: DictConfig) -> Problem | None:
         """What is wrong with the key of an override of a single value."""
         key = override.key_or_group
+        if override.package is not None:
+            return Problem(override.get_key_element(), f"there is no group {key!r}; an @ follows the name of a group")
+        if override.is_add() and _has(config, key) and not isinstance(override.value(), list | dict):
+            return Problem(f"+{key}", "is set already, and + adds what is not", (override.input_line or "").lstrip("+"))
+        if override.is_delete() and _has(config, key) and override.value() not in (None, OmegaConf.select(config, key)):
+            return Problem(f"~{key}", f"has another value here: {OmegaConf.select(config, key)!r:.80}", f"~{key}")
         if override.is_hydra_override() or _has(config, key):
             return None
         plain = OmegaConf.to_container(config, resolve=False)
@@ -322,8 +409,7 @@ class Composer:
         for part in parents:
             inside = inside.get(part) if isinstance(inside, dict) else None
         if isinstance(inside, dict):
-            allow = [package for package in plain.get("allow") or [] if isinstance(package, str)]
-            valid = names_below(ExperimentSpec, plain, parents, allow)
+            valid = names_below(ExperimentSpec, plain, parents, _allowed(plain))
             if override.is_delete():
                 return Problem(f"~{key}", "there is no such key to delete", _below(parents, nearest(last, inside)))
             if last in valid or not valid:  # where nothing is listed, validation knows what may stand there
@@ -339,7 +425,7 @@ class Composer:
             whole = ".".join(parents)
             value = override.get_value_element_as_str()
             return Problem(key, f"{whole} is null here, so all of it is given at once", f"{whole}={{{last}: {value}}}")
-        groups = [group for group in self.loader.list_groups("") if group != "hydra"]
+        groups = self._own_groups()
         near = nearest(key, [*_keys(plain), *groups])
         if near is not None and near in groups and not parents and isinstance(override.value(), str):
             option = nearest(override.value(), self._options(near))
@@ -348,26 +434,17 @@ class Composer:
         return Problem(key, "there is no such key", near)
 
 
-def _foreign_code(config: DictConfig) -> Iterator[Problem]:
-    """What Hydra would import and call before the spec is validated: callbacks, and the factories and classes of
-    logging. Launchers and sweepers have to be installed as plugins; Hydra itself refuses others."""
-    for part in ("callbacks", "job_logging", "hydra_logging"):
-        node = config.get(part)
-        plain = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
-        for path, name in _called(plain, f"hydra.{part}"):
-            known = HYDRA_MAY_CALL[path.rpartition(".")[2]]
-            if not any(name == one or (one.endswith(".") and str(name).startswith(one)) for one in known):
-                message = f"{name!r} would be called by Hydra itself; expected {', '.join(known)}, or leave it out"
-                yield Problem(path, message)
+def _allowed(data: Mapping[Any, Any]) -> list[str]:
+    """Packages that the configuration allows, as far as it names any."""
+    allow = data.get("allow")
+    return [package for package in allow if isinstance(package, str)] if isinstance(allow, list) else []
 
 
-def _called(data: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The names in a part of Hydra's own config that are imported and called, with their key paths."""
-    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    for key, value in items:
-        if key in HYDRA_MAY_CALL:
-            yield f"{path}.{key}", value
-        yield from _called(value, f"{path}.{key}")
+def _several(group: str, options: Sequence[Any]) -> Problem:
+    """Several options for a group, of which Hydra would lay each over those before it."""
+    names = ",".join(map(str, options))
+    text = f"[{names}]: a group has one option; to try several, sweep over them: -m {group}={names}"
+    return Problem(group, text, f"{group}={options[0]}")
 
 
 def _may_hold(plain: Any, parents: list[str]) -> bool:
@@ -390,7 +467,7 @@ def _below(parents: list[str], name: str | None) -> str | None:
 
 def _apply(override: Override, config: DictConfig) -> Problem | None:
     try:
-        ConfigLoaderImpl._apply_overrides_to_config([override], config)
+        Loader._apply_overrides_to_config([override], config)
     except HydraException as error:
         cause = error.__cause__ or error
         key = override.get_key_element()
@@ -445,4 +522,4 @@ def _interpolated(value: Any, path: str = "") -> list[Secret]:
 
 
 def _words(error: BaseException) -> str:
-    return mask_text(" ".join(str(error).split())) or type(error).__name__
+    return mask_text(" ".join(str(error).partition("full_key: ")[0].split())) or type(error).__name__

@@ -22,7 +22,7 @@ Espalier trains, evaluates and deploys LLM agents: an experiment is declared in 
 OPTIONS = """\
 Options
   -m, --multirun       a sweep: run every combination of the given values (docs/sweeps.md)
-  --cfg job            print the composed config; with --resolve, its references too
+  --cfg job            print the composed config, checked as for a run; with --resolve, without references
   --config-dir DIR     a folder with config groups of your own, laid out like conf/
   --hydra-help         options of Hydra: sweepers, launchers, completion of the shell
 """

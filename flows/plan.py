@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_intermixed_args(argv)
     overrides = [*options.overrides, *([f"fork={options.fork}"] if options.fork else [])]
     try:
-        planned = plan(check(overrides, config_dir=options.config_dir)[0])
+        planned = plan(check(overrides, config_dir=options.config_dir, named=True)[0])
     except (SpecError, ResourceError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -60,33 +60,19 @@ def _help(argv: list[str]) -> None:
 
 
 def _start(argv: list[str]) -> None:
-    from hydra._internal.utils import get_args_parser
-
+    from flows.arguments import parsed
     from flows.config import check_secrets, looked_at
     from flows.keys import check_keys
 
-    parser = get_args_parser()
-    parser.prog = COMMAND
-    parser.add_argument("--fork", metavar="RUN@STEP", help="begin with the policy of another run; the same as fork=")
-    args = parser.parse_intermixed_args(argv)
+    args, parser = parsed(argv, COMMAND)
     if args.fork is not None:
         args.overrides.append(f"fork={_quoted(args.fork)}")
-    for name in ("config_path", "config_name", "experimental_rerun"):
-        if getattr(args, name) is not None:
-            parser.error(f"--{name.replace('_', '-')} is not supported; add configs with --config-dir")
-    if sum([args.run, args.multirun, args.cfg is not None, args.info is not None, args.shell_completion]) > 1:
-        parser.error("only one of --run, --multirun, --cfg, --info and --shell-completion can be given")
-    if args.resolve and args.cfg is None:
-        parser.error("--resolve goes with --cfg")
-    if args.package and args.cfg is None:
-        parser.error("--package goes with --cfg")
     if args.info or args.hydra_help:
         check_secrets(args.overrides, multirun=args.multirun, config_dir=args.config_dir)
     if not (args.hydra_help or args.shell_completion or args.info):
-        values = args.cfg is None
-        specs, sweep = looked_at(args.overrides, multirun=args.multirun, config_dir=args.config_dir, values=values)
+        specs, sweep = looked_at(args.overrides, multirun=args.multirun, config_dir=args.config_dir, named=True)
         check_keys(*specs)
-        if sweep is not None and values:
+        if sweep is not None and args.cfg is None:
             _sweep(args, parser, specs, sweep)
             return
     _launch(args, parser)
@@ -95,21 +81,37 @@ def _start(argv: list[str]) -> None:
 def _launch(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Gives the rest to Hydra: it composes, sweeps and launches."""
     from hydra import version
-    from hydra._internal.utils import _run_hydra
+    from hydra._internal.hydra import Hydra
+    from hydra._internal.utils import _run_app
+    from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
-    from flows.config import CONF, PRIMARY
+    from flows.loader import PRIMARY, Loader
 
     version.setbase("1.3")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come back here, where they are told apart
+    hydra = Hydra(task_name="run", config_loader=Loader(args.config_dir))
+    GlobalHydra.instance().initialize(hydra)
     try:
-        _run_hydra(args, parser, job, str(CONF), PRIMARY)
+        if args.hydra_help:
+            hydra.hydra_help(PRIMARY, parser, args)
+        elif args.cfg:
+            hydra.show_cfg(PRIMARY, args.overrides, args.cfg, args.package, args.resolve)
+        elif args.shell_completion:
+            hydra.shell_completion(PRIMARY, args.overrides)
+        elif args.info:
+            hydra.show_info(args.info, PRIMARY, args.overrides)
+        else:
+            mode = hydra.get_mode(PRIMARY, args.overrides)
+            _run_app(not args.multirun, args.multirun, mode, hydra, PRIMARY, job, args.overrides)
     except HydraException as error:
         _fail(str(error), 2)
     except SystemExit as end:
         if args.package and end.code == 1:  # there is no such part; Hydra has said so
             raise SystemExit(2) from None
         raise
+    finally:
+        GlobalHydra.instance().clear()
 
 
 def _sweep(

@@ -2,7 +2,8 @@ r"""`python -m flows.scenarios`: a language model writes tasks for the tools of 
 
     python -m flows.scenarios --out tasks.json --count 64 --author NAME --author-url http://127.0.0.1:8000/v1 \
         --about "a shop" -- python my_server.py
-    python -m flows.run environment=mcp environment.scenarios=tasks.json 'environment.command=[python, my_server.py]'
+    python -m flows.run +experiment=NAME environment=mcp environment.scenarios=tasks.json \
+        'environment.command=[python, my_server.py]'
 
 The author is told what tools there are and writes tasks of difficulty 1 to 5, each with what a right answer has to
 have. It writes a file once; runs read the file, so they repeat. Read it before you train on it, and mend it where it is

@@ -13,9 +13,10 @@ import yaml
 from components.algorithms.spec import OptimizerSpec
 from components.errors import SpecError
 from components.specs import names_below
-from flows.config import CONF, Composer, compose
+from flows.config import Composer, compose
 from flows.guards import GuardsSpec
 from flows.help import describe
+from flows.loader import CONF
 from flows.spec import ExperimentSpec
 from flows.stopping import EarlyStoppingSpec
 from tests.environments import alfworld_games
@@ -411,8 +412,11 @@ def test_an_experiment_without_its_package_line_is_told_so(tmp_path):
     with pytest.raises(SpecError) as caught:
         compose(["+experiment=mine"], config_dir=tmp_path)
     assert {one.path: one.message for one in caught.value.problems} == {
-        "+experiment": "its file has to begin with the line '# @package _global_'"
+        "+experiment": f"{tmp_path}/experiment/mine.yaml has to begin with the line '# @package _global_'"
     }
+    (tmp_path / "experiment" / "mine.yaml").write_text("defaults:\n  - override /model: tiny\n")
+    with pytest.raises(SpecError, match=r"mine.yaml has to begin with the line '# @package _global_'$"):
+        compose(["+experiment=mine"], config_dir=tmp_path)
 
 
 @pytest.mark.parametrize("experiment", ["smoke", "reward_model"])

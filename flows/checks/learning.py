@@ -138,7 +138,7 @@ def signal(filter: Target, algorithm: Any, collect: CollectSpec, rounds: int) ->
             yield Problem(
                 f"{path}.count",
                 f"1 of each group is kept, and {algorithm.name} compares the episodes of a group with each other; "
-                "expected at least 2, filter=signal, or algorithm=sft",
+                f"expected {path}.count=2 or more, filter=signal, or algorithm=sft",
             )
     if collect.refills and all(_leaves_out_none(one) for one in parts.values()):
         yield Problem(

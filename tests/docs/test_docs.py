@@ -19,7 +19,8 @@ import pytest
 import yaml
 
 from components.specs import names_below
-from flows.config import CONF, Composer, check
+from flows.config import Composer, check
+from flows.loader import CONF
 from flows.spec import ExperimentSpec
 from tests.docs.pages import PAGES, ROOT, anchors, blocks, commands, prose, words
 from tests.test_configs import JUDGES, NEEDED, PACKAGES
@@ -132,7 +133,8 @@ def test_every_run_command_is_valid(arguments):
         if package is not None and find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     assert {word for word in arguments if word.startswith("-")} <= OPTIONS
-    check([word for word in arguments if "=" in word or word.startswith("~")], multirun="-m" in arguments)
+    lines = [word for word in arguments if "=" in word or word.startswith("~")]
+    check(lines, multirun="-m" in arguments, named="--help" not in arguments)
 
 
 def sketches() -> list[Any]:
@@ -146,6 +148,7 @@ def sketches() -> list[Any]:
 
 @pytest.mark.parametrize("arguments", sketches(), ids=" ".join)
 def test_the_keys_of_every_sketched_command_exist(arguments):
+    assert any(word.startswith("+experiment=") for word in arguments)
     composer = Composer()
     options = [word for word in arguments if ("=" in word or word.startswith("~")) and word != "+experiment=NAME"]
     overrides, broken = composer.parse(options)

@@ -116,6 +116,17 @@ def test_every_mistake_is_named_at_once_without_a_stack_trace():
         ("allow=[nopkg]", "'nopkg' is not found: is its folder in PYTHONPATH?"),
         ("allow=[no-pkg]", "'no-pkg' is none"),
         ("root=", "root: '': expected a folder"),
+        ("rounds", "rounds: has no value; expected rounds=VALUE"),
+        ("model", "model: has no option; expected model=OPTION, one of hf,"),
+        ("learning_rate", "Did you mean 'algorithm.learning_rate=VALUE'?"),
+        ("rounds==3", "Did you mean 'rounds=3'?"),
+        ("rounds: 3", "Did you mean 'rounds=3'?"),
+        ("+rounds=4", "+rounds: is set already, and + adds what is not. Did you mean 'rounds=4'?"),
+        ("~rounds=5", "~rounds: has another value here: 4. Did you mean '~rounds'?"),
+        ("~model=tiny", "'smollm2_135m' is chosen here. Did you mean '~model'?"),
+        ("rounds@x=3", "there is no group 'rounds'"),
+        ("collect={group_size: 3", "a mapping as key={a: 1}"),
+        ("hydra.mode=RNU", "expected one of [RUN, MULTIRUN]"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_write(line, words):
@@ -124,15 +135,110 @@ def test_a_mistake_is_answered_with_what_to_write(line, words):
 
     with pytest.raises(SpecError) as caught:
         check([line])
-    assert words in str(caught.value)
+    said = str(caught.value)
+    assert words in said
+    assert not [own for own in HYDRAS_OWN if own in said]
 
 
-def test_wrong_options_of_the_command_exit_with_2(tmp_path):
-    wrong = (["-m", "--cfg", "job"], ["--resolve"], ["--nonsense"], ["--config-dir", str(tmp_path / "none")])
-    for arguments in (*wrong, ["--package", "algorithm"], ["--cfg", "job", "--package", "nothing"]):
+HYDRAS_OWN = ("EQUAL", "EOF", "token recognition", "viable alternative", "full_key", "append to", "hydra.cc")
+"""Words of Hydra and of its grammar, which say nothing to those who do not know it."""
+
+
+def answered(capsys, *arguments: str) -> tuple[object, str]:
+    """Runs the command here; returns the exit code and what it says."""
+    from flows.run import main
+
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return end.value.code, printed.err
+
+
+OPTIONS = {
+    ("--confg", "job"): "--confg: there is no such option. Did you mean '--cfg'?",
+    ("--cfg", "jbo"): "--cfg: 'jbo': expected one of job, hydra, all. Did you mean '--cfg job'?",
+    ("--cfg",): "--cfg/-c: expected one argument",
+    ("--rounds=3",): "--rounds: there is no such option. Did you mean 'rounds=3'?",
+    ("--config-name", "x"): "--config-name: there is no such option",
+    ("-m", "--cfg", "job"): "only one of --run, --multirun, --cfg",
+    ("--resolve",): "--resolve: goes with --cfg",
+    ("--package", "algorithm"): "--package: goes with --cfg",
+    ("--config-dir", "/nowhere"): "--config-dir: there is no folder '/nowhere'",
+}
+
+
+@pytest.mark.parametrize("arguments", OPTIONS, ids=" ".join)
+def test_a_wrong_option_of_the_command_is_named(capsys, arguments):
+    code, said = answered(capsys, "+experiment=smoke", *arguments)
+    assert code == 2
+    assert said.startswith("1 problem in the configuration:")
+    assert OPTIONS[arguments] in said
+    assert "usage:" not in said
+
+
+def test_a_wrong_option_is_answered_without_a_stack_trace(tmp_path):
+    for arguments in (["--confg", "job"], ["--cfg", "job", "--package", "nothing"]):
         done = command("+experiment=smoke", *arguments)
         assert done.returncode == 2, arguments
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("secret", ["hf_" + "aB3dE5gH7j" * 3, "sk-" + "aB3dE5gH7j" * 3])
+def test_a_secret_in_place_of_an_option_is_not_repeated(capsys, secret):
+    for arguments in ([f"--api_key={secret}"], [f"--{secret}"], [f"-r{secret}"], ["--cfg", secret]):
+        code, said = answered(capsys, "+experiment=smoke", *arguments)
+        assert code == 2
+        assert secret not in said
+
+
+NO_RUN = {
+    ("+experiment=smoke", "rounds=-1"): "rounds: -1: expected at least 0",
+    ("+experiment=smoke", "collect.group_size=1"): "collect.group_size: 1: grpo compares",
+    ("+experiment=smoke", "model=hf"): "model.name: needs a value",
+}
+
+
+@pytest.mark.parametrize("part", ["job", "all"])
+@pytest.mark.parametrize("lines", NO_RUN, ids=" ".join)
+def test_the_config_of_what_a_run_would_refuse_is_not_printed(capsys, lines, part):
+    code, said = answered(capsys, *lines, "--cfg", part)
+    assert code == 2
+    assert NO_RUN[lines] in said
+
+
+def test_a_key_that_a_run_lacks_is_named_with_its_config_too(capsys, monkeypatch):
+    monkeypatch.delenv("NOBODY_SET_IT", raising=False)
+    judge = ["reward.model.key_variable=NOBODY_SET_IT"]
+    code, said = answered(capsys, "+experiment=ruler", *judge, "--cfg", "job")
+    assert (code, "NOBODY_SET_IT is not set" in said) == (2, True)
+
+
+def test_without_an_experiment_they_are_listed(capsys):
+    from flows import calibrate, plan
+
+    for line in (["rounds=2"], ["--cfg", "job"], ["-m", "seed=1,2"]):
+        code, said = answered(capsys, *line)
+        assert code == 2
+        assert "+experiment: none is chosen; expected +experiment=NAME with one of agent_evol" in said
+        assert "smoke" in said
+    for main in (plan.main, calibrate.main):
+        assert main(["rounds=2"]) == 2
+        assert "+experiment: none is chosen" in capsys.readouterr().err
+
+
+def test_a_run_of_the_defaults_has_a_name_of_its_own(capsys):
+    from flows.run import main
+
+    main(["name=mine", "model=tiny", "--cfg", "job", "--package", "name"])
+    assert "mine" in capsys.readouterr().out
+
+
+def test_a_misspelt_experiment_is_one_problem(capsys):
+    code, said = answered(capsys, "+experiment=zzzzzz")
+    assert code == 2
+    assert said.startswith("1 problem")
+    assert "'zzzzzz': expected one of" in said
 
 
 def test_a_run_hands_its_spec_to_the_flow(tmp_path):

@@ -20,7 +20,7 @@ from components.rewards.judge import judge
 from components.rewards.protocol import Means
 from components.specs import Target, validate
 from components.trajectories.schema import Score, Trajectory
-from flows.config import CONF
+from flows.loader import CONF
 from tests.rewards.judge_server import Asked, JudgeServer, Reply, judge_server
 
 PRICE = {"input": 1.0, "output": 4.0}

@@ -1,0 +1,224 @@
+"""What an experiment and the command line compose to, through the command itself: Hydra's composition, printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from components.errors import SpecError
+from flows.config import Composer, check, compose
+from flows.loader import CONF
+from flows.run import main
+
+ROOT = Path(__file__).parent.parent.parent
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+
+EXPERIMENT_FILES = {
+    # As in the README: blocks that the experiment writes out itself.
+    "inline": """
+        defaults:
+          - override /model: tiny
+          - override /environment: null
+          - override /reward: null
+          - override /algorithm: null
+          - override /filter: null
+        name: inline
+        allow: [tests]
+        environment: {_target_: components.environments.guess.Guess, train: 40, difficulties: [1]}
+        reward: {_target_: tests.rewards.functions.reward_len}
+        algorithm: {name: reinforce_pp, learning_rate: 0.5}
+        filter: {_target_: components.filters.top.Top, share: 0.5}
+        warmup: {demonstrations: 16, algorithm: {epochs: 3}}
+        """,
+    "based": """
+        defaults: [inline, _self_]
+        name: based
+        environment: {train: 50}
+        reward: {word_cost: 1}
+        """,
+    "named": """
+        defaults:
+          - override /model: hf
+        name: named
+        model: {name: Organisation/Model, max_length: 99}
+        warmup: null
+        """,
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    for name, text in EXPERIMENT_FILES.items():
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{textwrap.dedent(text)}")
+    return tmp_path
+
+
+@pytest.fixture
+def composed(folder, capsys, monkeypatch):
+    """Prints the config as the command composes it, and reads it."""
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # the command sets it; this restores it
+
+    def run(*arguments: str, check: bool = True) -> dict[str, Any]:
+        if not check:
+            monkeypatch.setattr("flows.config.looked_at", lambda *_, **__: ([], None))
+        main(["--config-dir", str(folder), *arguments, "--cfg", "job"])
+        return yaml.safe_load(capsys.readouterr().out)
+
+    return run
+
+
+def option(group: str, name: str) -> Any:
+    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
+
+
+@pytest.mark.parametrize("experiment", ["inline", "based"])
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        ("reward", "returned"),
+        ("reward", "outcome"),
+        ("environment", "shop"),
+        ("environment", "guess"),
+        ("algorithm", "dpo"),
+        ("filter", "signal"),
+        ("model", "smollm2_135m"),
+    ],
+)
+def test_an_option_of_the_command_line_wins_whole_over_an_inline_block(composed, experiment, group, name):
+    data = composed(f"+experiment={experiment}", f"{group}={name}", check=False)
+    assert data[group] == option(group, name)
+    others = composed(f"+experiment={experiment}", check=False)
+    assert {k: v for k, v in data.items() if k != group} == {k: v for k, v in others.items() if k != group}
+
+
+@pytest.mark.parametrize("experiment", ["inline", "smoke", "agent_evol", "process_reward"])
+def test_no_warmup_is_none_whatever_the_experiment_sets_in_it(composed, experiment):
+    assert composed(f"+experiment={experiment}", "warmup=none", check=False)["warmup"] is None
+
+
+def test_a_block_that_names_another_thing_does_not_mix_with_the_chosen_option(composed):
+    assert composed("+experiment=named", "model=tiny", check=False)["model"] == option("model", "tiny")
+    kept = composed("+experiment=named", "model=hf", check=False)["model"]  # the experiment's own choice
+    assert (kept["name"], kept["max_length"]) == ("Organisation/Model", 99)
+
+
+def test_a_null_of_the_experiment_does_not_replace_the_chosen_option(composed):
+    assert composed("+experiment=named", check=False)["warmup"] is None
+    assert composed("+experiment=named", "warmup=sft_short", check=False)["warmup"]["demonstrations"] == 8
+    assert composed("+experiment=named", "warmup=sft", check=False)["warmup"]["demonstrations"] == 28
+
+
+def test_settings_of_an_experiment_stay_with_another_option(composed):
+    """They are no description of another thing: the learning rate of the quickstart is also that of gspo."""
+    data = composed("+experiment=quickstart", "algorithm=gspo", "model=qwen3_0_6b")
+    assert data["algorithm"]["name"] == "gspo"
+    assert data["algorithm"]["learning_rate"] == 3e-4
+    assert data["model"]["name"] == option("model", "qwen3_0_6b")["name"]
+    assert data["model"]["max_length"] == 512
+
+
+def test_values_of_the_command_line_come_after_its_options(composed):
+    data = composed("+experiment=inline", "reward=outcome", "reward.turn_cost=0.25", check=False)
+    assert data["reward"] == {**option("reward", "outcome"), "turn_cost": 0.25}
+
+
+def test_a_nested_option_wins_whole(folder, composed):
+    (folder / "experiment" / "judged.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /reward: ruler\nname: judged\n"
+        "reward: {model: {name: litellm, model: provider/name}, rubric: R}\n"
+    )
+    chosen = ["judge_model@reward.model=served"]
+    reward = composed("+experiment=judged", *chosen, check=False)["reward"]
+    assert reward["model"] == composed("reward=ruler", *chosen, check=False)["reward"]["model"]
+    assert reward["rubric"] == "R"
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("line", [(), ("reward=returned", "warmup=none", "environment=guess")], ids=" ".join)
+def test_what_is_checked_is_what_hydra_composes(composed, experiment, line):
+    composer = Composer()
+    overrides, problems = composer.parse([f"+experiment={experiment}", *line])
+    checked, problems = composer.point(overrides)
+    assert not problems
+    assert composed(f"+experiment={experiment}", *line, "--resolve", check=False) == checked
+
+
+def test_a_run_and_the_points_of_a_sweep_get_what_was_chosen(folder):
+    """In a process of its own, with a flow that prints what it is given."""
+    code = """
+    import json, sys, types
+    import flows
+    def run(spec, *, overrides, sweep=None, prune=None):
+        given = spec.model_dump(mode="json", include={"reward", "environment", "warmup"})
+        print("GIVEN", json.dumps(given), flush=True)
+        return {"success": 0.5}
+    flows.online_rl = sys.modules["flows.online_rl"] = types.ModuleType("flows.online_rl")
+    flows.online_rl.run = run
+    from flows.run import main
+    main(sys.argv[1:])
+    """
+    base = ["--config-dir", str(folder), "+experiment=inline", f"root={folder}/runs", "environment=shop", "warmup=none"]
+    given = []
+    for arguments in (["reward=returned"], ["-m", "reward=returned,outcome"]):
+        line = [sys.executable, "-c", textwrap.dedent(code), *base, *arguments]
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=100, env={**os.environ})
+        assert done.returncode == 0, done.stderr
+        given += [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("GIVEN ")]
+    rewards = ["components.rewards.returned.Returned"] * 2 + ["components.rewards.outcome.Outcome"]
+    assert [one["reward"]["_target_"] for one in given] == rewards
+    assert all(one["environment"] == option("environment", "shop") and one["warmup"] is None for one in given)
+
+
+# --- what cannot win is refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line", ["environment=[shop,guess]", "model=[tiny,hf]", "judge_model@reward.model=[served,litellm]"]
+)
+def test_several_options_for_a_group_are_refused(line):
+    key, _, value = line.partition("=")
+    with pytest.raises(SpecError) as caught:
+        check(["+experiment=ruler", line])
+    assert f"{key}: {value}: a group has one option" in str(caught.value)
+
+
+def test_several_options_in_a_file_are_refused(folder):
+    (folder / "experiment" / "several.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /environment: [shop, guess]\nname: several\n"
+    )
+    with pytest.raises(SpecError, match=r"environment: \[shop,guess\]: a group has one option"):
+        check(["+experiment=several"], config_dir=folder)
+
+
+REMEDIES = {
+    ("+experiment=agent_evol", "environment=shop"): ["~environment.difficulties"],
+    ("+experiment=agent_evol", "algorithm=dpo"): ["filter.filters.one.count=2"],
+    ("+experiment=agent_evol", "algorithm=dpo", "filter=signal"): ["~filter.filters"],
+    ("+experiment=quickstart", "algorithm=dpo"): ["~algorithm.minibatches"],
+    ("+experiment=process_reward", "environment=shop"): ["~environment.difficulties"],
+}
+"""Choices that the experiment's file stands against, and the override that the message names."""
+
+
+@pytest.mark.parametrize("lines", REMEDIES, ids=" ".join)
+def test_what_the_file_stands_against_is_refused_with_the_override_that_works(lines):
+    with pytest.raises(SpecError) as caught:
+        compose(lines)
+    for remedy in REMEDIES[lines]:
+        assert remedy in str(caught.value)
+    compose([*lines, *REMEDIES[lines]])
+
+
+def test_a_key_of_the_command_line_is_not_blamed_on_the_file():
+    with pytest.raises(SpecError) as caught:
+        compose(["+experiment=smoke", "environment=shop", "+environment.difficulties=[1]"])
+    assert "which leaves it out" not in str(caught.value)
