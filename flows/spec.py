@@ -52,7 +52,7 @@ class WarmupTeacherSpec(Spec):
     """The model, for `inference.name: embedded`; null for a server's, which `inference.model` names."""
     inference: InferenceSpec = EmbeddedSpec()
     """Engine of the teacher, as `inference`. A server needs no `tokens`: what it says is laid out in those of model."""
-    samples: int = Field(1, ge=1)
+    samples: int = Field(1, ge=1, le=10_000)
     """Episodes of each scenario."""
     temperature: float = Field(0.7, ge=0)
     """As collect.temperature, for the teacher."""
@@ -83,7 +83,7 @@ class RewardModelPartSpec(LearnedSpec):
     """What it is trained on again then, besides the new episodes: those of all earlier collections, or nothing."""
     scenarios: int = Field(32, ge=1)
     """Train scenarios whose episodes it learns from."""
-    group_size: int = Field(4, ge=1)
+    group_size: int = Field(4, ge=1, le=10_000)
     """Episodes of each scenario, sampled from the policy as `collect` says, each tried once."""
     continuations: int = Field(0, ge=0)
     """From each step of them the policy plays on so many times, and the share of successes is the step's label, which
@@ -131,7 +131,7 @@ class ExperimentSpec(Spec):
     store: str | None = None
     """URI of a store of artifacts that several machines share, such as `s3://BUCKET/PREFIX`; what is below `root` is
     then a working copy of it. Credentials come from the environment. None means only the folder below `root`."""
-    rounds: int = Field(4, ge=0)
+    rounds: int = Field(4, ge=0, le=100_000)
     """Rounds of collect, judge, filter, train. 0 without warmup only evaluates, and deploys nothing."""
     fork: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]+(@\d+)?$")
     """RUN@STEP: begins with the policy that another run below the same root had after round STEP (0: after its warmup),

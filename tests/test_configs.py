@@ -232,7 +232,16 @@ REFUSED = {
     "evaluate.every=-1": ("evaluate.every", "at least 0"),
     "environment.heldout=0": ("evaluate.split", "'heldout'"),
     "environment.train=0": ("environment", "'train'"),
-    "environment.train=100000": ("environment", "order numbers"),
+    "environment.train=19900": ("environment", "order numbers"),
+    "environment.train=-5": ("environment.train", "-5: expected at least 0"),
+    "environment.heldout=-5": ("environment.heldout", "-5: expected at least 0"),
+    "environment.train=100000000": ("environment.train", "expected at most 1000000"),
+    "environment.seed=-99999999999999999999": ("environment.seed", "expected at most 9223372036854775807 and at least"),
+    "reward.repetition_ngram=99999999999999999999": ("reward.repetition_ngram", "at most 9223372036854775807"),
+    "rounds=99999999999999999999": ("rounds", "99999999999999999999: expected at most 100000"),
+    "collect.group_size=10000000000": ("collect.group_size", "expected at most 10000"),
+    "seed=99999999999": ("seed", "99999999999: expected less than 2147483648"),
+    "allow=hilo": ("allow", "'hilo': expected a list: allow=[hilo]"),
     "agent.max_tokens=2048": ("agent.max_tokens", "model.max_length"),
     "name=../x": ("name", "matches"),
     "seed=-1": ("seed", "at least 0"),
@@ -503,3 +512,26 @@ def test_a_reward_of_a_user_may_be_a_function(mine, tmp_path):
     (tmp_path / "conf" / "filter").mkdir()
     (tmp_path / "conf" / "filter" / "wrong.yaml").write_text("_target_: my_world.World\n")
     assert "select" in mine("World", "warmup=none", "filter=wrong")["filter._target_"]
+
+
+ENVIRONMENTS = [file.name for file in OPTIONS if file.parts[0] == "environment"]
+
+
+@pytest.mark.parametrize("value", [-5, 10**20])
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_a_number_of_scenarios_has_bounds(name, value):
+    """Before the environment is built: one with so many scenarios would take all memory."""
+    lines = overrides(Path("environment") / name)
+    for key in ("train", "heldout"):
+        composer = Composer()
+        data = composer.point(composer.parse(lines)[0])[0]
+        if isinstance(data["environment"].get(key), int):
+            answer = mistakes(*lines, f"environment.{key}={value}")[f"environment.{key}"]
+            assert str(value) in answer
+            assert "expected at least " in answer or "expected at most " in answer or "expected 1 to 1000000" in answer
+
+
+def test_the_letters_of_a_word_are_no_packages():
+    found = mistakes("reward._target_=hilo.reward", "allow=hilo")
+    assert found["allow"] == "'hilo': expected a list: allow=[hilo]"
+    assert "(components)" in found["reward._target_"]

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from components.environments.alfworld_game import EXTRA, Game, planned
+from components.environments.counts import Count
 from components.environments.optional import needed
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.errors import EnvironmentFailed, ResourceError
@@ -67,8 +68,8 @@ class ALFWorld(TextEnvironment):
         unseen: bool = True,
         commands: bool = True,
         seed: int = 0,
-        train: Annotated[int, Field(ge=1)] | None = 512,
-        heldout: Annotated[int, Field(ge=1)] | None = None,
+        train: Count | None = 512,
+        heldout: Count | None = None,
         max_steps: Annotated[int, Field(ge=1)] = 50,
         plan_timeout: Annotated[float, Field(gt=0)] = 300.0,
     ):

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from components.environments.counts import Count
 from components.environments.optional import needed
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.errors import Problem, SpecError
@@ -60,8 +61,8 @@ class BabyAI(TextEnvironment):
         self,
         levels: Sequence[str] = ("GoToRedBallGrey", "GoToLocal", "PickupLoc", "OpenDoor", "PutNextLocal"),
         seed: int = 0,
-        train: Annotated[int, Field(ge=1)] = 512,
-        heldout: Annotated[int, Field(ge=1)] = 128,
+        train: Count = 512,
+        heldout: Count = 128,
         max_steps: Annotated[int, Field(ge=1)] | None = None,
     ):
         self.known = _levels()

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any
 
+from components.environments.counts import CountOrNone
 from components.environments.tools import Invalid, ToolEnvironment, call, tool
 from components.trajectories.schema import Scenario
 
@@ -44,7 +45,7 @@ class Calculator(ToolEnvironment):
         "unit. You can submit once."
     )
 
-    def __init__(self, seed: int = 0, train: int = 512, heldout: int = 128, steps: int = 5):
+    def __init__(self, seed: int = 0, train: CountOrNone = 512, heldout: CountOrNone = 128, steps: int = 5):
         if not 1 <= steps <= 5:
             raise ValueError(f"steps is {steps}; expected 1 to 5")
         if train + heldout > 20_000:

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from components.environments.counts import Count
 from components.environments.tools import TextEnvironment
 from components.trajectories.schema import Scenario
 
-Count = Annotated[int, Field(ge=1)]
 Difficulty = Annotated[int, Field(ge=1, le=5)]
 Difficulties = Annotated[Sequence[Difficulty], Field(min_length=1)]
 ALL = (1, 2, 3, 4, 5)

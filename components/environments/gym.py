@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from components.environments.counts import Count
 from components.environments.optional import needed
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.errors import Problem, SpecError
@@ -100,8 +101,8 @@ class Gym(TextEnvironment):
         shaping: Callable[[Move], float] | None = None,
         success: Goal | None = None,
         seed: int = 0,
-        train: Annotated[int, Field(ge=1)] = 512,
-        heldout: Annotated[int, Field(ge=1)] = 128,
+        train: Count = 512,
+        heldout: Count = 128,
         max_steps: Annotated[int, Field(ge=1)] = 40,
     ):
         self.gymnasium = needed("gymnasium", "gym")

@@ -23,6 +23,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from components.environments.counts import Count
 from components.environments.mcp_session import EXTRA, Address, Result, Session
 from components.environments.optional import needed
 from components.environments.protocol import Messages, Step
@@ -144,8 +145,8 @@ class Mcp:
         success: Callable[..., Any] | None = None,
         judge: Judge | None = None,
         sessions: Annotated[str, Field(pattern="^(episode|shared)$")] = "episode",
-        train: Annotated[int, Field(ge=1)] | None = None,
-        heldout: Annotated[int, Field(ge=1)] | None = None,
+        train: Count | None = None,
+        heldout: Count | None = None,
         timeout: Annotated[float, Field(gt=0)] = 60.0,
         start_timeout: Annotated[float, Field(gt=0)] = 60.0,
     ):

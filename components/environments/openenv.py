@@ -24,6 +24,7 @@ import httpx
 from pydantic import Field
 
 from components.causes import PASSING, passes
+from components.environments.counts import Count
 from components.environments.optional import needed
 from components.environments.protocol import Messages, Step
 from components.environments.tools import ACT
@@ -66,8 +67,8 @@ class OpenEnv:
         render: Callable[[dict[str, Any]], str] | None = None,
         success: Annotated[float, Field(gt=0)] = 1.0,
         seed: Annotated[int, Field(ge=0)] = 0,
-        train: Annotated[int, Field(ge=1)] = 256,
-        heldout: Annotated[int, Field(ge=1)] = 64,
+        train: Count = 256,
+        heldout: Count = 64,
         max_steps: Annotated[int, Field(ge=1)] = 40,
         step_errors: Literal["fail", "tell"] = "fail",
         timeout: Annotated[float, Field(gt=0)] = 60.0,

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from components.environments.counts import Count
 from components.environments.optional import needed
 from components.environments.protocol import Messages
 from components.environments.tools import ToolEnvironment
@@ -91,8 +92,8 @@ class ReasoningGym(ToolEnvironment):
         attempts: Annotated[int, Field(ge=1)] = 1,
         answer: Literal["tags", "plain"] = "tags",
         seed: int = 0,
-        train: Annotated[int, Field(ge=1)] = 512,
-        heldout: Annotated[int, Field(ge=1)] = 128,
+        train: Count = 512,
+        heldout: Count = 128,
     ):
         weights = dict(tasks) if isinstance(tasks, Mapping) else dict.fromkeys(tasks, 1.0)
         config = dict(config or {})

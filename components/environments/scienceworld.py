@@ -23,6 +23,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from components.environments.counts import Count
 from components.environments.optional import needed
 from components.environments.protocol import Messages, Step
 from components.environments.tools import Invalid, TextEnvironment, acts
@@ -94,8 +95,8 @@ class ScienceWorld(TextEnvironment):
         tasks: Sequence[str] | None = None,
         simplifications: str = "easy",
         seed: int = 0,
-        train: Annotated[int, Field(ge=1)] = 120,
-        heldout: Annotated[int, Field(ge=1)] = 60,
+        train: Count = 120,
+        heldout: Count = 60,
         max_steps: Annotated[int, Field(ge=1)] = 200,
     ):
         needed("scienceworld.constants", "scienceworld")

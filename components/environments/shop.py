@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
+from components.environments.counts import CountOrNone
 from components.environments.protocol import Messages, Step
 from components.trajectories.schema import Scenario
 
@@ -109,7 +110,7 @@ class Shop:
     one more where the customer also names another order.
     """
 
-    def __init__(self, seed: int = 0, train: int = 512, heldout: int = 128):
+    def __init__(self, seed: int = 0, train: CountOrNone = 512, heldout: CountOrNone = 128):
         if train + heldout > 20_000:
             raise ValueError(f"train + heldout is {train + heldout}; there are order numbers for 20000 scenarios")
         self._scenarios = _generate(seed, train, heldout)

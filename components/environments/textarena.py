@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from components.environments.counts import Count
 from components.environments.protocol import Messages, Step
 from components.environments.textarena_games import MOVES, SHOWN, Game, game_of
 from components.environments.tools import Invalid, TextEnvironment
@@ -56,8 +57,8 @@ class TextArena(TextEnvironment):
         games: Annotated[Sequence[str], Field(min_length=1)] = ("TicTacToe-v0", "Nim-v0", "GuessTheNumber-v0"),
         opponent: Literal["random", "first", "agent"] | Callable[[Turn], str] = "random",
         seed: int = 0,
-        train: Annotated[int, Field(ge=1)] = 256,
-        heldout: Annotated[int, Field(ge=1)] = 64,
+        train: Count = 256,
+        heldout: Count = 64,
         max_steps: Annotated[int, Field(ge=1)] = 60,
     ):
         self._games = {name: game_of(name) for name in games}

@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from components.environments.counts import Count
 from components.environments.optional import needed
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.errors import EnvironmentFailed
@@ -88,8 +89,8 @@ class TextWorld(TextEnvironment):
         cache: str | None = None,
         make_timeout: Annotated[float, Field(gt=0)] = 120.0,
         seed: int = 0,
-        train: Annotated[int, Field(ge=1)] = 64,
-        heldout: Annotated[int, Field(ge=1)] = 16,
+        train: Count = 64,
+        heldout: Count = 16,
         max_steps: Annotated[int, Field(ge=1)] = 40,
     ):
         self.textworld = needed("textworld", "textworld")

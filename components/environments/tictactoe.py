@@ -17,7 +17,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from components.environments.generated import ALL, Count, Difficulties, GeneratedGame
+from components.environments.counts import Count
+from components.environments.generated import ALL, Difficulties, GeneratedGame
 from components.environments.tools import Invalid, acts
 from components.environments.turns import TurnEnvironment
 from components.trajectories.schema import Scenario

@@ -30,6 +30,7 @@ from typing import IO, Annotated, Any
 
 from pydantic import Field
 
+from components.environments.counts import Count
 from components.environments.protocol import Messages, Step
 from components.errors import EnvironmentFailed, Problem, ResourceError, SpecError
 from components.trajectories.schema import Scenario
@@ -62,8 +63,8 @@ class Verifiers:
         folders: Sequence[str] = (),
         tasks: Annotated[int, Field(ge=1)] = 10_000,
         heldout_taskset: Mapping[str, Any] | None = None,
-        train: Annotated[int, Field(ge=1)] | None = None,
-        heldout: Annotated[int, Field(ge=1)] | None = None,
+        train: Count | None = None,
+        heldout: Count | None = None,
         success: float = 1.0,
         python: str | None = None,
         variables: Sequence[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = (),

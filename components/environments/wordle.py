@@ -13,7 +13,8 @@ import re
 from collections import Counter
 from typing import Any
 
-from components.environments.generated import ALL, Count, Difficulties, GeneratedGame
+from components.environments.counts import Count
+from components.environments.generated import ALL, Difficulties, GeneratedGame
 from components.environments.tools import Invalid, acts
 from components.trajectories.schema import Scenario
 

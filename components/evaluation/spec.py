@@ -70,7 +70,7 @@ class CalibrateSpec(Spec):
     """An episode is good whose truth is above this. None: the middle between the lowest and the highest truth."""
     scenarios: int = Field(32, ge=1)
     """Most scenarios of `evaluate.split` that are played, where no run is given."""
-    group_size: int = Field(4, ge=1)
+    group_size: int = Field(4, ge=1, le=10_000)
     """Episodes of each, sampled from the model as it is, as `collect` says."""
     solutions: bool | None = None
     """Whether the environment's own solution of each scenario is judged beside them. None: where there are any."""

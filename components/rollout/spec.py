@@ -141,7 +141,7 @@ class CollectTeacherSpec(Spec):
     """The model, for `inference.name: embedded`; null for a server's, which `inference.model` names."""
     inference: InferenceSpec = EmbeddedSpec()
     """Engine of the teacher, as `inference`. A server needs no `tokens`: what it says is laid out in those of model."""
-    samples: int = Field(1, ge=1)
+    samples: int = Field(1, ge=1, le=10_000)
     """Of each scenario, this many of the policy's episodes are followed by the teacher's."""
     only_failed: bool = True
     """Those without success only."""
@@ -159,7 +159,7 @@ class CollectTeacherSpec(Spec):
 class CollectSpec(Spec):
     scenarios: int = Field(8, ge=1)
     """Scenarios of one round, drawn without repetition from the train split until it is used up, then again."""
-    group_size: int = Field(6, ge=1)
+    group_size: int = Field(6, ge=1, le=10_000)
     """Episodes of each scenario."""
     refills: int = Field(0, ge=0)
     """Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): where the filter left fewer scenarios than the round has, as

@@ -21,6 +21,9 @@ from components.specs.target import Target, locate, settable
 MISSING = "???"
 """How a config file marks a value that the user must give."""
 
+LARGEST = 2**63 - 1
+"""Largest integer that numpy, torch and SQLite hold."""
+
 MAX_PROBLEMS, MAX_PROBLEMS_OF_REQUEST = 100, 10
 """Most problems of single fields that are reported. A request may be wrong everywhere, on purpose."""
 SHOWN = 80
@@ -67,10 +70,12 @@ def validate(
         shown = mask_text(shortened(data))
         raise SpecError([Problem(path or cls.__name__, f"{shown} is not a mapping of keys to values")])
     given = data.get("allow") if allow is None else allow
-    packages = [p for p in given if isinstance(p, str)] if isinstance(given, Iterable) else []
+    listed = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
+    packages = [p for p in given or () if isinstance(p, str)] if listed else []
     context = {"allow": packages}
     unset = list(_unset(data)) if configuration else []
     problems = [Problem(_key(p), f"needs a value: {_key(p)}=VALUE") for p in unset]
+    large = list(_too_large(data)) if configuration else []
     spec = None
     try:
         spec = cls.model_validate(data, context=context)
@@ -79,7 +84,10 @@ def validate(
         most = MAX_PROBLEMS if configuration else MAX_PROBLEMS_OF_REQUEST
         problems += [p for p in _problems(cls, data, error, context, most) if p.path not in {_key(u) for u in unset}]
         parts = dict(_valid_parts(cls, data, context, {u[0] for u in unset}))
-    problems += cls.cross_problems(parts)
+    seen = {problem.path for problem in problems}
+    problems += [problem for problem in large if problem.path not in seen]
+    roots = {problem.path.partition(".")[0] for problem in large}
+    problems += cls.cross_problems({name: part for name, part in parts.items() if name not in roots})
     if problems:
         raise SpecError([Problem(f"{path}.{p.path}" if path else p.path, p.message, p.nearest) for p in problems])
     assert spec is not None
@@ -145,7 +153,10 @@ def _problem(cls: type[Spec], data: Any, path: list[str | int], detail: Any, all
         return Problem(key, f"{shown}: expected one of {', '.join(names)}", nearest(value, names))
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
-        return Problem(key, f"{shown}: expected {words} {context[name]:g}")
+        limit = context[name] if isinstance(context[name], int) else f"{context[name]:g}"
+        return Problem(key, f"{shown}: expected {words} {limit}")
+    if kind == "list_type" and isinstance(value, str) and shown == repr(value):
+        return Problem(key, f"{shown}: expected a list: {key}=[{value}]")
     if kind == "string_pattern_mismatch":
         expected = f"text that matches {context['pattern']}"
     else:
@@ -219,6 +230,18 @@ def _unset(data: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | 
     elif isinstance(data, list):
         for i, value in enumerate(data):
             yield from _unset(value, (*path, i))
+
+
+def _too_large(data: Any, path: tuple[str | int, ...] = ()) -> Iterator[Problem]:
+    """Yield the integers that no library takes, whatever key they stand at."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from _too_large(value, (*path, key))
+    elif isinstance(data, list):
+        for i, value in enumerate(data):
+            yield from _too_large(value, (*path, i))
+    elif isinstance(data, int) and abs(data) > LARGEST:
+        yield Problem(_key(path), f"{shortened(data)}: expected at most {LARGEST} and at least -{LARGEST}")
 
 
 def _valid_parts(cls: type[Spec], data: Mapping[str, Any], context: Any, skip: set[Any]) -> Iterator[tuple[str, Any]]:

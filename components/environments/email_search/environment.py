@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from components.environments.counts import CountOrNone
 from components.environments.email_search.answers import LONGEST, is_right, is_unknown
 from components.environments.email_search.mailbox import FIRST_DAY, Mail, Mailbox, address, mailbox
 from components.environments.email_search.questions import TODAY, scenarios
@@ -49,8 +50,8 @@ class EmailSearch(ToolEnvironment):
         self,
         seed: int = 0,
         mails: Annotated[int, Field(ge=2500, le=50_000)] = 3000,
-        train: Annotated[int, Field(ge=0)] = 512,
-        heldout: Annotated[int, Field(ge=0)] = 128,
+        train: CountOrNone = 512,
+        heldout: CountOrNone = 128,
         train_mailboxes: Annotated[int, Field(ge=1, le=64)] = 4,
         heldout_mailboxes: Annotated[int, Field(ge=1, le=64)] = 1,
     ):

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from components.environments.counts import CountOrNone
 from components.environments.protocol import Step
 from components.environments.python_tool.puzzles import KINDS, LEVELS
 from components.environments.tools import Invalid, ToolEnvironment, call, tool
@@ -37,8 +38,8 @@ class PythonTool(ToolEnvironment):
     def __init__(
         self,
         seed: int = 0,
-        train: int = 512,
-        heldout: int = 128,
+        train: CountOrNone = 512,
+        heldout: CountOrNone = 128,
         stateful: bool = True,
         seconds: Annotated[float, Field(ge=0.1, le=600)] = 10.0,
         memory_mb: Annotated[int, Field(ge=32)] = 256,

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from components.environments.counts import CountOrNone
 from components.environments.protocol import Step
 from components.environments.sql.database import Database, threads, write
 from components.environments.sql.schemas import SCHEMAS
@@ -53,8 +54,8 @@ class Sql(ToolEnvironment):
     def __init__(
         self,
         seed: int = 0,
-        train: int = 512,
-        heldout: int = 128,
+        train: CountOrNone = 512,
+        heldout: CountOrNone = 128,
         schemas: Annotated[tuple[Name, ...], Field(min_length=1)] = ("shop", "library", "flights", "school"),
         heldout_schemas: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None,
         rows: Annotated[int, Field(ge=1, le=200)] = 20,

@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 
 from pydantic import Field
 
+from components.environments.counts import CountOrNone
 from components.environments.protocol import Messages
 from components.environments.tools import Invalid, ToolEnvironment, call, tool
 from components.environments.webshop.browser import Page
@@ -50,8 +51,8 @@ class Webshop(ToolEnvironment):
         self,
         seed: int = 0,
         products: Annotated[int, Field(ge=100, le=100_000)] = 10_000,
-        train: Annotated[int, Field(ge=0)] = 512,
-        heldout: Annotated[int, Field(ge=0)] = 128,
+        train: CountOrNone = 512,
+        heldout: CountOrNone = 128,
         results_per_page: Annotated[int, Field(ge=1, le=50)] = 10,
         actions: Literal["tools", "text"] = "tools",
     ):
