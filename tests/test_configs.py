@@ -218,6 +218,7 @@ REFUSED = {
     "collect.temperature=0": ("collect.temperature", "samples nothing"),
     "collect.min_p=2": ("collect.min_p", "at most 1"),
     "algorithm.overlong_buffer=5": ("algorithm.overlong_buffer", "more than algorithm.overlong=0"),
+    "algorithm.baseline=none": ("algorithm.scale", "expected batch or none"),
     "algorithm.dual_clip=0.5": ("algorithm.dual_clip", "more than 1"),
     "collect.scenarios=600": ("collect.scenarios", "512"),
     "warmup.demonstrations=600": ("warmup.demonstrations", "512"),

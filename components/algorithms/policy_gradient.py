@@ -17,8 +17,8 @@ of only such groups leaves the adapter and the optimizer as they are, byte for b
 from __future__ import annotations
 
 import random
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,40 +117,75 @@ def _advantages(spec: GRPOSpec, groups: Sequence[Group], before: Before) -> list
     """The advantages of each episode of each group: one for the episode, each turn or each sampled token."""
     returns_G = [[_returns(spec, trajectory, before) for trajectory in group] for group in groups]
     compared: dict[str, Any] = {"baseline": spec.baseline, "scale": spec.scale}
+    if spec.kl_coefficient and spec.kl_in == "token_rewards":
+        return advantages.advantages(returns_G, **compared, cells=_token_cells(spec, groups))
     if spec.credit == "episode":
         return advantages.advantages(returns_G, **compared)
     if spec.turn_baseline == "process":
         return turns.process_advantages(returns_G, **compared, discount=spec.discount)
-    if spec.kl_coefficient and spec.kl_in == "token_rewards":
-        cells = [[_turn_of_tokens(trajectory) for trajectory in group] for group in groups]
-        return advantages.advantages(returns_G, **compared, cells=cells)
+    totals_G = [[_total(spec, trajectory, before) for trajectory in group] for group in groups]
     how: dict[str, Any] = {"turn_baseline": spec.turn_baseline, "state_weight": spec.state_weight}
-    return turns.turn_advantages(returns_G, groups, **compared, **how)
+    return turns.turn_advantages(returns_G, totals_G, groups, **compared, **how)
 
 
 def _returns(spec: GRPOSpec, trajectory: Trajectory, before: Before) -> list[float]:
     """The returns of an episode: one for the whole, each turn or each sampled token; with `turn_baseline: process` the
     step rewards themselves."""
+    rewards = _rewards(spec, trajectory)
     lengths = returns.turn_lengths(trajectory)
-    longer = returns.overlong(sum(lengths), spec.overlong, spec.overlong_buffer) if spec.overlong else 0.0
-    if spec.credit == "turns":
-        process = spec.turn_baseline == "process"
-        found = returns.turn_rewards(trajectory) if process else returns.turn_returns(trajectory, spec.discount)
-        if found:
-            found[-1] += spec.overlong_penalty * longer
-    else:
-        found, lengths = [(trajectory.reward or 0.0) + spec.overlong_penalty * longer], [sum(lengths)]
-    if not spec.kl_coefficient or spec.kl_in == "loss":
-        return found
-    kl = before.kl(trajectory, spec.kl_estimator)
-    if spec.kl_in == "token_rewards":
-        return returns.penalised(found, lengths, kl, spec.kl_coefficient)
-    return [value - spec.kl_coefficient * sum(kl) for value in found]
+    if spec.credit == "episode":
+        lengths = [sum(lengths)]
+    elif spec.turn_baseline != "process":
+        rewards = returns.discounted_sums(rewards, spec.discount)
+    if spec.kl_coefficient and spec.kl_in == "token_rewards":
+        return returns.penalised(rewards, lengths, before.kl(trajectory, spec.kl_estimator), spec.kl_coefficient)
+    penalty = _penalty(spec, trajectory, before)
+    return [value - penalty for value in rewards]
 
 
-def _turn_of_tokens(trajectory: Trajectory) -> list[int]:
-    """The index of the turn that each sampled token belongs to."""
-    return [turn for turn, length in enumerate(returns.turn_lengths(trajectory)) for _ in range(length)]
+def _total(spec: GRPOSpec, trajectory: Trajectory, before: Before) -> float:
+    """The total return of an episode by its step rewards, which is not discounted."""
+    return sum(_rewards(spec, trajectory)) - _penalty(spec, trajectory, before)
+
+
+def _rewards(spec: GRPOSpec, trajectory: Trajectory) -> list[float]:
+    """The judged reward, or with `credit: turns` the step rewards. The punishment of length is part of the last one, so
+    that every turn answers for it."""
+    rewards = [trajectory.reward or 0.0] if spec.credit == "episode" else returns.turn_rewards(trajectory)
+    if spec.overlong and rewards:
+        tokens = sum(returns.turn_lengths(trajectory))
+        rewards[-1] += spec.overlong_penalty * returns.overlong(tokens, spec.overlong, spec.overlong_buffer)
+    return rewards
+
+
+def _penalty(spec: GRPOSpec, trajectory: Trajectory, before: Before) -> float:
+    """What the KL takes off the reward of the whole episode."""
+    if not spec.kl_coefficient or spec.kl_in != "reward":
+        return 0.0
+    return spec.kl_coefficient * sum(before.kl(trajectory, spec.kl_estimator))
+
+
+def _token_cells(spec: GRPOSpec, groups: Sequence[Group]) -> list[list[list[Hashable]]]:
+    """The cell of each sampled token, for returns by token: its turn with `credit: turns`, else the same for all.
+
+    A token whose cell holds no other episode among those that it is compared with has a cell of its own: differences
+    between the tokens of one episode are those of the KL alone, and would be blown up to a deviation of 1.
+    """
+    turn_cells = [[_turns_of_tokens(spec, trajectory) for trajectory in group] for group in groups]
+    in_group = spec.baseline in ("group", "leave_one_out")
+    in_batch = Counter(cell for group in turn_cells for own in group for cell in set(own))
+    cells: list[list[list[Hashable]]] = []
+    for group in turn_cells:
+        episodes = Counter(cell for own in group for cell in set(own)) if in_group else in_batch
+        cells.append(
+            [[cell if episodes[cell] > 1 else (cell, place) for place, cell in enumerate(own)] for own in group]
+        )
+    return cells
+
+
+def _turns_of_tokens(spec: GRPOSpec, trajectory: Trajectory) -> list[int]:
+    lengths = returns.turn_lengths(trajectory)
+    return [turn if spec.credit == "turns" else 0 for turn, length in enumerate(lengths) for _ in range(length)]
 
 
 def _by_token(spec: GRPOSpec, trajectory: Trajectory, values: list[float]) -> list[float]:

@@ -35,11 +35,6 @@ def turn_rewards(trajectory: Trajectory) -> list[float]:
     return list(rewards)
 
 
-def turn_returns(trajectory: Trajectory, discount: float) -> list[float]:
-    """Discounted return of each turn. Raises ArtifactError as `turn_rewards` does."""
-    return discounted_sums(turn_rewards(trajectory), discount)
-
-
 def discounted_sums(values: Sequence[float], discount: float) -> list[float]:
     """Return for each index t the sum over k >= t of discount^(k - t) · values[k]."""
     return list(accumulate(reversed(values), lambda later, value: value + discount * later))[::-1]

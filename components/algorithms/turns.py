@@ -5,8 +5,9 @@ return is compared with those of comparable turns only (`turn_baseline`):
 
     index     turns with the same index in their episode
     state     turns taken in the same state (GiGPO, arXiv:2505.10978): A = A_episode + state_weight · A_turn, where
-              A_episode compares the returns of whole episodes and A_turn those of turns in the same state, which is
-              the last observation before the turn. A turn whose state occurs once has A_episode alone.
+              A_episode compares the total returns of episodes, which are not discounted (eq. 3), and A_turn the
+              discounted returns (eq. 5) of turns in the same state, which is the last observation before the turn. A
+              turn whose state occurs once has A_episode alone.
     process   GRPO with process supervision (arXiv:2402.03300, section 4.1.3): all step rewards of the group are
               normalised, and the advantage of a turn is the discounted sum of them from the turn on.
 
@@ -30,6 +31,7 @@ TurnBaseline = Literal["index", "state", "process"]
 
 def turn_advantages(
     groups: Sequence[Returns],
+    totals: Sequence[Sequence[float]],
     trajectories: Sequence[Sequence[Trajectory]],
     *,
     turn_baseline: Literal["index", "state"],
@@ -39,18 +41,23 @@ def turn_advantages(
 ) -> list[Returns]:
     """Return the advantage of each turn from its return.
 
-    groups: returns of the turns of each episode of each group. trajectories: those episodes.
+    groups: returns of the turns of each episode of each group. totals: total return of each episode, which is compared
+    with `turn_baseline: state` alone. trajectories: the episodes.
     """
     if turn_baseline == "index":
         cells = [[list(range(len(episode))) for episode in group] for group in groups]
         return advantages(groups, baseline=baseline, scale=scale, cells=cells)
-    episodes = advantages([[episode[:1] for episode in group] for group in groups], baseline=baseline, scale=scale)
+    whole = [
+        [[total] if episode else [] for episode, total in zip(group, group_totals, strict=True)]
+        for group, group_totals in zip(groups, totals, strict=True)
+    ]
+    episodes = advantages(whole, baseline=baseline, scale=scale)
     states = [[turn_states(trajectory) for trajectory in group] for group in trajectories]
     turns = advantages(groups, baseline=baseline, scale=scale, cells=states)
     return [
         [
-            [whole[0] + state_weight * turn for turn in of_turns]
-            for whole, of_turns in zip(of_episodes, of_group, strict=True)
+            [of_episode[0] + state_weight * turn for turn in of_turns]
+            for of_episode, of_turns in zip(of_episodes, of_group, strict=True)
         ]
         for of_episodes, of_group in zip(episodes, turns, strict=True)
     ]

@@ -39,6 +39,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     worlds.demonstrations,
     models.teachers,
     learning.turn_credit,
+    learning.scale,
     learning.sequence_ratio,
     learning.costs,
     learning.ewc,

@@ -49,8 +49,8 @@ def algorithm(algorithm: Any, collect: CollectSpec, rounds: int) -> Iterator[Pro
     if collect.group_size == 1 and _compares(algorithm):
         yield Problem(
             "collect.group_size",
-            f"1: {algorithm.name} compares the episodes of a group with each other; expected at least 2, or another "
-            "algorithm or algorithm.baseline",
+            f"1: {algorithm.name} compares the episodes of a group with each other; expected at least 2, another "
+            "algorithm, or algorithm.baseline=batch with algorithm.scale=batch",
         )
     if collect.scenarios % algorithm.minibatches:
         divisors = [n for n in range(1, collect.scenarios + 1) if collect.scenarios % n == 0]
@@ -242,6 +242,17 @@ def turn_credit(algorithm: Any) -> Iterator[Problem]:
             "algorithm.kl_in",
             "reward: with turn_baseline=process the step rewards are normalised before they are added up, so a KL of "
             "the whole episode would count once for each turn; expected kl_in=loss",
+        )
+
+
+def scale(algorithm: Any) -> Iterator[Problem]:
+    """Deviations of a group as the unit of a difference to something else."""
+    if isinstance(algorithm, GRPOSpec) and algorithm.scale == "group" and algorithm.baseline in ("batch", "none"):
+        yield Problem(
+            "algorithm.scale",
+            f"group: with baseline={algorithm.baseline} returns are not compared with those of their group, and where "
+            "these are nearly equal, their small deviation divides a large difference; expected batch or none, or "
+            "baseline=group or leave_one_out",
         )
 
 

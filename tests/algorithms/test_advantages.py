@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.algorithms.advantages import advantages, group_advantages
-from components.algorithms.returns import overlong, penalised, turn_returns
+from components.algorithms.returns import discounted_sums, overlong, penalised, turn_rewards
 from tests.algorithms.builders import history, trajectory
 
 REWARDS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12)
@@ -148,9 +148,9 @@ def test_returns_are_compared_within_their_cell():
 def test_discounted_returns_of_turns():
     one = trajectory("a", 0, [history([(False, [5]), (True, [6, 7]), (False, [8]), (True, [9])], [-1, -1, -1])], 0.0)
     one.step_rewards = [1.0, 4.0]
-    assert turn_returns(one, 0.5) == [3.0, 4.0]
-    assert turn_returns(one, 1.0) == [5.0, 4.0]
-    assert turn_returns(one, 0.0) == [1.0, 4.0]
+    assert discounted_sums(turn_rewards(one), 0.5) == [3.0, 4.0]
+    assert discounted_sums(turn_rewards(one), 1.0) == [5.0, 4.0]
+    assert discounted_sums(turn_rewards(one), 0.0) == [1.0, 4.0]
 
 
 def test_a_kl_by_token_is_that_which_is_still_to_come():

@@ -105,7 +105,7 @@ def test_states_written_out():
             ]
         )
     how = {"turn_baseline": "state", "baseline": "group", "scale": "group", "state_weight": weight}
-    [found] = turn_advantages([returns], [group], **how)
+    [found] = turn_advantages([returns], [whole], [group], **how)
     assert found == [pytest.approx(values) for values in expected]
     named = {
         state: name for one, names in zip(group, states, strict=True)
@@ -122,10 +122,42 @@ def test_a_state_that_occurs_once_has_the_advantage_of_its_episode(base_dir, tmp
     assert worse == pytest.approx([-0.5 - 5.0 * 0.5, -0.5])
 
 
+def test_the_total_return_of_an_episode_is_not_discounted(base_dir, tmp_path):
+    """GiGPO, eq. 3: both episodes earn 1 in all, the first one later. Discounted, it had a lower episode advantage."""
+    group = [episode(0, [0.0, 1.0], ["left", "end"]), episode(1, [1.0, 0.0], ["right", "end"])]
+    spec = GRPOSpec(credit="turns", turn_baseline="state", state_weight=0.0, scale="none", discount=0.5)
+    assert token_advantages(base_dir, tmp_path, spec, group) == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_turn_answers_for_the_length_of_its_episode(base_dir, tmp_path, form):
+    """The punishment of length is part of the last step reward: of the second episode, whose 4 tokens are full length,
+    it takes 1 off the return of each turn up to the last."""
+    plain, long = episode(0, [0.0, 0.0]), episode(1, [0.0, 0.0])
+    plain.histories[0].messages[3].span = None  # one turn less: 2 tokens
+    plain.step_rewards = [0.0]
+    spec = GRPOSpec(credit="turns", turn_baseline=form, scale="none", overlong=4, overlong_buffer=2)
+    _, learning = prepare(spec, make_policy(base_dir), [plain, long], tmp_path)
+    assert learning.advantages[plain.id][0] > 0 > learning.advantages[long.id][0]
+
+
+@pytest.mark.parametrize("baseline", ["group", "batch"])
+def test_tokens_of_a_single_episode_are_not_compared_with_each_other(base_dir, tmp_path, baseline):
+    """They differ by the KL alone, which divided by its own deviation would have an advantage of 1, however small."""
+    group = [episode(0, [0.0, 1.0]), episode(1, [0.5])]
+    spec = GRPOSpec(
+        credit="turns", baseline=baseline, scale=baseline, kl_coefficient=1e-3, kl_in="token_rewards", kl_estimator="k1"
+    )
+    _, learning = prepare(spec, make_policy(base_dir), group, tmp_path)
+    first, second = (learning.advantages[one.id] for one in group)
+    assert first[2:] == [0.0, 0.0]
+    assert first[0] > 0 > second[0]
+
+
 def test_an_episode_of_no_turns_is_no_obstacle():
     silent = episode(2, [])
     how = {"baseline": "group", "scale": "none", "state_weight": 1.0}
     for form in ("index", "state"):
         group = [episode(0, [1.0]), episode(1, [0.0]), silent]
-        [found] = turn_advantages([[[1.0], [0.0], []]], [group], turn_baseline=form, **how)
+        [found] = turn_advantages([[[1.0], [0.0], []]], [[1.0, 0.0, 0.0]], [group], turn_baseline=form, **how)
         assert [len(values) for values in found] == [1, 1, 0]
