@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.algorithms.builders import MODEL, write_start
+
+if TYPE_CHECKING:
+    from tests.algorithms.gradients import Bench
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +22,10 @@ def base_dir(tmp_path_factory) -> Path:
 def start(base_dir, tmp_path_factory) -> Path:
     """A checkpoint whose adapter changes the model."""
     return write_start(base_dir, tmp_path_factory.mktemp("start") / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def bench(base_dir, tmp_path_factory) -> Bench:
+    from tests.algorithms.gradients import Bench
+
+    return Bench(base_dir, tmp_path_factory.mktemp("bench"))

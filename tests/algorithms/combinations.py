@@ -1,0 +1,120 @@
+"""Combinations of settings of the policy gradients, whose gradients `test_gradient_matrix` compares with the formulas.
+
+Options are read off the specs, so that a new one is in the list at once. docs/algorithms.md shows which combinations
+are refused (`docs.gradients`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, get_args
+
+from components.algorithms.spec import GRPOSpec
+from components.errors import Problem
+from flows.checks import learning
+
+ALGORITHMS: dict[str, type[GRPOSpec]] = {
+    one.model_fields["name"].default: one for one in (GRPOSpec, *GRPOSpec.__subclasses__())
+}
+COEFFICIENT = 0.1
+"""Weight of the KL, where there is one."""
+NO_KL = "none"
+
+
+def options(key: str) -> tuple[str, ...]:
+    return get_args(GRPOSpec.model_fields[key].annotation)
+
+
+FORMS: tuple[tuple[str, str], ...] = (("episode", "index"), *(("turns", form) for form in options("turn_baseline")))
+"""credit and turn_baseline; the second has no effect without turns."""
+KL_PLACES = (NO_KL, *options("kl_in"))
+
+
+@dataclass(frozen=True)
+class Combination:
+    algorithm: str
+    credit: str
+    turn_baseline: str
+    ratio: str
+    kl_in: str
+    """`none` is a coefficient of 0."""
+    estimator: str
+
+    def __str__(self) -> str:
+        form = self.credit if self.credit == "episode" else f"{self.credit} by {self.turn_baseline}"
+        kl = "no KL" if self.kl_in == NO_KL else f"{self.estimator} in {self.kl_in}"
+        return f"{self.algorithm}, {form}, {self.ratio}, {kl}"
+
+    def spec(self, **more: Any) -> GRPOSpec:
+        kl = {} if self.kl_in == NO_KL else {"kl_in": self.kl_in, "kl_estimator": self.estimator}
+        return ALGORITHMS[self.algorithm](
+            credit=self.credit,
+            turn_baseline=self.turn_baseline,
+            ratio=self.ratio,
+            kl_coefficient=COEFFICIENT if kl else 0.0,
+            **kl,
+            **more,
+        )
+
+
+def combinations() -> Iterator[Combination]:
+    """Every algorithm with each credit, ratio and place of the KL. All forms of a turn's baseline with grpo, and all
+    estimators with it and with the algorithms whose KL is not in the loss; the rest are settings of the same code."""
+    for name, algorithm in ALGORITHMS.items():
+        own = algorithm.model_fields["kl_estimator"].default
+        every = name == "grpo" or algorithm.model_fields["kl_in"].default != "loss"
+        for credit, form in FORMS if name == "grpo" else FORMS[:2]:
+            for ratio in options("ratio"):
+                for kl_in in KL_PLACES:
+                    for estimator in options("kl_estimator") if every and kl_in != NO_KL else (own,):
+                        yield Combination(name, credit, form, ratio, kl_in, estimator)
+
+
+def problems(spec: GRPOSpec) -> list[Problem]:
+    """Return why an experiment with these settings is refused."""
+    return list(chain(learning.turn_credit(spec), learning.scale(spec)))
+
+
+BASES: dict[str, dict[str, Any]] = {
+    "grpo": {"algorithm": "grpo"},
+    "gspo, turns": {"algorithm": "gspo", "credit": "turns", "kl_coefficient": 0.1, "clip_low": 0.05, "clip_high": 0.05},
+    "rloo": {"algorithm": "rloo"},
+    "reinforce_pp, turns": {"algorithm": "reinforce_pp", "credit": "turns", "ratio": "sequence"},
+}
+"""What each of the `VARIATIONS` is combined with."""
+
+VARIATIONS: dict[str, dict[str, Any]] = {
+    **{
+        f"baseline {baseline}, scale {scale}": {"baseline": baseline, "scale": scale}
+        for baseline in options("baseline")
+        for scale in options("scale")
+    },
+    **{f"by {form}, discounted": {"turn_baseline": form, "discount": 0.8} for form in options("turn_baseline")},
+    "states weighted": {"turn_baseline": "state", "state_weight": 0.5},
+    "states, baseline leave_one_out": {"turn_baseline": "state", "baseline": "leave_one_out", "scale": "none"},
+    "states, baseline batch": {"turn_baseline": "state", "baseline": "batch", "scale": "batch"},
+    "process, scale batch": {"turn_baseline": "process", "baseline": "group", "scale": "batch"},
+    "mean over tokens": {"normalization": "tokens"},
+    "mean over sequences": {"normalization": "sequences"},
+    "constant length": {"normalization": "constant", "constant_length": 20},
+    "entropy": {"entropy_coefficient": 0.05},
+    "cispo": {"objective": "cispo"},
+    "cispo, ratio sequence_mean": {"objective": "cispo", "ratio": "sequence_mean", "clip_low": 0.1, "clip_high": 0.1},
+    "no dual clip": {"dual_clip": None},
+    "close dual clip": {"dual_clip": 1.2},
+    "overlong": {"overlong": 9, "overlong_buffer": 4, "overlong_penalty": 0.5},
+    "overlong without buffer": {"overlong": 8, "discount": 0.8},
+    "cut-off episodes left out": {"mask_truncated": True},
+    **{
+        f"{how} by {level}": {"correction": how, "correction_level": level, "correction_limit": limit}
+        for how in options("correction")[1:]
+        for level, limit in (("token", 1.3), ("sequence", 3.0))
+    },
+}
+
+
+def varied(base: str, variation: str, **more: Any) -> GRPOSpec:
+    settings = BASES[base] | VARIATIONS[variation] | more
+    return ALGORITHMS[settings.pop("algorithm")](**settings)

@@ -1,0 +1,330 @@
+"""Gradients of the trainers beside those of the formulas (`papers`) on the same episodes, in float64 (`plain_llama`).
+
+    python -m tests.algorithms.gradients
+
+prints, by algorithm, how many combinations were compared and the largest relative error.
+
+A training takes two gradient steps. After the first one the parameters are replaced by others, so that in the second
+the policy has moved from the one before the first step, by a known amount and whatever the gradient was.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from components.trajectories.schema import Trajectory
+from tests.algorithms import papers
+from tests.algorithms.builders import MODEL, VOCABULARY, history, trajectory
+from tests.algorithms.papers import Episode
+from tests.algorithms.plain_llama import Adapter, PlainLlama, flat
+
+TEMPERATURE = 0.7
+FREE: dict[str, Any] = {"max_grad_norm": 1e9, "pack_tokens": 64}
+"""Settings under which the gradient is neither clipped nor computed in a single pack."""
+UNGUARDED: dict[str, Any] = {**FREE, "max_kl": 1e9, "epochs": 2, "measure_kl": False}
+HISTORIES = ("one history", "three histories")
+
+
+# --- episodes -------------------------------------------------------------------------------------------------------
+
+
+def layouts(histories: str) -> list[list[int]]:
+    """Turns of each history, of the three episodes of a group. A history ends where the context was rewritten."""
+    return [[3], [2], [3]] if histories == "one history" else [[1, 1, 1], [3], [2, 1, 1]]
+
+
+def episodes(histories: str, seed: int = 0) -> tuple[list[Trajectory], list[Episode]]:
+    """Return three groups of three episodes, as the trainers and as the formulas read them. Log-probabilities of the
+    engine are not set yet."""
+    draw = random.Random(f"{seed}-{histories}")
+
+    def tokens(low: int, high: int) -> list[int]:
+        return [draw.randrange(3, VOCABULARY) for _ in range(draw.randint(low, high))]
+
+    trajectories, given = [], []
+    system = tokens(5, 5)
+    for group in range(3):
+        task, shared = tokens(4, 4), tokens(2, 2)
+        for sample, layout in enumerate(layouts(histories)):
+            built, states, turn_of, history_of = [], [], [], []
+            for place, turns in enumerate(layout):
+                parts: list[tuple[bool, list[int]]] = []
+                contents = []
+                for turn in range(turns):
+                    # Later histories begin with a summary in the place of the task.
+                    state = "task" if place == turn == 0 else draw.choice(["hall", "door"])
+                    prompt = system + (task if place == 0 else tokens(2, 4)) if turn == 0 else tokens(1, 3)
+                    answer = [*(shared[: draw.randint(1, 2)] if place == turn == 0 else []), *tokens(1, 4)]
+                    parts += [(False, prompt), (True, answer)]
+                    contents += [state, ""]
+                    turn_of += [len(states)] * len(answer)
+                    history_of += [place] * len(answer)
+                    states.append(state)
+                count = sum(len(part) for sampled, part in parts if sampled)
+                built.append(history(parts, [0.0] * count))
+                for message, content in zip(built[-1].messages, contents, strict=True):
+                    message.content = content
+            reward = round(draw.random(), 3)
+            steps = [round(draw.uniform(-1, 1), 3) for _ in states]
+            cut_off = (group, sample) == (1, 1)
+            if cut_off:
+                built[-1].messages[-1].finish_reason = "length"
+            made = trajectory(f"s{group}", sample, built, reward, sampling={"temperature": TEMPERATURE})
+            made.step_rewards = steps
+            trajectories.append(made)
+            given.append(Episode(f"s{group}", reward, steps, states, turn_of, history_of, cut_off))
+    return trajectories, given
+
+
+def set_sampler(trajectories: Sequence[Trajectory], old: Sequence[torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
+    """Set the log-probabilities of the engine: those of the policy before the first step, off by 0.3 nats on average
+    and by more at a few tokens. Return them."""
+    draw = random.Random(seed)
+    result = []
+    for one, old_S in zip(trajectories, old, strict=True):
+        away = [draw.choice([-1.6, 1.6]) if draw.random() < 0.08 else draw.gauss(0, 0.3) for _ in old_S]
+        sampler_S = (old_S + torch.tensor(away, dtype=torch.float64)).float()
+        result.append(sampler_S.double())
+        values = iter(sampler_S.tolist())
+        for each in one.histories:
+            each.logprobs = [next(values) if sampled else float("nan") for sampled in each.sampled_mask()]
+    return result
+
+
+# --- the formulas' side ---------------------------------------------------------------------------------------------
+
+
+Columns = dict[str, torch.Tensor]
+"""(S,) each."""
+
+
+@dataclass
+class Reading:
+    """Columns of numbers that a policy gives for the sampled tokens of all episodes, and their Jacobians by its
+    parameters."""
+
+    columns: Columns
+    jacobians: dict[str, torch.Tensor]
+    """(S, P) each."""
+
+    def gradient(self, loss: Callable[[Columns], torch.Tensor]) -> torch.Tensor:
+        """Return the (P,) gradient of a loss of the columns, by the chain rule."""
+        given = {name: column.clone().requires_grad_() for name, column in self.columns.items()}
+        by_column = torch.autograd.grad(loss(given), list(given.values()), allow_unused=True)
+        pairs = zip(by_column, self.jacobians.values(), strict=True)
+        return sum((by_S @ jacobian_SP for by_S, jacobian_SP in pairs if by_S is not None), torch.zeros(()))
+
+
+def learned(adapter: Adapter) -> dict[str, torch.Tensor]:
+    """Return the tensors in float64, with gradient, in the order of `flat`."""
+    return {name: tensor.double().requires_grad_() for name, tensor in sorted(adapter.items())}
+
+
+def sampled_places(trajectories: Sequence[Trajectory]) -> list[tuple[list[int], list[int]]]:
+    """Token ids and indices of the sampled tokens of each history, over all episodes."""
+    return [
+        (h.token_ids, [at for at, sampled in enumerate(h.sampled_mask()) if sampled])
+        for one in trajectories
+        for h in one.histories
+    ]
+
+
+def logprobs_and_entropies(
+    model: PlainLlama, adapter: Adapter | None, token_ids: list[int], places: list[int], temperature: float
+) -> Columns:
+    """Return the columns of one history."""
+    logps_SV = model.logps(model.hidden(token_ids, adapter)[[at - 1 for at in places]], temperature)
+    chosen_S1 = logps_SV.gather(-1, torch.tensor([token_ids[at] for at in places])[:, None])
+    return {"logprob": chosen_S1[:, 0], "entropy": -(logps_SV.exp() * logps_SV).sum(-1)}
+
+
+def logprobs(
+    model: PlainLlama, adapter: Adapter | None, trajectories: Sequence[Trajectory], temperature: float
+) -> torch.Tensor:
+    """Return the (S,) log-probabilities of the sampled tokens, without gradient."""
+    with torch.no_grad():
+        each = [
+            logprobs_and_entropies(model, adapter, *place, temperature)["logprob"]
+            for place in sampled_places(trajectories)
+        ]
+    return torch.cat(each)
+
+
+def reading(parameters: Mapping[str, torch.Tensor], histories: Iterable[Columns]) -> Reading:
+    """parameters: as `learned` gives them. histories: columns of each, with the graph of their forward pass."""
+    columns, jacobians = defaultdict(list), defaultdict(list)
+    for history_columns in histories:
+        for number, (name, values) in enumerate(history_columns.items(), start=1):
+            rows = torch.autograd.grad(
+                values,
+                list(parameters.values()),
+                torch.eye(len(values), dtype=torch.float64),
+                is_grads_batched=True,
+                retain_graph=number < len(history_columns),
+                allow_unused=True,
+            )
+            filled = [
+                torch.zeros(len(values), each.numel(), dtype=torch.float64)
+                if row is None
+                else row.reshape(len(values), -1)
+                for row, each in zip(rows, parameters.values(), strict=True)
+            ]
+            columns[name].append(values.detach())
+            jacobians[name].append(torch.cat(filled, 1))
+    return Reading(*({name: torch.cat(parts) for name, parts in each.items()} for each in (columns, jacobians)))
+
+
+def policy_reading(
+    model: PlainLlama, adapter: Adapter, trajectories: Sequence[Trajectory], temperature: float
+) -> Reading:
+    parameters = learned(adapter)
+    return reading(
+        parameters,
+        (logprobs_and_entropies(model, parameters, *place, temperature) for place in sampled_places(trajectories)),
+    )
+
+
+# --- both sides -----------------------------------------------------------------------------------------------------
+
+
+class Replaces(torch.optim.Optimizer):
+    """Keeps the gradient of each step; after the first one, the parameters are those given."""
+
+    def __init__(self, groups: Sequence[Mapping[str, torch.nn.Parameter]], then: Adapter):
+        self.named = {name: parameter for group in groups for name, parameter in group.items()}
+        self.then = then
+        self.gradients: list[torch.Tensor] = []
+        super().__init__([{"params": list(group.values())} for group in groups], {"lr": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.gradients.append(flat({name: parameter.grad for name, parameter in self.named.items()}))
+        for name, parameter in self.named.items():
+            parameter.copy_(self.then[name])
+
+
+class Bench:
+    """The tiny model with four adapters: of the policy before the first step, of that after it, of the reference; and
+    the episodes. Weights are larger than those of a fresh model, which says nearly the same of every token."""
+
+    def __init__(self, base_dir: Path, folder: Path):
+        """base_dir: a tiny model. folder: empty."""
+        import shutil
+
+        from safetensors.torch import load_file, save_file
+
+        from components.algorithms.policy import Policy
+
+        self.base_dir = folder / "base"
+        shutil.copytree(base_dir, self.base_dir)
+        weights = load_file(self.base_dir / "model.safetensors")
+        scaled = {
+            name: tensor * (8.0 if "embed" in name else 1.0 if "norm" in name else 4.0)
+            for name, tensor in weights.items()
+        }
+        save_file(scaled, self.base_dir / "model.safetensors", metadata={"format": "pt"})
+        self.policy = Policy(self.base_dir, MODEL, 0)
+        assert MODEL.lora is not None
+        self.model = PlainLlama(self.base_dir, MODEL.lora.alpha / MODEL.lora.rank)
+        generator = torch.Generator().manual_seed(1)
+
+        def moved(adapter: Adapter, by: float) -> dict[str, torch.Tensor]:
+            return {
+                name: tensor + by * torch.randn(tensor.shape, generator=generator) for name, tensor in adapter.items()
+            }
+
+        fresh = {name: parameter.detach().clone() for name, parameter in self.policy.parameters.items()}
+        self.start = moved(fresh, 0.05)
+        self.after = moved(self.start, 0.02)
+        self.reference = moved(self.start, 0.012)
+        self.set(self.reference)
+        self.policy.save(folder / "reference")
+        self.policy.use_reference(folder / "reference")
+        self._scratch, self._count = folder, 0
+
+    def set(self, adapter: Adapter) -> None:
+        with torch.no_grad():
+            for name, parameter in self.policy.parameters.items():
+                parameter.copy_(adapter[name])
+
+    def scratch(self) -> Path:
+        self._count += 1
+        folder = self._scratch / f"scratch{self._count}"
+        folder.mkdir()
+        return folder
+
+    @cached_property
+    def batches(self) -> dict[str, Batch]:
+        return {name: Batch(self, name) for name in HISTORIES}
+
+
+class Batch:
+    """Episodes of one kind, and what the policies say of them at the temperature of their sampling, or at 1."""
+
+    def __init__(self, bench: Bench, histories: str):
+        self.bench = bench
+        self.trajectories, self.episodes = episodes(histories)
+        self.steps = self._steps(TEMPERATURE)
+        self.old = self.split(self.steps[0].columns["logprob"])
+        self.reference = self.split(logprobs(bench.model, bench.reference, self.trajectories, TEMPERATURE))
+        self.sampler = set_sampler(self.trajectories, self.old)
+
+    def _steps(self, temperature: float) -> list[Reading]:
+        """Readings of the policy in the first and in the second step."""
+        return [
+            policy_reading(self.bench.model, adapter, self.trajectories, temperature)
+            for adapter in (self.bench.start, self.bench.after)
+        ]
+
+    @cached_property
+    def plain_steps(self) -> list[Reading]:
+        return self._steps(1.0)
+
+    @cached_property
+    def plain_reference(self) -> list[torch.Tensor]:
+        return self.split(logprobs(self.bench.model, self.bench.reference, self.trajectories, 1.0))
+
+    def split(self, column_S: torch.Tensor) -> list[torch.Tensor]:
+        """A column by episode."""
+        return list(column_S.split([one.tokens for one in self.episodes]))
+
+    def columns(self, given: Columns) -> list[papers.Columns]:
+        """The columns of each episode, as the formulas read them."""
+        now, entropy = self.split(given["logprob"]), self.split(given["entropy"])
+        rows = zip(now, self.old, self.sampler, self.reference, entropy, strict=True)
+        return [papers.Columns(*row) for row in rows]
+
+
+def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    assert theirs.norm() > 0, "a gradient of 0 would show nothing"
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+def relative_errors(
+    optimizer: Replaces, steps: Sequence[Reading], loss: Callable[[Columns], torch.Tensor]
+) -> list[float]:
+    """Return the relative error of the gradient of each step."""
+    pairs = zip(optimizer.gradients, steps, strict=True)
+    return [relative_error(ours, step.gradient(loss)) for ours, step in pairs]
+
+
+def policy_gradient_errors(bench: Bench, spec: Any, histories: str) -> list[float]:
+    """Return the relative error of the trainer's gradient in each of its two steps."""
+    from components.algorithms.policy_gradient import train_policy_gradient
+
+    batch, policy = bench.batches[histories], bench.policy
+    bench.set(bench.start)
+    optimizer = Replaces([policy.parameters], bench.after)
+    rest = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
+    train_policy_gradient(spec, policy, optimizer, batch.trajectories, **rest)
+    return relative_errors(
+        optimizer, batch.steps, lambda given: papers.policy_gradient(spec, batch.episodes, batch.columns(given))
+    )

@@ -1,0 +1,257 @@
+"""Formulas of the algorithms as the papers write them, in plain torch. It imports nothing of the library.
+
+`spec` is any object with the keys of conf/algorithm/*.yaml. An episode has n sampled tokens, over all its turns and
+histories in their order; columns of numbers have one entry for each of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+
+EPSILON = 1e-6
+
+ESTIMATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "k1": lambda d: -d,
+    "k2": lambda d: d**2 / 2,
+    "k3": lambda d: torch.exp(d) - d - 1,
+}
+"""Estimates of KL(policy || reference) from d = log(reference / policy) (Schulman, 2020)."""
+
+
+@dataclass
+class Episode:
+    """What is known of an episode beside its tokens."""
+
+    group: str
+    reward: float
+    step_rewards: list[float]
+    """Of each turn."""
+    states: list[str]
+    """In which each turn was taken."""
+    turn: list[int]
+    """Index of the turn that each sampled token belongs to."""
+    history: list[int]
+    """Index of the history that each sampled token belongs to."""
+    cut_off: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return len(self.turn)
+
+
+@dataclass
+class Columns:
+    """Log-probabilities of the sampled tokens of an episode, (n,) each."""
+
+    now: torch.Tensor
+    """Of the policy in training, with gradient."""
+    old: torch.Tensor
+    """Of the policy before the first gradient step."""
+    sampler: torch.Tensor
+    """Of the engine."""
+    reference: torch.Tensor
+    entropy: torch.Tensor
+    """Of the distributions that the tokens were drawn from, with gradient."""
+
+
+# --- advantages -----------------------------------------------------------------------------------------------------
+
+
+def overlong(spec: Any, tokens: int) -> float:
+    """Soft punishment of length (DAPO, arXiv:2503.14476, eq. 13), as a part of the reward."""
+    if not spec.overlong or tokens <= spec.overlong - spec.overlong_buffer:
+        return 0.0
+    late = tokens - (spec.overlong - spec.overlong_buffer)
+    return -spec.overlong_penalty * (min(1.0, late / spec.overlong_buffer) if spec.overlong_buffer else 1.0)
+
+
+def returns_to_go(rewards: Sequence[float], discount: float) -> list[float]:
+    return [sum(discount ** (k - t) * rewards[k] for k in range(t, len(rewards))) for t in range(len(rewards))]
+
+
+Value = tuple[int, Hashable, float]
+"""Number of the episode, what the value is compared within, value."""
+
+
+def normalised(spec: Any, episodes: Sequence[Episode], values: Sequence[Value]) -> list[float]:
+    """Return each value less its baseline, over its scale; both from the values of the same cell."""
+    result = []
+    for number, cell, value in values:
+        batch = [v for n, c, v in values if c == cell]
+        group = [v for n, c, v in values if c == cell and episodes[n].group == episodes[number].group]
+        others = [v for n, c, v in values if c == cell and episodes[n].group == episodes[number].group and n != number]
+        baseline = {
+            "group": lambda group=group: statistics.fmean(group),
+            "leave_one_out": lambda others=others, value=value: statistics.fmean(others) if others else value,
+            "batch": lambda batch=batch: statistics.fmean(batch),
+            "none": lambda: 0.0,
+        }[spec.baseline]()
+        spread = {"group": group, "batch": batch, "none": [0.0]}[spec.scale]
+        deviation = statistics.pstdev(spread)
+        result.append((value - baseline) / (deviation + EPSILON if deviation else 1.0))
+    return result
+
+
+def advantages(spec: Any, episodes: Sequence[Episode], kl: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return the advantage of each sampled token of each episode. kl: estimates of the policy before the first step to
+    the reference, by token."""
+    coefficient = spec.kl_coefficient
+    off_reward = [coefficient * sum(own) if spec.kl_in == "reward" else 0.0 for own in kl]
+    by_token = bool(coefficient) and spec.kl_in == "token_rewards"
+    to_come = [[coefficient * sum(own[t:]) if by_token else 0.0 for t in range(len(own))] for own in kl]
+    numbers = range(len(episodes))
+    if spec.credit == "episode":
+        # GRPO (arXiv:2402.03300, section 4.1.2), RLOO (arXiv:2402.14740, eq. 7), REINFORCE++ (arXiv:2501.03262, eq. 5).
+        returns = [one.reward + overlong(spec, one.tokens) - off_reward[n] for n, one in enumerate(episodes)]
+        if by_token:
+            return _of_tokens(
+                spec, episodes, [[returns[n] - later for later in to_come[n]] for n in numbers], lambda n, t: None
+            )
+        whole = normalised(spec, episodes, [(n, None, returns[n]) for n in numbers])
+        return [[whole[n]] * episodes[n].tokens for n in numbers]
+    # The punishment of length is a part of the reward of the last turn.
+    rewards = [[*one.step_rewards[:-1], one.step_rewards[-1] + overlong(spec, one.tokens)] for one in episodes]
+    if spec.turn_baseline == "process":
+        # arXiv:2402.03300, section 4.1.3.
+        steps = normalised(spec, episodes, [(n, None, reward) for n in numbers for reward in rewards[n]])
+        given = iter(steps)
+        by_turn = [returns_to_go([next(given) for _ in rewards[n]], spec.discount) for n in numbers]
+        return _spread(episodes, by_turn)
+    returns_by_turn = [[value - off_reward[n] for value in returns_to_go(rewards[n], spec.discount)] for n in numbers]
+    if by_token:
+        token_returns = [
+            [returns_by_turn[n][turn] - later for turn, later in zip(episodes[n].turn, to_come[n], strict=True)]
+            for n in numbers
+        ]
+        return _of_tokens(spec, episodes, token_returns, lambda n, t: episodes[n].turn[t])
+    cell = {"index": lambda n, turn: turn, "state": lambda n, turn: episodes[n].states[turn]}[spec.turn_baseline]
+    values = [(n, cell(n, turn), value) for n in numbers for turn, value in enumerate(returns_by_turn[n])]
+    given = iter(normalised(spec, episodes, values))
+    by_turn = [[next(given) for _ in rewards[n]] for n in numbers]
+    if spec.turn_baseline == "state":
+        # GiGPO (arXiv:2505.10978): the episode's total return is not discounted (eq. 3), those of steps are (eq. 5).
+        totals = [(n, None, sum(rewards[n]) - off_reward[n]) for n in numbers]
+        whole = normalised(spec, episodes, totals)
+        by_turn = [[whole[n] + spec.state_weight * value for value in by_turn[n]] for n in numbers]
+    return _spread(episodes, by_turn)
+
+
+def _of_tokens(
+    spec: Any, episodes: Sequence[Episode], returns: list[list[float]], cell: Callable[[int, int], Hashable]
+) -> list[list[float]]:
+    """Advantages of tokens from their returns. A token that no token of another episode is compared with has none."""
+    values = [(n, cell(n, t), value) for n, own in enumerate(returns) for t, value in enumerate(own)]
+    result = []
+    for (number, at, value), normal in zip(values, normalised(spec, episodes, values), strict=True):
+        same_group = spec.baseline in ("group", "leave_one_out")
+        compared = {
+            n for n, c, _ in values if c == at and (not same_group or episodes[n].group == episodes[number].group)
+        }
+        alone = value if spec.baseline == "none" else 0.0
+        result.append(normal if len(compared) > 1 else alone)
+    given = iter(result)
+    return [[next(given) for _ in own] for own in returns]
+
+
+def _spread(episodes: Sequence[Episode], by_turn: Sequence[Sequence[float]]) -> list[list[float]]:
+    return [[values[turn] for turn in one.turn] for one, values in zip(episodes, by_turn, strict=True)]
+
+
+# --- the loss of the policy -----------------------------------------------------------------------------------------
+
+
+def surrogate(spec: Any, ratio: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+    """PPO's clipped objective (arXiv:1707.06347, eq. 7) with a dual clip (arXiv:1912.09729, eq. 5), negated."""
+    objective = torch.minimum(ratio * advantage, ratio.clamp(1 - spec.clip_low, 1 + spec.clip_high) * advantage)
+    if spec.dual_clip is not None:
+        objective = torch.where(advantage < 0, torch.maximum(objective, spec.dual_clip * advantage), objective)
+    return -objective
+
+
+def ratio_base(spec: Any, given: Columns) -> torch.Tensor:
+    """What ratios are taken to: the sampler, or the policy before the first step where a correction accounts for the
+    rest (arXiv:2110.00641), and for ratios of sequences."""
+    return given.old if spec.correction != "none" or spec.ratio != "token" else given.sampler
+
+
+def episode_loss(spec: Any, one: Episode, given: Columns, advantage: Sequence[float]) -> torch.Tensor:
+    """Return the sum over the tokens of an episode, whose gradient is that of the paper's objective."""
+    total = torch.zeros((), dtype=torch.float64)
+    for places in histories(one):
+        now = given.now[places]
+        log_ratio = now - ratio_base(spec, given)[places]
+        own = torch.tensor([advantage[place] for place in places], dtype=torch.float64)
+        level = {"token": log_ratio, "sequence_mean": log_ratio.mean(), "sequence": log_ratio.sum()}[spec.ratio]
+        whole = bool((own == own[0]).all()) and (spec.correction == "none" or spec.correction_level == "sequence")
+        if spec.objective == "cispo":
+            # arXiv:2506.13585, eq. 4.
+            weight = torch.exp(level).detach().clamp(1 - spec.clip_low, 1 + spec.clip_high)
+            loss = -weight * own * now
+        elif spec.ratio == "token":
+            loss = surrogate(spec, torch.exp(log_ratio), own)
+        elif whole:
+            # The sequence has one advantage and one weight. GSPO (arXiv:2507.18071, eq. 5 and 7) and RLOO: its
+            # objective as it stands. Of a mean, each token counts once; a product counts once for each token of the
+            # episode.
+            count = len(places) if spec.ratio == "sequence_mean" else one.tokens
+            loss = count * surrogate(spec, torch.exp(level), own[0])[None]
+        else:
+            # GSPO-token (arXiv:2507.18071, section 4.3): sg(s) · π / sg(π).
+            times = 1 if spec.ratio == "sequence_mean" else one.tokens
+            loss = surrogate(spec, torch.exp(level.detach()) * torch.exp(times * (now - now.detach())), own)
+        total = total + (loss * _correction(spec, given, places)).sum()
+    return total
+
+
+def histories(one: Episode) -> Iterable[list[int]]:
+    """Return the places of the sampled tokens of each history."""
+    for _, places in groupby(range(one.tokens), key=lambda place: one.history[place]):
+        yield list(places)
+
+
+def _correction(spec: Any, given: Columns, places: list[int]) -> torch.Tensor | float:
+    if spec.correction == "none":
+        return 1.0
+    away = (given.old - given.sampler)[places]
+    weight = torch.exp(away if spec.correction_level == "token" else away.sum().expand(len(places)))
+    if spec.correction == "truncate":
+        weight = weight.clamp(max=spec.correction_limit)
+    else:
+        inside = (weight >= 1 / spec.correction_limit) & (weight <= spec.correction_limit)
+        weight = weight * inside
+    # The literal objective of a sequence has one entry.
+    return weight if spec.correction_level == "token" else weight[:1]
+
+
+def weight(spec: Any, learned: Sequence[Episode], one: Episode) -> float:
+    """Return what each token of an episode counts."""
+    return {
+        "tokens": 1 / sum(each.tokens for each in learned),
+        "sequences": 1 / (one.tokens * len(learned)),
+        "constant": 1 / (spec.constant_length * len(learned)),
+    }[spec.normalization]
+
+
+def policy_gradient(spec: Any, episodes: Sequence[Episode], columns: Sequence[Columns]) -> torch.Tensor:
+    """Return a loss whose gradient is that of a gradient step."""
+    estimate = ESTIMATORS[spec.kl_estimator]
+    kl = [estimate(given.reference - given.old).tolist() for given in columns]
+    given_advantages = advantages(spec, episodes, kl)
+    learned = [one for one in episodes if not (spec.mask_truncated and one.cut_off)]
+    tokens = sum(one.tokens for one in learned)
+    total = torch.zeros((), dtype=torch.float64)
+    for one, given, advantage in zip(episodes, columns, given_advantages, strict=True):
+        if spec.mask_truncated and one.cut_off:
+            continue
+        loss = episode_loss(spec, one, given, advantage)
+        if spec.kl_in == "loss":
+            loss = loss + spec.kl_coefficient * estimate(given.reference - given.now).sum()
+        total = total + weight(spec, learned, one) * loss
+        total = total - spec.entropy_coefficient * given.entropy.sum() / tokens
+    return total

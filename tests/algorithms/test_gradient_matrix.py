@@ -1,0 +1,111 @@
+"""The gradient of every combination of a policy gradient's settings is that of its formula, or the combination is
+refused.
+
+The trainers compute in float32 on prefix tries; the formulas (`papers`) are in float64, on single sequences in plain
+torch (`plain_llama`). Each training takes two steps; in the second the policy has moved (`gradients`).
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.algorithms import combinations, papers, plain_llama
+from tests.algorithms.gradients import HISTORIES, TEMPERATURE, UNGUARDED, Bench, policy_gradient_errors
+
+TOLERANCE = 1e-5
+
+COMBINATIONS = list(combinations.combinations())
+
+
+def check(bench: Bench, spec, histories: str) -> None:
+    """The combination is refused with a message that says what to do, or its gradients are those of the formula."""
+    if problems := combinations.problems(spec):
+        for problem in problems:
+            key = problem.path.removeprefix("algorithm.")
+            assert problem.message.startswith(f"{getattr(spec, key)}: ")
+            assert "; expected " in problem.message
+        return
+    assert max(policy_gradient_errors(bench, spec, histories)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("histories", HISTORIES)
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
+def test_the_gradient_is_that_of_the_formula_or_refused(bench, combination, histories):
+    check(bench, combination.spec(**UNGUARDED), histories)
+
+
+@pytest.mark.parametrize("histories", HISTORIES)
+@pytest.mark.parametrize("base", combinations.BASES)
+@pytest.mark.parametrize("variation", combinations.VARIATIONS)
+def test_so_is_that_of_each_other_setting(bench, base, variation, histories):
+    check(bench, combinations.varied(base, variation, **UNGUARDED), histories)
+
+
+# --- the formulas' side ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["base", "adapter"])
+def test_the_plain_model_is_that_of_transformers(bench, adapted):
+    """In float64 with eager attention; its adapter is merged by PEFT."""
+    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+
+    from tests.algorithms.builders import MODEL
+
+    model = AutoModelForCausalLM.from_pretrained(bench.base_dir, attn_implementation="eager", dtype=torch.float64)
+    if adapted:
+        config = LoraConfig(r=MODEL.lora.rank, lora_alpha=MODEL.lora.alpha, target_modules=MODEL.lora.target_modules)
+        model = get_peft_model(model, config, autocast_adapter_dtype=False)
+        tensors = {name.replace(".default.", "."): tensor.double() for name, tensor in bench.start.items()}
+        assert not set_peft_model_state_dict(model, tensors).unexpected_keys
+    token_ids = bench.batches["one history"].trajectories[0].histories[0].token_ids
+    with torch.no_grad():
+        theirs_TV = (model(input_ids=torch.tensor([token_ids])).logits[0] / TEMPERATURE).log_softmax(-1)
+        hidden_TD = bench.model.hidden(token_ids, bench.start if adapted else None)
+    # Its norms and angles are computed in float32.
+    assert (bench.model.logps(hidden_TD, TEMPERATURE) - theirs_TV).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("module", [papers, plain_llama], ids=lambda module: module.__name__.rpartition(".")[2])
+def test_the_formulas_import_nothing_of_the_library(module):
+    imported = [
+        name
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
+        for name in (
+            [node.module] if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names] if isinstance(node, ast.Import)
+            else []
+        )
+    ]  # fmt: skip
+    assert "torch" in imported
+    assert not [name for name in imported if name.partition(".")[0] in ("components", "flows", "tests", "trl", "peft")]
+
+
+@pytest.mark.parametrize(("level", "clip"), [("token", 0.2), ("sequence_mean", 0.05), ("sequence", 0.2)])
+@pytest.mark.parametrize("histories", HISTORIES)
+def test_the_episodes_reach_every_branch(bench, histories, level, clip):
+    """In the second step ratios are clipped on both sides, and by the dual clip. None is so near to a limit that
+    rounding decides."""
+    batch = bench.batches[histories]
+    spec = combinations.ALGORITHMS["grpo"](ratio=level, credit="turns")
+    advantages = papers.advantages(spec, batch.episodes, [[0.0] * one.tokens for one in batch.episodes])
+    rows = []
+    for one, given, own in zip(batch.episodes, batch.columns(batch.steps[1].columns), advantages, strict=True):
+        log_ratio_S = given.now - papers.ratio_base(spec, given)
+        for places in papers.histories(one):
+            level_S = log_ratio_S[places]
+            if level != "token":
+                level_S = (level_S.mean() if level == "sequence_mean" else level_S.sum()).expand(len(places))
+            rows += [(float(value.exp()), own[at]) for value, at in zip(level_S, places, strict=True)]
+    low, high, dual = 1 - clip, 1 + clip, spec.dual_clip
+    assert any(ratio > high and advantage > 0 for ratio, advantage in rows)
+    assert any(ratio < low and advantage < 0 for ratio, advantage in rows)
+    assert any(low < ratio < high for ratio, _ in rows)
+    assert level == "sequence_mean" or any(ratio > dual and advantage < 0 for ratio, advantage in rows)
+    assert min(abs(ratio - limit) for ratio, _ in rows for limit in (low, high, dual)) > 1e-4
+    assert {one.cut_off for one in batch.episodes} == {True, False}
+    assert len({len(one.step_rewards) for one in batch.episodes}) > 1
