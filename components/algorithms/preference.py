@@ -144,7 +144,7 @@ def _with_mismatched(
         following = [*members[index + 1 :], *members[:index]]
         foreign = (other for other in [*following, *episodes] if other.trajectory.group != episode.trajectory.group)
         other = next(foreign, following[0] if following else episode)
-        mismatched.append(Episode(episode.trajectory, (_after_prompt(episode, other, policy.spec.max_length),)))
+        mismatched.append(Episode(episode.trajectory, _after_prompts(episode, other, policy.spec.max_length)))
     with policy.as_reference():
         mismatched = _measured(policy, mismatched, spec)
     return [
@@ -153,10 +153,17 @@ def _with_mismatched(
     ]
 
 
-def _after_prompt(one: Episode, other: Episode, longest: int) -> Sequence_:
-    """What the other said, from its first answer on, after the prompt of this one."""
-    own, theirs = one.sequences[0], other.sequences[0]
-    prompt = list(own.token_ids[: min(own.targets)])
+def _after_prompts(one: Episode, other: Episode, longest: int) -> tuple[Sequence_, ...]:
+    """Return what the other said, from the first answer of each history on, after the prompt of this one's history;
+    after the last prompt where the other has more histories."""
+    prompts = [own.token_ids[: min(own.targets)] for own in one.sequences]
+    return tuple(
+        _after_prompt(prompts[min(place, len(prompts) - 1)], theirs, longest)
+        for place, theirs in enumerate(other.sequences)
+    )
+
+
+def _after_prompt(prompt: Sequence[int], theirs: Sequence_, longest: int) -> Sequence_:
     start = min(theirs.targets)
     shift = len(prompt) - start
     token_ids = [*prompt, *theirs.token_ids[start:]][:longest]

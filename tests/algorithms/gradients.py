@@ -211,6 +211,10 @@ class Replaces(torch.optim.Optimizer):
             parameter.copy_(self.then[name])
 
 
+def _moved(adapter: Adapter, by: float, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    return {name: tensor + by * torch.randn(tensor.shape, generator=generator) for name, tensor in adapter.items()}
+
+
 class Bench:
     """The tiny model with four adapters: of the policy before the first step, of that after it, of the reference; and
     the episodes. Weights are larger than those of a fresh model, which says nearly the same of every token."""
@@ -234,17 +238,12 @@ class Bench:
         self.policy = Policy(self.base_dir, MODEL, 0)
         assert MODEL.lora is not None
         self.model = PlainLlama(self.base_dir, MODEL.lora.alpha / MODEL.lora.rank)
-        generator = torch.Generator().manual_seed(1)
-
-        def moved(adapter: Adapter, by: float) -> dict[str, torch.Tensor]:
-            return {
-                name: tensor + by * torch.randn(tensor.shape, generator=generator) for name, tensor in adapter.items()
-            }
-
         fresh = {name: parameter.detach().clone() for name, parameter in self.policy.parameters.items()}
-        self.start = moved(fresh, 0.05)
-        self.after = moved(self.start, 0.02)
-        self.reference = moved(self.start, 0.012)
+        generator = torch.Generator().manual_seed(1)
+        self.start = _moved(fresh, 0.05, generator)
+        self.after = _moved(self.start, 0.02, generator)
+        # The seed is of a reference for which KTO's reference point is above 0.
+        self.reference = _moved(self.start, 0.012, torch.Generator().manual_seed(29))
         self.set(self.reference)
         self.policy.save(folder / "reference")
         self.policy.use_reference(folder / "reference")

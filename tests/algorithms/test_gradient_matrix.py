@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.algorithms import combinations, papers, plain_llama
+from tests.algorithms import combinations, papers, papers_of_episodes, plain_llama
 from tests.algorithms.gradients import HISTORIES, TEMPERATURE, UNGUARDED, Bench, policy_gradient_errors
 
 TOLERANCE = 1e-5
@@ -70,7 +70,9 @@ def test_the_plain_model_is_that_of_transformers(bench, adapted):
     assert (bench.model.logps(hidden_TD, TEMPERATURE) - theirs_TV).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("module", [papers, plain_llama], ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.mark.parametrize(
+    "module", [papers, papers_of_episodes, plain_llama], ids=lambda module: module.__name__.rpartition(".")[2]
+)
 def test_the_formulas_import_nothing_of_the_library(module):
     imported = [
         name

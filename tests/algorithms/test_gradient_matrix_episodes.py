@@ -1,0 +1,138 @@
+"""The gradients of preference algorithms, supervised fine-tuning and distillation are those of their formulas in
+float64 (`papers_of_episodes`), for episodes of one and of several histories. See `test_gradient_matrix`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from components.algorithms.distill import train_distill
+from components.algorithms.preference import train_preference
+from components.algorithms.sft import train_sft
+from components.algorithms.spec import DistillSpec, DPOSpec, IPOSpec, KTOSpec, OptimizerSpec, ORPOSpec, SFTSpec
+from tests.algorithms import papers_of_episodes as papers
+from tests.algorithms.gradients import (
+    FREE,
+    HISTORIES,
+    Batch,
+    Bench,
+    Columns,
+    Replaces,
+    flat,
+    learned,
+    logprobs_and_entropies,
+    relative_error,
+    relative_errors,
+    sampled_places,
+)
+from tests.algorithms.test_gradient_matrix import TOLERANCE
+
+STEPS: dict[str, Any] = {**FREE, "batch_size": 64, "epochs": 2}
+TEACHER = {"name": "tiny", "source": "random", "device": "cpu"}
+SPECS: dict[str, OptimizerSpec] = {
+    "dpo": DPOSpec(**STEPS),
+    "dpo, all pairs, smoothed": DPOSpec(**STEPS, pairs="all", label_smoothing=0.2, beta=0.3),
+    "dpo, margin": DPOSpec(**STEPS, pairs="all", min_margin=0.3),
+    "ipo": IPOSpec(**STEPS),
+    "ipo, all pairs": IPOSpec(**STEPS, pairs="all", beta=0.5),
+    "orpo": ORPOSpec(**STEPS),
+    "orpo, all pairs": ORPOSpec(**STEPS, pairs="all", beta=0.4),
+    "kto": KTOSpec(**STEPS),
+    "kto, weighted": KTOSpec(**STEPS, good_weight=0.7, bad_weight=1.3, threshold=0.4, beta=0.2),
+    "sft": SFTSpec(**STEPS),
+    "sft, weighted": SFTSpec(**STEPS, weight_temperature=0.5),
+    "distill": DistillSpec(**STEPS, teacher=TEACHER),
+    "distill, temperature": DistillSpec(**STEPS, teacher=TEACHER, temperature=0.8),
+}
+
+
+def errors(bench: Bench, name: str, histories: str) -> list[float]:
+    """Return the relative error of the trainer's gradient in each of its two steps."""
+    spec, batch, policy = SPECS[name], bench.batches[histories], bench.policy
+    bench.set(bench.start)
+    optimizer = Replaces([policy.parameters], bench.after)
+    rest = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
+    given = (spec, policy, optimizer, bench.base_dir, batch.trajectories)
+    if isinstance(spec, DistillSpec):
+        train_distill(*given, teacher=policy, **rest)
+        return _of_distillation(bench, spec, batch, optimizer)
+    if isinstance(spec, SFTSpec):
+        train_sft(*given, **rest)
+        weights = papers.softmax_weights(_rewards(batch), spec.weight_temperature)
+        return relative_errors(
+            optimizer, batch.plain_steps, lambda columns: papers.sft(batch.split(columns["logprob"]), weights)
+        )
+    train_preference(*given, **rest)
+    if isinstance(spec, KTOSpec):
+        return _of_kto(bench, spec, batch, optimizer)
+    found = papers.pairs(spec, [one.group for one in batch.episodes], _rewards(batch))
+    formula = getattr(papers, spec.name)
+    return relative_errors(
+        optimizer,
+        batch.plain_steps,
+        lambda columns: formula(spec, batch.split(columns["logprob"]), batch.plain_reference, found),
+    )
+
+
+def _rewards(batch: Batch) -> list[float]:
+    return [one.reward for one in batch.episodes]
+
+
+def _of_kto(bench: Bench, spec: KTOSpec, batch: Batch, optimizer: Replaces) -> list[float]:
+    """Each step has a reference point of its own: episodes are shuffled, and each is paired with the next of another
+    scenario."""
+    result = []
+    for number, step in enumerate(batch.plain_steps):
+        order = list(range(len(batch.episodes)))
+        random.Random(f"0-0-{number}").shuffle(order)
+        ratios = []
+        for at, one in enumerate(order):
+            following = [*order[at + 1 :], *order[:at]]
+            other = next(each for each in following if batch.episodes[each].group != batch.episodes[one].group)
+            made = papers.mismatched(*(sampled_places([batch.trajectories[each]]) for each in (one, other)))
+            now, reference = (
+                sum(_total(bench, adapter, *history) for history in made)
+                for adapter in ((bench.start, bench.after)[number], bench.reference)
+            )
+            ratios.append(now - reference)
+        point = sum(ratios) / len(ratios)
+        assert point > 0, "a reference point of 0 would show nothing"
+
+        def loss(columns: Columns, point: float = point) -> torch.Tensor:
+            return papers.kto(spec, batch.split(columns["logprob"]), batch.plain_reference, _rewards(batch), point)
+
+        result.append(relative_error(optimizer.gradients[number], step.gradient(loss)))
+    return result
+
+
+def _total(bench: Bench, adapter, token_ids: Sequence[int], sampled: Sequence[int]) -> float:
+    with torch.no_grad():
+        columns = logprobs_and_entropies(bench.model, adapter, list(token_ids), list(sampled), 1.0)
+    return float(columns["logprob"].sum())
+
+
+def _of_distillation(bench: Bench, spec: DistillSpec, batch: Batch, optimizer: Replaces) -> list[float]:
+    """The teacher is the reference."""
+    result = []
+    for ours, adapter in zip(optimizer.gradients, (bench.start, bench.after), strict=True):
+        parameters = learned(adapter)
+        rows = []
+        for token_ids, sampled in sampled_places(batch.trajectories):
+            before = [at - 1 for at in sampled]
+            own_TV = bench.model.logps(bench.model.hidden(token_ids, parameters), spec.temperature)
+            with torch.no_grad():
+                teacher_TV = bench.model.logps(bench.model.hidden(token_ids, bench.reference), spec.temperature)
+            rows.append((own_TV[before], teacher_TV[before]))
+        papers.reverse_kl(*(torch.cat(side) for side in zip(*rows, strict=True))).backward()
+        result.append(relative_error(ours, flat({name: each.grad for name, each in parameters.items()})))
+    return result
+
+
+@pytest.mark.parametrize("histories", HISTORIES)
+@pytest.mark.parametrize("name", SPECS)
+def test_the_gradient_is_that_of_the_formula(bench, name, histories):
+    assert max(errors(bench, name, histories)) <= TOLERANCE
