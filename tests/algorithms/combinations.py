@@ -109,7 +109,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "cut-off episodes left out": {"mask_truncated": True},
     **{
         f"{how} by {level}": {"correction": how, "correction_level": level, "correction_limit": limit}
-        for how in options("correction")[1:]
+        for how in ("truncate", "mask")
         for level, limit in (("token", 1.3), ("sequence", 3.0))
     },
 }

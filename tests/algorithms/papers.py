@@ -177,7 +177,7 @@ def surrogate(spec: Any, ratio: torch.Tensor, advantage: torch.Tensor) -> torch.
 def ratio_base(spec: Any, given: Columns) -> torch.Tensor:
     """What ratios are taken to: the sampler, or the policy before the first step where a correction accounts for the
     rest (arXiv:2110.00641), and for ratios of sequences."""
-    return given.old if spec.correction != "none" or spec.ratio != "token" else given.sampler
+    return given.old if spec.correction in ("truncate", "mask") or spec.ratio != "token" else given.sampler
 
 
 def episode_loss(spec: Any, one: Episode, given: Columns, advantage: Sequence[float]) -> torch.Tensor:
@@ -188,7 +188,9 @@ def episode_loss(spec: Any, one: Episode, given: Columns, advantage: Sequence[fl
         log_ratio = now - ratio_base(spec, given)[places]
         own = torch.tensor([advantage[place] for place in places], dtype=torch.float64)
         level = {"token": log_ratio, "sequence_mean": log_ratio.mean(), "sequence": log_ratio.sum()}[spec.ratio]
-        whole = bool((own == own[0]).all()) and (spec.correction == "none" or spec.correction_level == "sequence")
+        whole = bool((own == own[0]).all()) and (
+            spec.correction in ("auto", "none") or spec.correction_level == "sequence"
+        )
         if spec.objective == "cispo":
             # arXiv:2506.13585, eq. 4.
             weight = torch.exp(level).detach().clamp(1 - spec.clip_low, 1 + spec.clip_high)
@@ -216,7 +218,7 @@ def histories(one: Episode) -> Iterable[list[int]]:
 
 
 def _correction(spec: Any, given: Columns, places: list[int]) -> torch.Tensor | float:
-    if spec.correction == "none":
+    if spec.correction in ("auto", "none"):
         return 1.0
     away = (given.old - given.sampler)[places]
     weight = torch.exp(away if spec.correction_level == "token" else away.sum().expand(len(places)))
