@@ -5,6 +5,8 @@ import signal
 
 import pytest
 
+from tests import left_out
+
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "2",  # torch: more threads than cores make small models slower
     "TOKENIZERS_PARALLELISM": "false",
@@ -34,3 +36,13 @@ def sandbox_here():
         bubblewrap.check()
     except ResourceError as error:
         pytest.skip(str(error))
+
+
+def pytest_unconfigure(config):
+    """End with what was left out. Workers of pytest-xdist report to the process that prints."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(config, "workerinput") or config.option.collectonly:
+        return
+    reasons = [report.longrepr[2] for report in reporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)]
+    if (line := left_out.summary(reasons, len(reporter.stats.get("deselected", [])))) is not None:
+        print(line)
