@@ -76,6 +76,8 @@ NEEDED = {
     "together": ["deploy.target.source=owner/name", "deploy.target.hardware=id"],
     "best": ["algorithm=sft"],
     "agent_evol": ["algorithm=sft"],
+    **{name: ["environment=calculator"] for name in ("exact", "numeric", "choice", "math")},
+    "code_tests": ["environment=python_tool", "reward.tests=outcome.tests"],
     "pattern": [r"reward.pattern=\d+"],
     "columns": ["reward.function=tests.rewards.functions.reward_len", "allow=[tests]"],
     "potential": ["reward.function=tests.rewards.functions.potential", "allow=[tests]"],
@@ -501,6 +503,39 @@ def test_mistakes_in_rewards_are_found_before_the_run(overrides):
     found = mistakes(*([] if overrides[0].startswith("reward=") else ["reward=combined"]), *overrides)
     assert list(found) == [path]
     assert said in found[path]
+
+
+ANSWER = "'answer': no scenario of components.environments.shop.Shop has it in its input, which has address, order,"
+UNREAD = {
+    ("reward=exact",): ("reward.expected", ANSWER),
+    ("reward=numeric", "reward.expected=input.answer"): ("reward.expected", "'input.answer': no scenario"),
+    ("reward=choice",): ("reward.expected", ANSWER),
+    ("reward=code_tests",): ("reward.tests", "'input.tests': no scenario"),
+    ("reward=json_schema", "reward.schema=input.schema"): ("reward.schema", "'input.schema': no scenario"),
+    ("reward=tool_use", "reward.needed=needed"): ("reward.needed", "'needed': no scenario"),
+    ("reward=combined", "+reward@reward.parts.right.reward=exact"): ("reward.parts.right.reward.expected", ANSWER),
+    ("+reward@evaluate.reward=exact",): ("evaluate.reward.expected", ANSWER),
+}
+"""Rewards that read a field which no scenario of the shop has."""
+
+
+@pytest.mark.parametrize("lines", UNREAD, ids=" ".join)
+def test_a_reward_without_anything_to_compare_with_is_refused_before_the_run(lines):
+    path, said = UNREAD[lines]
+    found = mistakes(*lines)
+    assert list(found) == [path]
+    assert said in found[path]
+
+
+def test_mathematics_without_answers_is_refused_before_the_run():
+    pytest.importorskip("math_verify")
+    assert ANSWER in mistakes("+experiment=smoke", "reward=math")["reward.expected"]
+    assert compose(["+experiment=smoke", "reward=math", "environment=calculator"])
+
+
+def test_what_an_outcome_holds_is_not_known_before_an_episode():
+    assert compose(["reward=exact", "reward.expected=outcome.right"])
+    assert compose(["reward=exact", "reward.expected=order"])
 
 
 def test_a_reward_of_a_user_may_be_a_function(mine, tmp_path):

@@ -30,6 +30,10 @@ class Comparison(ABC):
         check_field(expected, "reward.expected")
         self.expected = expected
 
+    def fields_read(self) -> dict[str, str]:
+        """Fields of the episode that are read, by key."""
+        return {"expected": self.expected}
+
     @abstractmethod
     def same(self, given: str, expected: Any) -> bool:
         """Raises JudgeError where `expected` is nothing that can be compared with."""

@@ -125,6 +125,17 @@ def check_field(path: str, key: str) -> None:
         raise SpecError([Problem(key, f"{path!r} is no field of an episode; expected {places}")])
 
 
+def of_input(path: str, outcome: bool) -> str | None:
+    """Return the field of a scenario's input that a path reads; None where it reads, or may read, something else.
+
+    outcome: a name alone may be a field of the outcome, too, of which nothing is known before an episode.
+    """
+    place, _, name = path.partition(".")
+    if name:
+        return name if place == "input" else None
+    return None if outcome or path == "success" else path
+
+
 def field(trajectory: Trajectory, path: str) -> Any:
     """The value of a field. Raises JudgeError where the episode has none of this name."""
     scenario = trajectory.scenario

@@ -78,6 +78,10 @@ class CodeTests:
             )
         )
 
+    def fields_read(self) -> dict[str, str]:
+        """Fields of the episode that are read, by key."""
+        return {"tests": self.tests}
+
     def __call__(self, trajectory: Trajectory) -> Score:
         tests = field(trajectory, self.tests)
         if not isinstance(tests, list) or not tests:

@@ -89,6 +89,10 @@ class Columns:
             found.append(Problem(f"reward.columns.{idle[0]}", message))
         return found
 
+    def fields_read(self) -> dict[str, str]:
+        """Fields of the episode that are read, by key."""
+        return {f"columns.{name}": path for name, path in self.columns.items()}
+
     def score_group(self, group: Sequence[Trajectory]) -> list[Score] | Awaitable[list[Score]]:
         """One score for each trajectory of a scenario."""
         log = _Log(len(group))

@@ -50,6 +50,10 @@ class JsonSchema:
             raise SpecError([Problem("reward.schema", f"is no JSON schema: {wrong}")])
         self._misfit = Apart("components.rewards.json_schema:misfit", seconds, ["jsonschema", "referencing"])
 
+    def fields_read(self) -> dict[str, str]:
+        """Fields of the episode that are read, by key."""
+        return {"schema": self.schema} if isinstance(self.schema, str) else {}
+
     def __call__(self, trajectory: Trajectory) -> Score:
         schema = field(trajectory, self.schema) if isinstance(self.schema, str) else self.schema
         if isinstance(self.schema, str) and (wrong := _wrong(schema)) is not None:

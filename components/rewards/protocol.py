@@ -14,7 +14,7 @@ A reward is built when the configuration is checked, too: what is heavy it loads
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -92,6 +92,15 @@ class SettledReward(Protocol):
 
     def settling(self) -> Callable[[Sequence[Trajectory], Sequence[Score]], list[Score]]:
         """Begins anew: what makes a group's scores of what `score_group` has given for it."""
+        ...
+
+
+@runtime_checkable
+class ReadingReward(Protocol):
+    """A reward that reads fields of the episode, such as the expected answer."""
+
+    def fields_read(self) -> Mapping[str, str]:
+        """Paths of the fields (`components.rewards.answers`) by the key of the configuration that names them."""
         ...
 
 

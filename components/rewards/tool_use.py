@@ -37,6 +37,10 @@ class ToolUse:
         self.needed = needed
         self._failed = Pattern(failed, "reward.failed")
 
+    def fields_read(self) -> dict[str, str]:
+        """Fields of the episode that are read, by key."""
+        return {} if self.needed is None else {"needed": self.needed}
+
     def __call__(self, trajectory: Trajectory) -> Score:
         seen: set[tuple[str, str, str, str | None]] = set()
         calls = repeated = failed = wasted = 0

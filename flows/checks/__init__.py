@@ -30,6 +30,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     models.local_model,
     judging.reward,
     judging.others,
+    judging.fields,
     judging.judges,
     judging.reward_model,
     judging.refresh,

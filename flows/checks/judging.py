@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,14 @@ from components.errors import Problem, ResourceError, SpecError
 from components.evaluation.spec import CalibrateSpec, EvaluateSpec
 from components.filters.chain import Chain, links
 from components.inference.spec import InferenceSpec, RemoteSpec
+from components.rewards.answers import of_input
 from components.rewards.asking.spec import ServedJudge, asked_by
+from components.rewards.protocol import ReadingReward
 from components.rewards.spec import JudgeSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
 from components.trajectories.step_labels import CONTINUED
+from flows.checks.worlds import TRAIN, stated
 from flows.guards import GuardsSpec
 
 if TYPE_CHECKING:
@@ -66,6 +69,35 @@ def others(evaluate: EvaluateSpec, calibrate: CalibrateSpec, environment: Target
         yield Problem(
             "calibrate.solutions", f"true, and {environment.target} has no solve(scenario); expected null or false"
         )
+
+
+def fields(reward: Target, environment: Target, evaluate: EvaluateSpec, agent: AgentSpec) -> Iterator[Problem]:
+    """Fields that rewards read and no scenario has: every episode would be unscored, which only the first evaluation
+    would show. A name alone is expected in the input, unless an agent of the user's states the outcome."""
+    read: dict[str, tuple[str, str]] = {}
+    for path, declared in (("reward", reward), ("evaluate.reward", evaluate.reward)):
+        for place, target in [*declared.below(path), (path, declared)] if declared is not None else ():
+            for key, where in _fields(target).items():
+                if (name := of_input(where, outcome=agent.function is not None)) is not None:
+                    read[f"{place}.{key}"] = (where, name)
+    scenarios = stated(environment, (TRAIN, evaluate.split)) if read else []
+    inputs = set().union(*(one.input for one in scenarios))
+    for key, (where, name) in read.items() if scenarios else ():
+        if name not in inputs:
+            has = ", ".join(sorted(map(str, inputs))) or "nothing"
+            yield Problem(
+                key,
+                f"{where!r}: no scenario of {environment.target} has it in its input, which has {has}; expected one "
+                "of these, outcome.FIELD for what the environment says at the end of an episode, or another reward",
+            )
+
+
+def _fields(reward: Target) -> Mapping[str, str]:
+    try:
+        built = reward.build()
+    except Exception:  # noqa: BLE001  `reward` says so
+        return {}
+    return built.fields_read() if isinstance(built, ReadingReward) else {}
 
 
 def judges(reward: Target, judge: JudgeSpec, collect: CollectSpec, evaluate: EvaluateSpec) -> Iterator[Problem]:

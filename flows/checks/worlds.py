@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,19 @@ def environment(
         yield Problem("environment", f"{len(shared)} of its scenarios are in {both}, such as {min(shared)!r}")
     if len(set(ids)) < len(ids) or len({s.id for s in heldout}) < len(heldout):
         yield Problem("environment", f"{environment.target} gives the same id to several scenarios")
+
+
+def stated(environment: Target, splits: Sequence[str]) -> list[Scenario]:
+    """Return the scenarios of the splits; none where the environment cannot state them, which `environment` says."""
+    try:
+        built = environment.build()
+        try:
+            found = [one for split in splits for one in _result(built.scenarios(split))]
+        finally:
+            _result(built.close())
+    except Exception:  # noqa: BLE001  code of the user
+        return []
+    return [one for one in found if isinstance(one, Scenario)]
 
 
 def demonstrations(environment: Target, warmup: WarmupSpec | None, seed: int) -> Iterator[Problem]:
