@@ -125,9 +125,10 @@ def not_allowed(lines: Sequence[str], allowed: Sequence[str]) -> Iterator[Proble
         key = override.get_key_element()
         if override.type is not OverrideType.CHANGE or key not in allowed:
             yield Problem("overrides", f"{shown}: a run may not set this; {keys} (expected key=value)")
-        elif override.is_sweep_override() or not _plain(override.value()):
+        elif override.is_sweep_override() or not _plain(override.value()) or _calls(line):
             yield Problem(
-                "overrides", f"{shown}: expected one plain value, or a list of such; no mapping, reference or sweep"
+                "overrides",
+                f"{shown}: expected one plain value, or a list of such; no mapping, reference, function or sweep",
             )
 
 
@@ -137,6 +138,20 @@ def _plain(value: Any) -> bool:
     items = value if isinstance(value, list) else [value]
     scalars = all(isinstance(item, str | int | float | bool | None) for item in items)
     return scalars and not any(isinstance(item, str) and "$" in item and "{" in item for item in items)
+
+
+def _calls(line: str) -> bool:
+    """Return whether an override that can be read calls a function of Hydra's grammar, as `int(1)`, by reading it
+    where there are none. Prefect stores and shows what was given, and it is to be what runs."""
+    from hydra._internal.grammar.functions import Functions
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        OverridesParser(Functions()).parse_override(line)
+    except HydraException:
+        return True
+    return False
 
 
 def _refused(overrides: Sequence[str]) -> Iterator[Problem]:

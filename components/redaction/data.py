@@ -38,6 +38,9 @@ _NAMES_OF_VARIABLES = {"headers", "secrets", "variables"}
 _LISTED = {"cookies", "env", "environ", "envs", "environment", "header", "headers"}
 """Keys of lists of pairs, `[[Authorization, VALUE]]`."""
 
+_TARGETS = {"environment", "reward", "filter", "warmup.filter", "evaluate.reward", "calibrate.truth", "agent.function"}
+"""Where a configuration has a `_target_`, whose arguments take `env:NAME`."""
+
 
 @dataclass(frozen=True)
 class Secret:
@@ -75,7 +78,7 @@ def problems(found: Iterable[Secret]) -> list[Problem]:
         Problem(
             secret.path or "configuration",
             f"holds a secret ({secret.kind}). A configuration is stored and shown (artifacts, MLflow, Prefect, "
-            f"records, reports), so expected the name of an environment variable in its place: {_instead(secret.path)}",
+            f"records, reports); expected {_instead(secret.path)}",
         )
         for secret in by_path.values()
     ]
@@ -155,7 +158,14 @@ def _joined(path: str, name: Any) -> str:
 
 
 def _instead(path: str) -> str:
-    """Return how a secret is given at a key."""
+    """Return how a secret is given at a key, or that none is read there."""
+    remedy = _remedy(path)
+    if remedy is None:
+        return "no secret: nothing reads one here"
+    return f"the name of an environment variable in its place: {remedy}"
+
+
+def _remedy(path: str) -> str | None:
     parts = path.split(".")
     head = ".".join(parts[:2])
     if parts[0] == "compute" or "places" in parts:
@@ -166,8 +176,10 @@ def _instead(path: str) -> str:
         return "a store reads its credentials from variables of its own: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     if path == "tracking.uri":
         return "tracking.uri=env:NAME, or MLflow's own MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-    if parts[0] == "inference":
-        return "inference.key_variable=NAME"
+    if path == "url":  # of a server that a command is given
+        return "key_variable=NAME, or the option --key-variable NAME"
+    if "inference" in parts:
+        return f"{'.'.join(parts[: parts.index('inference') + 1])}.key_variable=NAME"
     if head == "deploy.target":
         return "deploy.target.key_variable=NAME, or deploy.target.source=env:NAME"
     if parts[0] in ("reward", "evaluate", "calibrate") and "extra" in parts:
@@ -180,4 +192,6 @@ def _instead(path: str) -> str:
         return f"{path}=NAME, in capitals, names the variable that holds the header"
     if head == "environment.judge":
         return "environment.judge.key_variable=NAME"
-    return f"{path}=env:NAME in the arguments of a _target_; elsewhere, set the variable and leave the key out"
+    if parts[0] in _TARGETS or head in _TARGETS:
+        return f"{path}=env:NAME, which an argument that is text takes"
+    return None

@@ -49,6 +49,15 @@ TRICKS = [
     "rounds=choice(1,2)",
     "rounds=interval(1,2)",
     "model=glob(*)",
+    "rounds=int(2)",
+    "rounds=int('2')",
+    "rounds=tag(x,2)",
+    "rounds=shuffle(1,2)",
+    "algorithm.learning_rate=float(1)",
+    "model=str(tiny)",
+    "name=str(a)",
+    "deploy.formats=[str(merged)]",
+    "deploy.formats=sort([merged])",
     "'rounds'=2",
     '"rounds"=2',
     "rounds.x=2",
@@ -83,10 +92,11 @@ def test_an_override_that_is_not_allowed_is_refused(served, monkeypatch):
     monkeypatch.setenv("HOME", "/home/planted-secret")
     allowed = ["rounds", "model", "algorithm.learning_rate", "deploy.formats", "name"]
     assert [line for line in TRICKS if not list(parameters.not_allowed(["rounds=2", line], allowed))] == []
-    with pytest.raises(SpecError) as error:
-        parameters.resolve(served, TRICKS)
-    assert len(error.value.problems) >= len(TRICKS)
-    assert "planted-secret" not in str(error.value)
+    for some in (TRICKS[:50], TRICKS[50:]):
+        with pytest.raises(SpecError) as error:
+            parameters.resolve(served, some)
+        assert len(error.value.problems) >= len(some)
+        assert "planted-secret" not in str(error.value)
 
 
 @pytest.mark.parametrize("option", ["../environment/mcp", "/etc/passwd", "tiny@environment", "null", "''"])
@@ -97,6 +107,7 @@ def test_a_group_has_only_the_options_of_the_operator(served, option):
 
 def test_what_the_operator_lists_is_allowed(served):
     lines = ["rounds=2", "model=tiny", "algorithm.learning_rate=1e-5", "deploy.formats=[merged]", "name='a-b'"]
+    assert not list(parameters.not_allowed(["name='int(2)'"], ["name"]))  # text, no call
     assert parameters.resolve(served, lines) == compose([*served.lines, *lines])
 
 

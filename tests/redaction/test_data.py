@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.errors import ResourceError, SpecError
-from components.redaction import MASK, dereference, mask, mask_text, refuse_secrets, secrets_in
+from components.redaction import MASK, Secret, dereference, mask, mask_text, refuse_secrets, secrets_in
+from components.redaction.data import problems
 from components.specs import Target
 from tests.redaction.secret_values import ALNUM, ORDINARY, ORDINARY_KEYS, SECRET_KEYS, TOKENS, random
 
@@ -140,3 +141,28 @@ def test_a_reference_stands_for_a_whole_value(monkeypatch):
         "b": "Bearer env:PLANTED",
         "c": 1,
     }
+
+
+TAKEN = {
+    "environment.settings.api_key": "environment.settings.api_key=env:NAME, which an argument that is text takes",
+    "evaluate.reward.token": "evaluate.reward.token=env:NAME",
+    "tracking.uri": "tracking.uri=env:NAME",
+    "reward.model.api_key": "reward.model.key_variable=NAME",
+    "inference.api_key": "inference.key_variable=NAME",
+    "warmup.teacher.inference.api_key": "warmup.teacher.inference.key_variable=NAME",
+}
+NOT_TAKEN = ["name", "root", "rounds", "seed", "agent.max_tokens", "collect.token", "model.name", "allow", "--tag"]
+
+
+@pytest.mark.parametrize("path", TAKEN)
+def test_a_refusal_names_what_takes_the_secret(path):
+    (problem,) = problems([Secret(path, "a token")])
+    assert f"the name of an environment variable in its place: {TAKEN[path]}" in problem.message
+
+
+@pytest.mark.parametrize("path", NOT_TAKEN)
+def test_a_refusal_proposes_no_reference_where_none_is_read(path):
+    (problem,) = problems([Secret(path, "a token")])
+    assert "env:" not in problem.message
+    assert "variable" not in problem.message
+    assert problem.message.endswith("expected no secret: nothing reads one here")
