@@ -1,42 +1,76 @@
-"""What sky/run.yaml launches: its own commands and those of the docs name experiments and keys that exist."""
+"""The task templates in sky/ name experiments, overrides and modules that exist; and so do the commands for them.
+
+The `run` part is executed by a shell, with a Python that writes its arguments down: these are composed and checked.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
+import shlex
 import subprocess
-from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from flows.config import check
-from tests.docs.pages import PAGES, ROOT, commands, words
+from tests.docs.pages import PAGES, ROOT, blocks
 
-TEMPLATE = ROOT / "sky" / "run.yaml"
-LINES = [
-    line.removeprefix("#").strip()
-    for line in [
-        *TEMPLATE.read_text(encoding="utf-8").splitlines(),
-        *(line for page in PAGES for line in commands(page)),
-    ]
-    if re.match(r"(#\s*)?sky (jobs )?launch .*sky/run\.yaml", line)
-]
+TEMPLATES = sorted((ROOT / "sky").glob("*.yaml"))
+RUN = ROOT / "sky" / "run.yaml"
 
 
-def test_commands_are_there():
-    assert len(LINES) >= 3
+def commands() -> list[list[str]]:
+    """Calls of SkyPilot for the template of a run: in the comments of the templates, and in the documents."""
+    comments = [line.lstrip("# ") for path in TEMPLATES for line in path.read_text().splitlines() if line[:1] == "#"]
+    shown = [line for page in PAGES for block in blocks(page) for line in block.text.splitlines()]
+    return [shlex.split(line) for line in [*comments, *shown] if re.match(r"sky (jobs )?launch .*sky/run\.yaml", line)]
 
 
-@pytest.mark.parametrize("line", sorted(set(LINES)))
-def test_every_launch_composes(line):
-    template = yaml.safe_load(TEMPLATE.read_text(encoding="utf-8"))
-    arguments = words(line)
-    chosen = dict(value.split("=", 1) for option, value in pairwise(arguments) if option == "--env")
-    assert chosen.keys() <= template["envs"].keys()
-    shown = template["run"].replace(".venv/bin/python", "printf '%s\\n'")
-    environment = {"HOME": "/home/somebody", **template["envs"], **chosen}
-    run = subprocess.run(["bash", "-ec", shown], env=environment, capture_output=True, text=True, check=True)
-    module, name, *overrides = run.stdout.splitlines()
-    assert (module, name) == ("-m", "flows.run")
-    assert overrides[0] == f"+experiment={chosen.get('EXPERIMENT', 'quickstart')}"
-    check(overrides)
+def given(command: list[str]) -> dict[str, str]:
+    """The variables that a command sets."""
+    pairs = zip(command, command[1:], strict=False)
+    return dict(value.split("=", 1) for option, value in pairs if option == "--env")
+
+
+def run_by(template: dict[str, Any], variables: dict[str, str], folder: Path) -> list[str]:
+    """The arguments of the module that the template runs."""
+    python = folder / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "HOME": str(folder), **template["envs"], **variables}
+    done = subprocess.run(
+        ["bash", "-c", template["run"]], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    arguments = done.stdout.splitlines()
+    assert arguments[:2] == ["-m", "flows.run"]
+    return arguments[2:]
+
+
+def test_all_templates_are_looked_at():
+    assert [path.name for path in TEMPLATES] == ["run.yaml", "serve.yaml"]
+    assert len(commands()) >= 5
+
+
+@pytest.mark.parametrize("command", [[], *commands()], ids=" ".join)
+def test_a_run_of_the_template_is_valid(command, tmp_path):
+    template = yaml.safe_load(RUN.read_text())
+    variables = given(command)
+    assert set(variables) <= set(template["envs"]), "SkyPilot refuses others"
+    overrides = run_by(template, variables, tmp_path)
+    assert f"root={tmp_path}/espalier/runs" in overrides
+    (spec,) = check(overrides, named=True)
+    assert spec.store == (variables.get("STORE") or None)
+    for line in shlex.split(variables.get("OVERRIDES", "")):
+        assert line in overrides
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_modules_that_a_template_names_exist(path):
+    """Those of this repository; vLLM is installed by the template itself."""
+    for module in re.findall(r"python -m ((?:flows|components)[\w.]+)", path.read_text()):
+        assert importlib.util.find_spec(module) is not None, module
