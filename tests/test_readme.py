@@ -101,6 +101,19 @@ def test_the_demonstrations_succeed_and_the_reward_is_the_users(home):
     assert scores.metrics["reward"] == pytest.approx(1 - 0.02)
 
 
+def test_options_of_the_command_line_replace_the_blocks_of_the_users_experiment(home):
+    """A run of its own, without the warmup and with another reward than those that the experiment writes out."""
+    (command,) = [line for line in commands(README) if "--config-dir ~/mine/conf" in line]
+    root = home.folder / "chosen"
+    line = f"{command} root={root} reward=returned warmup=none rounds=1 deploy=none"
+    stages = json.loads(home.shell(line).stdout.splitlines()[-1])["stages"]
+    assert not [label for label in stages if "sft" in label]
+    run = Records(root).get("stock")
+    assert run.spec["reward"] == {"_target_": "components.rewards.returned.Returned"}
+    assert run.spec["warmup"] is None
+    assert run.spec["environment"]["_target_"] == "stock.environment.Stock"
+
+
 @pytest.mark.parametrize("page", [page for page, scripts in SCRIPTS.items() if scripts])
 def test_the_blocks_of_the_page_run(home, monkeypatch, request, page):
     monkeypatch.chdir(home.folder)
