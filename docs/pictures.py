@@ -1,6 +1,6 @@
 """Takes the pictures of the README from a run: its report, MLflow and Prefect.
 
-    python -m docs.pictures [--root runs] [--run MLFLOW_RUN_ID]
+    python -m docs.pictures [root=runs] [--run MLFLOW_RUN_ID]
 
 Takes the latest finished run below the root, or the one named. Both user interfaces are started on free ports and
 ended again. Needs chromium on the PATH; Pillow, which comes with matplotlib, makes the files small.
@@ -8,7 +8,6 @@ ended again. Needs chromium on the PATH; Pillow, which comes with matplotlib, ma
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -22,6 +21,8 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from flows.arguments import RootParser
+
 IMAGES = Path(__file__).with_name("images")
 START_LIMIT = 120.0
 """Seconds that a user interface may take to answer."""
@@ -30,16 +31,15 @@ PANEL = 430
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m docs.pictures", description=__doc__.split("\n")[0])
-    parser.add_argument("--root", type=Path, default=Path("runs"), help="root of the run (default: %(default)s)")
+    parser = RootParser(prog="python -m docs.pictures", description=__doc__.split("\n")[0])
     parser.add_argument("--run", help="id of its MLflow run (default: the latest finished one)")
     options = parser.parse_args()
-    root = options.root.absolute()
+    root = options.root
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         sys.exit("no chromium on the PATH: install it (Debian, Ubuntu: apt install chromium)")
     if not (root / "mlflow" / "mlflow.db").is_file():
-        sys.exit(f"{root} holds no run: run an experiment first, or name its --root")
+        sys.exit(f"{root} holds no run: run an experiment first, or name its folder: root=DIR")
     run_id, experiment, report = find_run(root, options.run)
     IMAGES.mkdir(exist_ok=True)
     picture(chromium, report.as_uri(), IMAGES / "report.png", width=1180, height=1300)

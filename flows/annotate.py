@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.errors import EspalierError, ResourceError
-from flows.stage import DEFAULT_ROOT
+from flows.arguments import RootParser
 
 if TYPE_CHECKING:
     from flows.annotation.episodes import Episodes
@@ -43,11 +43,10 @@ HOST = "127.0.0.1"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for a mistake of the user's, 130 where it was interrupted before the page was there."""
-    parser = argparse.ArgumentParser(
+    parser = RootParser(
         prog="python -m flows.annotate", description="Lets people score, compare and correct the episodes of a run."
     )
     parser.add_argument("run", metavar="RUN", help="id, beginning of an id, experiment's name, or latest")
-    parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="folder of the runs")
     parser.add_argument("--stage", metavar="LABEL", help='whose episodes: "collect[1]", "evaluate[final]"')
     parser.add_argument("--sample", type=_count, metavar="N", help="read so many of them, drawn by --seed")
     parser.add_argument("--seed", type=int, default=0, help="of --sample (default: %(default)s)")
@@ -86,7 +85,7 @@ def _run(root: Path, reference: str) -> RunRecord:
     from flows.records import Records
 
     if not root.is_dir():
-        raise ResourceError(f"--root {root}: there is no such folder; expected that of your runs")
+        raise ResourceError(f"root={root}: there is no such folder; expected that of your runs")
     return Records(root).get(reference)
 
 

@@ -1,71 +1,78 @@
-"""Options of `python -m flows.run`: those of Hydra that a run supports, and `--fork`. Mistakes are a SpecError."""
+"""The folder of the runs on a command line: `root=DIR` for every command, as Hydra's commands take it.
+
+At module level this file imports the standard library only.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from components.errors import Problem, SpecError
-from components.redaction import mask_text
-from components.specs import nearest
-from flows.overrides import mask_override
-
-SHOWN = ("job", "hydra", "all")
-"""Parts of the composed config that --cfg prints."""
-ABOUT = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-"""What --info prints."""
+DEFAULT_ROOT = Path(__file__).resolve().parent.parent / "runs"
+KEY = "root="
+_SHOWN = "[root=DIR]"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        option, colon, reason = mask_text(message).removeprefix("argument ").partition(": ")
-        raise SpecError([Problem(option, reason) if colon else Problem("options", message)])
+class RootParser(argparse.ArgumentParser):
+    """A parser that takes `root=DIR` anywhere among the arguments before `--`, as `options.root`, an absolute path. The
+    last one counts, as in Hydra's commands.
+
+    default: its value where it is not given; None means that it has to be given.
+    """
+
+    def __init__(self, *, default: Path | None = DEFAULT_ROOT, **options: Any):
+        super().__init__(**options)
+        self._default_root = default
+        shown = f" (default: {default})" if default else ""
+        self.add_argument_group("key=value", f"root=DIR: folder of the runs{shown}")
+
+    def parse_known_args(  # type: ignore[override]  # its overloads say the same of every namespace
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        args = list(sys.argv[1:] if args is None else args)
+        refuse_root_option(self, args)
+        end = args.index("--") if "--" in args else len(args)
+        given = [arg for arg in args[:end] if arg.startswith(KEY)]
+        rest = [arg for arg in args[:end] if not arg.startswith(KEY)] + args[end:]
+        namespace, extras = super().parse_known_args(rest, namespace)
+        if given or not hasattr(namespace, "root"):
+            namespace.root = self._folder(given[-1].removeprefix(KEY)) if given else self._default_root
+            if namespace.root is None:
+                self.error("root=DIR is required")
+        return namespace, extras
+
+    def format_usage(self) -> str:
+        usage = super().format_usage()
+        return usage if _SHOWN in usage else f"{usage.rstrip()} {_SHOWN}\n"
+
+    def format_help(self) -> str:
+        return super().format_help().replace(super().format_usage().rstrip(), self.format_usage().rstrip(), 1)
+
+    def _folder(self, text: str) -> Path:
+        try:
+            return root_folder(text)
+        except ValueError as error:
+            self.error(f"root: {text!r}: expected {error}")
 
 
-def parsed(argv: list[str], command: str) -> tuple[argparse.Namespace, argparse.ArgumentParser]:
-    """Return the options, overrides among them, and the parser, which Hydra's help prints. Raises SpecError."""
-    parser = _parser(command)
-    options, unknown = parser.parse_known_intermixed_args(argv)
-    wrong = [word for word in unknown if word.startswith("-")] or unknown  # others are the values of these
-    problems = [_unknown(word, parser) for word in wrong]
-    for name, value, expected in (("--cfg", options.cfg, SHOWN), ("--info", options.info, ABOUT)):
-        if value is not None and value not in expected:
-            near = nearest(value, expected)
-            text = f"{value!r}: expected one of {', '.join(expected)}"
-            problems.append(Problem(name, text, f"{name} {near}" if near else None))
-    given = [options.run, options.multirun, options.cfg is not None, options.info is not None, options.shell_completion]
-    if sum(given) > 1:
-        text = "only one of --run, --multirun, --cfg, --info and --shell-completion can be given"
-        problems.append(Problem("options", text))
-    for name, value in (("--resolve", options.resolve), ("--package", options.package)):
-        if value and options.cfg is None:
-            problems.append(Problem(name, "goes with --cfg; expected --cfg job", f"--cfg job {name}"))
-    if problems:
-        raise SpecError(problems)
-    return options, parser
+def root_folder(text: str) -> Path:
+    """Return the absolute path of a root. Raises ValueError, whose message says what was expected."""
+    if text == "":
+        raise ValueError("a folder; an empty text is none, as an unset variable of the shell gives it")
+    if "://" in text:
+        raise ValueError("a local folder; artifacts are shared between machines with store=URI")
+    return Path(text).expanduser().absolute()
 
 
-def _parser(command: str) -> argparse.ArgumentParser:
-    parser = _Parser(prog=command, add_help=False, allow_abbrev=False)
-    parser.add_argument("overrides", nargs="*", help="+experiment=NAME, group=option, key=value")
-    parser.add_argument("--help", "-h", action="store_true", help="experiments and groups")
-    parser.add_argument("--multirun", "-m", action="store_true", help="sweep: every combination of the given values")
-    parser.add_argument("--run", "-r", action="store_true", help="run; without another option, this is meant")
-    parser.add_argument("--cfg", "-c", metavar="job", help=f"print the composed config: {', '.join(SHOWN)}")
-    parser.add_argument("--resolve", action="store_true", help="with --cfg: print the values of references")
-    parser.add_argument("--package", "-p", help="with --cfg: print this part only")
-    parser.add_argument("--config-dir", "-cd", metavar="DIR", help="folder of your own config groups")
-    parser.add_argument("--fork", metavar="RUN@STEP", help="begin with the policy of another run; the same as fork=")
-    parser.add_argument("--info", "-i", nargs="?", const="all", metavar="all", help=f"of Hydra: {', '.join(ABOUT)}")
-    parser.add_argument("--hydra-help", action="store_true", help="help of Hydra")
-    parser.add_argument("--shell-completion", "-sc", action="store_true", help="install or uninstall it")
-    return parser
-
-
-def _unknown(word: str, parser: argparse.ArgumentParser) -> Problem:
-    name, equals, _ = word.partition("=")
-    actions = [action for action in parser._actions if action.nargs != 0 or not equals]
-    near = nearest(name, [option for action in actions for option in action.option_strings if option.startswith("--")])
-    if equals and near is None:
-        near = mask_override(word.lstrip("-"))
-    return Problem(mask_text(name), "there is no such option", near)
+def refuse_root_option(parser: argparse.ArgumentParser, args: Sequence[str] | None) -> None:
+    """End with the parser's error where the root is given as an option. args: None are those of this process."""
+    args = sys.argv[1:] if args is None else args
+    for index, arg in enumerate(args):
+        if arg == "--":
+            return
+        if arg == "--root" or arg.startswith("--root="):
+            folder = arg.partition("=")[2] or next(iter(args[index + 1 : index + 2]), "DIR")
+            parser.error(f"--root is no option: write root={folder}")

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError, Problem, ResourceError, SpecError
+from flows.arguments import refuse_root_option
 from flows.interrupt import leave
 
 if TYPE_CHECKING:
@@ -167,6 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--people", type=Path, metavar="FILE", help="JSON lines: trajectory_id and score")
     parser.add_argument("--html", type=Path, metavar="FILE", help="where the page goes, the picture beside it")
     parser.add_argument("--strict", action="store_true", help="exit code 1 where a mark (calibrate.marks) is not met")
+    refuse_root_option(parser, argv)
     options = parser.parse_intermixed_args(argv)
     if options.label and options.run is None:
         parser.error("--label goes with --run")

@@ -10,7 +10,6 @@ stops that answer. Reads lines from any standard input.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import inspect
 import json
@@ -22,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError, ResourceError
+from flows.arguments import RootParser
 from flows.console import printable
-from flows.stage import DEFAULT_ROOT
 
 if TYPE_CHECKING:
     from components.environments.protocol import Environment, Messages
@@ -304,11 +303,10 @@ async def _finished(work: Any) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for a mistake in the command."""
-    parser = argparse.ArgumentParser(
+    parser = RootParser(
         prog="python -m flows.chat", description="Talks to a trained or deployed policy, in its environment."
     )
     parser.add_argument("policy", metavar="RUN|RUN@STEP|KEY|URL", help="a run's policy, a checkpoint, or a server")
-    parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="folder of the runs")
     parser.add_argument("--environment", metavar="RUN", help="at a URL: the run whose environment it acts in")
     parser.add_argument("--model", help="at a URL: its name there; by default the first that is listed")
     parser.add_argument("--key-variable", metavar="NAME", help="at a URL: environment variable that holds the key")

@@ -19,7 +19,6 @@ is refused where a run needs it. Nothing is touched that a living process works 
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import math
@@ -32,8 +31,8 @@ from pathlib import Path
 
 from components.artifacts import Artifact, Store, read_artifact
 from components.errors import ArtifactError, EspalierError, ResourceError
+from flows.arguments import RootParser
 from flows.records import Records, RunRecord
-from flows.stage import DEFAULT_ROOT
 from flows.stages.judge import ANSWERS
 
 KEY_LENGTH = 64
@@ -251,11 +250,10 @@ def _size(path: Path) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 where what was asked for cannot be done."""
-    parser = argparse.ArgumentParser(
+    parser = RootParser(
         prog="python -m flows.clean", description="Lists what can go below a root, and why. Deletes only with --delete."
     )
     parser.add_argument("keys", nargs="*", metavar="KEY", help="only these artifacts; refused where a run needs one")
-    parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="folder of the runs")
     parser.add_argument(
         "--forget", action="append", default=[], metavar="RUN", help="a run that is not needed any more"
     )
@@ -266,9 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_intermixed_args(argv)
     try:
         if not (options.root / "artifacts").is_dir():
-            raise ResourceError(
-                f"there are no artifacts below {options.root}; give the folder of your runs: --root DIR"
-            )
+            raise ResourceError(f"there are no artifacts below {options.root}; give the folder of your runs: root=DIR")
         cleaner = Cleaner(options.root, options.forget)
         if options.keys:
             waste = [cleaner.named(key) for key in options.keys]

@@ -8,7 +8,6 @@ curves, and the episodes of the scenarios that changed, side by side. `flows.com
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError, ResourceError
+from flows.arguments import RootParser
 from flows.comparison import MISSING, compare, listed
 from flows.console import duration, printable
-from flows.stage import DEFAULT_ROOT
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -185,13 +184,12 @@ def _short(value: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for a mistake in the command."""
-    parser = argparse.ArgumentParser(
+    parser = RootParser(
         prog="python -m flows.compare", description="Shows runs side by side; the first one is the baseline."
     )
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="id, beginning of an id, experiment's name (its latest run), or latest"
     )
-    parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="folder of the runs")
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="where the page goes; ROOT/compare/IDS.html if not given"
     )

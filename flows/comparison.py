@@ -69,7 +69,7 @@ def compare(root: Path, references: Sequence[str]) -> Comparison:
         against=[_against(runs[0], run) for run in runs[1:]],
         created=time.strftime("%Y-%m-%d %H:%M:%S"),
         command=shlex.join(
-            ["python", "-m", "flows.compare", *(run.short for run in found.values()), "--root", str(records.root)]
+            ["python", "-m", "flows.compare", *(run.short for run in found.values()), f"root={records.root}"]
         ),
     )
 

@@ -6,7 +6,6 @@ What is in use elsewhere is listed; the host that has it ends it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,8 +16,8 @@ from typing import Any
 
 from components.deployment.targets.spec import LocalTarget
 from components.errors import EspalierError, ResourceError
+from flows.arguments import RootParser
 from flows.in_use import InUse, Ledger, ledgers, where
-from flows.stage import DEFAULT_ROOT
 
 
 def state(found: InUse) -> str:
@@ -106,11 +105,10 @@ def _data(name: str, one: InUse) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for a model that is not there, or not here; 1 where a server does not start."""
-    parser = argparse.ArgumentParser(
+    parser = RootParser(
         prog="python -m flows.deployments",
         description="Lists what runs have put into use; stops and starts servers on this machine.",
     )
-    parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="folder of the runs")
     act = parser.add_mutually_exclusive_group()
     act.add_argument("--stop", metavar="NAME", help="end the server of this model")
     act.add_argument("--start", metavar="NAME", help="start it again, on its port")

@@ -10,19 +10,17 @@ made it) holds for the steps below it until another one is named.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError
 from flows.ancestry import TRAINED, Lineage, Node, Step
+from flows.arguments import RootParser
 from flows.console import printable
-from flows.stage import DEFAULT_ROOT
 
 if TYPE_CHECKING:
     from components.evaluation.report import Origin
@@ -158,7 +156,7 @@ def _tree(branches: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for a mistake in the command."""
-    parser = argparse.ArgumentParser(
+    parser = RootParser(
         prog="python -m flows.lineage", description="Says what made an artifact, and what was made from it."
     )
     parser.add_argument(
@@ -167,7 +165,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="an artifact by the beginning of its key; a run's checkpoint after round STEP; or a run's final policy, "
         "which it deploys: with deploy.policy=best the one that was chosen (its last checkpoint if it has none yet)",
     )
-    parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="folder of the runs")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
     try:

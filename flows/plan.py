@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from components.errors import EspalierError, ResourceError, SpecError
+from flows.arguments import refuse_root_option
 from flows.planning import Plan, plan
 
 
@@ -77,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config-dir", "-cd", help="folder of your own config groups")
     parser.add_argument("--fork", metavar="RUN@STEP", help="begin with the policy of another run; the same as fork=")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    refuse_root_option(parser, argv)
     options = parser.parse_intermixed_args(argv)
     overrides = [*options.overrides, *([f"fork={options.fork}"] if options.fork else [])]
     try:

@@ -175,7 +175,7 @@ class Records:
         so."""
         runs = [run for run in self.all() if not ignore(run)]
         if not runs:
-            raise ResourceError(f"there is no run below {self.root} yet; give the folder of your runs: --root DIR")
+            raise ResourceError(f"there is no run below {self.root} yet; give the folder of your runs: root=DIR")
         if reference == LATEST:
             return runs[0]
         exact = [run for run in runs if run.id == reference] or [run for run in runs if run.name == reference][:1]
@@ -255,7 +255,7 @@ class Records:
             data = parse_json(path.read_bytes())
             version = data.get("version") if isinstance(data, dict) else None
             if isinstance(version, int) and version > VERSION:
-                raise ResourceError(f"{path} was written by a newer Espalier: update, or give another --root")
+                raise ResourceError(f"{path} was written by a newer Espalier: update, or give another root=DIR")
             return _run(data, path.stem)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]

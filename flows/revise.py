@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError, ResourceError
 from components.specs import Target, validate
-from flows.stage import DEFAULT_ROOT
+from flows.arguments import RootParser
 
 if TYPE_CHECKING:
     from components.rewards.constitution import Constitution, Revised
@@ -42,13 +42,12 @@ Found = list[tuple["Trajectory", str, "Revised"]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for a mistake of the user's, 130 where it was interrupted."""
-    parser = argparse.ArgumentParser(
+    parser = RootParser(
         prog="python -m flows.revise", description="Has answers written anew that do not keep to principles."
     )
     parser.add_argument("run", metavar="RUN", help="id, beginning of an id, experiment's name, or latest")
     parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="corrections are added here (JSONL)")
     parser.add_argument("--pairs", type=Path, metavar="FILE", help="preferences in TRL's form are written here (JSONL)")
-    parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="folder of the runs")
     parser.add_argument("--stage", metavar="LABEL", help='whose episodes: "collect[1]", "evaluate[final]"')
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="another judge, below reward=constitution")
     options = parser.parse_intermixed_args(arguments)
@@ -70,7 +69,7 @@ def _revise(options: argparse.Namespace) -> int:
 
     root = options.root.absolute()
     if not root.is_dir():
-        raise ResourceError(f"--root {root}: there is no such folder; expected that of your runs")
+        raise ResourceError(f"root={root}: there is no such folder; expected that of your runs")
     run = Records(root).get(options.run)
     stage = stage_named(run, options.stage)
     episodes = load(root, run, stage)

@@ -60,9 +60,9 @@ def _help(argv: list[str]) -> None:
 
 
 def _start(argv: list[str]) -> None:
-    from flows.arguments import parsed
     from flows.config import check_secrets, looked_at
     from flows.keys import check_keys
+    from flows.run_options import parsed
 
     args, parser = parsed(argv, COMMAND)
     if args.fork is not None:

@@ -30,6 +30,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from components.errors import EspalierError, Problem, ResourceError, SpecError
 from components.redaction import refuse_secrets
 from flows import parameters
+from flows.arguments import refuse_root_option
 from flows.endings import told
 from flows.parameters import Deployment
 from flows.server import PORT
@@ -72,7 +73,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     try:
-        return serve(parser().parse_intermixed_args(argv))
+        command = parser()
+        refuse_root_option(command, argv)
+        return serve(command.parse_intermixed_args(argv))
     except EspalierError as error:
         found = told(error)
         assert found is not None

@@ -1,4 +1,4 @@
-"""The Prefect server of a run, and `python -m flows.server [--root DIR]`, which shows earlier runs in a browser.
+"""The Prefect server of a run, and `python -m flows.server [root=DIR]`, which shows earlier runs in a browser.
 
 With `PREFECT_API_URL` set, that server is used with the user's own settings, and none is started. Else a run starts its
 own (`flows.server_process`), on a free port of this machine, with its database in `<root>/prefect`. It is Prefect's own
@@ -18,7 +18,6 @@ the rest.
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import json
 import logging
@@ -146,7 +145,7 @@ class Server:
     def __init__(self, process: subprocess.Popen, root: Path, log: Path):
         self.credential_file = home(root) / FILE
         self.ui_command = (
-            f"{command_path('python')} -m flows.server --root {shlex.quote(str(root))}  "
+            f"{command_path('python')} -m flows.server {shlex.quote(f'root={root}')}  "
             f"(log in with the text in {self.credential_file})"
         )
         self.advice = f"; its log is {log}, its database {home(root) / 'prefect.db'}"
@@ -260,8 +259,7 @@ def start(root: Path, port: int | None = None) -> Server:
                 sys.executable,
                 "-m",
                 "flows.server_process",
-                "--root",
-                str(root),
+                f"root={root}",
                 *(["--port", str(port)] if port else []),
             ],
             cwd=Path(__file__).resolve().parent.parent,
@@ -289,13 +287,12 @@ def _free(port: int) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 after Ctrl-C; 2 where the server cannot start, 1 where it ends by itself."""
-    from flows.stage import DEFAULT_ROOT
+    from flows.arguments import RootParser
 
-    parser = argparse.ArgumentParser(
+    parser = RootParser(
         prog="python -m flows.server",
         description="Shows the runs below a root in Prefect's user interface, until it is interrupted.",
     )
-    parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="folder of the runs")
     parser.add_argument("--port", type=int, default=PORT, help=f"{PORT} if not given")
     arguments = parser.parse_args(argv)
     if not 0 < arguments.port < 2**16:

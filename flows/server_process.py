@@ -7,7 +7,6 @@ asks for the credential (PREFECT_SERVER_API_AUTH_STRING) and, with every change,
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import os
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.artifacts import lock_file
 from components.compute.lifeline import watch_parent
+from flows.arguments import RootParser
 from flows.server import HOST, START_LIMIT, home
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ class LocalOnly:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m flows.server_process")
-    parser.add_argument("--root", required=True, type=Path)
+    parser = RootParser(prog="python -m flows.server_process", default=None)
     parser.add_argument("--port", type=int)
     arguments = parser.parse_args()
     root = arguments.root

@@ -35,6 +35,7 @@ from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Spec, Target
 from components.tracking.spec import TrackingSpec
 from flows import checks
+from flows.arguments import DEFAULT_ROOT, root_folder
 from flows.feedback import FeedbackSpec
 from flows.guards import GuardsSpec
 from flows.stopping import EarlyStoppingSpec
@@ -179,12 +180,8 @@ class ExperimentSpec(Spec):
     @classmethod
     def _absolute(cls, value: Any) -> Any:
         if value is None:
-            return str(CODE / "runs")
-        if value == "":
-            raise ValueError("a folder; an empty text is none, as an unset variable of the shell gives it")
-        if isinstance(value, str) and "://" in value:
-            raise ValueError("a local folder; artifacts are shared between machines with store=URI")
-        return str(Path(value).expanduser().absolute()) if isinstance(value, str) else value
+            return str(DEFAULT_ROOT)
+        return str(root_folder(value)) if isinstance(value, str) else value
 
     @field_validator("allow")
     @classmethod

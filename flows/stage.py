@@ -1,9 +1,9 @@
 """One stage alone, from a serialised request, or that of a past run; and a look at the episodes of one that runs:
 
-    python -m flows.stage --request FILE.json --root DIR [--store URI] [--watch]
-    python -m flows.stage --requests --root DIR [--store URI]
-    python -m flows.stage --run RUN --label "train[3]" [--root DIR] [--store URI] [--again] [--watch]
-    python -m flows.stage collect --watch [--root DIR] [--wait SECONDS]
+    python -m flows.stage --request FILE.json root=DIR [--store URI] [--watch]
+    python -m flows.stage --requests root=DIR [--store URI]
+    python -m flows.stage --run RUN --label "train[3]" [root=DIR] [--store URI] [--again] [--watch]
+    python -m flows.stage collect --watch [root=DIR] [--wait SECONDS]
 
 The request names the stage, its part of the spec, the keys of its input artifacts in the store below DIR, and the
 seed (`flows.stages.base.Request`); --requests takes one after the other, as lines on standard input, and keeps models
@@ -40,18 +40,17 @@ from components.compute.lifeline import watch_parent
 from components.compute.runners import error_to_json
 from components.compute.spec import Strategy
 from components.errors import EspalierError, ResourceError
+from flows.arguments import RootParser
 from flows.endings import told
 from flows.interrupt import leave
 
 if TYPE_CHECKING:
     from flows.stages.base import Context, Request
 
-DEFAULT_ROOT = Path(__file__).resolve().parent.parent / "runs"
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 for a mistake in the request, 1 for a stage that failed, 130 where it was stopped."""
-    parser = argparse.ArgumentParser(
+    parser = RootParser(
         prog="python -m flows.stage", description="Runs one stage from a request, or shows episodes of one that runs."
     )
     parser.add_argument("stage", nargs="?", choices=["collect", "evaluate"], help="with --watch: of which stage")
@@ -63,9 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what.add_argument("--run", help="a past run: id, beginning of an id, experiment's name, or latest")
     parser.add_argument("--label", help="with --run: the stage's name in that run, as train[3]")
     parser.add_argument("--again", action="store_true", help="compute it again and compare, also where it is there")
-    parser.add_argument(
-        "--root", type=Path, default=DEFAULT_ROOT, help="folder of the runs: artifacts, models, records"
-    )
     parser.add_argument("--store", help="URI of a store shared with other machines, such as s3://BUCKET/PREFIX")
     parser.add_argument(
         "--lock-timeout", type=float, default=43200.0, help="seconds to wait for another process at the same artifact"
@@ -193,7 +189,7 @@ def _follow(root: Path, stage: str, wait: float) -> int:
     from flows.watch import follow
 
     if not root.is_dir():
-        print(f"--root {root}: there is no such folder; expected that of your runs", file=sys.stderr)
+        print(f"root={root}: there is no such folder; expected that of your runs", file=sys.stderr)
         return 2
     print(f"looking for a stage {stage} at work below {root}, for {wait:g} s (--wait)", file=sys.stderr)
     try:
@@ -202,7 +198,7 @@ def _follow(root: Path, stage: str, wait: float) -> int:
     except KeyboardInterrupt:
         return 130
     print(
-        f"no stage {stage} has played episodes below {root} in {wait:g} s. Give the folder of your runs (--root DIR), "
+        f"no stage {stage} has played episodes below {root} in {wait:g} s. Give the folder of your runs (root=DIR), "
         f'or play a stage of a past run again: --run latest --label "{stage}[...]" --again --watch',
         file=sys.stderr,
     )

@@ -138,11 +138,11 @@ def test_the_run_is_compared_and_its_lineage_told(home):
     run = records.get("stock")
     records.write(replace(run, id="0" * 32, name="other"))  # a second run
     (compare,) = [line for line in commands(README) if "flows.compare" in line]
-    done = home.shell(compare.partition("#")[0].replace("RUN OTHER", f"stock other --root {home.folder}/runs"))
+    done = home.shell(compare.partition("#")[0].replace("RUN OTHER", f"stock other root={home.folder}/runs"))
     assert "B after GRPO against A after GRPO" in done.stdout
     assert Path(done.stdout.splitlines()[-1].removeprefix("page: ")).is_file()
     for line in [line for line in commands(README) if "flows.lineage" in line]:
-        done = home.shell(f"{line.partition('#')[0]} --root {home.folder}/runs")
+        done = home.shell(f"{line.partition('#')[0]} root={home.folder}/runs")
         assert "stock.reward.brief word_cost=0.02" in done.stdout
 
 

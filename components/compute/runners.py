@@ -71,7 +71,7 @@ class LocalRunner:
 class ProcessRunner:
     """Runs each stage in a process of its own; several at once, from as many threads. `KeptProcessRunner` keeps one.
 
-    command: what to start; `--request FILE --root DIR` is added. log: file for everything that the child writes to
+    command: what to start; `--request FILE root=DIR` is added. log: file for everything that the child writes to
     stderr. environment: None is ours. limit: seconds that one stage may take.
     """
 
@@ -107,7 +107,7 @@ class ProcessRunner:
         with tempfile.TemporaryDirectory(prefix="espalier-") as folder, open(self._log, "ab") as log:
             file = Path(folder) / "request.json"
             file.write_text(json.dumps(request), encoding="utf-8")
-            command = [*self._command, "--request", str(file), "--root", str(self._root)]
+            command = [*self._command, "--request", str(file), f"root={self._root}"]
             child = self._start(command, log)
             try:
                 result = self._follow(child, request, on_event)
@@ -196,7 +196,7 @@ class KeptProcessRunner(ProcessRunner):
         if child is None or child.poll() is not None:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             with open(self._log, "ab") as log:
-                child = self._kept = self._start([*self._command, "--requests", "--root", str(self._root)], log)
+                child = self._kept = self._start([*self._command, "--requests", f"root={self._root}"], log)
         assert child.stdin is not None
         answered = False
         try:

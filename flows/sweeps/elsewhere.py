@@ -12,7 +12,6 @@ The last line on standard output names the artifact, as `flows.stage` does for a
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -29,6 +28,7 @@ from components.compute.runners import error_to_json
 from components.errors import EspalierError
 from components.json_text import read_json
 from components.specs import validate
+from flows.arguments import RootParser
 from flows.interrupt import leave
 from flows.records import FOLDER, Records
 from flows.spec import ExperimentSpec
@@ -39,14 +39,13 @@ OUTCOME, REPORT = "outcome.json", "report.html"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0 where the outcome is in the store, 1 where it could not be kept there, 130 where it was stopped."""
-    parser = argparse.ArgumentParser(prog="python -m flows.sweeps.elsewhere", description=__doc__.splitlines()[0])
+    parser = RootParser(prog="python -m flows.sweeps.elsewhere", description=__doc__.splitlines()[0], default=None)
     parser.add_argument("--request", type=Path, required=True, help="JSON file: spec, overrides, sweep, parent")
-    parser.add_argument("--root", type=Path, required=True, help="folder on this machine")
     options = parser.parse_args(arguments)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is said goes to the log of the job
     try:
-        kept = play(read_json(options.request), options.root.expanduser().absolute())
+        kept = play(read_json(options.request), options.root)
     except KeyboardInterrupt:
         return 130
     except EspalierError as error:

@@ -1,6 +1,6 @@
 """Whether a policy that learns from RULER alone gets as far as one that learns from the hand-written reward.
 
-    python -m tests.benchmarks.ruler_learning [--seeds 0 1 2] [--root DIR] [--json] [-- OVERRIDES]
+    python -m tests.benchmarks.ruler_learning [--seeds 0 1 2] [--json] [-- OVERRIDES]
 
 The quickstart runs twice for each seed: with the environment's success as reward, and with `reward=ruler` against a
 judge that knows the answer. That judge speaks OpenAI's chat completions over a socket; it sees what any judge sees, the
@@ -90,7 +90,6 @@ def run(*overrides: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--root", help="folder for what the runs write (default: a new one that is removed)")
     parser.add_argument("--json", action="store_true", help="on one line")
     parser.add_argument("overrides", nargs="*", help="of both runs")
     options = parser.parse_args()
@@ -98,7 +97,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as new, judge_server(KnowingJudge()) as server:
         asked = ["reward=ruler", f"reward.model.url={server.url}", "reward.model.model=judge"]
         for seed in options.seeds:
-            shared = [f"seed={seed}", f"root={options.root or new}", *options.overrides]
+            shared = [f"seed={seed}", f"root={new}", *options.overrides]
             for name, own in (("written", []), ("ruler", asked)):
                 success[name][str(seed)] = run(*shared, *own)["success"]
                 print(f"seed {seed}, {name}: {success[name][str(seed)]:.4f}", file=sys.stderr, flush=True)

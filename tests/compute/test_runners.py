@@ -43,7 +43,7 @@ def test_a_process_gets_the_request_and_reports(tmp_path):
         request = json.load(open(sys.argv[sys.argv.index("--request") + 1]))
         say(progress=[1, 2, {"loss": 0.5}])
         print("a note", file=sys.stderr)
-        say(key=request["stage"], digest=sys.argv[sys.argv.index("--root") + 1], status="ran")
+        say(key=request["stage"], digest=sys.argv[-1].removeprefix("root="), status="ran")
     """
     events = []
     result = runner(tmp_path, code).run({"stage": "train"}, events.append)

@@ -112,7 +112,7 @@ def test_the_stage_gets_its_request_whatever_is_in_it(tmp_path):
     subprocess.run(["bash", "-c", task["run"]], env={**os.environ, **task["envs"]}, check=True, timeout=20)
     given = (tmp_path / "show.args").read_text().splitlines()
     assert given[:3] == ["-m", "flows.stage", "--request"]
-    assert given[4:] == ["--root", str(tmp_path / "a b"), *OPTIONS]
+    assert given[4:] == [f"root={tmp_path / 'a b'}", *OPTIONS]
     assert json.loads((tmp_path / "show.request").read_text()) == asked == json.loads(task["envs"][REQUEST])
 
 

@@ -21,7 +21,7 @@ from tests.inference.fake import environment
 @pytest.fixture
 def command(tmp_path, capsys):
     def ask(*arguments: str) -> tuple[int, str, str]:
-        code = main(["--root", str(tmp_path), *arguments])
+        code = main([f"root={tmp_path}", *arguments])
         said = capsys.readouterr()
         return code, said.out, said.err
 

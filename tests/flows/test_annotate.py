@@ -398,10 +398,10 @@ def refused(capsys, *arguments: str) -> str:
 
 
 def test_mistakes_are_named_with_exit_code_2(tmp_path, run, capsys):
-    root = ("--root", str(tmp_path), "--no-browser")
+    root = (f"root={tmp_path}", "--no-browser")
     assert "there is no run 'tset'" in (said := refused(capsys, "tset", *root))
     assert "did you mean test?" in said
-    assert "--root" in refused(capsys, "test", "--root", str(tmp_path / "nothing"))
+    assert "root=" in refused(capsys, "test", f"root={tmp_path / 'nothing'}")
     said = refused(capsys, "test", *root, "--stage", "colect[1]")
     assert "did you mean collect[1]?" in said
     assert "evaluate[start]" in said
@@ -417,19 +417,19 @@ def test_mistakes_are_named_with_exit_code_2(tmp_path, run, capsys):
 
 def test_a_run_without_episodes_says_so(tmp_path, capsys):
     run = pretend(tmp_path, stop_at="evaluate[start]")
-    assert f"run {run.short} (test) has no episodes yet" in refused(capsys, run.id, "--root", str(tmp_path))
+    assert f"run {run.short} (test) has no episodes yet" in refused(capsys, run.id, f"root={tmp_path}")
 
 
 def test_episodes_that_are_gone_are_named(tmp_path, run, capsys):
     Store(tmp_path / "artifacts").path(run.stage("collect[1]").key).rename(tmp_path / "elsewhere")
-    assert "episodes of collect[1]" in refused(capsys, "test", "--root", str(tmp_path))
+    assert "episodes of collect[1]" in refused(capsys, "test", f"root={tmp_path}")
 
 
 def test_a_damaged_file_is_named_with_its_line(tmp_path, run, session, capsys):
     session.answer(SCORE)
     with open(session.episodes.file, "a") as file:
         file.write('{"kind": "score", "score": 9}\n')
-    assert "line 2: " in refused(capsys, "test", "--root", str(tmp_path), "--no-browser", "--author", "Ada")
+    assert "line 2: " in refused(capsys, "test", f"root={tmp_path}", "--no-browser", "--author", "Ada")
 
 
 def test_what_was_said_goes_out_and_comes_in_again(tmp_path, run, session, capsys):
@@ -437,7 +437,7 @@ def test_what_was_said_goes_out_and_comes_in_again(tmp_path, run, session, capsy
     session.answer({**SCORE, "score": 2})
     session.answer({"kind": "choice", "trajectory": A.id, "other": B.id, "better": "tie"})
     out = tmp_path / "out.jsonl"
-    root = ("--root", str(tmp_path))
+    root = (f"root={tmp_path}",)
     assert main(["test", *root, "--export", str(out)]) == 0
     assert [one.kind for one in read(out)] == ["score", "choice"]  # what stands
     session.episodes.file.unlink()
@@ -467,9 +467,9 @@ def test_of_a_file_with_a_mistake_nothing_is_imported(tmp_path, run, session, ca
     file = tmp_path / "in.jsonl"
     for words, line in wrong.items():
         file.write_text(write_line(good) + line + write_line(rated(B, 3, artifact=artifact)))
-        assert words in refused(capsys, "test", "--root", str(tmp_path), "--import", str(file))
+        assert words in refused(capsys, "test", f"root={tmp_path}", "--import", str(file))
         assert lines(session) == []
-    assert "there is no file" in refused(capsys, "test", "--root", str(tmp_path), "--import", str(tmp_path / "none"))
+    assert "there is no file" in refused(capsys, "test", f"root={tmp_path}", "--import", str(tmp_path / "none"))
 
 
 def test_agreement_between_people_and_with_the_judge(tmp_path, run, session, capsys):
@@ -477,9 +477,9 @@ def test_agreement_between_people_and_with_the_judge(tmp_path, run, session, cap
     said = [rated(A, 5, artifact=artifact), rated(B, 1, artifact=artifact), rated(D, 4, artifact=artifact)]
     said += [rated(one, score, author="Bo", artifact=artifact) for one, score in ((A, 4), (B, 2), (C, 3))]
     said += [chose(A, B, "a", artifact=artifact), chose(B, A, "b", author="Bo", artifact=artifact)]
-    assert "nobody has said anything" in refused(capsys, "test", "--root", str(tmp_path), "--agreement")
+    assert "nobody has said anything" in refused(capsys, "test", f"root={tmp_path}", "--agreement")
     append(session.episodes.file, said)
-    assert main(["test", "--root", str(tmp_path), "--agreement"]) == 0
+    assert main(["test", f"root={tmp_path}", "--agreement"]) == 0
     found = json.loads(capsys.readouterr().out)["collect[1]"]
     (pair,) = found["scores"]["pairs"]
     assert (pair["authors"], pair["episodes"], pair["spearman"]) == (["Ada", "Bo"], 2, 1.0)
@@ -503,7 +503,7 @@ def test_the_author_is_said_or_known_from_git_or_the_machine(monkeypatch, tmp_pa
 
 
 def started(root: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
-    line = [sys.executable, "-m", "flows.annotate", "test", "--root", str(root), "--no-browser", *options]
+    line = [sys.executable, "-m", "flows.annotate", "test", f"root={root}", "--no-browser", *options]
     process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().strip()

@@ -75,7 +75,7 @@ def test_a_server_without_an_environment(talk):
 def test_the_person_is_the_user_and_tools_are_carried_out_in_the_environment(talk, root):
     engine = Scripted(("find_order", {"order": "nowhere"}), "I cannot find it.")
     with Server(engine, "m") as server:
-        code, out, _ = talk(server.url, "--environment", "test", "--root", str(root), said="Where is it?\n")
+        code, out, _ = talk(server.url, "--environment", "test", f"root={root}", said="Where is it?\n")
     assert code == 0  # the end of the input is a way to leave
     first, *lines = out.splitlines()
     assert first.startswith("(scenario ")
@@ -93,7 +93,7 @@ def test_the_person_is_the_user_and_tools_are_carried_out_in_the_environment(tal
 def test_it_solves_a_scenario_while_one_watches(talk, root):
     engine = Scripted("I do nothing.", "I do nothing.")
     with Server(engine, "m") as server:
-        arguments = (server.url, "--environment", "test", "--root", str(root))
+        arguments = (server.url, "--environment", "test", f"root={root}")
         code, out, _ = talk(*arguments, said="/scenario\n/scenario nobody\n")
     assert code == 0
     assert "user> " in out
@@ -127,7 +127,7 @@ def test_what_the_engine_fails_at_is_said_and_the_talk_goes_on(talk):
 )
 def test_mistakes_are_said_without_a_stack_trace(talk, root, monkeypatch, arguments, message):
     monkeypatch.setattr(chat, "PATIENCE", 0.2)
-    code, _, err = talk(*arguments, "--root", str(root), said="Hi\n")
+    code, _, err = talk(*arguments, f"root={root}", said="Hi\n")
     assert code == 2
     assert message in err
     assert "hunter2" not in err

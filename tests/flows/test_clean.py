@@ -34,9 +34,9 @@ def test_what_no_run_needs_can_go(tmp_path):
     keys = {one.key for one in run.stages} - {one.key for one in kept.stages}
     assert len(keys) == 11  # the start is the same
     assert waste(tmp_path, forget=[run.short]) == dict.fromkeys(keys, "no run needs it")
-    assert main(["--root", str(tmp_path), "--forget", run.short]) == 0
+    assert main([f"root={tmp_path}", "--forget", run.short]) == 0
     assert Records(tmp_path).get(run.id) == run  # dry by default
-    assert main(["--root", str(tmp_path), "--forget", run.short, "--delete"]) == 0
+    assert main([f"root={tmp_path}", "--forget", run.short, "--delete"]) == 0
     assert {path.name for path in (tmp_path / "artifacts").glob("?" * 64)} == {one.key for one in kept.stages}
     assert [one.id for one in Records(tmp_path).all()] == [kept.id]
     assert list((tmp_path / "artifacts" / ".drafts").iterdir()) == []
@@ -132,10 +132,10 @@ def test_a_named_artifact_that_a_run_needs_is_refused(tmp_path, capsys):
     other = pretend(tmp_path)
     with pytest.raises(ResourceError, match=rf"these runs go too: --forget {other.short} --forget {run.short}$"):
         Cleaner(tmp_path).named(key[:10])
-    assert main(["--root", str(tmp_path), key, "--delete"]) == 2
+    assert main([f"root={tmp_path}", key, "--delete"]) == 2
     assert "in use" in capsys.readouterr().err
     assert (tmp_path / "artifacts" / key).is_dir()
-    assert main(["--root", str(tmp_path), "0123"]) == 2
+    assert main([f"root={tmp_path}", "0123"]) == 2
 
 
 def test_a_running_run_is_not_forgotten_and_its_newest_artifacts_stay(tmp_path):
@@ -177,12 +177,12 @@ def test_what_somebody_works_on_stays(tmp_path):
 
 def test_the_command_lists_and_sums_up(tmp_path, capsys):
     run = pretend(tmp_path, rounds=1)
-    assert main(["--root", str(tmp_path), "--forget", run.id, "--json"]) == 0
+    assert main([f"root={tmp_path}", "--forget", run.id, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["deleted"] is False
     assert len(found["waste"]) == len(run.stages)
-    assert main(["--root", str(tmp_path / "nowhere")]) == 2
-    assert "--root DIR" in capsys.readouterr().err
+    assert main([f"root={tmp_path / 'nowhere'}"]) == 2
+    assert "root=DIR" in capsys.readouterr().err
     assert os.listdir(tmp_path / "artifacts")
 
 
@@ -193,7 +193,7 @@ def test_answers_of_judges_stay_until_they_are_named(tmp_path):
     (answers / "answers.sqlite").write_bytes(b"x" * 10)
     assert waste(tmp_path, intermediate=True) == {}
     assert waste(tmp_path, answers=True) == {"answers": "whoever asks the same pays again"}
-    assert main(["--root", str(tmp_path), "--answers", "--delete"]) == 0
+    assert main([f"root={tmp_path}", "--answers", "--delete"]) == 0
     assert not answers.exists()
     assert waste(tmp_path, answers=True) == {}
 

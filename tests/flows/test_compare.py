@@ -59,7 +59,7 @@ def two(tmp_path):
 
 
 def page(root: Path, *runs) -> Page:
-    assert main([*runs, "--root", str(root)]) == 0
+    assert main([*runs, f"root={root}"]) == 0
     return Page((root / "compare" / f"{'-'.join(run[:8] for run in runs)}.html").read_text())
 
 
@@ -144,7 +144,7 @@ def test_time_is_what_a_person_waited(tmp_path, capsys):
     assert second.stages["collect"].seconds == first.stages["collect"].seconds - 0.75
     assert second.stages["collect"].unnoticed == 0.75
     assert second.total.seconds == sum(one.waited for one in stages) == first.total.seconds - 0.75
-    command = [*(one.id for one in runs), "--root", str(tmp_path)]
+    command = [*(one.id for one in runs), f"root={tmp_path}"]
     main(command)
     assert re.search(r"time collect +[\d.]+ s +[\d.]+ s, and 0.8 s beside others\n", capsys.readouterr().out)
     main([*command, "--json"])
@@ -188,12 +188,12 @@ def test_success_by_round_goes_from_the_start_of_the_rounds_to_the_final_policy(
     }  # fmt: skip
     assert first.heldout[4] == first.evaluations["final"].summary
     assert {number: summary["success"]["mean"] for number, summary in second.heldout.items()} == {0: 0.0, 2: 0.5}
-    assert main([one.id, short.id, "--root", str(tmp_path)]) == 0
+    assert main([one.id, short.id, f"root={tmp_path}"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"success by round \(▁ 0, █ 1\) +▃▅▇▃▅ rounds 0 to 4 +▁▅ rounds 0 to 2\n", text)
     assert re.search(r"success at its highest +0\.750 \[.*\] round 2 +0\.500 \[.*\] round 2\n", text)
     assert "chosen" not in text
-    assert main([one.id, short.id, "--root", str(tmp_path), "--json"]) == 0
+    assert main([one.id, short.id, f"root={tmp_path}", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["runs"]
     assert list(found[0]["heldout"]) == ["0", "1", "2", "3", "4"]
     assert found[0]["heldout"]["2"] == json.loads(json.dumps(first.heldout[2]))
@@ -331,7 +331,7 @@ def test_a_run_without_an_evaluation_and_one_whose_artifacts_are_gone_say_so(two
     assert found.runs[1].last.label == "B after SFT"
     assert "there is no finished evaluation" in found.runs[2].notes
     assert found.against[1].notes == ["nothing to compare: C without a finished evaluation"]
-    assert main([none.id, one.id, "--root", str(root)]) == 0
+    assert main([none.id, one.id, f"root={root}"]) == 0
     assert "A: there is no finished evaluation" in capsys.readouterr().out
 
 
@@ -358,7 +358,7 @@ def test_a_damaged_evaluation_is_left_out_and_left_alone(two):
 def test_mistakes_are_answered(tmp_path, capsys, references, message):
     pretend(tmp_path, rounds=1)
     try:
-        code = main([*references, "--root", str(tmp_path)])
+        code = main([*references, f"root={tmp_path}"])
     except SystemExit as stop:
         code = stop.code
     assert code == 2
@@ -369,7 +369,7 @@ def test_mistakes_are_answered(tmp_path, capsys, references, message):
 def test_a_page_that_cannot_be_written_and_a_folder_without_runs(two, capsys):
     root, one, other = two
     (root / "file").touch()
-    assert main([one.id, other.id, "--root", str(root), "--html", str(root / "file" / "page.html")]) == 2
+    assert main([one.id, other.id, f"root={root}", "--html", str(root / "file" / "page.html")]) == 2
     assert "give another file: --html" in capsys.readouterr().err
     with pytest.raises(ResourceError, match="no run below"):
         compare(root / "elsewhere", ["a", "b"])
@@ -403,7 +403,7 @@ def test_equal_configurations_are_told(tmp_path):
 
 def test_the_json_has_everything_but_the_episodes(two, capsys):
     root, one, other = two
-    assert main([one.short, other.short, "--root", str(root), "--json"]) == 0
+    assert main([one.short, other.short, f"root={root}", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     found = json.loads(line)
     assert [run["id"] for run in found["runs"]] == [one.id, other.id]
@@ -483,7 +483,7 @@ def test_secrets_stay_masked(tmp_path):
     other = pretend(tmp_path, rounds=1, seed=1, overrides=["judge.api_key=hush"])
     other.spec["reward"] = {"api_key": "hush"}
     Records(tmp_path).write(other)
-    assert main([one.id, other.id, "--root", str(tmp_path)]) == 0
+    assert main([one.id, other.id, f"root={tmp_path}"]) == 0
     assert "hush" not in next((tmp_path / "compare").iterdir()).read_text()
 
 
@@ -492,7 +492,7 @@ def test_neither_torch_nor_prefect_nor_mlflow_is_imported(two):
     code = f"""
 import sys
 from flows.compare import main
-assert main([{one.id!r}, {other.id!r}, "--root", {str(root)!r}]) == 0
+assert main([{one.id!r}, {other.id!r}, {f"root={root}"!r}]) == 0
 print(sorted({{"torch", "transformers", "prefect", "mlflow", "trl", "peft"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, timeout=60)

@@ -197,7 +197,7 @@ def test_what_does_not_exist_is_refused(tmp_path, capsys, reference, message):
     pretend(tmp_path, rounds=1)
     with pytest.raises(ResourceError, match=message):
         Lineage(tmp_path).resolve(reference)
-    assert main([reference, "--root", str(tmp_path)]) == 2
+    assert main([reference, f"root={tmp_path}"]) == 2
     assert capsys.readouterr().err
 
 
@@ -264,7 +264,7 @@ def test_a_long_chain_is_no_matter(tmp_path):
 
 def test_the_json_has_every_artifact_and_the_runs_with_their_configuration(tmp_path, capsys):
     run = pretend(tmp_path, git_commit="a" * 40)
-    assert main([f"{run.short}@1", "--root", str(tmp_path), "--json"]) == 0
+    assert main([f"{run.short}@1", f"root={tmp_path}", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads(json.dumps(to_json(Lineage(tmp_path), run.stage("train[1]").key)))
     train = run.stage("train[1]")
@@ -331,7 +331,7 @@ def test_nothing_is_changed(tmp_path):
     run = pretend(tmp_path, rounds=1)
     (tmp_path / "artifacts" / run.stages[3].key / "data").write_text("damaged")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    assert main([run.short, "--root", str(tmp_path)]) == 0
+    assert main([run.short, f"root={tmp_path}"]) == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
@@ -340,7 +340,7 @@ def test_neither_torch_nor_prefect_nor_mlflow_is_imported(tmp_path):
     code = f"""
 import sys
 from flows.lineage import main
-assert main([{run.id!r}, "--root", {str(tmp_path)!r}]) == 0
+assert main([{run.id!r}, {f"root={tmp_path}"!r}]) == 0
 print(sorted({{"torch", "transformers", "prefect", "mlflow", "trl", "peft"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, timeout=60)

@@ -150,7 +150,7 @@ def test_two_processes_that_judge_at_the_same_time_leave_one_whole_file(context,
         for root in roots:
             request = requested(Context.at(root), server)
             (root / "request.json").write_text(json.dumps(request.to_json()))
-            command = [sys.executable, "-m", "flows.stage", "--request", root / "request.json", "--root", root]
+            command = [sys.executable, "-m", "flows.stage", "--request", root / "request.json", f"root={root}"]
             running.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
         assert [one.wait(100) for one in running] == [0, 0]
         assert GROUPS <= len(server.requests) <= 2 * GROUPS

@@ -37,7 +37,7 @@ def test_a_run_that_does_not_exist_is_refused_and_the_others_named(tmp_path, ref
     run = pretend(tmp_path, rounds=1)
     with pytest.raises(ResourceError, match=f"no run '{reference}'.*\n.*{run.short}.*test seed 0  finished"):
         Records(tmp_path).get(reference)
-    with pytest.raises(ResourceError, match=r"no run below .* yet.*--root"):
+    with pytest.raises(ResourceError, match=r"no run below .* yet.*root=DIR"):
         Records(tmp_path / "elsewhere").get(reference)
 
 

@@ -50,7 +50,7 @@ def run(tmp_path, server):
 
 
 def revise(tmp_path, *more):
-    return main(["latest", "--root", str(tmp_path), "--out", str(tmp_path / "revised.jsonl"), *more])
+    return main(["latest", f"root={tmp_path}", "--out", str(tmp_path / "revised.jsonl"), *more])
 
 
 def test_answers_that_do_not_keep_the_principles_become_corrections(tmp_path, run, capsys):
@@ -134,7 +134,7 @@ def test_a_constitution_inside_of_another_reward_is_found(tmp_path, server):
         (["--out", "/dev/null/x.jsonl"], "cannot be written"),
         (["reward.model.url=http://there/v1"], "reward.model.model: needs a value"),
         (["reward.answers=first", "reward.model.url=http://there/v1", "reward.model.model=a"], "reward.answers"),
-        (["--root", "/nowhere"], "--root /nowhere: there is no such folder"),
+        (["root=/nowhere"], "root=/nowhere: there is no such folder"),
     ],
 )
 def test_mistakes_are_named(tmp_path, run, capsys, given, words):

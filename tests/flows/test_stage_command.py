@@ -26,7 +26,7 @@ REQUEST = Request(
 def stage(tmp_path, text):
     file = tmp_path / "request.json"
     file.write_text(text)
-    command = [sys.executable, "-m", "flows.stage", "--request", str(file), "--root", str(tmp_path)]
+    command = [sys.executable, "-m", "flows.stage", "--request", str(file), f"root={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
@@ -67,7 +67,7 @@ def recorded(tmp_path):
 
 
 def run_of(tmp_path, *arguments):
-    command = [sys.executable, "-m", "flows.stage", "--root", str(tmp_path), *arguments]
+    command = [sys.executable, "-m", "flows.stage", f"root={tmp_path}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 

@@ -306,7 +306,7 @@ def test_a_judge_that_is_killed_does_not_ask_for_finished_scores_again(tmp_path,
     (tmp_path / "wait").touch()
     request = judging(reward, tmp_path, context)
     (tmp_path / "request.json").write_text(json.dumps(request.to_json()))
-    command = [sys.executable, "-m", "flows.stage", "--request", tmp_path / "request.json", "--root", tmp_path]
+    command = [sys.executable, "-m", "flows.stage", "--request", tmp_path / "request.json", f"root={tmp_path}"]
     root = Path(__file__).resolve().parents[2]
     scratch = context.store.scratch(request_key(request, context))
 

@@ -90,7 +90,7 @@ def test_the_command_of_one_stage_takes_a_store(tmp_path, uri):  # noqa: F811
     file.write_text(json.dumps(COLLECT.to_json()))
 
     def command(root, store):
-        line = [sys.executable, "-m", "flows.stage", "--request", str(file), "--root", str(root), "--store", store]
+        line = [sys.executable, "-m", "flows.stage", "--request", str(file), f"root={root}", "--store", store]
         done = subprocess.run(line, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL)
         return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
@@ -204,11 +204,11 @@ def test_what_is_in_the_folder_asks_no_store_and_one_that_cannot_be_read_is_told
     monkeypatch.setattr(peek, "PATIENCE", 0.0)
     assert [list(run.notes) for run in compare(root, runs).runs] == [[], []]
     (root / "artifacts").rename(root / "elsewhere")
-    assert compare_main([*runs, "--root", str(root)]) == 0
+    assert compare_main([*runs, f"root={root}"]) == 0
     out = capsys.readouterr().out
     for letter in "AB":
         assert f"{letter}: its store cannot be read, so what is only there is missing: store: cannot read s3://" in out
-    assert lineage_main([runs[0], "--root", str(root)]) == 0
+    assert lineage_main([runs[0], f"root={root}"]) == 0
     shown = capsys.readouterr()
     assert "(gone)" in shown.out
     assert shown.err.startswith("what is only in this store counts as gone: store: cannot read s3://")

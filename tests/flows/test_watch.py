@@ -109,7 +109,7 @@ REQUEST = {
 @pytest.mark.timeout(300)
 def test_a_stage_that_is_run_shows_its_episodes_beside_its_report(tmp_path):
     (tmp_path / "request.json").write_text(json.dumps(REQUEST))
-    done = stage("--request", str(tmp_path / "request.json"), "--root", str(tmp_path), "--watch")
+    done = stage("--request", str(tmp_path / "request.json"), f"root={tmp_path}", "--watch")
     assert done.returncode == 0, done.stderr
     *progress, last = [json.loads(line) for line in done.stdout.splitlines()]
     assert last["status"] == "ran"
@@ -132,14 +132,14 @@ def test_a_stage_that_is_run_shows_its_episodes_beside_its_report(tmp_path):
     ],
 )
 def test_what_cannot_be_watched_is_refused(tmp_path, arguments, words):
-    done = stage(*arguments, "--root", str(tmp_path))
+    done = stage(*arguments, f"root={tmp_path}")
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_folder_that_is_not_there_is_said_at_once(tmp_path):
-    done = stage("collect", "--watch", "--root", str(tmp_path / "nothing"))
+    done = stage("collect", "--watch", f"root={tmp_path / 'nothing'}")
     assert (done.returncode, done.stdout) == (2, "")
     assert "nothing: there is no such folder" in done.stderr
 

@@ -348,7 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m components.compute.sky.driver")
     parser.add_argument("--job", required=True, help="JSON: place, name, workdir, module, options, environment")
     parser.add_argument("--requests", action="store_true", required=True, help="as lines on standard input")
-    parser.add_argument("--root", required=True, help="of the runs on this machine; not used")
+    parser.add_argument("root", metavar="root=DIR", help="folder of the runs on this machine; not used")
     options = parser.parse_args(arguments)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # SkyPilot prints

@@ -94,7 +94,7 @@ def _run(place: SkyPlace, module: str, stage: str, options: Sequence[str]) -> st
     if stage in TOGETHER and place.group > 1:
         started = ["components.compute.launch", "--processes", str(place.processes), "--", module]
         options = [*options, *member(place.strategy, place.group_timeout)]
-    command = [python, "-m", *started, "--request", '"$REQUEST"', "--root", '"$ROOT"', *map(shlex.quote, options)]
+    command = [python, "-m", *started, "--request", '"$REQUEST"', '"root=$ROOT"', *map(shlex.quote, options)]
     return "\n".join(
         [
             f"ROOT={_folder(place.root)}",

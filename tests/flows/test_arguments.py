@@ -1,0 +1,104 @@
+"""Every command takes the folder of the runs in the same way: `root=DIR`."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.arguments import DEFAULT_ROOT, RootParser, root_folder
+from flows.spec import ExperimentSpec
+from tests.flows.test_online_rl import DATA
+
+FLOWS = Path(DEFAULT_ROOT).parent / "flows"
+COMMANDS = sorted(
+    ".".join(path.relative_to(FLOWS.parent).with_suffix("").parts)
+    for path in FLOWS.rglob("*.py")
+    if '__name__ == "__main__"' in path.read_text()
+)
+WITHOUT_RUNS = {"flows.scenarios"}
+"""Commands that neither read nor write below a root."""
+ARGUMENTS = {
+    "flows.annotate": ["latest"],
+    "flows.chat": ["latest"],
+    "flows.clean": [],
+    "flows.compare": ["latest", "other"],
+    "flows.deployments": ["--stop", "shop"],
+    "flows.lineage": ["latest"],
+    "flows.revise": ["latest", "--out", "out.jsonl"],
+    "flows.stage": ["collect", "--watch"],
+}
+"""Commands that look for something below the root, with what they ask there."""
+
+
+def ended(command: str, arguments: list[str], monkeypatch, capsys) -> tuple[object, str]:
+    """Runs a command; returns its exit code and what it writes to standard error."""
+    monkeypatch.setattr(sys, "argv", [command, *arguments])
+    try:
+        code = importlib.import_module(command).main()
+    except SystemExit as end:
+        code = end.code
+    return code, capsys.readouterr().err
+
+
+def test_all_commands_are_known():
+    assert len(COMMANDS) > 12
+    assert set(ARGUMENTS) < set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one not in WITHOUT_RUNS])
+@pytest.mark.parametrize("option", [["--root", "/some/where"], ["--root=/some/where"]], ids=["apart", "joined"])
+def test_an_option_of_that_name_is_refused_with_what_to_write(command, option, monkeypatch, capsys):
+    code, said = ended(command, [*ARGUMENTS.get(command, []), *option], monkeypatch, capsys)
+    assert code == 2
+    assert "--root is no option: write root=/some/where" in said
+    assert f"usage: python -m {command}" in said
+
+
+@pytest.mark.parametrize("command", sorted(ARGUMENTS))
+@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
+def test_the_folder_stands_anywhere_among_the_arguments(command, first, tmp_path, monkeypatch, capsys):
+    root, arguments = [f"root={tmp_path}/there"], ARGUMENTS[command]
+    code, said = ended(command, root + arguments if first else arguments + root, monkeypatch, capsys)
+    assert code == 2
+    assert f"{tmp_path}/there" in said
+
+
+def parse(*arguments: str):
+    parser = RootParser(prog="python -m flows.some")
+    parser.add_argument("runs", nargs="*")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_intermixed_args(arguments)
+
+
+@pytest.mark.parametrize("folder", ["/a/b c", "a=b", "~/a", "."])
+def test_a_folder_means_the_same_to_hydra_and_to_the_other_commands(folder):
+    spec = ExperimentSpec.model_validate({**DATA, "root": folder})
+    assert parse("one", "--json", f"root={folder}", "two").root == Path(spec.root) == root_folder(folder)
+
+
+def test_the_last_one_counts_and_the_others_are_no_arguments():
+    options = parse("root=/a", "one", "root=/b", "--json")
+    assert (options.root, options.runs, options.json) == (Path("/b"), ["one"], True)
+    assert parse("one").root == DEFAULT_ROOT
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"), [("", "expected a folder; an empty text"), ("s3://bucket", "expected a local folder")]
+)
+def test_what_is_no_folder_is_refused(folder, words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parse(f"root={folder}")
+    assert f"root: {folder!r}: {words}" in capsys.readouterr().err
+
+
+def test_the_usage_names_it(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        parse("--help")
+    said = capsys.readouterr().out
+    assert re.search(r"usage: python -m flows\.some .*\[root=DIR\]\n", said)
+    assert said.count("[root=DIR]") == 1
+    assert f"root=DIR: folder of the runs (default: {DEFAULT_ROOT})" in " ".join(said.split())
