@@ -6,6 +6,7 @@ The `run` part is executed by a shell, with a Python that writes its arguments d
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 import shlex
@@ -32,7 +33,7 @@ def commands() -> list[list[str]]:
 
 def given(command: list[str]) -> dict[str, str]:
     """The variables that a command sets."""
-    pairs = zip(command, command[1:], strict=False)
+    pairs = itertools.pairwise(command)
     return dict(value.split("=", 1) for option, value in pairs if option == "--env")
 
 
