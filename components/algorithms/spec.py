@@ -95,8 +95,8 @@ class PolicyGradientSpec(DecaySpec):
     clip_high: float = Field(0.28, gt=0)
     """See clip_low. More room upwards lets rare tokens become likely (arXiv:2503.14476, section 3.1)."""
     dual_clip: float | None = Field(3.0, gt=1)
-    """Where an advantage is negative, the ratio counts at most this much (arXiv:1912.09729), so that one token whose
-    probability has risen many times does not make up the whole gradient; null is no limit."""
+    """With `objective: clip`, where an advantage is negative: the ratio counts at most this much (arXiv:1912.09729), so
+    that one token whose probability has risen many times does not make up the whole gradient; null is no limit."""
     normalization: Literal["tokens", "sequences", "constant"] = "tokens"
     """`tokens`: mean over all sampled tokens of the batch (DAPO, arXiv:2503.14476). `sequences`: mean of each
     trajectory's own mean (GRPO). `constant`: sum over a trajectory's tokens divided by `constant_length`, then the
@@ -161,8 +161,8 @@ class GRPOSpec(PolicyGradientSpec):
     `batch`, or nothing."""
     scale: Literal["group", "batch", "none"] = "batch"
     """Advantages are divided by the standard deviation of the returns of the `batch`, or of the `group` (as the GRPO
-    paper does), or not at all (Dr. GRPO, arXiv:2503.20783). With `group` the smallest difference within a group counts
-    as much as that between success and failure in another."""
+    paper does; with the baselines `group` and `leave_one_out`), or not at all (Dr. GRPO, arXiv:2503.20783). With
+    `group` the smallest difference within a group counts as much as that between success and failure in another."""
     turn_baseline: Literal["index", "state", "process"] = "index"
     """With `credit: turns`, the turns that a turn is compared with: those with the same `index` in their episode, or
     those taken in the same `state`, beside a comparison of whole episodes (GiGPO, arXiv:2505.10978). `process`

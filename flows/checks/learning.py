@@ -232,10 +232,11 @@ def turn_credit(algorithm: Any) -> Iterator[Problem]:
     if not isinstance(algorithm, GRPOSpec) or algorithm.credit != "turns" or not algorithm.kl_coefficient:
         return
     if algorithm.turn_baseline != "index" and algorithm.kl_in == "token_rewards":
+        others = "loss" if algorithm.turn_baseline == "process" else "loss or reward"
         yield Problem(
             "algorithm.turn_baseline",
             f"{algorithm.turn_baseline}: compares turns, and with kl_in=token_rewards each token has a return of its "
-            "own; expected turn_baseline=index, or kl_in=loss or reward",
+            f"own; expected turn_baseline=index, or kl_in={others}",
         )
     elif algorithm.turn_baseline == "process" and algorithm.kl_in == "reward":
         yield Problem(

@@ -1,9 +1,5 @@
 """Gradients of the trainers beside those of the formulas (`papers`) on the same episodes, in float64 (`plain_llama`).
 
-    python -m tests.algorithms.gradients
-
-prints, by algorithm, how many combinations were compared and the largest relative error.
-
 A training takes two gradient steps. After the first one the parameters are replaced by others, so that in the second
 the policy has moved from the one before the first step, by a known amount and whatever the gradient was.
 """
@@ -211,7 +207,7 @@ class Replaces(torch.optim.Optimizer):
             parameter.copy_(self.then[name])
 
 
-def _moved(adapter: Adapter, by: float, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def moved(adapter: Adapter, by: float, generator: torch.Generator) -> dict[str, torch.Tensor]:
     return {name: tensor + by * torch.randn(tensor.shape, generator=generator) for name, tensor in adapter.items()}
 
 
@@ -240,10 +236,10 @@ class Bench:
         self.model = PlainLlama(self.base_dir, MODEL.lora.alpha / MODEL.lora.rank)
         fresh = {name: parameter.detach().clone() for name, parameter in self.policy.parameters.items()}
         generator = torch.Generator().manual_seed(1)
-        self.start = _moved(fresh, 0.05, generator)
-        self.after = _moved(self.start, 0.02, generator)
+        self.start = moved(fresh, 0.05, generator)
+        self.after = moved(self.start, 0.02, generator)
         # The seed is of a reference for which KTO's reference point is above 0.
-        self.reference = _moved(self.start, 0.012, torch.Generator().manual_seed(29))
+        self.reference = moved(self.start, 0.012, torch.Generator().manual_seed(29))
         self.set(self.reference)
         self.policy.save(folder / "reference")
         self.policy.use_reference(folder / "reference")

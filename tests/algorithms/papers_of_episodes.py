@@ -50,7 +50,7 @@ def ipo(spec: Any, now: Sequence[torch.Tensor], reference: Sequence[torch.Tensor
 
 
 def orpo(spec: Any, now: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], found: Sequence[Pair]):
-    """arXiv:2403.07691, eq. 6 and 7; the likelihood is a mean over the tokens of all chosen episodes, as there."""
+    """arXiv:2403.07691, eq. 6 and 7; the likelihood is the mean over tokens of all chosen, as in its code."""
     losses = []
     for better, worse in found:
         p, q = torch.exp(now[better].mean()), torch.exp(now[worse].mean())

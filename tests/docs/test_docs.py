@@ -287,6 +287,11 @@ def test_the_table_of_chat_templates_is_what_they_do():
     assert templates.page() == templates.PAGE.read_text(encoding="utf-8"), "run `python -m docs.templates`"
 
 
+def test_the_tables_of_gradients_are_current():
+    gradients = script("gradients")
+    assert gradients.page() == gradients.PAGE.read_text(encoding="utf-8"), "run `python -m docs.gradients`"
+
+
 def test_the_table_of_results_is_what_was_recorded():
     results = script("results")
     assert results.page() == results.README.read_text(encoding="utf-8"), "run `python -m docs.results`"

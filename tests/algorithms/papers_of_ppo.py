@@ -1,0 +1,71 @@
+"""PPO with a critic as the papers write it, in plain torch (arXiv:1707.06347, arXiv:2203.02155). It imports nothing of
+the library. See `papers`.
+
+The actions of an episode are its sampled tokens, over all turns and histories, one chain in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tests.algorithms.papers import EPSILON, ESTIMATORS, Columns, Episode, episode_loss, overlong, weight
+
+
+def rewards(spec: Any, one: Episode, kl: Sequence[float]) -> list[float]:
+    """Return the reward of each action: less its KL to the reference, and what was judged at the last action of the
+    episode or of the turn."""
+    result = [-spec.kl_coefficient * value for value in kl]
+    if spec.credit == "episode":
+        result[-1] += one.reward
+    else:
+        for turn, reward in enumerate(one.step_rewards):
+            result[max(place for place, own in enumerate(one.turn) if own == turn)] += reward
+    result[-1] += overlong(spec, one.tokens)
+    return result
+
+
+def gae(spec: Any, given: Sequence[float], values: Sequence[float]) -> list[float]:
+    """arXiv:1506.02438, eq. 16, as a sum."""
+    later = [*values[1:], 0.0]
+    deltas = [r + spec.discount * after - v for r, after, v in zip(given, later, values, strict=True)]
+    decay = spec.discount * spec.gae_lambda
+    return [sum(decay ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))]
+
+
+def ppo(
+    spec: Any,
+    episodes: Sequence[Episode],
+    columns: Sequence[Columns],
+    values: Sequence[torch.Tensor],
+    old_values: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """Return a loss whose gradient is that of a gradient step. values: of the critic in training, with gradient.
+    old_values: of the critic before the first step."""
+    rows = [
+        row
+        for row in zip(episodes, columns, values, old_values, strict=True)
+        if not (spec.mask_truncated and row[0].cut_off)
+    ]
+    estimate = ESTIMATORS[spec.kl_estimator]
+    advantages = []
+    for one, given, _, old in rows:
+        kl = estimate(given.reference - given.old).tolist()
+        advantages.append(torch.tensor(gae(spec, rewards(spec, one, kl), old.tolist()), dtype=torch.float64))
+    targets = [advantage + old for advantage, (_, _, _, old) in zip(advantages, rows, strict=True)]
+    whole = torch.cat(advantages)
+    if spec.whiten:
+        advantages = [(each - whole.mean()) / (whole.std(correction=0) + EPSILON) for each in advantages]
+    learned = [one for one, _, _, _ in rows]
+    total = torch.zeros((), dtype=torch.float64)
+    for (one, given, value, old), advantage, target in zip(rows, advantages, targets, strict=True):
+        error = (value - target) ** 2
+        if spec.value_clip is not None:
+            near = old + (value - old).clamp(-spec.value_clip, spec.value_clip)
+            error = torch.maximum(error, (near - target) ** 2)
+        loss = episode_loss(spec, one, given, advantage.tolist()) + spec.value_coefficient * error.sum() / 2
+        total = total + weight(spec, learned, one) * loss
+        total = total - spec.entropy_coefficient * given.entropy.sum() / len(whole)
+    return total

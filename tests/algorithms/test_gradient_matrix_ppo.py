@@ -1,0 +1,160 @@
+"""The gradient of PPO, its critic's included, is that of the formula in float64 (`papers_of_ppo`). See
+`test_gradient_matrix`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from components.algorithms.critic import ADAPTER, Critic
+from components.algorithms.ppo import train_ppo
+from components.algorithms.spec import PPOSpec
+from tests.algorithms.combinations import options
+from tests.algorithms.gradients import (
+    HISTORIES,
+    TEMPERATURE,
+    UNGUARDED,
+    Adapter,
+    Batch,
+    Bench,
+    Columns,
+    Reading,
+    Replaces,
+    learned,
+    logprobs_and_entropies,
+    moved,
+    reading,
+    relative_errors,
+    sampled_places,
+)
+from tests.algorithms.papers_of_ppo import ppo
+from tests.algorithms.test_gradient_matrix import TOLERANCE
+
+FREE = {name: value for name, value in UNGUARDED.items() if name != "measure_kl"}
+KINDS = ("head", "model")
+COMBINATIONS = list(product(options("credit"), options("ratio"), options("kl_estimator")))
+VARIATIONS: dict[str, dict[str, Any]] = {
+    "no KL": {"kl_coefficient": 0.0, "kl_target": None},
+    "discounted": {"discount": 0.9},
+    "lambda 0": {"gae_lambda": 0.0},
+    "lambda 1": {"gae_lambda": 1.0},
+    "not whitened": {"whiten": False},
+    "no value clip": {"value_clip": None},
+    "value coefficient": {"value_coefficient": 2.0},
+    "mean over sequences": {"normalization": "sequences"},
+    "constant length": {"normalization": "constant", "constant_length": 20},
+    "entropy": {"entropy_coefficient": 0.05},
+    "cispo": {"objective": "cispo", "clip_low": 0.3, "clip_high": 0.5},
+    "no dual clip": {"dual_clip": None},
+    "overlong": {"overlong": 9, "overlong_buffer": 4, "overlong_penalty": 0.5},
+    "cut-off episodes left out": {"mask_truncated": True},
+    "truncate by token": {"correction": "truncate", "correction_limit": 1.3},
+    "mask by sequence": {"correction": "mask", "correction_level": "sequence", "correction_limit": 3.0},
+}
+VARIED = {"head": {"credit": "episode", "ratio": "token"}, "model": {"credit": "turns", "ratio": "sequence"}}
+"""What each variation is combined with."""
+
+
+def combined(kind: str, credit: str, ratio: str, estimator: str) -> PPOSpec:
+    return PPOSpec(**FREE, value=kind, credit=credit, ratio=ratio, kl_estimator=estimator, kl_coefficient=0.1)
+
+
+def varied(kind: str, variation: str) -> PPOSpec:
+    return PPOSpec(**FREE, value=kind, **VARIED[kind], **VARIATIONS[variation])
+
+
+def specs(kind: str) -> list[PPOSpec]:
+    """Return all that are compared."""
+    return [*(combined(kind, *each) for each in COMBINATIONS), *(varied(kind, each) for each in VARIATIONS)]
+
+
+class CriticBench:
+    """Critics of one kind: before the first step and after it."""
+
+    def __init__(self, bench: Bench, kind: str):
+        self.bench, self.kind = bench, kind
+        bench.set(bench.start)
+        critic = Critic(bench.policy, PPOSpec(value=kind))
+        generator = torch.Generator().manual_seed(7)
+        fresh = {name: parameter.detach().clone() for name, parameter in critic.parameters.items()}
+        start = moved(fresh, 0.05, generator)
+        self.start = bench.start | start
+        self.after = bench.after | moved(start, 0.02, generator)
+        self._steps: dict[str, list[Reading]] = {}
+
+    def steps(self, histories: str) -> list[Reading]:
+        if histories not in self._steps:
+            batch = self.bench.batches[histories]
+            self._steps[histories] = [self._reading(batch, parameters) for parameters in (self.start, self.after)]
+        return self._steps[histories]
+
+    def _reading(self, batch: Batch, tensors: Adapter) -> Reading:
+        parameters = learned(tensors)
+        policy = {name: tensor for name, tensor in parameters.items() if ".default." in name}
+        values = policy
+        if self.kind == "model":
+            name_of = f".{ADAPTER}."
+            values = {n.replace(name_of, ".default."): each for n, each in parameters.items() if name_of in n}
+
+        def columns() -> Iterator[Columns]:
+            for token_ids, places in sampled_places(batch.trajectories):
+                hidden_TD = self.bench.model.hidden(token_ids, values)
+                value_T = hidden_TD @ parameters["critic.weight"] + parameters["critic.bias"]
+                # The value is first: its graph is freed with the last of the columns that share it.
+                yield {
+                    "value": value_T[[at - 1 for at in places]],
+                    **logprobs_and_entropies(self.bench.model, policy, token_ids, places, TEMPERATURE),
+                }
+
+        return reading(parameters, columns())
+
+
+def errors(critics: CriticBench, spec: PPOSpec, histories: str) -> list[float]:
+    """Return the relative error of the trainer's gradient in each of its two steps."""
+    bench, batch = critics.bench, critics.bench.batches[histories]
+    bench.set(bench.start)
+    critic = Critic(bench.policy, spec)
+    with torch.no_grad():
+        for name, parameter in critic.parameters.items():
+            parameter.copy_(critics.start[name])
+    optimizer = Replaces([bench.policy.parameters, critic.parameters], critics.after)
+    rest = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
+    train_ppo(spec, bench.policy, critic, optimizer, batch.trajectories, **rest)
+    steps = critics.steps(histories)
+    old_values = batch.split(steps[0].columns["value"])
+
+    def loss(given: Columns) -> torch.Tensor:
+        return ppo(spec, batch.episodes, batch.columns(given), batch.split(given["value"]), old_values)
+
+    return relative_errors(optimizer, steps, loss)
+
+
+@pytest.fixture(scope="module")
+def critics(bench) -> dict[str, CriticBench]:
+    return {kind: CriticBench(bench, kind) for kind in KINDS}
+
+
+@pytest.mark.parametrize("histories", HISTORIES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=", ".join)
+def test_the_gradient_is_that_of_the_formula(critics, combination, kind, histories):
+    assert max(errors(critics[kind], combined(kind, *combination), histories)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("histories", HISTORIES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variation", VARIATIONS)
+def test_so_is_that_of_each_other_setting(critics, variation, kind, histories):
+    assert max(errors(critics[kind], varied(kind, variation), histories)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("histories", HISTORIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_values_are_clipped_in_the_second_step(critics, kind, histories):
+    before, after = (step.columns["value"] for step in critics[kind].steps(histories))
+    far = (after - before).abs() > PPOSpec().value_clip
+    assert 0.1 < far.double().mean() < 0.9
