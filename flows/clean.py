@@ -10,6 +10,10 @@ were made from. What is left is shown with its reason and its size:
   each (held-out ones of evaluations in the rounds too). A run that misses one of them later makes it
   again, with what comes after it.
 
+What a version in MLflow's registry or a deployment points to is kept, though no run needs it (`flows.retention`).
+`--forget-champion` gives it up for the runs of `--forget` and for what is named as KEY: the versions are then marked as
+deleted in MLflow. Forgotten runs are marked there, too, but for those whose version is kept.
+
 Answers of judges are kept below the root for every later run, and stay: with `--answers` they can go, where no run is
 at work. Whoever asks the same afterwards pays again.
 
@@ -33,6 +37,7 @@ from components.artifacts import Artifact, Store, read_artifact
 from components.errors import ArtifactError, EspalierError, ResourceError
 from flows.arguments import RootParser
 from flows.records import Records, RunRecord
+from flows.retention import Retention
 from flows.stages.judge import ANSWERS
 
 KEY_LENGTH = 64
@@ -54,9 +59,13 @@ class Waste:
 
 
 class Cleaner:
-    """What is needed below one root, and what is not."""
+    """What is needed below one root, and what is not.
 
-    def __init__(self, root: Path, forget: Sequence[str] = ()):
+    forget: runs that need nothing any more. give_up: whether what versions in MLflow's registry and deployments point
+    to may go, for these runs and for what is named.
+    """
+
+    def __init__(self, root: Path, forget: Sequence[str] = (), *, give_up: bool = False):
         self.root = root.absolute()
         self.records = Records(self.root)
         self.store = Store(self.root / "artifacts")
@@ -65,7 +74,9 @@ class Cleaner:
             if self.records.alive(run):
                 raise ResourceError(f"run {run.short} is running now ({run.process}); stop it first")
         gone = {run.id for run in self.forgotten}
-        self.runs = [run for run in self.records.all() if run.id not in gone]
+        recorded = self.records.all()
+        self.runs = [run for run in recorded if run.id not in gone]
+        self.retention = Retention(self.root, recorded, self.forgotten, give_up)
         self.artifacts = {artifact.key: artifact for artifact in self._artifacts()}
         self.needed_by = self._needed_by()
 
@@ -92,11 +103,26 @@ class Cleaner:
                 f"{'the run' if len(users) == 1 else 'these runs'} go too: "
                 f"{' '.join(f'--forget {run.short}' for run, _ in users)}"
             )
+        for holder in self.retention.holders:
+            if artifact.key in holder.keys and not self.retention.give_up:
+                raise ResourceError(
+                    f"{artifact.kind} {artifact.key[:12]} is kept: {holder.why}. To delete it all the same: "
+                    "--forget-champion"
+                )
         return _waste(artifact, "named")
 
+    def kept(self) -> list[Waste]:
+        """What no run needs, but a version or a deployment points to."""
+        unneeded = [artifact for artifact in self.artifacts.values() if artifact.key not in self.needed_by]
+        held = self.retention.held if unneeded else {}
+        return [_waste(artifact, held[artifact.key].why) for artifact in unneeded if artifact.key in held]
+
     def delete(self, waste: Iterable[Waste]) -> list[Waste]:
-        """Removes it; returns what is gone. What a living process has locked meanwhile stays."""
-        gone = []
+        """Removes it; returns what is gone. What a living process has locked meanwhile stays. Raises ResourceError
+        where MLflow refuses, or a server has an export loaded; nothing is gone then."""
+        waste, gone = list(waste), []
+        if waste or self.forgotten:  # before any file goes: no version may point to nothing
+            self.retention.forget(self.retention.dropped(_keys(waste)))
         for one in waste:
             path = Path(one.path)
             with _unused(self.store, path.name) as free:
@@ -141,10 +167,12 @@ class Cleaner:
         return needed
 
     def _unneeded(self) -> Iterator[Waste]:
+        unneeded = [artifact for artifact in self.artifacts.values() if artifact.key not in self.needed_by]
+        held = self.retention.held if unneeded else {}
         living = min((run.started for run in self.runs if self.records.alive(run)), default=math.inf)
-        for artifact in self.artifacts.values():
+        for artifact in unneeded:
             new = artifact.path.stat().st_mtime >= living  # a living run may be about to record it
-            if artifact.key not in self.needed_by and not new:
+            if artifact.key not in held and not new:
                 yield _waste(artifact, "no run needs it")
 
     def _debris(self) -> Iterator[Waste]:
@@ -171,6 +199,7 @@ class Cleaner:
 
     def _intermediate(self) -> Iterator[Waste]:
         kept = {key for run in self.runs for key in _worth_keeping(run, self.artifacts)}
+        kept.update(key for holder in self.retention.holders for key in holder.keys)
         for run in self.runs:
             for stage in run.stages:
                 artifact = self.artifacts.get(stage.key)
@@ -244,6 +273,11 @@ def _waste(artifact: Artifact, why: str) -> Waste:
     return Waste(str(artifact.path), artifact.kind, why, artifact.size)
 
 
+def _keys(waste: Iterable[Waste]) -> set[str]:
+    """Return the names of folders in the store."""
+    return {Path(one.path).name for one in waste}
+
+
 def _size(path: Path) -> int:
     return sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
 
@@ -257,39 +291,57 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--forget", action="append", default=[], metavar="RUN", help="a run that is not needed any more"
     )
+    parser.add_argument(
+        "--forget-champion",
+        action="store_true",
+        help="with --forget or KEY: also what registered and deployed versions point to; MLflow marks them as deleted",
+    )
     parser.add_argument("--intermediate", action="store_true", help="also checkpoints that are neither latest nor best")
     parser.add_argument("--answers", action="store_true", help="also the kept answers of judges")
     parser.add_argument("--delete", action="store_true", help="delete it")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_intermixed_args(argv)
+    if options.forget_champion and not (options.forget or options.keys):
+        parser.error("--forget-champion goes with --forget RUN or with KEY")
     try:
         if not (options.root / "artifacts").is_dir():
             raise ResourceError(f"there are no artifacts below {options.root}; give the folder of your runs: root=DIR")
-        cleaner = Cleaner(options.root, options.forget)
+        cleaner = Cleaner(options.root, options.forget, give_up=options.forget_champion)
         if options.keys:
             waste = [cleaner.named(key) for key in options.keys]
         else:
             waste = cleaner.waste(intermediate=options.intermediate, answers=options.answers)
+        kept = [] if options.keys else cleaner.kept()
+        dropped = cleaner.retention.dropped(_keys(waste)) if waste else []
+        runs = [run for run, _ in cleaner.retention.unregistered(dropped)] if cleaner.forgotten else []
         gone = cleaner.delete(waste) if options.delete else []
     except EspalierError as error:
         print(error, file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps({"deleted": options.delete, "waste": [asdict(one) for one in (gone or waste)]}))
+        listed = {"waste": [asdict(one) for one in (gone or waste)], "kept": [asdict(one) for one in kept]}
+        print(json.dumps({"deleted": options.delete, **listed}))
         return 0
     for one in waste:
         print(f"{one.bytes / 1e6:10.1f} MB  {one.what}  {Path(one.path).name[:20]}  {one.why}")
     total = sum(one.bytes for one in waste) / 1e6
-    runs = "".join(f", and the record of run {run.short}" for run in cleaner.forgotten)
+    for one in kept:
+        print(f"{one.what} {Path(one.path).name[:20]} is kept: {one.why}")
+    if kept:
+        print("what is kept goes with --forget-champion, beside --forget RUN or the KEY")
+    records = "".join(f", and the record of run {run.short}" for run in cleaner.forgotten)
     for run in cleaner.forgotten:
         print(f"run {run.short}: what it made and others still use will no longer say which run made it")
-        if model := (run.result or {}).get("model"):
-            print(f"run {run.short}: its export is {model} in MLflow's registry, which is left as it is")
+        if run in runs:
+            print(f"run {run.short} is marked as deleted in MLflow: mlflow runs restore --run-id {run.id}")
+    for holder in dropped:
+        if holder.version is not None:
+            print(f"{holder.title} is deleted in MLflow's registry")
     if options.delete:
         busy = f"; {len(waste) - len(gone)} are in use by a living process and stay" if len(gone) < len(waste) else ""
-        print(f"deleted {len(gone)} of {len(waste)}, {sum(one.bytes for one in gone) / 1e6:.1f} MB{runs}{busy}")
+        print(f"deleted {len(gone)} of {len(waste)}, {sum(one.bytes for one in gone) / 1e6:.1f} MB{records}{busy}")
     else:
-        print(f"{len(waste)} can go, {total:.1f} MB{runs}; nothing is deleted without --delete")
+        print(f"{len(waste)} can go, {total:.1f} MB{records}; nothing is deleted without --delete")
     return 0
 
 

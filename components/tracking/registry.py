@@ -1,11 +1,11 @@
-"""The model registry: which version an alias names, and what is known of it."""
+"""The model registry: its versions, which of them an alias names, and what is known of each."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from components.redaction import mask_text
 
@@ -20,9 +20,12 @@ MAX_TAG = 5000
 class Version:
     """A version of a registered model."""
 
+    name: str
     number: str
     source: str
     tags: Mapping[str, str]
+    aliases: tuple[str, ...] = ()
+    """Known only of what `Registry.versions` returns."""
 
 
 def clean(name: str) -> str:
@@ -31,7 +34,7 @@ def clean(name: str) -> str:
 
 
 class Registry:
-    """Aliases and tags of registered models."""
+    """Versions, aliases and tags of registered models."""
 
     def __init__(self, client: MlflowClient):
         self._client = client
@@ -46,7 +49,28 @@ class Registry:
             if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 return None
             raise
-        return Version(str(found.version), found.source, dict(found.tags))
+        return Version(found.name, str(found.version), found.source, dict(found.tags))
+
+    def versions(self) -> list[Version]:
+        """Return every version that was not deleted."""
+        aliases: dict[tuple[str, str], list[str]] = {}
+        for model in _pages(self._client.search_registered_models):
+            for alias, number in model.aliases.items():
+                aliases.setdefault((model.name, str(number)), []).append(alias)
+        return [
+            Version(
+                found.name,
+                str(found.version),
+                found.source,
+                dict(found.tags),
+                tuple(sorted(aliases.get((found.name, str(found.version)), ()))),
+            )
+            for found in _pages(self._client.search_model_versions)
+        ]
+
+    def delete(self, version: Version) -> None:
+        """Mark a version as deleted; its aliases go with it. What it points to stays."""
+        self._client.delete_model_version(version.name, version.number)
 
     def alias(self, name: str, alias: str, version: str | None) -> None:
         """Gives the alias to a version, away from any other; None takes it from all."""
@@ -58,3 +82,14 @@ class Registry:
     def tag(self, name: str, version: str, tags: Mapping[str, str]) -> None:
         for key, value in tags.items():
             self._client.set_model_version_tag(clean(name), version, key, mask_text(value)[:MAX_TAG])
+
+
+def _pages(search: Callable[..., Any]) -> Iterator[Any]:
+    """Yield the results of a search of MLflow, page by page."""
+    token = None
+    while True:
+        page = search(page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return

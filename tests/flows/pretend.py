@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ def pretend(
     stop_at: str | None = None,
     metrics: dict[str, dict[str, float]] | None = None,
     episodes: Mapping[str, str | Sequence[Trajectory]] | None = None,
+    files: Mapping[str, Callable[[Path], object]] | None = None,
     cost: float = 0.0,
     git_commit: str | None = None,
     overrides: Sequence[str] = (),
@@ -49,7 +50,8 @@ def pretend(
 ) -> RunRecord:
     """A run of the test experiment with these changes. metrics: by label, of its artifact. stop_at: a label at which it
     is stopped. episodes: by label of an evaluation, what it played, or what its scenarios came to, `+` success, `-`
-    none; it then has the files of a real one. cost: of each stage that runs."""
+    none; it then has the files of a real one. files: by label, writes further files into its artifact. cost: of each
+    stage that runs."""
     spec = spec_of(root, **changes)
     context = Context.at(root)
     fork = resolve(spec, context.store)
@@ -78,6 +80,8 @@ def pretend(
                         spec=key_part(request),
                     ) as draft:
                         (draft.path / "data").write_text(key)
+                        if files and label in files:
+                            files[label](draft.path)
                         played = (episodes or {}).get(label)
                         if isinstance(played, str):
                             draft.metrics["success"] = played.count("+") / len(played)
