@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import left_out
 
@@ -21,6 +22,9 @@ ENVIRONMENT = {
 
 for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: Ctrl-C is tested all the same
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -22,7 +22,7 @@ from flows.records import Records
 from tests.docs.pages import PAGES, ROOT, Block, blocks, commands
 
 README = PAGES[0]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 SCRIPTS = {
     page.stem: [block for block in blocks(page, "python") if not block.file and "127.0.0.1" not in block.text]

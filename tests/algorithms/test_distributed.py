@@ -30,7 +30,7 @@ from components.trajectories.schema import Score, Trajectory
 from tests.algorithms.builders import MODEL, batch, make_policy
 from tests.algorithms.test_checkpoint import DROPOUT, differing
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 CODE = Path(__file__).resolve().parents[2]
 WORKER = """
 import json, os, sys

@@ -24,7 +24,7 @@ from tests.algorithms.builders import MODEL, TEMPERATURE, batch, make_policy, pl
 
 ALPHA, BETA, GAMMA = 0.7, 2.0, 0.3
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def task(one) -> float:

@@ -43,7 +43,7 @@ def answers(url: str) -> bool:
     return True
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_a_server_is_listed_stopped_and_started_again(tmp_path, base_dir, command):
     found = put(tmp_path, "shop", base_dir)
     try:
@@ -87,7 +87,7 @@ def test_what_cannot_be_stopped_or_started_here_says_so(tmp_path, command):
     assert command("--stop", "shop")[0] == 2
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_vllm_is_started_again_as_what_it_was(tmp_path, base_dir, command):
     """A stand-in for vLLM in an environment of its own."""
     python = environment(tmp_path / "vllm")

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.test_smoke import Place
 from tests.environments.agentgym_server import FakeAgentGym, trajectories
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def test_a_run_collects_trains_and_evaluates_on_a_server(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.test_smoke import Place
 from tests.rewards.judge_server import Reply, judge_server
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 PRICE = "reward.model.price={input: 1000.0, output: 1000.0}"
 
 

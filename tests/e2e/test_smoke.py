@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 CODE = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 LABELS = [
     "evaluate[start]",

@@ -24,7 +24,7 @@ SHORT = (
 )
 
 
-@pytest.mark.timeout(1200)  # the weights are converted once: about 30 s
+@pytest.mark.timeout(1800)  # the weights are converted once: about 30 s
 def test_the_quickstart_in_short_form(tmp_path):
     command = [sys.executable, "-m", "flows.run", "+experiment=quickstart", f"root={tmp_path}", *SHORT]
     done = subprocess.run(command, cwd=CODE, capture_output=True, text=True, timeout=1100, check=False)

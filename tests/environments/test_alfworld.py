@@ -19,7 +19,7 @@ from components.environments.tools import acts
 from components.errors import EnvironmentFailed, ResourceError
 from tests.environments import alfworld_games, checks
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 TASKS = ("pick_and_place_simple", "pick_heat_then_place_in_recep")
 
 

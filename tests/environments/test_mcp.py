@@ -26,7 +26,7 @@ from tests.environments import checks
 from tests.inference.faulty import Line, hang_up, status
 
 pytest.importorskip("mcp")
-pytestmark = pytest.mark.timeout(600)  # seconds; servers start slowly on a busy machine
+pytestmark = pytest.mark.timeout(1800)  # seconds; servers start slowly on a busy machine
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
 STDIO = [sys.executable, SERVER, "stdio"]
 TASKS = json.loads(Path(__file__).with_name("tasks.json").read_text())

@@ -28,7 +28,7 @@ from components.environments.tools import call
 from components.errors import EnvironmentAway, EnvironmentFailed, ResourceError, SpecError
 from tests.environments import checks
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 SERVER = str(Path(__file__).with_name("openenv_server.py"))
 
 

@@ -24,7 +24,7 @@ from tests.environments.heavy import Heavy
 from tests.rollout.worlds import Parrot, collect
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def target(**arguments) -> Target:
@@ -106,11 +106,11 @@ def test_what_it_computes_holds_up_nobody():
         ("leave", "step: its process died (exit code 3)"),
         ("bug", "KeyError: 'no such page'"),
         ("odd", "returned what is no JSON data"),
-        ("hang", "step 1 took longer than 1.5 s (step_timeout of this stage)"),
+        ("hang", "step 1 took longer than 10 s (step_timeout of this stage)"),
     ],
 )
 def test_a_process_that_dies_is_one_episodes_failure_and_is_replaced(trouble, message):
-    limit = 1.5 if trouble == "hang" else None
+    limit = 10.0 if trouble == "hang" else None  # seconds; others answer at once, also on a busy machine
     found = played(inside(1, trouble=trouble), concurrency=1, step_timeout=limit)
     assert [one.failure is None for one in found] == [True, True, False, True]
     assert found[2].failure.boundary == "environment"

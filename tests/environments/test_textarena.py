@@ -15,7 +15,7 @@ from components.environments.tools import acts
 from components.errors import ResourceError, SpecError
 from tests.environments import checks
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def small(games=("TicTacToe-v0", "Nim-v0", "GuessTheNumber-v0"), **arguments) -> TextArena:

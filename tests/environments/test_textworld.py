@@ -12,7 +12,7 @@ from components.environments.tools import acts
 from components.errors import EnvironmentFailed, ResourceError
 from tests.environments import checks
 
-pytestmark = pytest.mark.timeout(600)  # seconds; a game takes some to make, many on a busy machine
+pytestmark = pytest.mark.timeout(1800)  # seconds; a game takes some to make, many on a busy machine
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from components.environments.tools import call
 from components.environments.verifiers import Verifiers
 from components.errors import EnvironmentFailed, ResourceError, SpecError
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 FOLDER = str(Path(__file__).with_name("verifiers_tasks"))
 
 

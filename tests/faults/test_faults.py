@@ -24,7 +24,7 @@ from tests.e2e.test_smoke import Done, Place
 from tests.faults import kill
 from tests.inference.faulty import EMPTY, Line, answer, cut, status
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 SMALL = ("deploy=none", "rounds=1")
 
 

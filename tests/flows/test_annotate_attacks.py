@@ -116,7 +116,7 @@ def test_host_and_origin_are_still_enforced(tmp_path):
         process.communicate(timeout=30)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(1800)
 def test_a_real_browser_is_led_to_the_page_by_the_file(opened, page):  # noqa: F811
     _, url, _, fake = opened
     (shown, *_) = _arguments_of(fake)

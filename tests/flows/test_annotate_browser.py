@@ -62,7 +62,7 @@ def press_score(page, value):
     page.wait_for_selector(f"[data-score='{value}'][aria-pressed=true]")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(1800)
 def test_a_person_works_through_it_by_keyboard(page, annotated):
     root, tracker, url, process = annotated
     page.goto(url)
@@ -134,7 +134,7 @@ def test_a_person_works_through_it_by_keyboard(page, annotated):
     }
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(1800)
 def test_an_episode_that_comes_late_is_not_shown_as_a_side(page, annotated):
     page.goto(annotated[2])
     page.wait_for_selector(".message")
@@ -169,7 +169,7 @@ def played_record(root):
     return Records(root).get("test")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(1800)
 def test_script_in_what_an_episode_says_is_text(page, annotated):
     _, _, url, _ = annotated
     page.goto(url)
@@ -193,7 +193,7 @@ def test_script_in_what_an_episode_says_is_text(page, annotated):
     assert page.problems == []
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(1800)
 def test_the_policy_stops_a_script_that_got_in(page, annotated):
     """Were text taken for markup somewhere, still nothing would run."""
     _, _, url, _ = annotated
@@ -206,7 +206,7 @@ def test_the_policy_stops_a_script_that_got_in(page, annotated):
     assert any("Content Security Policy" in problem for problem in page.problems)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(1800)
 def test_another_site_in_the_same_browser_gets_nothing(page, annotated, tmp_path):
     """It can send requests, with the cookie of the browser left out, and they are refused."""
     root, _, url, _ = annotated

@@ -108,7 +108,7 @@ def logprob(root, checkpoint, episode, target):
     return sum(found[len(ids) + place - 1, token].item() for place, token in enumerate(answer))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_corrections_and_scores_train_the_policy_that_was_annotated(finished):
     root, before, outcome = finished
     artifact, (a, b, c, *_) = episodes_of(outcome)
@@ -133,7 +133,7 @@ def test_corrections_and_scores_train_the_policy_that_was_annotated(finished):
     assert {one.label for one in more.stages if one.status == "ran"} >= {"feedback", "train[feedback]"}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_choices_train_preferences_exactly_as_people_chose(finished):
     root, before, outcome = finished
     artifact, (a, b, c, *_) = episodes_of(outcome)
@@ -153,7 +153,7 @@ def test_choices_train_preferences_exactly_as_people_chose(finished):
     assert after.stage("train[feedback]").request["inputs"]["reference"] == before.stage("train[1]").key
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_the_rounds_go_on_from_what_people_taught(finished):
     root, before, outcome = finished
     artifact, (a, *_) = episodes_of(outcome)

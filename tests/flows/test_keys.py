@@ -16,7 +16,7 @@ NESTED = (
 )
 LITELLM = ["+experiment=smoke", "reward=ruler", "judge_model@reward.model=litellm"]
 
-pytestmark = pytest.mark.timeout(500)  # where its files are not in memory, LiteLLM alone takes a minute to import
+pytestmark = pytest.mark.timeout(1800)  # where its files are not in memory, LiteLLM alone takes a minute to import
 
 
 @pytest.fixture(autouse=True)

@@ -243,7 +243,7 @@ REAL = {
 }
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_played_at_the_same_time_or_one_after_the_other_the_bytes_are_the_same(tmp_path, screen):
     found = []
     for folder, beside in ((tmp_path / "after", None), (tmp_path / "beside", together)):

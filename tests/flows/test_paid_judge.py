@@ -194,7 +194,7 @@ def test_a_stage_in_batches_is_one_batch_and_says_that_it_waits(context, monkeyp
     assert artifact.key == request_key(requested(other, server), other)  # how it was asked is no part of it
 
 
-@pytest.mark.timeout(500)  # where its files are not in memory, LiteLLM alone takes a minute to import
+@pytest.mark.timeout(1800)  # where its files are not in memory, LiteLLM alone takes a minute to import
 def test_litellm_judges_one_stage_after_another_in_one_process(context, monkeypatch, capfd):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789")
     with judge_server(replies.for_share(0.2, replies.OVERLOADED), models=["gpt-4.1-mini", "gpt-4.1"]) as server:

@@ -339,7 +339,7 @@ def play(root, **changes):
     return made, statuses
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "part", [{**BT, "scenarios": 12, "models": 2, "combine": "bound"}, PROCESS], ids=["episodes", "turns"]
 )
@@ -371,7 +371,7 @@ def test_from_the_first_episode_to_the_last(tmp_path, part):
     assert set(again.values()) == {"cached"}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_a_reward_model_of_an_earlier_run_judges_another(tmp_path):
     made, _ = play(tmp_path, reward_model={**BT, "scenarios": 12})
     learned = {"_target_": "components.rewards.learned.Learned", "path": str(made["train[reward]"].path)}
@@ -387,7 +387,7 @@ def test_a_reward_model_of_an_earlier_run_judges_another(tmp_path):
         play(tmp_path, reward=learned, model={**TINY["model"], "name": str(base), "source": "hub"})
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_it_follows_the_policy(tmp_path):
     """From its last state, on new scenarios and old ones; no scenario changes sides."""
     part = {**BT, "scenarios": 6, "group_size": 4, "every": 1}

@@ -250,7 +250,7 @@ LEGITIMATE = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_secrets_of_the_environment_are_used_and_are_nowhere_afterwards(tmp_path):
     """A whole run with a judge that wants a key, an environment that logs its own and says it in an error, and MLflow
     at an address that a variable holds."""

@@ -73,7 +73,7 @@ def served(tmp_path) -> Iterator[str]:
     assert process.returncode == 0
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(1800)
 def test_a_run_is_started_watched_and_its_result_opened(page, served, tmp_path):
     credential = (tmp_path / "prefect" / "credential").read_text().strip()
     page.goto(served.partition("/v2/")[0])

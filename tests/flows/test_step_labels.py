@@ -66,7 +66,7 @@ def rule(tmp_path, monkeypatch):
     sys.modules.pop("own_rule", None)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_each_head_learns_the_labels_of_its_name_and_judges_the_rounds_turn_by_turn(tmp_path, rule):
     heads = {"brief": 2.0, "first": -1.0}
     made, _ = play(
@@ -89,13 +89,13 @@ def test_each_head_learns_the_labels_of_its_name_and_judges_the_rounds_turn_by_t
         assert sum(score.step_rewards) == pytest.approx(score.reward, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_a_head_without_labels_of_its_name_is_an_error_that_says_which_are_wanted(tmp_path, rule):
     with pytest.raises(ArtifactError, match=r"the head 'brif' .* none has components 'brif/0', 'brif/1'"):
         play(tmp_path / "runs", **rule, **PLAYED, reward_model=process({"brif": 1.0}))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_labels_of_people_from_a_file_teach_a_process_model(tmp_path):
     """First the episodes, then the labels, then the same experiment with them: the episodes are found again."""
     first, _ = play(tmp_path / "runs", **PLAYED, reward_model={**PROCESS, **SHOWN})

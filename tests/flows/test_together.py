@@ -24,7 +24,7 @@ from flows.stages.base import Context, Request
 from flows.stages.execute import request_key, run_stage
 from tests.algorithms.builders import MODEL, batch
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 SMALL = {"learning_rate": 1e-3, "pack_tokens": 64}
 ALGORITHMS = {
     "grpo": GRPOSpec(minibatches=2, epochs=2, kl_coefficient=0.1, **SMALL),

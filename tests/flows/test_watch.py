@@ -106,7 +106,7 @@ REQUEST = {
 }
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_a_stage_that_is_run_shows_its_episodes_beside_its_report(tmp_path):
     (tmp_path / "request.json").write_text(json.dumps(REQUEST))
     done = stage("--request", str(tmp_path / "request.json"), f"root={tmp_path}", "--watch")

@@ -27,7 +27,7 @@ from tests.inference.malformed import SHORT
 from tests.inference.test_server import EchoEngine
 from tests.inference.victim import ROOT, Pulse, Victim
 
-pytestmark = [pytest.mark.security, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.security, pytest.mark.timeout(1800)]
 CHAT = "/v1/chat/completions"
 KEY = "k3y-of-sixteen-and-more"
 

@@ -67,7 +67,7 @@ def test_the_generator_repeats_itself():
     assert [str(malformed(number)) for number in range(50)] == [str(malformed(number)) for number in range(50)]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_250_malformed_requests(attacked, adapters):
     assert attack(attacked, adapters, range(250))[400] > 100
 

@@ -22,7 +22,7 @@ from components.rewards.written import Matches, Tags
 from components.trajectories.schema import History, Message, Scenario, Score, ToolCall, Trajectory
 from tests.trajectories.builders import talk
 
-pytestmark = [pytest.mark.security, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.security, pytest.mark.timeout(1800)]
 
 
 def trajectory(text: str, **scenario) -> Trajectory:

@@ -22,7 +22,7 @@ def test_a_prompt_extends_the_tokens_of_the_turn_before():
         tokens = prompt + choice["token_ids"]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(1800)
 def test_it_plays_and_counts():
     """Over the real socket, with a latency that tests can bear."""
     with rollouts.endpoint(0.02) as url:

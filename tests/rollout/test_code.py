@@ -26,7 +26,7 @@ WIDE = Limits(seconds=60, cpu_seconds=60)
 
 
 pytestmark = [
-    pytest.mark.timeout(300),  # each block starts processes, which a busy machine is slow at
+    pytest.mark.timeout(1800),  # each block starts processes, which a busy machine is slow at
     pytest.mark.usefixtures("sandbox_here"),
 ]
 

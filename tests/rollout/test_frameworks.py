@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:.*ReadOnly.*:UserWarning"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(1800),
 ]
 SYSTEM = "You keep a stock. Look up what you are asked for, then say the numbers."
 

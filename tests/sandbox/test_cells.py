@@ -10,7 +10,7 @@ import pytest
 from components.sandbox import Limits, Sandbox
 from components.sandbox.cells import Cell, play
 
-pytestmark = [pytest.mark.security, pytest.mark.timeout(300), pytest.mark.usefixtures("sandbox_here")]
+pytestmark = [pytest.mark.security, pytest.mark.timeout(1800), pytest.mark.usefixtures("sandbox_here")]
 
 TOOLS = {"add": ("add", ["number"])}
 SENDS = """

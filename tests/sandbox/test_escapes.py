@@ -40,7 +40,7 @@ SECRET = f"secret-{secrets.token_hex(8)}"
 
 pytestmark = [
     pytest.mark.security,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(1800),
     pytest.mark.usefixtures("sandbox_here"),
 ]
 

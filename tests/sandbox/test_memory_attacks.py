@@ -29,7 +29,7 @@ FACTOR = 1.2
 
 pytestmark = [
     pytest.mark.security,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(1800),
     pytest.mark.usefixtures("sandbox_here"),
 ]
 

@@ -27,7 +27,7 @@ WIDE = Limits(seconds=60)
 
 
 pytestmark = [
-    pytest.mark.timeout(300),  # each run starts processes, which a busy machine is slow at
+    pytest.mark.timeout(1800),  # each run starts processes, which a busy machine is slow at
     pytest.mark.usefixtures("sandbox_here"),
 ]
 

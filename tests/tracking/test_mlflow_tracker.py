@@ -325,7 +325,7 @@ def test_a_server_that_does_not_answer_is_refused_at_once(tmp_path):
     assert "hunter2" not in str(error.value)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(1800)
 def test_processes_that_race_for_a_fresh_store_all_get_a_working_one_and_print_nothing(tmp_path):
     program = (
         "import sys; from components.tracking.mlflow_tracker import Tracker; "

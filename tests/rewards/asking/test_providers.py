@@ -33,7 +33,7 @@ SCHEMA = {"type": "object", "properties": {}, "additionalProperties": False}
 MODELS = ["gpt-4.1-mini", "judge"]
 
 
-pytestmark = pytest.mark.timeout(500)  # where its files are not in memory, LiteLLM alone takes a minute to import
+pytestmark = pytest.mark.timeout(1800)  # where its files are not in memory, LiteLLM alone takes a minute to import
 
 
 @pytest.fixture(autouse=True)
