@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,20 @@ def set_sampler(trajectories: Sequence[Trajectory], old: Sequence[torch.Tensor],
         for each in one.histories:
             each.logprobs = [next(values) if sampled else float("nan") for sampled in each.sampled_mask()]
     return result
+
+
+def split(one: Trajectory) -> Trajectory:
+    """Return the same episode with a history of its own for each turn, which repeats everything before it: every token
+    is sampled in the same context."""
+    built = []
+    for each in one.histories:
+        for message in each.messages:
+            if message.span is not None:
+                start, end = message.span
+                parts = [(False, each.token_ids[:start]), (True, each.token_ids[start:end])]
+                built.append(history(parts, each.logprobs[start:end]))
+                built[-1].messages[-1].finish_reason = message.finish_reason
+    return replace(one, histories=built)
 
 
 # --- the formulas' side ---------------------------------------------------------------------------------------------

@@ -14,8 +14,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from components.algorithms.policy_gradient import train_policy_gradient
 from tests.algorithms import combinations, papers, papers_of_episodes, plain_llama
-from tests.algorithms.gradients import HISTORIES, TEMPERATURE, UNGUARDED, Bench, policy_gradient_errors
+from tests.algorithms.gradients import (
+    HISTORIES,
+    TEMPERATURE,
+    UNGUARDED,
+    Bench,
+    Replaces,
+    policy_gradient_errors,
+    relative_error,
+    split,
+)
 
 TOLERANCE = 1e-5
 
@@ -44,6 +54,22 @@ def test_the_gradient_is_that_of_the_formula_or_refused(bench, combination, hist
 @pytest.mark.parametrize("variation", combinations.VARIATIONS)
 def test_so_is_that_of_each_other_setting(bench, base, variation, histories):
     check(bench, combinations.varied(base, variation, **UNGUARDED), histories)
+
+
+@pytest.mark.parametrize("credit", combinations.options("credit"))
+@pytest.mark.parametrize("algorithm", combinations.ALGORITHMS)
+def test_an_episode_weighs_the_same_in_one_history_and_in_one_for_each_turn(bench, algorithm, credit):
+    """Where the ratio of a sequence is 1, as before the first step, it does not matter what counts as a sequence."""
+    spec = combinations.ALGORITHMS[algorithm](**UNGUARDED | {"epochs": 1}, credit=credit)
+    whole = bench.batches["one history"].trajectories
+    gradients = []
+    for trajectories in (whole, [*map(split, whole[:-1]), whole[-1]]):
+        bench.set(bench.start)
+        optimizer = Replaces([bench.policy.parameters], bench.after)
+        rest = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
+        train_policy_gradient(spec, bench.policy, optimizer, trajectories, **rest)
+        gradients += optimizer.gradients
+    assert relative_error(*gradients) <= TOLERANCE
 
 
 # --- the formulas' side ---------------------------------------------------------------------------------------------
