@@ -262,6 +262,11 @@ class Composer:
         config = copy.deepcopy(config)
         for override in overrides:
             key = override.key_or_group
+            package = override.package or key.replace("/", ".")
+            if override.is_delete() and self.is_group(key) and not broken and _has(config, package):
+                message = f"leaves the option out, but not what the experiment sets there; expected {key}=OPTION"
+                none = f"{key}=none" if "none" in self._options(key) else None
+                problems.append(Problem(override.get_key_element(), message, none))
             if self.is_group(key) or any(key == group or key.startswith(group + ".") for group in unsure):
                 continue
             problem = self._unknown(override, config) or _apply(override, config)

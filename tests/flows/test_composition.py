@@ -199,6 +199,14 @@ def test_several_options_in_a_file_are_refused(folder):
         check(["+experiment=several"], config_dir=folder)
 
 
+@pytest.mark.parametrize(("line", "hint"), [("~reward", ""), ("~warmup", "Did you mean 'warmup=none'?")])
+def test_an_option_that_is_left_out_and_a_block_that_stays_are_refused(folder, line, hint):
+    with pytest.raises(SpecError) as caught:
+        check(["+experiment=inline", line], config_dir=folder)
+    assert f"{line}: leaves the option out, but not what the experiment sets there; expected" in str(caught.value)
+    assert hint in str(caught.value)
+
+
 REMEDIES = {
     ("+experiment=agent_evol", "environment=shop"): ["~environment.difficulties"],
     ("+experiment=agent_evol", "algorithm=dpo"): ["filter.filters.one.count=2"],
