@@ -32,7 +32,7 @@ from tests.rollout.worlds import Echo, Parrot, collect, scenarios
 @contextmanager
 def endpoint(engine, function):
     engines = {}
-    with Server(engine, MODEL, engines=engines, timeout=20) as server:
+    with Server(engine, MODEL, engines=engines, timeout=600) as server:
         yield OwnAgent(function, server.url, engines), server.url, engines
 
 
@@ -50,7 +50,7 @@ def ask(url: str, key: str, messages: list, **more) -> dict:
     headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(urllib.request.Request(f"{url}/chat/completions", body, headers), timeout=20) as answer:
+        with opener.open(urllib.request.Request(f"{url}/chat/completions", body, headers), timeout=600) as answer:
             return json.load(answer)["choices"][0]["message"]
     except urllib.error.HTTPError as error:
         error.close()

@@ -112,7 +112,7 @@ def collect(engine: Any, make: Callable[[], Any], jobs: list[Scenario], **option
         "sampling": Sampling(max_tokens=8),
         "max_turns": 4,
         "concurrency": 3,
-        "timeout": 20.0,
+        "timeout": 600.0,
         "max_failures": 1000,
         "seed": 0,
     }
