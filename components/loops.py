@@ -1,4 +1,5 @@
-"""Coroutines from plain functions, plain functions in coroutines, many coroutines in the order of what they are for."""
+"""Coroutines from plain functions, plain functions in coroutines, many coroutines in the order of what they are for;
+and processes that end with the coroutine that started them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import uvloop
@@ -20,6 +22,46 @@ AHEAD = 4
 """Items that `in_order` holds, as a multiple of those under way: one that takes long holds up so many others."""
 PATIENCE = 10.0
 """Seconds in which what is cancelled must end."""
+_POLL = 0.01
+"""Seconds between two looks whether a killed process has ended."""
+_started: ContextVar[list[asyncio.SubprocessTransport] | None] = ContextVar("started", default=None)
+"""Processes that were started in the current `ending_processes`."""
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """A loop that notes the processes which are started on it inside `ending_processes`."""
+
+    async def subprocess_exec(self, *arguments: Any, **options: Any) -> Any:
+        return _noted(await super().subprocess_exec(*arguments, **options))
+
+    async def subprocess_shell(self, *arguments: Any, **options: Any) -> Any:
+        return _noted(await super().subprocess_shell(*arguments, **options))
+
+
+def _noted(pair: tuple[asyncio.SubprocessTransport, Any]) -> Any:
+    started = _started.get()
+    if started is not None:
+        started.append(pair[0])
+    return pair
+
+
+@contextlib.asynccontextmanager
+async def ending_processes() -> AsyncIterator[None]:
+    """Kill, at the end of the block, the processes that its coroutines have started through asyncio on a loop of `run`
+    and that still run, and close their pipes: later, the loop is closed, and asyncio's transports cannot be."""
+    started: list[asyncio.SubprocessTransport] = []
+    token = _started.set(started)
+    try:
+        yield
+    finally:
+        _started.reset(token)
+        for transport in started:
+            transport.close()  # kills the process
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                while any(transport.get_returncode() is None for transport in started):
+                    await asyncio.sleep(_POLL)
+        await asyncio.sleep(0)  # the transports hear of it
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
@@ -27,7 +69,7 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
+        return _run(work)
     started: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Task]] = queue.SimpleQueue()
 
     async def told() -> Result:
@@ -37,13 +79,18 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
         return await work
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        result = pool.submit(asyncio.run, told())
+        result = pool.submit(_run, told())
         loop, task = started.get()
         try:
             return result.result()
         except KeyboardInterrupt:
             loop.call_soon_threadsafe(task.cancel)
             raise
+
+
+def _run(work: Coroutine[Any, Any, Result]) -> Result:
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        return runner.run(work)
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:

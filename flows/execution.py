@@ -26,7 +26,7 @@ from components.compute.sky.snapshot import RECORD
 from components.compute.sky.spec import SkyPlace
 from components.compute.spec import AcceleratePlace, LocalPlace
 from components.compute.watchdog import Watchdog, watch
-from flows import credential, selections
+from flows import credential, failures, selections
 from flows.ancestry import Lineage
 from flows.console import Console, duration
 from flows.guards import RULES
@@ -178,6 +178,8 @@ class Execution:
             if done.artifact.stage == "filter":
                 figures = [selections.told(metrics)]
             self.console.line("  ".join([f"{done.label} {done.status} in {duration(done.seconds)}", *figures]))
+        for line in failures.lines(done.label, done.artifact):
+            self.console.line(line)
 
     def write_down(self, done: Done) -> None:
         """Into the record of the run."""

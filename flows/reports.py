@@ -15,6 +15,7 @@ from components.json_text import read_json
 from components.trajectories.schema import Score, Trajectory
 from flows import selections
 from flows.execution import Execution
+from flows.failures import failures_of
 from flows.guards import RULES
 from flows.online_rl import Outcome
 from flows.records import Notice
@@ -90,7 +91,7 @@ def report_of(
     ended_by: str | None = None,
 ) -> str:
     """The page. ended_by: the guard's words, where one ended the run."""
-    from components.evaluation.report import Evaluation, Report, StageRow, render
+    from components.evaluation.report import Evaluation, FailureRow, Report, StageRow, render
     from components.tracking.provenance import git_commit, package_versions
     from flows.lineage import origins
     from flows.spec import CODE
@@ -124,6 +125,11 @@ def report_of(
             differences=found.differences,
             rounds=_rounds(execution.spec, outcome),
             notes=outcome.decisions if ended_by is None else [*outcome.decisions, f"a guard ended the run: {ended_by}"],
+            failures=[
+                FailureRow(label, kinds)
+                for label, one in execution.done.items()
+                if (kinds := failures_of(one.artifact))
+            ],
             selections=_selections(execution),
             findings=_findings(execution.notices),
             reward_models=_reward_models(outcome),

@@ -14,6 +14,7 @@ from components.evaluation import examples, plots
 from components.evaluation.format import duration, judgement, number, percent, points
 from components.evaluation.page import page
 from components.redaction import mask, mask_text
+from components.trajectories.failures import FailureKind
 from components.trajectories.schema import Score, Trajectory
 
 
@@ -78,6 +79,15 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class FailureRow:
+    """Episodes of one stage that failed."""
+
+    label: str
+    """The stage: `collect[3]`."""
+    kinds: Sequence[FailureKind]
+
+
+@dataclass(frozen=True)
 class StageRow:
     """One stage of the run."""
 
@@ -132,6 +142,8 @@ class Report:
     """Metrics of each round, from round 1; see `CURVES` and `TIMES` for the names that are plotted."""
     notes: Sequence[str] = ()
     """What was decided in the course of the run, each in a sentence: why it ended early, how the policy was chosen."""
+    failures: Sequence[FailureRow] = ()
+    """Of each stage with episodes that failed, in the order of the run."""
     selections: Sequence[SelectionRow] = ()
     """Of each filter, in the order of the run."""
     findings: Sequence[Finding] = ()

@@ -37,6 +37,7 @@ from components.rollout.player import Once, Player, episode_number
 from components.rollout.pool import Pool, close
 from components.sandbox import Limits
 from components.trajectories.convert import to_message
+from components.trajectories.failures import failure_kinds
 from components.trajectories.groups import by_scenario, misnamed
 from components.trajectories.parts import SOLVER
 from components.trajectories.schema import Failure, History, Scenario, Trajectory
@@ -146,12 +147,10 @@ def run_episodes(
         following[belonging[0].id] = [one.id for one in belonging]
         failed.extend([one for one in belonging if one.failure][:1])
         if len(failed) > allowed:
-            shown = "; ".join(
-                f"{one.id}: {one.failure.kind}: {one.failure.message}" for one in failed[:3] if one.failure
-            )
+            kinds = failure_kinds((one.id, one.failure) for one in failed if one.failure)
             raise TooManyFailures(
                 f"{len(failed)} of {len(jobs)} episodes failed, more than the {allowed} that "
-                f"max_failures={max_failures:g} of this stage allows. {shown}"
+                f"max_failures={max_failures:g} of this stage allows. {'. '.join(map(str, kinds))}"
             )
 
     def heard(name: str) -> Engine:

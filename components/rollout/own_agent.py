@@ -13,10 +13,10 @@ process or language, and `environment`, one of its own that it may reset and ste
     None           nothing: the reward of the experiment looks at what was said
 
 What it says through the endpoint is the trajectory (`capture`). Each episode has a key of its own, by which its calls
-are told apart; nothing is patched. Plain functions run in a thread each;
-one that runs out of time is left behind, and its calls are refused. An agent that raises has failed; one that raises
-because it has used up its calls is at its end. An answer counts that the agent was sent: where its client gave up
-waiting, nothing is recorded, and asking again gives the same.
+are told apart; nothing is patched. Plain functions run in a thread each; one that runs out of time is left behind, and
+its calls are refused. A process that an async function starts through asyncio ends with the episode at the latest. An
+agent that raises has failed; one that raises because it has used up its calls is at its end. An answer counts that the
+agent was sent: where its client gave up waiting, nothing is recorded, and asking again gives the same.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import re
 import secrets
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -43,7 +44,8 @@ from components.errors import (
     SpecError,
 )
 from components.inference.protocol import Engine, Sampling
-from components.loops import in_thread
+from components.loops import ending_processes, in_thread
+from components.redaction import MASK
 from components.rollout.agent import as_json, as_step
 from components.rollout.capture import Capture
 from components.rollout.spec import GIVEN
@@ -51,6 +53,8 @@ from components.trajectories.schema import Failure, History, Scenario, Trajector
 
 REFUSED = 403
 """Status of HTTP of a call that an episode has no more (`components.errors.CallsUsedUp`)."""
+_ERROR_LINE = re.compile(r"[\w.]{0,100}(Error|Exception)\b")
+"""A line of a process's standard error that names an error: of Python the last one, of Node before the stack."""
 MODEL = "policy"
 """Name under which the policy is asked for."""
 
@@ -96,12 +100,12 @@ class OwnAgent:
         returned, failure = None, None
         with self._key(capture) as key:
             try:
-                async with asyncio.timeout(timeout):
+                async with ending_processes(), asyncio.timeout(timeout):
                     returned = _checked(await self._run(scenario, environment, key))
             except _Raised as error:
                 cause = error.__cause__
                 if not (capture.exhausted and _was_refused(cause)):
-                    failure = Failure("agent", "AgentError", f"{type(cause).__name__}: {cause}")
+                    failure = Failure("agent", "AgentError", _words(cause).replace(key, MASK))
             except BoundaryError as error:
                 if again and isinstance(error, EnvironmentAway):
                     raise
@@ -185,6 +189,22 @@ def _was_refused(error: BaseException | None) -> bool:
         status_of(one) == REFUSED or "agent.max_turns" in str(one) or isinstance(one, subprocess.CalledProcessError)
         for one in causes(error)
     )
+
+
+def _words(error: BaseException | None) -> str:
+    """Return what an agent raised. Of a process: how it ended and the error that it wrote to standard error. Not its
+    command line, which may hold the key of the episode and a whole program."""
+    text = str(error)
+    if isinstance(error, subprocess.CalledProcessError | subprocess.TimeoutExpired):
+        program = error.cmd if isinstance(error.cmd, str) else str(error.cmd[0])
+        program = program.split(maxsplit=1)[0] if program.split() else "the process"
+        ended = f"exit code {error.returncode}" if isinstance(error, subprocess.CalledProcessError) else "timed out"
+        written = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
+        written_lines = [line.strip() for line in written.splitlines() if line.strip()]
+        named = [line for line in written_lines if _ERROR_LINE.match(line)]
+        last = (named or written_lines or [""])[-1]
+        text = f"{program}: {ended}" + (f": {last}" if last else "")
+    return f"{type(error).__name__}: {text}"
 
 
 def _plain(function: Any) -> Any:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from components.errors import ArtifactDamaged, SchemaMismatch
 from components.trajectories import tables
-from components.trajectories.schema import SCHEMA_VERSION, Score, Selection, Trajectory
+from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Selection, Trajectory
 
 Row = TypeVar("Row")
 
@@ -123,6 +123,13 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
 def count_trajectories(path: Path) -> int:
     """How many rows the file has, without reading them. Raises as read_trajectories."""
     return _TRAJECTORIES.count(path)
+
+
+def read_failures(path: Path) -> Iterator[tuple[str, Failure]]:
+    """Yield the id and the failure of each trajectory that failed; no other column is read. Raises as
+    read_trajectories."""
+    for batch in _TRAJECTORIES.batches(path, ["id", "failure"]):
+        yield from tables.failures(batch)
 
 
 def write_scores(path: Path, rows: Iterable[Score]) -> int:

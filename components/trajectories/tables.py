@@ -278,6 +278,12 @@ def _failures(array: pa.Array) -> list[Failure]:
     return list(map(Failure, *(_texts(array.field(name)) for name in ("boundary", "kind", "message"))))
 
 
+def failures(batch: pa.RecordBatch) -> list[tuple[str, Failure]]:
+    """Id and failure of the trajectories that failed."""
+    failed = batch.filter(batch.column("failure").is_valid())
+    return list(zip(_texts(failed.column("id")), _failures(failed.column("failure")), strict=True))
+
+
 def _scenarios(array: pa.Array) -> list[Scenario]:
     """Equal ones are one object."""
     texts = [_texts(array.field(name)) for name in ("id", "input", "split", "type")]

@@ -100,7 +100,7 @@ def test_every_key_exists(page):
     for key in set(re.findall(rf"`((?:{'|'.join(groups)})(?:\.[a-z_]+)+)`", prose(page))):
         *parents, last = key.split(".")
         known = {name for one in composed for name in names_below(ExperimentSpec, one, parents)}
-        assert last in known or last in ("yaml", "json") or parents[-1] == "stages", key
+        assert last in known or last in ("yaml", "json", "mjs") or parents[-1] == "stages", key
     for option in set(re.findall(rf"`(\+?(?:experiment|{'|'.join(groups)})=\w+)`", prose(page))):
         package = PACKAGES.get(option.partition("=")[2])
         if option != "environment=stock" and (package is None or find_spec(package) is not None):
@@ -189,13 +189,13 @@ def test_the_mlflow_command_is_the_one_that_runs_print():
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_every_block_says_what_it_is(block):
-    """python and yaml are read here and run in test_readme, sh is checked above; console and text are output."""
+    """python and yaml are read here and run in test_readme, javascript in test_agents, sh is checked above; console and text are output."""
     if block.language == "python":
         compile(block.text, str(block), "exec")
     elif block.language == "yaml":
         assert isinstance(yaml.safe_load(block.text), dict)
     else:
-        assert block.language in ("sh", "console", "text")
+        assert block.language in ("sh", "console", "text", "javascript")
 
 
 def test_the_mistakes_in_the_readme_are_answered_so():

@@ -178,7 +178,7 @@ def test_too_many_failures(max_failures, allowed):
         "allows"
     )
     assert str(caught.value).startswith(head)
-    assert "s0/0: EngineError: overheated" in str(caught.value)
+    assert f"{allowed + 1} EngineError (engine): s0/0: overheated" in str(caught.value)
     assert len(told) == allowed + 1  # it stopped there, and each was handed on
 
 

@@ -1,0 +1,28 @@
+"""Why episodes of a stage failed, for the console, the log and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from components.artifacts import Artifact
+from components.trajectories.failures import FailureKind
+
+EPISODES = ("trajectories", "evaluation")
+"""Kinds of artifacts that hold episodes."""
+
+
+def failures_of(artifact: Artifact) -> list[FailureKind]:
+    """Return the kinds of failures among the episodes of an artifact. Nothing is read where none failed."""
+    failed = (value for name, value in artifact.metrics.items() if name.rpartition("/")[2] == "failed")
+    if artifact.kind not in EPISODES or not any(failed):
+        return []
+    from components.trajectories.failures import failure_kinds
+    from components.trajectories.store import read_failures
+
+    return failure_kinds(read_failures(artifact.path / "trajectories.parquet"))
+
+
+def lines(label: str, artifact: Artifact) -> Iterator[str]:
+    """Yield a line for each kind."""
+    for kind in failures_of(artifact):
+        yield f"  {label} failed: {kind}"
