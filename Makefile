@@ -12,13 +12,15 @@ RUN := $(VENV)/bin/python
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 LOCK := requirements/lock.txt
 OVERRIDES := requirements/overrides.txt
+EXTRAS_OVERRIDES := requirements/extras-overrides.txt
 STAMP := $(VENV)/.installed
+EXTRAS := $(VENV)/.extras
 
 UV := requirements/uv.sh $(RUN)
 VLLM := .venv-vllm
 VLLM_PYTHON ?= $(VLLM)/bin/python
 
-.PHONY: help setup quickstart smoke test test-slow test-security vllm test-vllm test-slurm check docs lock clean
+.PHONY: help setup extras quickstart smoke test test-all test-slow test-security vllm test-vllm test-slurm check docs lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +51,16 @@ smoke: setup  ## the same flow on a tiny model, in under a minute
 
 test: setup  ## the test suite, in two processes
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal
+
+test-all: extras  ## every test that needs no server: those of all extras and the slow ones too
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal -m 'not vllm and not slurm'
+
+extras: $(EXTRAS)  ## every extra of pyproject.toml into .venv
+
+$(EXTRAS): pyproject.toml $(EXTRAS_OVERRIDES) | setup
+	$(UV) pip install --python $(RUN) --override $(OVERRIDES) --override $(EXTRAS_OVERRIDES) --constraint $(LOCK) \
+		-r pyproject.toml --all-extras
+	@touch $@
 
 test-slow: setup  ## the tests that take minutes each
 	$(RUN) -m pytest -m slow

@@ -48,5 +48,8 @@ def pytest_unconfigure(config):
     if reporter is None or hasattr(config, "workerinput") or config.option.collectonly:
         return
     reasons = [report.longrepr[2] for report in reporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)]
-    if (line := left_out.summary(reasons, len(reporter.stats.get("deselected", [])))) is not None:
+    marked = [
+        item for item in reporter.stats.get("deselected", []) if any(map(item.get_closest_marker, left_out.MARKERS))
+    ]
+    if (line := left_out.summary(reasons, len(marked))) is not None:
         print(line)

@@ -19,6 +19,9 @@ REMEDIES: tuple[tuple[str, str], ...] = (
 )
 """Pattern of a reason to skip a test, and what to do about it; the first that matches holds."""
 
+MARKERS = ("slow", "vllm", "slurm")
+"""Markers of tests that `make test` leaves out."""
+
 
 def summary(reasons: Iterable[str], deselected: int) -> str | None:
     """Return the line for the reasons of all skipped tests and the number of tests that a marker left out; None where

@@ -220,7 +220,6 @@ REFUSED = {
     "collect.temperature=0": ("collect.temperature", "samples nothing"),
     "collect.min_p=2": ("collect.min_p", "at most 1"),
     "algorithm.overlong_buffer=5": ("algorithm.overlong_buffer", "more than algorithm.overlong=0"),
-    "algorithm.baseline=none": ("algorithm.scale", "expected batch or none"),
     "algorithm.dual_clip=0.5": ("algorithm.dual_clip", "more than 1"),
     "collect.scenarios=600": ("collect.scenarios", "512"),
     "warmup.demonstrations=600": ("warmup.demonstrations", "512"),
@@ -257,6 +256,15 @@ REFUSED = {
 def test_what_makes_no_sense_is_refused_with_the_reason(line, answer):
     path, words = answer
     assert words in mistakes(line)[path]
+
+
+@pytest.mark.parametrize("baseline", ["batch", "none"])
+def test_a_group_scale_without_its_baseline_is_refused(baseline):
+    assert (
+        "expected batch or none"
+        in mistakes(f"algorithm.baseline={baseline}", "algorithm.scale=group")["algorithm.scale"]
+    )
+    compose([f"algorithm.baseline={baseline}"])
 
 
 def test_early_stopping_is_asked_for_in_one_line():

@@ -189,7 +189,8 @@ def test_the_mlflow_command_is_the_one_that_runs_print():
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_every_block_says_what_it_is(block):
-    """python and yaml are read here and run in test_readme, javascript in test_agents, sh is checked above; console and text are output."""
+    """python and yaml are read here and run in test_readme, javascript in test_agents, sh is checked above; console
+    and text are output."""
     if block.language == "python":
         compile(block.text, str(block), "exec")
     elif block.language == "yaml":
