@@ -55,7 +55,8 @@ def test_an_option_of_that_name_is_refused_with_what_to_write(command, option, m
     code, said = ended(command, [*ARGUMENTS.get(command, []), *option], monkeypatch, capsys)
     assert code == 2
     assert "--root is no option: write root=/some/where" in said
-    assert f"usage: python -m {command}" in said
+    if command != "flows.run":  # which lists all problems in one form
+        assert f"usage: python -m {command}" in said
 
 
 @pytest.mark.parametrize("command", sorted(ARGUMENTS))
