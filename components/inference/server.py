@@ -119,6 +119,10 @@ def create_app(
             return model.removeprefix(f"{name}@")
         raise HTTPException(404, f"the model '{model}' is not here; this server has '{name}'")
 
+    def called(version: str) -> str:
+        """The name of a policy. A model without an adapter is what it is, an export as well as a base model."""
+        return name if version == BASE_POLICY else f"{name}@{version}"
+
     def version_named(adapter: str) -> str:
         if not adapter.startswith(f"{name}@") or adapter == f"{name}@":
             raise SpecError([Problem("lora_name", f"{adapter!r} is no adapter of '{name}'; expected '{name}@VERSION'")])
@@ -157,7 +161,7 @@ def create_app(
         head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": f"{name}@{found[0].policy}",
+            "model": called(found[0].policy),
         }
         if not asked.stream:
             return JSONResponse(wire.completion_body(found, asked, head, decode))
@@ -189,7 +193,7 @@ def create_app(
         head = {
             "id": named,
             "created_at": int(time.time()),
-            "model": f"{name}@{answer.policy}",
+            "model": called(answer.policy),
         }
         if engines is not None and asked.body.store is not False:
             kept[named] = [*asked.said, answer.message]
@@ -217,17 +221,17 @@ def create_app(
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [listing(name), listing(f"{name}@{engine.policy}")]}
+        return {"object": "list", "data": [listing(one) for one in dict.fromkeys((name, called(engine.policy)))]}
 
     @app.get("/v1/models/{model:path}")
     async def model(model: str) -> dict[str, Any]:
         if version_asked(model) != engine.policy:
-            raise HTTPException(404, f"the model '{model}' is not here; this server has '{name}@{engine.policy}'")
+            raise HTTPException(404, f"the model '{model}' is not here; this server has '{called(engine.policy)}'")
         return listing(model)
 
     @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok", "model": name, "policy": engine.policy}
+    async def health() -> dict[str, str | None]:
+        return {"status": "ok", "model": name, "policy": None if engine.policy == BASE_POLICY else engine.policy}
 
     for kind in (EspalierError, HTTPException, Exception):
         app.add_exception_handler(kind, _refuse)
