@@ -25,13 +25,13 @@ def agent(tmp_path):
     """The function of the page, with its program beside it."""
     blocks = dict(re.findall(r"```(\w+)\n(.*?)```", SECTION, re.DOTALL))
     (tmp_path / "agent.mjs").write_text(blocks["javascript"])
-    (tmp_path / "agents.py").write_text(blocks["python"])
-    spec = importlib.util.spec_from_file_location("agents_of_the_page", tmp_path / "agents.py")
+    (tmp_path / "agent.py").write_text(blocks["python"])
+    spec = importlib.util.spec_from_file_location("agent_of_the_page", tmp_path / "agent.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.in_node
+    return module.play
 
 
 def play(agent, engine, tasks, **options):
