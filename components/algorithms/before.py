@@ -1,7 +1,8 @@
 """What the policy before the first gradient step of a training, and the reference, say of the sampled tokens.
 
 Both are measured once, before the first step, and kept in the stage's scratch folder: a training that is killed later
-goes on with the same numbers, though its policy has moved since.
+goes on with the same numbers, though its policy has moved since. Values of a critic are measured with them, or later,
+before the first step of the policy, where the critic is pretrained (`measure_values`).
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ Place = tuple[Trajectory, int]
 
 
 class Before:
-    """Log-probabilities of the sampled tokens of each history, under both policies, and their values where there is a
-    critic; empty before `measure`."""
+    """Log-probabilities of the sampled tokens of each history, under both policies, and their normalised values where
+    there is a critic; empty before `measure`."""
 
     def __init__(self, scratch: Path):
         self._file = scratch / FILE
+        self._flat: dict[str, torch.Tensor] = {}
+        """What the file holds."""
         self._columns: dict[str, dict[tuple[str, int], list[float]]] = {}
 
     def old(self, trajectory: Trajectory, history: int) -> list[float]:
@@ -60,13 +63,12 @@ class Before:
     ) -> None:
         """Measures all trajectories, or, where `first` is False, reads what was measured before the first step. Raises
         ArtifactDamaged where that is gone."""
-        from safetensors.torch import load_file, save_file
+        from safetensors.torch import load_file
 
         def logprobs(one: Pack, cut: Cut) -> tuple[torch.Tensor]:
             return (policy.logprobs(one, cut)[0],)
 
-        places = [(one, place) for one in trajectories for place in range(len(one.histories))]
-        measured = partial(_measured, places, most_tokens=most_tokens, padded=policy.padded)
+        measured = partial(_measured, _places(trajectories), most_tokens=most_tokens, padded=policy.padded)
         if first:
             with torch.no_grad(), policy.without_dropout():
                 if critic is None:
@@ -76,23 +78,51 @@ class Before:
             if reference:
                 with policy.as_reference():
                     flat |= measured(("reference",), logprobs)
-            if distributed.first():
-                aside = self._file.with_suffix(".part")
-                save_file(flat, aside)
-                aside.replace(self._file)
+            self._write(flat)
         elif self._file.is_file():
             flat = load_file(self._file)
         else:
             raise ArtifactDamaged(f"{self._file} is gone: the training cannot go on; remove {self._file.parent}")
+        self._take(flat, trajectories)
+
+    def measure_values(
+        self, critic: Critic, trajectories: Sequence[Trajectory], most_tokens: int, *, padded: bool
+    ) -> None:
+        """Measure the values of the critic as it stands now, in place of those measured before. padded: as
+        `Policy.padded`."""
+
+        def values(one: Pack, _: Cut) -> tuple[torch.Tensor]:
+            with critic.values(one) as value_S:
+                return (value_S,)
+
+        with torch.no_grad():
+            flat = _measured(_places(trajectories), ("values",), values, most_tokens=most_tokens, padded=padded)
+        self._write(self._flat | flat)
+        self._take(self._flat | flat, trajectories)
+
+    def _write(self, flat: dict[str, torch.Tensor]) -> None:
+        from safetensors.torch import save_file
+
+        if distributed.first():
+            aside = self._file.with_suffix(".part")
+            save_file(flat, aside)
+            aside.replace(self._file)
+
+    def _take(self, flat: dict[str, torch.Tensor], trajectories: Sequence[Trajectory]) -> None:
+        self._flat = flat
         for name, column in flat.items():
             values = iter(column.tolist())
             self._columns[name] = {
                 (one.id, place): [next(values) for _ in range(sum(one.histories[place].sampled_mask()))]
-                for one, place in places
+                for one, place in _places(trajectories)
             }
 
     def _column(self, name: str, trajectory: Trajectory, history: int) -> list[float]:
         return self._columns.get(name, {}).get((trajectory.id, history), [])
+
+
+def _places(trajectories: Sequence[Trajectory]) -> list[Place]:
+    return [(one, place) for one in trajectories for place in range(len(one.histories))]
 
 
 def _measured(

@@ -2,26 +2,28 @@
 
 A value says, at the node that predicts a token, what the rewards from that token on add up to. It is linear in the last
 hidden state there: that of the policy (`value: head`), or that of an adapter of its own on the same base (`value:
-model`), which begins as a copy of the policy's. The head begins at zero. So the first advantages are those of the
-rewards themselves, and no random direction pulls at the hidden states that it shares with the policy.
+model`), which begins as a copy of the policy's. The head begins at zero, so no random direction pulls at the hidden
+states that it shares with the policy. It reads normalised values, and keeps their statistics (`return_statistics`).
 
 The coefficient of the KL belongs to it too, where it is steered.
 
     FOLDER/critic.safetensors    head and adapter
-    FOLDER/critic.json           kind of value, coefficient of the KL for the next round
+    FOLDER/critic.json           kind of value, rounds, statistics of their returns, coefficient of the KL for the next
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from components.algorithms.packing import Pack
 from components.algorithms.policy import Policy
+from components.algorithms.return_statistics import ReturnStatistics
 from components.algorithms.spec import PPOSpec
 from components.errors import ArtifactError
 from components.json_text import read_json
@@ -38,6 +40,10 @@ class Critic:
     def __init__(self, policy: Policy, spec: PPOSpec):
         self.spec = spec
         self.kl_coefficient = spec.kl_coefficient
+        self.rounds = 0
+        """Rounds that it has learned from, the present one among them once it has begun."""
+        self.statistics = ReturnStatistics()
+        """Of the returns of these rounds; values that are read are normalised by them."""
         self.shared = spec.value == "head"
         """Whether values are read off the policy's own hidden states."""
         self._policy = policy
@@ -55,19 +61,39 @@ class Critic:
         """What learns, by name."""
         return {"critic.weight": self._weight_D, "critic.bias": self._bias, **self._adapter}
 
+    def begin_round(self, returns: Sequence[float]) -> None:
+        """Take the returns of a new round into the statistics."""
+        self.rounds += 1
+        decay = self.spec.value_norm_decay
+        self.statistics = ReturnStatistics() if decay is None else self.statistics.updated(returns, decay)
+
     def read(self, hidden_UD: torch.Tensor, row_S: torch.Tensor) -> torch.Tensor:
-        """(S,) values off the hidden states of the nodes that predict."""
+        """(S,) normalised values off the hidden states of the nodes that predict."""
         return (hidden_UD.float() @ self._weight_D + self._bias)[row_S]
 
+    def constants(self, pack: Pack) -> torch.Tensor | None:
+        """(U, D) what values are read off where the policy does not move: its hidden states, kept off the device; None
+        for a value model, which moves itself."""
+        if not self.shared:
+            return None
+        with torch.no_grad(), self._policy.without_dropout():
+            return self._policy.hidden(pack).cpu()
+
     @contextmanager
-    def values(self, pack: Pack) -> Iterator[torch.Tensor]:
-        """(S,) values by the value model; their gradient is to be taken inside."""
-        assert not self.shared
-        with self._policy.using(ADAPTER):
-            yield self.read(self._policy.hidden(pack), pack.row_S.to(self._policy.device))
+    def values(self, pack: Pack, constants_UD: torch.Tensor | None = None) -> Iterator[torch.Tensor]:
+        """(S,) normalised values; the gradient by the critic's own parameters is to be taken inside. The policy's
+        hidden states get none. constants_UD: what `constants` gave for this pack; None computes it."""
+        row_S = pack.row_S.to(self._policy.device)
+        if self.shared:
+            hidden_UD = self.constants(pack) if constants_UD is None else constants_UD
+            assert hidden_UD is not None
+            yield self.read(hidden_UD.to(self._policy.device), row_S)
+        else:
+            with self._policy.using(ADAPTER):
+                yield self.read(self._policy.hidden(pack), row_S)
 
     def logprobs_and_values(self, pack: Pack, cut: Cut) -> tuple[torch.Tensor, torch.Tensor]:
-        """(S,) each: log-probabilities by the policy, values by the critic."""
+        """(S,) each: log-probabilities by the policy, normalised values by the critic."""
         logprob_S, _, hidden_UD = self._policy.logprobs_and_hidden(pack, cut)
         if self.shared:
             return logprob_S, self.read(hidden_UD, pack.row_S.to(self._policy.device))
@@ -80,12 +106,17 @@ class Critic:
 
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: p.detach().cpu().contiguous() for name, p in self.parameters.items()}, folder / TENSORS)
-        record = {"value": self.spec.value, "kl_coefficient": self.kl_coefficient}
+        record = {
+            "value": self.spec.value,
+            "kl_coefficient": self.kl_coefficient,
+            "rounds": self.rounds,
+            "returns": asdict(self.statistics),
+        }
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
 
     def load(self, folder: Path) -> None:
-        """Takes the tensors of a saved critic, and its coefficient where it is steered. Raises ArtifactError where they
-        do not fit."""
+        """Take the tensors of a saved critic, its statistics, and its coefficient where it is steered. Raises
+        ArtifactError where they do not fit."""
         from safetensors.torch import load_file
 
         record = read_json(folder / RECORD)
@@ -103,5 +134,6 @@ class Critic:
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(tensors[name])
+        self.rounds, self.statistics = record["rounds"], ReturnStatistics(**record["returns"])
         if self.spec.kl_target is not None:
             self.kl_coefficient = float(record["kl_coefficient"])

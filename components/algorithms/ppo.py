@@ -6,13 +6,15 @@ user and tools said lies between them and is conditioned on. The reward of an ac
     r_t = - kl_coefficient KL_t + the judged reward, at the last action (credit: turns: the step rewards, each at the
                                   last action of its turn)
 
-with KL_t of the policy before the first step to the reference. Advantages A are those of `gae`, the target of a value
-is R = A + V_old, and A is then whitened over the round. The loss is the mean over tokens, by `normalization`, of
+with KL_t of the policy before the first step to the reference. Advantages A and targets R of the values are those of
+`actions`; A is then whitened over the round. The loss is the mean over tokens, by `normalization`, of
 
     loss of the policy (`learning`) + value_coefficient 1/2 max((V - R)², (clip(V, V_old ± value_clip) - R)²)
 
-minus entropy_coefficient times the mean entropy. The policy's gradient and the critic's own are each scaled down to
-max_grad_norm. The gradient of a value head reaches the policy's adapter, and is part of the former.
+minus entropy_coefficient times the mean entropy, with V, V_old and R normalised by the running statistics of the
+returns (`return_statistics`). The policy's gradient and the critic's own are each scaled down to max_grad_norm. The
+gradient of a value head reaches the policy's adapter, and is part of the former. A new critic is first trained alone
+(`value_pretraining`).
 
 Episodes are not compared with each other, so every scored one is learned from.
 """
@@ -21,32 +23,29 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from components.algorithms import advantages, distributed, losses, returns, schedule, sharded
+from components.algorithms import distributed, losses, returns, schedule, sharded
+from components.algorithms.actions import Actions, flat, token_rewards
 from components.algorithms.before import Before
 from components.algorithms.critic import Critic
-from components.algorithms.gae import gae
-from components.algorithms.learning import Learning, Packs, largest_log_ratio, learned_tokens, means, policy_loss
+from components.algorithms.learning import Packs, largest_log_ratio, learned_tokens, means, policy_loss
 from components.algorithms.metrics import of_packs
 from components.algorithms.packing import Pack
 from components.algorithms.policy import Policy
 from components.algorithms.spec import PPOSpec
-from components.algorithms.steps import Group, take_steps
-from components.trajectories.groups import by_scenario
+from components.algorithms.steps import take_steps
+from components.algorithms.value_metrics import add_values, explained_variance
+from components.algorithms.value_pretraining import pretrain
 from components.trajectories.schema import Trajectory
 
 FACTOR = 1.5
 """Of the adaptive coefficient: how far the KL may be from its target, and what the coefficient changes by."""
-
-SPREAD = 1e-12
-"""Variance of returns below which there is nothing to explain."""
 
 
 def train_ppo(
@@ -63,15 +62,20 @@ def train_ppo(
     taken: Sequence[dict[str, float]] = (),
     rounds: schedule.Rounds = schedule.ONLY_ROUND,
 ) -> tuple[int, dict[str, float]]:
-    """Takes `spec.epochs * spec.minibatches` gradient steps, or fewer where there are fewer groups, and sets the
-    critic's coefficient of the KL for the next round. Returns the new step count and the mean metrics.
+    """Take `spec.epochs * spec.minibatches` gradient steps, or fewer where there are fewer groups, after
+    `spec.value_pretraining_steps` of a new critic alone, and set the critic's coefficient of the KL for the next round.
+    Returns the new step count, without those of the critic alone, and the mean metrics.
 
-    optimizer: two groups of parameters, the policy's and the critic's. taken: as in `take_steps`.
+    optimizer: two groups of parameters, the policy's and the critic's. taken: as in `take_steps`, after those of the
+    critic alone.
 
     Raises TrainingDiverged where a guard stops (`guards`), ArtifactError for trajectories of which the ratio cannot be
     computed.
     """
-    actions = prepare(spec, policy, critic, trajectories, scratch, first=not taken)
+    alone = [one for one in taken if one["step"] <= step]
+    taken = taken[len(alone) :]
+    before: dict[str, Any] = {"alone": alone, "moved": bool(taken), "seed": seed, "on_step": on_step}
+    actions, alone = prepare(spec, policy, critic, optimizer, trajectories, scratch, **before)
 
     def backward(part: list[Trajectory]) -> tuple[dict[str, float], dict[str, float]]:
         packs = actions.packs(part)
@@ -86,10 +90,11 @@ def train_ppo(
         "taken": taken,
         "rounds": rounds,
     }
-    rates = [spec.learning_rate, spec.value_learning_rate or spec.learning_rate]
+    rates = [spec.learning_rate, spec.learning_rate * spec.value_learning_rate_ratio]
     step, metrics = take_steps(spec, optimizer, actions.groups, backward, rates=rates, **rest)
     if actions.groups:
         critic.kl_coefficient = adapted(critic.kl_coefficient, actions.kl, spec.kl_target)
+        metrics |= _before_the_policy_moved(actions, alone)
     return step, metrics
 
 
@@ -103,74 +108,65 @@ def adapted(coefficient: float, kl: float, target: float | None) -> float:
     return coefficient
 
 
-# --- what is learned from -------------------------------------------------------------------------------------------
-
-
-class Actions(Learning):
-    """The A sampled tokens of a round's episodes, with columns of their own. Packs carry the number of each."""
-
-    def __init__(
-        self, spec: PPOSpec, before: Before, episodes: Sequence[Trajectory], coefficient: float, *, padded: bool = False
-    ):
-        super().__init__(spec, before, padded=padded)
-        self.groups: list[Group] = list(by_scenario(episodes).values())
-        kl = [before.kl(one, spec.kl_estimator) for one in episodes]
-        values = [before.whole("values", one) for one in episodes]
-        found = [
-            gae(_rewards(spec, one, own, coefficient), each, spec.discount, spec.gae_lambda)
-            for one, own, each in zip(episodes, kl, values, strict=True)
-        ]
-        used = advantages.advantages([found], baseline="batch", scale="batch")[0] if spec.whiten else found
-        self.advantages = {one.id: each for one, each in zip(episodes, used, strict=True)}
-        self.value_A, self.reference_A = (
-            _flat(column) for column in (values, [before.whole("reference", one) for one in episodes])
-        )
-        self.return_A = _flat(found) + self.value_A
-        self.kl = float(_flat(kl).mean()) if episodes else 0.0
-        """Of the policy before the first step to the reference, nats a token."""
-        ends = accumulate(len(each) for each in values)
-        self.first = {one.id: end - len(each) for one, each, end in zip(episodes, values, ends, strict=True)}
+# --- before the policy moves ----------------------------------------------------------------------------------------
 
 
 def prepare(
     spec: PPOSpec,
     policy: Policy,
     critic: Critic,
+    optimizer: torch.optim.Optimizer,
     trajectories: Sequence[Trajectory],
     scratch: Path,
     *,
-    first: bool = True,
-) -> Actions:
-    """What is learned from. Unscored and failed trajectories take no part, nor do those without a sampled token.
+    alone: Sequence[dict[str, float]] = (),
+    moved: bool = False,
+    seed: int = 0,
+    on_step: Callable[[dict[str, float]], None] = lambda _: None,
+) -> tuple[Actions, list[dict[str, float]]]:
+    """Measure what policy and critic say before the policy moves, and train a new critic alone. Returns what is learned
+    from, and the metrics of the steps of the critic alone. Unscored and failed trajectories take no part, nor do those
+    without a sampled token.
 
-    first: policy and critic are those before the first gradient step; else what they said then is read from `scratch`.
+    alone: metrics of the steps that an earlier try took with the critic alone. moved: that try has moved the policy,
+    too. After either, what was measured is read from `scratch`.
     """
     scored = [one for one in trajectories if one.reward is not None and one.failure is None]
     episodes = [one for one in scored if learned_tokens(spec, one)]
-    before = Before(scratch)
+    before, begun = Before(scratch), moved or bool(alone)
     if episodes:
-        before.measure(policy, episodes, spec.pack_tokens, reference=True, first=first, critic=critic)
-    actions = Actions(spec, before, episodes, critic.kl_coefficient, padded=policy.padded)
+        measured = critic if critic.rounds else None  # a new one is measured when it is trained
+        before.measure(policy, episodes, spec.pack_tokens, reference=True, first=not begun, critic=measured)
+    kl = [before.kl(one, spec.kl_estimator) for one in episodes]
+    rewards = [token_rewards(spec, one, own, critic.kl_coefficient) for one, own in zip(episodes, kl, strict=True)]
+    if episodes and not begun:
+        critic.begin_round(flat([returns.discounted_sums(each, spec.discount) for each in rewards]))
+    rest: dict[str, Any] = {"padded": policy.padded, "kl": kl}
+    logs = list(alone)
+    if episodes and critic.rounds == 1 and not moved:
+        nothing = [[0.0] * len(each) for each in rewards]
+        unbiased = spec.model_copy(update={"value_gae_lambda": 1.0})
+        actions = Actions(unbiased, before, episodes, rewards, nothing, critic.statistics, **rest)
+        steps: dict[str, Any] = {"seed": seed, "scratch": scratch, "on_step": on_step, "taken": logs}
+        logs = pretrain(spec, policy, critic, optimizer, actions, **steps)
+        before.measure_values(critic, episodes, spec.pack_tokens, padded=policy.padded)
+    values = [before.whole("values", one) for one in episodes]
+    actions = Actions(spec, before, episodes, rewards, values, critic.statistics, **rest)
     for one in episodes:
         one.advantage = sum(actions.advantages[one.id]) / len(actions.advantages[one.id])
-    return actions
+    return actions, logs
 
 
-def _rewards(spec: PPOSpec, trajectory: Trajectory, kl: Sequence[float], coefficient: float) -> list[float]:
-    """(A,) reward of each action of an episode."""
-    lengths = returns.turn_lengths(trajectory)
-    if spec.credit == "turns":
-        given = returns.turn_rewards(trajectory)
-    else:
-        given, lengths = [trajectory.reward or 0.0], [sum(lengths)]
-    if spec.overlong:
-        given[-1] += spec.overlong_penalty * returns.overlong(sum(lengths), spec.overlong, spec.overlong_buffer)
-    by_token = returns.token_rewards(given, lengths)
-    return [reward - coefficient * own for reward, own in zip(by_token, kl, strict=True)]
-
-
-def _flat(column: Sequence[Sequence[float]]) -> torch.Tensor:
-    return torch.tensor([value for each in column for value in each])
+def _before_the_policy_moved(actions: Actions, alone: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return how good the values were that the advantages were computed with, and the seconds that the critic alone
+    took."""
+    sums: dict[str, float] = {}
+    add_values(sums, actions.value_A, actions.return_A)
+    explained = explained_variance(sums, len(actions.value_A))
+    return {
+        **({"explained_variance_before": explained} if math.isfinite(explained) else {}),
+        **({"pretraining_seconds": sum(one["seconds"] for one in alone)} if alone else {}),
+    }
 
 
 # --- one gradient step ----------------------------------------------------------------------------------------------
@@ -220,7 +216,9 @@ def _backward(spec: PPOSpec, policy: Policy, critic: Critic, packs: Packs, actio
         "grad_norm": norms[0],
         "value_grad_norm": norms[1],
         **held,
-        **_of_values(sums, count),
+        "value_loss": sums["value_loss"],
+        "value_clip_fraction": sums["value_clipped"] / count,
+        "explained_variance": explained_variance(sums, count),
         **means(spec, sums, count),
     }
 
@@ -233,29 +231,11 @@ def _value_loss(
     return_S: torch.Tensor,
     seen: dict[str, float],
 ) -> torch.Tensor:
-    """The loss of a pack's values, as a part of the whole. What `_of_values` reads is added to `seen`."""
+    """Return the loss of a pack's values, as a part of the whole. What metrics need is added to `seen`."""
     loss = (losses.clipped_value_loss(value_S, before_S, return_S, spec.value_clip) * one.weight_S).sum()
     with torch.no_grad():
         clipped_S = losses.value_clipped(value_S, before_S, return_S, spec.value_clip)
-        error_S, return_S = (return_S - value_S).double(), return_S.double()
     seen["value_loss"] += loss.item()
     seen["value_clipped"] += clipped_S.sum().item()
-    for name, each_S in (("errors", error_S), ("returns", return_S)):
-        seen[name] += each_S.sum().item()
-        seen[f"{name} squared"] += each_S.square().sum().item()
+    add_values(seen, value_S.detach(), return_S)
     return spec.value_coefficient * loss
-
-
-def _of_values(sums: Mapping[str, float], count: int) -> dict[str, float]:
-    """Metrics of a step's values. explained_variance is 1 - Var(R - V) / Var(R): 1 where values are what comes, 0 where
-    they say no more than its mean; no number where everything comes to the same."""
-
-    def variance(name: str) -> float:
-        return sums[f"{name} squared"] / count - (sums[name] / count) ** 2
-
-    spread = variance("returns")
-    return {
-        "value_loss": sums["value_loss"],
-        "value_clip_fraction": sums["value_clipped"] / count,
-        "explained_variance": 1 - variance("errors") / spread if spread > SPREAD else math.nan,
-    }

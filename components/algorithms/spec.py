@@ -240,7 +240,8 @@ class ReinforcePPSpec(GRPOSpec):
 
 
 class PPOSpec(PolicyGradientSpec):
-    """Proximal policy optimisation (arXiv:1707.06347) with a value function, as in InstructGPT (arXiv:2203.02155)."""
+    """Proximal policy optimisation (arXiv:1707.06347) with a value function, as in InstructGPT (arXiv:2203.02155), with
+    the changes to its critic of VC-PPO (arXiv:2503.01491) and VAPO (arXiv:2504.05118)."""
 
     name: Literal["ppo"] = "ppo"
     epochs: int = Field(4, ge=1)
@@ -254,9 +255,13 @@ class PPOSpec(PolicyGradientSpec):
     """`start`: the checkpoint from which the rounds began, such as that of the warm-up; `base`: the base model."""
     discount: float = Field(1.0, ge=0, le=1)
     """Of a reward, for each token that lies between."""
-    gae_lambda: float = Field(0.95, ge=0, le=1)
-    """Of generalised advantage estimation (arXiv:1506.02438): 0 trusts the value of the next token, 1 the rewards that
-    came."""
+    gae_lambda: float = Field(1.0, ge=0, le=1)
+    """λ of the policy's advantages (generalised advantage estimation, arXiv:1506.02438, eq. 16). 1: the rewards that
+    come, less the value. Below 1 a reward counts λ per token that lies between, and the values of the tokens between
+    make up for it: less variance, where the critic is good."""
+    value_gae_lambda: float = Field(1.0, ge=0, le=1)
+    """λ of the critic's targets (decoupled GAE, arXiv:2504.05118, section 4.1). 1: the discounted sum of the rewards
+    that come, unbiased. Below 1 the critic learns from its own values as well."""
     whiten: bool = True
     """Advantages are brought to mean 0 and standard deviation 1 over all tokens of the round."""
     kl_coefficient: float = Field(0.02, ge=0)
@@ -273,9 +278,18 @@ class PPOSpec(PolicyGradientSpec):
     value_coefficient: float = Field(0.1, ge=0)
     """Weight of the value loss."""
     value_clip: float | None = Field(0.2, gt=0)
-    """A value learns no further than this from the one before the first step; null is no limit."""
-    value_learning_rate: float | None = Field(None, gt=0, le=1)
-    """Of the head, and of the value model's adapter; null takes learning_rate."""
+    """A value learns no further than this from the one before the first step, in deviations of the returns where these
+    are normalised; null is no limit."""
+    value_learning_rate_ratio: float = Field(10.0, gt=0)
+    """Learning rate of the critic (the head, and the value model's adapter), as a multiple of `learning_rate`."""
+    value_norm_decay: float | None = Field(0.7, ge=0, lt=1)
+    """The critic learns returns less their running mean, over their running deviation (value normalisation,
+    arXiv:2103.01955, section 5.1); each round has this times the weight of the one after it in both. null learns
+    returns as they are."""
+    value_pretraining_steps: int = Field(20, ge=0)
+    """Gradient steps of the critic alone, on the episodes of the first round, before the policy moves (value
+    pretraining, arXiv:2504.05118, section 4.1). Each learns the rewards that come (λ = 1) on a minibatch. Too many fit
+    the head to the very episodes whose advantages it then estimates."""
 
 
 class PreferenceSpec(DecaySpec):

@@ -60,12 +60,12 @@ def take_steps(
     """
     guards = Guards(scratch)
     logs = list(taken)
-    batches = list(_batches(groups, spec, seed, step))
-    for index, part in enumerate(batches):
+    parts = list(batches(groups, spec, seed, step))
+    for index, part in enumerate(parts):
         if index < len(taken):
             continue
         number = step + index + 1
-        share = schedule.share(spec, number, rounds, index / len(batches))
+        share = schedule.share(spec, number, rounds, index / len(parts))
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * share
         metrics = {"step": float(number), **_gradient_step(spec, optimizer, part, backward, outlier, number, guards)}
@@ -74,7 +74,7 @@ def take_steps(
     return step + len(logs), over_steps(logs)
 
 
-def _batches(groups: list[Group], spec: PolicyGradientSpec, seed: int, step: int) -> Iterator[list[Group]]:
+def batches(groups: list[Group], spec: PolicyGradientSpec, seed: int, step: int) -> Iterator[list[Group]]:
     """The groups of each gradient step after step `step`: each epoch in an order of its own."""
     for epoch in range(spec.epochs):
         order = list(groups)

@@ -97,7 +97,7 @@ class Unfinished:
             self._random = checkpoint.random_states()
             self.steps = record["steps"]
             self._kept = len(self.steps)
-            log.info("training goes on after gradient step %d", self._start + self._kept)
+            log.info("training goes on after gradient step %d", self.steps[-1]["step"])
             return
 
     def took(self, metrics: dict[str, float]) -> None:
@@ -139,7 +139,7 @@ class Unfinished:
             checkpoint.save_state(
                 part,
                 algorithm=self._algorithm,
-                step=self._start + len(self.steps),
+                step=int(self.steps[-1]["step"]),
                 moments=moments,
                 random=self._random,
             )

@@ -17,6 +17,7 @@ from components.algorithms.spec import (
     GRPOSpec,
     PairSpec,
     PolicyGradientSpec,
+    PPOSpec,
     ReplaySpec,
     RewardAlgorithmSpec,
 )
@@ -91,7 +92,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         others := sum(one.policy != version for one in trajectories)
     ):
         figures["off_policy"] = others / len(trajectories)  # share that another policy than the one in training played
-    total = steps(spec.algorithm, len(trajectories))
+    total = steps(spec.algorithm, len(trajectories), new_critic=not _has_critic(inputs))
     done = 0
 
     def on_step(values: Mapping[str, float]) -> None:
@@ -169,10 +170,18 @@ def compares(algorithm: AlgorithmSpec) -> bool:
     return isinstance(algorithm, PairSpec)
 
 
-def steps(algorithm: AlgorithmSpec | RewardAlgorithmSpec, trajectories: int) -> int:
-    """Gradient steps that a train stage takes at most, for the progress that is shown."""
+def _has_critic(inputs: Inputs) -> bool:
+    from components.algorithms.checkpoint import CRITIC
+
+    return "start" in inputs and (inputs["start"].path / CRITIC).is_dir()
+
+
+def steps(algorithm: AlgorithmSpec | RewardAlgorithmSpec, trajectories: int, *, new_critic: bool = True) -> int:
+    """Return the gradient steps that a train stage takes at most, for the progress that is shown. new_critic: PPO has
+    no critic to go on with, and pretrains one."""
     if isinstance(algorithm, PolicyGradientSpec):
-        return algorithm.epochs * algorithm.minibatches
+        alone = algorithm.value_pretraining_steps if isinstance(algorithm, PPOSpec) and new_critic else 0
+        return alone + algorithm.epochs * algorithm.minibatches
     return algorithm.epochs * -(-trajectories // algorithm.batch_size)
 
 

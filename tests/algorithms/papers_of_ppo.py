@@ -1,7 +1,8 @@
 """PPO with a critic as the papers write it, in plain torch (arXiv:1707.06347, arXiv:2203.02155). It imports nothing of
 the library. See `papers`.
 
-The actions of an episode are its sampled tokens, over all turns and histories, one chain in their order.
+The actions of an episode are its sampled tokens, over all turns and histories, one chain in their order. The critic has
+a λ of its own (arXiv:2504.05118, section 4.1) and reads normalised values (arXiv:2103.01955, section 5.1).
 """
 
 from __future__ import annotations
@@ -27,12 +28,26 @@ def rewards(spec: Any, one: Episode, kl: Sequence[float]) -> list[float]:
     return result
 
 
-def gae(spec: Any, given: Sequence[float], values: Sequence[float]) -> list[float]:
+def gae(discount: float, lambda_: float, given: Sequence[float], values: Sequence[float]) -> list[float]:
     """arXiv:1506.02438, eq. 16, as a sum."""
     later = [*values[1:], 0.0]
-    deltas = [r + spec.discount * after - v for r, after, v in zip(given, later, values, strict=True)]
-    decay = spec.discount * spec.gae_lambda
+    deltas = [r + discount * after - v for r, after, v in zip(given, later, values, strict=True)]
+    decay = discount * lambda_
     return [sum(decay ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))]
+
+
+def moments(spec: Any, rewards_of_episodes: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return mean and standard deviation of the discounted returns of a critic's first round, over its tokens; 0 and 1
+    where it does not normalise."""
+    if spec.value_norm_decay is None:
+        return 0.0, 1.0
+    to_come = [
+        sum(spec.discount ** (k - t) * each[k] for k in range(t, len(each)))
+        for each in rewards_of_episodes
+        for t in range(len(each))
+    ]
+    deviation, mean = torch.std_mean(torch.tensor(to_come, dtype=torch.float64), correction=0)
+    return float(mean), float(deviation)
 
 
 def ppo(
@@ -42,19 +57,25 @@ def ppo(
     values: Sequence[torch.Tensor],
     old_values: Sequence[torch.Tensor],
 ) -> torch.Tensor:
-    """Return a loss whose gradient is that of a gradient step. values: of the critic in training, with gradient.
-    old_values: of the critic before the first step."""
+    """Return a loss whose gradient is that of a gradient step in a critic's first round. values: normalised, of the
+    critic in training, with gradient. old_values: normalised, of the critic before the first step."""
     rows = [
         row
         for row in zip(episodes, columns, values, old_values, strict=True)
         if not (spec.mask_truncated and row[0].cut_off)
     ]
     estimate = ESTIMATORS[spec.kl_estimator]
-    advantages = []
-    for one, given, _, old in rows:
-        kl = estimate(given.reference - given.old).tolist()
-        advantages.append(torch.tensor(gae(spec, rewards(spec, one, kl), old.tolist()), dtype=torch.float64))
-    targets = [advantage + old for advantage, (_, _, _, old) in zip(advantages, rows, strict=True)]
+    given_rewards = [rewards(spec, one, estimate(given.reference - given.old).tolist()) for one, given, _, _ in rows]
+    mean, deviation = moments(spec, given_rewards)
+    advantages, targets = [], []
+    for reward, (_, _, _, old) in zip(given_rewards, rows, strict=True):
+        before = mean + deviation * old
+        estimates = [
+            torch.tensor(gae(spec.discount, lambda_, reward, before.tolist()), dtype=torch.float64)
+            for lambda_ in (spec.gae_lambda, spec.value_gae_lambda)
+        ]
+        advantages.append(estimates[0])
+        targets.append((estimates[1] + before - mean) / deviation)
     whole = torch.cat(advantages)
     if spec.whiten:
         advantages = [(each - whole.mean()) / (whole.std(correction=0) + EPSILON) for each in advantages]

@@ -34,14 +34,19 @@ from tests.algorithms.gradients import (
 from tests.algorithms.papers_of_ppo import ppo
 from tests.algorithms.test_gradient_matrix import TOLERANCE
 
-FREE = {name: value for name, value in UNGUARDED.items() if name != "measure_kl"}
+FREE = {name: value for name, value in UNGUARDED.items() if name != "measure_kl"} | {
+    "value_pretraining_steps": 0,  # its steps are compared in `test_ppo`
+    "gae_lambda": 0.95,
+    "value_gae_lambda": 0.9,
+}
 KINDS = ("head", "model")
 COMBINATIONS = list(product(options("credit"), options("ratio"), options("kl_estimator")))
 VARIATIONS: dict[str, dict[str, Any]] = {
     "no KL": {"kl_coefficient": 0.0, "kl_target": None},
     "discounted": {"discount": 0.9},
-    "lambda 0": {"gae_lambda": 0.0},
-    "lambda 1": {"gae_lambda": 1.0},
+    "lambda 0": {"gae_lambda": 0.0, "value_gae_lambda": 0.0},
+    "lambda 1": {"gae_lambda": 1.0, "value_gae_lambda": 1.0},
+    "returns not normalised": {"value_norm_decay": None},
     "not whitened": {"whiten": False},
     "no value clip": {"value_clip": None},
     "value coefficient": {"value_coefficient": 2.0},
@@ -64,7 +69,7 @@ def combined(kind: str, credit: str, ratio: str, estimator: str) -> PPOSpec:
 
 
 def varied(kind: str, variation: str) -> PPOSpec:
-    return PPOSpec(**FREE, value=kind, **VARIED[kind], **VARIATIONS[variation])
+    return PPOSpec(**FREE | {"value": kind} | VARIED[kind] | VARIATIONS[variation])
 
 
 def specs(kind: str) -> list[PPOSpec]:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from peft import set_peft_model_state_dict
+from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from components.algorithms import before, learning, logits, losses, packing
+from components.algorithms.adamw import AdamW
 from components.algorithms.critic import ADAPTER, Critic
 from components.algorithms.gae import gae
 from components.algorithms.ppo import adapted, prepare, train_ppo
+from components.algorithms.return_statistics import ReturnStatistics
 from components.algorithms.returns import token_rewards
 from components.algorithms.spec import GRPOSpec, PPOSpec
 from components.algorithms.train import train
@@ -35,17 +40,36 @@ from tests.algorithms.builders import (
     write_start,
 )
 
-SPEC = PPOSpec(learning_rate=1e-3, pack_tokens=64, epochs=2, max_grad_norm=1e9, max_kl=1e9, dual_clip=None)
+SPEC = PPOSpec(
+    learning_rate=1e-3,
+    pack_tokens=64,
+    epochs=2,
+    max_grad_norm=1e9,
+    max_kl=1e9,
+    dual_clip=None,
+    value_clip=0.2,
+    value_pretraining_steps=0,
+)
+SHIPPED = PPOSpec(**OmegaConf.load(Path(__file__).parents[2] / "conf" / "algorithm" / "ppo.yaml"))  # type: ignore[arg-type]
 KINDS = ("head", "model")
 VARIANTS = {
     "head": SPEC.model_copy(update={"value_clip": 0.02}),
-    "model": SPEC.model_copy(update={"value": "model", "value_clip": 0.02, "value_learning_rate": 2e-3}),
+    "model": SPEC.model_copy(update={"value": "model", "value_clip": 0.02, "gae_lambda": 0.95}),
     "turns": SPEC.model_copy(
-        update={"credit": "turns", "whiten": False, "discount": 0.9, "gae_lambda": 0.7, "value_clip": None}
+        update={
+            "credit": "turns",
+            "whiten": False,
+            "discount": 0.9,
+            "gae_lambda": 0.7,
+            "value_gae_lambda": 0.9,
+            "value_clip": None,
+        }
     ),
+    "not normalised": SPEC.model_copy(update={"value_norm_decay": None, "value_clip": 0.02, "gae_lambda": 0.95}),
     "more": SPEC.model_copy(
         update={
             "value_coefficient": 0.5,
+            "value_gae_lambda": 0.95,
             "kl_estimator": "k3",
             "entropy_coefficient": 0.1,
             "normalization": "sequences",
@@ -88,6 +112,87 @@ def test_advantages_by_hand():
     assert gae(rewards, values, 0.5, 0.5) == pytest.approx(
         [0.0 + 0.25 * (0.45 + 0.25 * (-0.1 + 0.25 * 0.6)), 0.45 + 0.25 * (-0.1 + 0.25 * 0.6), -0.1 + 0.25 * 0.6, 0.6]
     )
+
+
+def discounts(length: int, factor: float) -> torch.Tensor:
+    """(A, A) factor^(l - t) where l >= t, else 0."""
+    apart = torch.arange(length)[None] - torch.arange(length)[:, None]
+    return torch.where(apart >= 0, torch.tensor(factor, dtype=torch.float64) ** apart.clamp(min=0), 0.0)
+
+
+@pytest.mark.parametrize("lambdas", [(1.0, 1.0), (0.95, 1.0), (0.9, 0.7)])
+def test_policy_and_critic_have_a_lambda_each(base_dir, tmp_path, lambdas):
+    """Decoupled GAE as a product of matrices: A = (γλ)^(l - t) · δ with the policy's λ, R = A + V with the critic's."""
+    spec = SPEC.model_copy(
+        update={"gae_lambda": lambdas[0], "value_gae_lambda": lambdas[1], "discount": 0.97, "whiten": False}
+    )
+    made = batch()
+    policy = make_policy(base_dir)
+    critic = make_critic(policy, spec)
+    actions, _ = prepare(spec, policy, critic, torch.optim.SGD(critic.parameters.values()), made, tmp_path)
+    mean, deviation = critic.statistics.mean, critic.statistics.deviation
+    assert abs(mean) > 0.1
+    assert deviation != 1.0
+    for one in made:
+        kl_A = torch.tensor(actions.before.kl(one, spec.kl_estimator), dtype=torch.float64)
+        reward_A = -spec.kl_coefficient * kl_A
+        reward_A[-1] += one.reward
+        value_A = mean + deviation * torch.tensor(actions.before.whole("values", one), dtype=torch.float64)
+        delta_A = reward_A + spec.discount * torch.cat([value_A[1:], torch.zeros(1)]) - value_A
+        advantage_A, other_A = (discounts(len(delta_A), spec.discount * each) @ delta_A for each in lambdas)
+        assert actions.advantages[one.id] == pytest.approx(advantage_A.tolist(), abs=1e-9)
+        number = actions.first[one.id]
+        returned_A = mean + deviation * actions.return_A[number : number + len(delta_A)].double()
+        assert returned_A.tolist() == pytest.approx((other_A + value_A).tolist(), abs=1e-6)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(NUMBER, min_size=1, max_size=5), min_size=1, max_size=6), st.floats(0, 0.95))
+def test_statistics_are_weighted_means_over_the_rounds(rounds, decay):
+    statistics = ReturnStatistics()
+    for one in rounds:
+        statistics = statistics.updated(one, decay)
+    share = torch.tensor([decay**ago for ago in reversed(range(len(rounds)))], dtype=torch.float64)
+    share = share / share.sum()
+    mean, square = (
+        sum(w * (torch.tensor(one, dtype=torch.float64) ** power).mean() for w, one in zip(share, rounds, strict=True))
+        for power in (1, 2)
+    )
+    assert statistics.mean == pytest.approx(float(mean), abs=1e-9)
+    assert statistics.variance == pytest.approx(float(square - mean**2), abs=1e-9)
+    assert statistics.normalised(statistics.denormalised([0.0, 1.5])) == pytest.approx([0.0, 1.5], abs=1e-9)
+
+
+def test_statistics_of_what_has_no_unit():
+    """Constant returns, and returns whose variance is beyond the floats."""
+    constant = ReturnStatistics().updated([2.0, 2.0], 0.7)
+    assert constant.normalised([2.0, 2.001]) == pytest.approx([0.0, 10.0])
+    assert constant.denormalised([0.0]) == [2.0]
+    assert constant.updated([1e200, -1e200], 0.7) == constant
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("gae_lambda", -0.01),
+        ("gae_lambda", 1.01),
+        ("value_gae_lambda", -0.01),
+        ("value_gae_lambda", 1.01),
+        ("value_gae_lambda", None),
+        ("value_learning_rate_ratio", 0),
+        ("value_learning_rate_ratio", -1),
+        ("value_learning_rate_ratio", math.inf),
+        ("value_norm_decay", -0.1),
+        ("value_norm_decay", 1),
+        ("value_pretraining_steps", -1),
+        ("value_pretraining_steps", 1.5),
+        ("value_learning_rate", 1e-3),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(key, value):
+    with pytest.raises(ValidationError) as refused:
+        PPOSpec.model_validate({key: value})
+    assert [error["loc"] for error in refused.value.errors()] == [(key,)]
 
 
 def test_rewards_stand_at_the_last_token_of_their_turn():
@@ -213,17 +318,17 @@ class Plain:
 
 
 def written_out(spec: PPOSpec, made: list[Trajectory], start: Plain, now: Plain) -> torch.Tensor:
-    """The loss: advantages from what `start` says, the rest from what `now` says."""
+    """The loss of a critic's first round: advantages from what `start` says, the rest from what `now` says."""
     made = [one for one in made if not (spec.mask_truncated and cut_off(one))]
     first = {
         name: {key: column.detach() for key, column in columns.items()} for name, columns in start.columns(made).items()
     }
     found = now.columns(made)
     estimate = {"k1": lambda d: -d, "k3": lambda d: torch.exp(d) - d - 1}[spec.kl_estimator]
-    advantages, targets = {}, {}
+    rewards: dict[str, list[float]] = {}
     for one in made:
         own = first[one.id]
-        rewards = (-spec.kl_coefficient * estimate(own["reference"] - own["logprob"])).tolist()
+        each = (-spec.kl_coefficient * estimate(own["reference"] - own["logprob"])).tolist()
         spans = [message.span for h in one.histories for message in h.messages if message.span]
         ends, total = [], 0
         for start_, end in spans:
@@ -231,19 +336,32 @@ def written_out(spec: PPOSpec, made: list[Trajectory], start: Plain, now: Plain)
             ends.append(total - 1)
         if spec.credit == "turns":
             for end, reward in zip(ends, one.step_rewards, strict=True):
-                rewards[end] += reward
+                each[end] += reward
         else:
-            rewards[-1] += one.reward
+            each[-1] += one.reward
         late = total - spec.overlong + spec.overlong_buffer
         if spec.overlong and late > 0:
-            rewards[-1] -= spec.overlong_penalty * min(1.0, late / spec.overlong_buffer)
-        values = own["value"].tolist()
-        advantages[one.id] = torch.tensor(sum_of_deltas(rewards, values, spec.discount, spec.gae_lambda))
-        targets[one.id] = advantages[one.id] + own["value"]
+            each[-1] -= spec.overlong_penalty * min(1.0, late / spec.overlong_buffer)
+        rewards[one.id] = each
+    to_come = [
+        sum(spec.discount ** (k - t) * each[k] for k in range(t, len(each)))
+        for each in rewards.values()
+        for t in range(len(each))
+    ]
+    deviation, mean = torch.std_mean(torch.tensor(to_come, dtype=torch.float64), correction=0)
+    if spec.value_norm_decay is None:
+        deviation, mean = torch.ones(()), torch.zeros(())
+    advantages, targets = {}, {}
+    for one in made:
+        values = (mean + deviation * first[one.id]["value"]).tolist()
+        given = rewards[one.id], values, spec.discount
+        advantages[one.id] = torch.tensor(sum_of_deltas(*given, spec.gae_lambda))
+        returns = torch.tensor(sum_of_deltas(*given, spec.value_gae_lambda)) + torch.tensor(values)
+        targets[one.id] = ((returns - mean) / deviation).float()
     everything = torch.cat(list(advantages.values()))
     if spec.whiten:
-        mean, deviation = everything.mean(), everything.std(correction=0) + 1e-6
-        advantages = {name: (each - mean) / deviation for name, each in advantages.items()}
+        center, spread = everything.mean(), everything.std(correction=0) + 1e-6
+        advantages = {name: (each - center) / spread for name, each in advantages.items()}
     total = torch.zeros(())
     for one in made:
         own, advantage = found[one.id], advantages[one.id]
@@ -290,7 +408,7 @@ def steps(base_dir, folder, spec: PPOSpec, made: list[Trajectory]):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_loss_and_gradient_are_the_formula(base_dir, tmp_path, name):
     """In the first step, and in the second, when policy and values have moved away from those before the first."""
-    spec = VARIANTS[name].model_copy(update={"learning_rate": 0.2, "value_learning_rate": 0.2})
+    spec = VARIANTS[name].model_copy(update={"learning_rate": 0.2, "value_learning_rate_ratio": 1.0})
     policy, critic, tensors, gradients, logs = steps(base_dir, tmp_path, spec, episodes())
     start = Plain(base_dir, policy, critic, tensors[0])
     assert len(logs) == 2
@@ -393,6 +511,10 @@ def run(base_dir, start, tmp_path):
     return call
 
 
+def statistics(folder: Path) -> ReturnStatistics:
+    return ReturnStatistics(**json.loads((folder / "critic" / "critic.json").read_text())["returns"])
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
@@ -407,8 +529,16 @@ def test_values_learn_what_comes(run, kind):
     made = batch(groups=4, size=2)
     for one in made:
         one.reward = float(int(one.group[1:]) % 2)
-    rate = {"head": 2e-2, "model": 4e-3}[kind]
-    spec = PPOSpec(value=kind, learning_rate=1e-3, value_learning_rate=rate, epochs=30, value_clip=None, max_kl=1e9)
+    ratio = {"head": 20.0, "model": 4.0}[kind]
+    spec = SPEC.model_copy(
+        update={
+            "value": kind,
+            "value_learning_rate_ratio": ratio,
+            "epochs": 30,
+            "value_clip": None,
+            "max_grad_norm": 1.0,
+        }
+    )
     _, _, logs = run(spec, made)
     assert logs[-1]["value_loss"] < 0.2 * logs[0]["value_loss"]
     assert abs(logs[0]["explained_variance"]) < 1e-6  # the head begins at zero
@@ -417,14 +547,128 @@ def test_values_learn_what_comes(run, kind):
         assert all(math.isfinite(log[name]) for log in logs)
 
 
+def values_of(base_dir: Path, folder: Path, spec: PPOSpec, made: Sequence[Trajectory]) -> list[float]:
+    """What the critic of a checkpoint says of each sampled token, in the unit of the rewards."""
+    policy = make_policy(base_dir)
+    policy.load(policy.folder(folder))
+    critic = Critic(policy, spec)
+    critic.load(folder / "critic")
+    sequences = [
+        packing.Sequence_(h.token_ids, [index for index, sampled in enumerate(h.sampled_mask()) if sampled])
+        for one in made
+        for h in one.histories
+    ]
+    found: list[float] = []
+    for one in packing.pack(sequences, 4096):
+        with torch.no_grad():
+            found += critic.statistics.denormalised(critic.logprobs_and_values(one, Cut())[1].tolist())
+    return found
+
+
+@pytest.mark.parametrize("reward", [1.0, -250.0])
+@pytest.mark.parametrize("before", [0, 3], ids=["from the start", "after three rounds without one"])
+def test_ten_rounds_on_a_constant_reward_bring_the_values_to_it(run, base_dir, reward, before):
+    """With the defaults of conf/algorithm/ppo.yaml, on new episodes each round; to 5 %, at every token of new ones."""
+    begin, reference = None, None
+    for number in range(before + 10):
+        made = batch(seed=number, groups=6, size=2, off_policy=0.0)
+        for one in made:
+            one.reward = 0.0 if number < before else reward
+        begin, _, _ = run(SHIPPED, made, begin=begin, reference=reference)
+        reference = reference or begin
+    values = values_of(base_dir, begin, SHIPPED, batch(seed=99))
+    assert max(abs(value - reward) for value in values) < 0.05 * abs(reward)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_critic_learns_before_the_policy_moves(run, monkeypatch, kind):
+    spec = SPEC.model_copy(
+        update={"value": kind, "value_pretraining_steps": 3, "minibatches": 2, "epochs": 1, "warmup_steps": 4}
+    )
+    rates: list[list[float]] = []
+    learning: list[list[bool]] = []
+    take = AdamW.step
+
+    def look(optimizer: AdamW) -> None:
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        learning.append([any(p.grad is not None for p in group["params"]) for group in optimizer.param_groups])
+        take(optimizer)
+
+    monkeypatch.setattr(AdamW, "step", look)
+    out, metrics, logs = run(spec, batch())
+    again, _, next_logs = run(spec, batch(seed=1), begin=out)
+    assert [log["step"] for log in logs] == [-2, -1, 0, 1, 2]
+    assert [log["step"] for log in next_logs] == [3, 4]  # a critic that goes on is not pretrained
+    rate, rising = spec.learning_rate, (0.25, 0.5, 0.75, 1.0)
+    assert learning == [[False, True]] * 3 + [[True, True]] * 4  # of the policy, of the critic
+    assert [critic for _, critic in rates] == pytest.approx([10 * rate] * 3 + [10 * rate * share for share in rising])
+    assert [policy for policy, _ in rates[3:]] == pytest.approx([rate * share for share in rising])
+    trainer = json.loads((out / "trainer.json").read_text())
+    assert trainer["step"] == 2
+    of_critic = {name: steps for name, steps in trainer["optimizer_steps"].items() if "critic" in name}
+    assert set(of_critic.values()) == {5.0}
+    assert {steps for name, steps in trainer["optimizer_steps"].items() if name not in of_critic} == {2.0}
+    assert metrics["pretraining_seconds"] > 0
+    assert "explained_variance_before" in metrics
+    assert json.loads((again / "critic" / "critic.json").read_text())["rounds"] == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_step_of_a_new_critic_is_least_squares(base_dir, tmp_path, kind):
+    """The gradient by the head is that of 1/2 (v - (G - mean) / deviation)² at v = 0, with the policy's hidden states
+    as they are, and G the rewards that come, whatever λ is."""
+    spec = SPEC.model_copy(update={"value": kind, "value_pretraining_steps": 1, "value_gae_lambda": 0.5})
+    made, policy = batch(), make_policy(base_dir)
+    critic = Critic(policy, spec)
+    optimizer = torch.optim.SGD(
+        [{"params": list(policy.parameters.values())}, {"params": list(critic.parameters.values())}]
+    )
+    gradient: list[dict[str, torch.Tensor]] = []
+    optimizer.register_step_pre_hook(
+        lambda *_: gradient.append({name: p.grad.clone() for name, p in critic.parameters.items()})
+    )
+    parameters = {name: p.detach().clone() for name, p in policy.parameters.items()}
+    actions, [log] = prepare(spec, policy, critic, optimizer, made, tmp_path)
+    assert all(torch.equal(parameters[name], p) for name, p in policy.parameters.items())
+
+    hidden, to_come = [], []
+    model = plain_model(base_dir, policy)
+    for one in made:
+        [h] = one.histories
+        at = [index - 1 for index, sampled in enumerate(h.sampled_mask()) if sampled]
+        with torch.no_grad():
+            hidden.append(
+                model(input_ids=torch.tensor([h.token_ids]), output_hidden_states=True).hidden_states[-1][0, at]
+            )
+        kl = torch.tensor(actions.before.kl(one, "k1"), dtype=torch.float64)
+        each = -spec.kl_coefficient * kl
+        each[-1] += one.reward
+        to_come.append(each.flip(0).cumsum(0).flip(0))
+    hidden_AD, to_come_A = torch.cat(hidden), torch.cat(to_come)
+    target_A = ((to_come_A - to_come_A.mean()) / to_come_A.std(correction=0)).float()
+    assert log["loss"] == pytest.approx(0.5, rel=1e-5)
+    assert log["explained_variance"] == pytest.approx(0.0, abs=1e-6)
+    expected = {
+        "critic.weight": -(target_A[:, None] * hidden_AD).mean(0),
+        "critic.bias": -target_A.mean(),
+    }
+    assert torch.allclose(gradient[0]["critic.weight"], expected["critic.weight"], atol=1e-6)
+    assert torch.allclose(gradient[0]["critic.bias"], expected["critic.bias"], atol=1e-6)
+    values = torch.cat([torch.tensor(actions.before.whole("values", one)) for one in made])
+    expected_A = -1.0 * 1e-2 * (hidden_AD @ expected["critic.weight"] + expected["critic.bias"])
+    assert torch.allclose(values, expected_A, atol=1e-6)  # measured after the step: SGD with 10 · learning_rate
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_next_round_goes_on_with_critic_moments_and_coefficient(run, kind, base_dir):
-    spec = SPEC.model_copy(update={"value": kind, "value_learning_rate": 1e-2, "kl_target": 10.0})
+    spec = SPEC.model_copy(update={"value": kind, "kl_target": 10.0})
     first, _, logs = run(spec, batch())
     assert {log["kl_coefficient"] for log in logs} == {0.02}
-    assert json.loads((first / "critic" / "critic.json").read_text()) == {
+    record = json.loads((first / "critic" / "critic.json").read_text())
+    assert {name: record[name] for name in ("value", "kl_coefficient", "rounds")} == {
         "value": kind,
         "kl_coefficient": pytest.approx(0.02 / 1.5),
+        "rounds": 1,
     }
     saved = load_file(first / "critic" / "critic.safetensors")
     assert float(saved["critic.weight"].abs().max()) > 1e-3
@@ -433,9 +677,7 @@ def test_the_next_round_goes_on_with_critic_moments_and_coefficient(run, kind, b
     assert {log["kl_coefficient"] for log in logs} == {0.02 / 1.5}
     assert [log["step"] for log in logs] == [3.0, 4.0]
     assert set(json.loads((second / "trainer.json").read_text())["optimizer_steps"].values()) == {4.0}
-    still, _, _ = run(
-        spec.model_copy(update={"learning_rate": 1e-30, "value_learning_rate": 1e-30}), batch(seed=1), begin=first
-    )
+    still, _, _ = run(spec.model_copy(update={"learning_rate": 1e-30}), batch(seed=1), begin=first)
     assert all(
         torch.equal(tensor, saved[name]) for name, tensor in load_file(still / "critic" / "critic.safetensors").items()
     )
@@ -459,8 +701,8 @@ def test_what_is_sampled_from_is_a_plain_adapter_of_the_policy(run, start, kind)
 
 
 def test_a_value_model_begins_as_the_policy_and_a_warm_one_is_as_a_cold_one(run, base_dir, tmp_path):
-    spec = SPEC.model_copy(update={"value": "model", "value_learning_rate": 1e-2})
-    still = spec.model_copy(update={"learning_rate": 1e-30, "value_learning_rate": 1e-30})
+    spec = SPEC.model_copy(update={"value": "model"})
+    still = spec.model_copy(update={"learning_rate": 1e-30})
     begin = write_start(base_dir, tmp_path / "begin", seed=4)
     out, _, _ = run(still, batch(), begin=begin)
     policy = load_file(begin / "adapter" / "adapter_model.safetensors")
@@ -492,7 +734,8 @@ def test_what_the_policy_did_not_sample_is_no_action(run, base_dir, tmp_path):
             h.logprobs += [math.nan] * 3
     assert files(run(SPEC, made)[0]) == files(run(SPEC, changed)[0])
     policy = make_policy(base_dir)
-    actions = prepare(SPEC, policy, make_critic(policy, SPEC), made, tmp_path)
+    critic = make_critic(policy, SPEC)
+    actions, _ = prepare(SPEC, policy, critic, torch.optim.SGD(critic.parameters.values()), made, tmp_path)
     sampled = [
         token
         for one in made
@@ -526,15 +769,19 @@ def test_equal_episodes_still_teach_the_critic(run):
     same = batch()
     for one in same:
         one.reward = 0.7
-    _, _, logs = run(SPEC.model_copy(update={"value_clip": None, "value_learning_rate": 1e-2}), same)
+    _, _, logs = run(SPEC.model_copy(update={"value_clip": None, "value_norm_decay": None}), same)
     assert logs[1]["value_loss"] < logs[0]["value_loss"]
 
 
 def test_values_that_leave_the_floats_stop_the_training(run):
     made = batch()
     made[0].reward = 1e30
-    with pytest.raises(TrainingDiverged, match="non_finite"):
-        run(SPEC, made)
+    raw = SPEC.model_copy(update={"value_norm_decay": None})
+    for spec in (raw, raw.model_copy(update={"value_pretraining_steps": 2})):
+        with pytest.raises(TrainingDiverged, match="non_finite"):
+            run(spec, made)
+    for values in run(SPEC, made)[2]:  # normalised returns do not
+        assert math.isfinite(values["value_loss"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -555,7 +802,7 @@ def test_a_guard_that_warns_changes_nothing_and_one_that_skips_leaves_all_as_it_
 
 
 def test_the_critic_has_a_learning_rate_of_its_own(run, start):
-    out, _, _ = run(SPEC.model_copy(update={"learning_rate": 1e-30, "value_learning_rate": 1e-2}), batch())
+    out, _, _ = run(SPEC.model_copy(update={"learning_rate": 1e-30, "value_learning_rate_ratio": 1e28}), batch())
     name = "adapter/adapter_model.safetensors"
     assert (out / name).read_bytes() == (start / name).read_bytes()
     weight = load_file(out / "critic" / "critic.safetensors")["critic.weight"]
