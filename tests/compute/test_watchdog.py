@@ -35,13 +35,11 @@ def hang_in_a_loop() -> None:
 @pytest.mark.parametrize("hang", [hang_in_a_sleep, hang_in_a_lock, hang_in_a_loop])
 def test_it_strikes_wherever_the_main_thread_waits(hang):
     told: list[str] = []
-    start = time.monotonic()
     with (
         pytest.raises(WaitTimeout, match=r"collect\[1\]: nothing has moved for 0.5 s \(in .*compute.stall_timeout"),
         watch("collect[1]", 0.5, told.append),
     ):
         hang()
-    assert time.monotonic() - start < 10
     assert f"in {hang.__name__}" in told[0]
     assert ("task episode shop-A1/0" in told[0]) == (hang is hang_in_a_loop)
 

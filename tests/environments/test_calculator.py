@@ -132,10 +132,10 @@ def test_it_calculates_exactly(expression, value):
     ],
 )  # fmt: skip
 def test_what_it_does_not_calculate_it_says(expression):
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(Invalid):
         calculated(expression)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5  # seconds of this process, however busy the machine is
 
 
 @given(st.text(alphabet="0123456789.+-*/%() ,e_roundfl", max_size=60))

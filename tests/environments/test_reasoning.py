@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -162,13 +161,12 @@ DANGEROUS = [
 def test_an_answer_is_never_carried_out(task, tmp_path):
     environment = small([task], answer="plain", train=2, heldout=1, difficulties=None)
     scenario = environment.scenarios("train")[0]
-    target, start = tmp_path / "written", time.monotonic()
+    target = tmp_path / "written"
     for text in DANGEROUS:
         info = checks.play(environment, scenario, [say(text.replace("{path}", str(target)))])[-1].info
         assert not info["success"]
         assert info["progress"] <= 0.1
     assert not target.exists()
-    assert time.monotonic() - start < 30  # seconds; any of them unguarded takes forever
 
 
 def test_lists_and_formulas_in_another_form_are_still_scored():

@@ -175,10 +175,8 @@ def test_a_server_says_how_long_to_wait(connect):
 def test_a_server_that_is_away_is_waited_for_and_then_the_request_has_failed(connect):
     with Line() as line:
         pass  # nobody listens there now
-    begun = time.monotonic()
     with pytest.raises(EngineError, match=r"connection broke.*sent again for 0\.5 s \(inference.retry_for\)"):
         ask(connect(line.url, retry_for=0.5))
-    assert time.monotonic() - begun < 3
 
 
 def test_a_server_that_is_silent_has_a_limit(connect):

@@ -143,7 +143,7 @@ def test_what_the_server_has_is_read_back_and_asserted(start, connect, adapter_d
 
 @pytest.mark.parametrize("on_swap", ["abort", "finish"])
 def test_answers_under_way_are_given_up_or_finished(start, connect, adapter_dir, on_swap):
-    engine = connect(start(fault="slow"), on_swap=on_swap)
+    engine = connect(start(fault={"abort": "stuck", "finish": "slow"}[on_swap]), on_swap=on_swap)
 
     async def swap():
         asked = asyncio.ensure_future(engine.chat(HELLO))
@@ -155,10 +155,8 @@ def test_answers_under_way_are_given_up_or_finished(start, connect, adapter_dir,
         assert asyncio.run(swap()).policy == "base"
         assert ask(engine).policy == "base"  # the next turn of the same episode
     else:
-        began = time.monotonic()
         with pytest.raises(StalePolicy, match="given up for v1"):
             asyncio.run(swap())
-        assert time.monotonic() - began < 1.0
     assert ask(engine, replace(HELLO, policy="v1")).policy == "v1"
 
 
@@ -171,7 +169,7 @@ def test_a_server_that_dies_is_started_again_and_given_its_adapter(start, connec
     assert ask(engine, replace(HELLO, policy="v1")).message["content"] == "policy@v1/7"
     assert (server.starts, server.pid != first) == (2, True)
     die(server)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while server.dead is None and time.monotonic() < deadline:
         time.sleep(0.05)
     with pytest.raises(ResourceError, match=r"died with exit code 3(.|\n)*started 2 times \(inference.restarts=1\)"):
@@ -214,7 +212,7 @@ def test_a_server_does_not_outlive_a_run_that_is_killed(python, base_dir, tmp_pa
     owner = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert owner.returncode == -signal.SIGKILL
     pid = int(owner.stdout)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while not gone(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert gone(pid)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from typing import Annotated
 
 import pytest
@@ -267,11 +266,9 @@ def test_time_of_the_environment_is_not_the_codes_but_the_episodes():
 
     found = played(block("print(add(1))"), environment=Slow(), limits=Limits(seconds=3, cpu_seconds=60))
     assert told(found) == ["Observation: 1"]
-    began = time.monotonic()
     found = played(block("print(add(1))"), environment=Slow(), timeout=2.0)
     assert found.failure is not None
     assert found.failure.kind == "WaitTimeout"
-    assert time.monotonic() - began < 30
 
 
 def test_what_the_environment_says_besides_is_shown():

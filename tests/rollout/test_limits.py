@@ -148,17 +148,20 @@ def test_a_step_that_takes_too_long_fails_its_episode(made, place, what, blockin
     class Stuck(Echo):
         pass
 
+    returned, ended = threading.Event(), []
+
     def wait(self, *_):
-        time.sleep(4.0)
+        returned.wait()
+        ended.append("wait")
 
     async def sleep(self, *_):
-        await asyncio.sleep(30)
+        await asyncio.Event().wait()
 
     Stuck.blocking = blocking
     setattr(Stuck, place, wait if blocking else sleep)
-    begun = time.monotonic()
     (one,) = collect(Parrot(), Stuck, scenarios(1), group_size=1, step_timeout=0.1)
-    assert time.monotonic() - begun < 3
+    assert ended == []
+    returned.set()
     assert (one.failure.boundary, one.failure.kind) == ("environment", "WaitTimeout")
     assert one.failure.message == f"{what} took longer than 0.1 s (step_timeout of this stage)"
 
@@ -193,7 +196,7 @@ def test_cancelled_episodes_are_nobodys_failure_and_close_their_environments(mad
         async with pool.lent() as lent:
             told.append(
                 await play(
-                    Parrot(seconds=30), lent.environment, scenario, sample=0, sampling=Sampling(), max_turns=2, seed=0
+                    Parrot(seconds=300), lent.environment, scenario, sample=0, sampling=Sampling(), max_turns=2, seed=0
                 )
             )
 
@@ -203,13 +206,11 @@ def test_cancelled_episodes_are_nobodys_failure_and_close_their_environments(mad
         try:
             await asyncio.gather(*(episode(pool, scenario) for scenario in scenarios(4)))
         finally:
-            async with asyncio.timeout(5), pool.lent():
+            async with asyncio.timeout(60), pool.lent():
                 pass  # nobody holds the place any more
 
-    begun = time.monotonic()
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(interrupted())
-    assert time.monotonic() - begun < 5
     assert told == []
     assert [one.closed for one in made] == [True, True]
 

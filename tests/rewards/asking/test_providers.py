@@ -10,7 +10,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -119,13 +118,11 @@ def test_what_never_passes_ends_and_says_how_long_it_was_tried():
 
 
 def test_an_answer_that_takes_too_long_is_not_waited_for():
-    start = time.monotonic()
     with (
         judge_server(lambda asked: replies.slow(1.5), models=MODELS) as server,
         pytest.raises(JudgeError, match=r"timed out"),
     ):
         ask(server, timeout=0.3, retry_for=0.0)
-    assert time.monotonic() - start < 4
 
 
 @pytest.mark.parametrize("variable", [None, "MY_KEY"])

@@ -1,7 +1,8 @@
 """Speaks vLLM's endpoints over a real socket, without a model: what it answers follows from model name and seed.
 
 `--fault` says what is wrong with it: `dies` at its start, `hangs` there, `liar` answers for another model, `raw` gives
-log-probabilities before the cut, `forgets` lists no adapters, `slow` takes a second for an answer. `POST /die` ends it.
+log-probabilities before the cut, `forgets` lists no adapters, `slow` takes a second for an answer, `stuck` ten
+minutes for one of the base model. `POST /die` ends it.
 """
 
 import argparse
@@ -100,6 +101,8 @@ def main():
                 return self.refuse(404, f"The model `{model}` does not exist.")
             if given.fault == "slow":
                 time.sleep(1.0)
+            if given.fault == "stuck" and model == given.served_model_name:
+                time.sleep(600.0)
             said = tokenizer.encode(f"{model}/{body.get('seed', 0)}", add_special_tokens=False).ids
             tokens = [*said, *body.get("stop_token_ids", [])[:1]][: body["max_tokens"]]
             logprob = 0.0 if body.get("top_k") == 1 and given.fault != "raw" else -0.5
