@@ -20,7 +20,7 @@ UV := requirements/uv.sh $(RUN)
 VLLM := .venv-vllm
 VLLM_PYTHON ?= $(VLLM)/bin/python
 
-.PHONY: help setup extras quickstart smoke test test-all test-slow test-security vllm test-vllm test-slurm check docs lock clean
+.PHONY: help setup extras quickstart smoke test test-all test-extras test-slow test-security vllm test-vllm test-slurm check docs lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,13 @@ test: setup  ## the test suite, in two processes
 
 test-all: extras  ## every test that needs no server: those of all extras and the slow ones too
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal -m 'not vllm and not slurm'
+
+test-extras: setup  ## the tests of the extras that changed since SINCE=COMMIT; of every extra without it
+	@changed=$$($(RUN) -m tests.extras $(SINCE)); \
+	if [ -z "$$changed" ]; then echo "no extra changed since $(SINCE)"; exit; fi; \
+	$(UV) pip install --python $(RUN) --override $(OVERRIDES) --override $(EXTRAS_OVERRIDES) --constraint $(LOCK) \
+		-r pyproject.toml $$(printf -- '--extra %s ' $$changed); \
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal $$(printf 'tests/environments/test_%s.py ' $$changed)
 
 extras: $(EXTRAS)  ## every extra of pyproject.toml into .venv
 
