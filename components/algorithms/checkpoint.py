@@ -2,7 +2,7 @@
 
 adapter/ or weights/   what was learned (`models.learned`)
 optimizer.safetensors  AdamW's two moments by parameter, and what it rounds (`adamw`)
-trainer.json           algorithm, gradient steps taken, AdamW's step
+trainer.json           algorithm, gradient steps taken, AdamW's step, scale of the loss in float16
 rng.safetensors        state of torch's random generators
 critic/                of PPO (`critic`)
 """
@@ -10,6 +10,7 @@ critic/                of PPO (`critic`)
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from components.algorithms import sharded
 from components.algorithms.adamw import KEPT
+from components.algorithms.loss_scale import LossScale
 from components.json_text import read_json
 
 CRITIC = "critic"
@@ -46,21 +48,26 @@ def save_state(
     algorithm: str,
     step: int,
     moments: Moments,
+    loss_scale: Mapping[str, float],
     random: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Writes all but policy and critic. random: what `random_states` gave at that step; None is now."""
+    """Write all but policy and critic. loss_scale: its state. random: what `random_states` gave at that step; None is
+    now."""
     from safetensors.torch import save_file
 
     tensors, steps = moments
     save_file(tensors, folder / "optimizer.safetensors")
     save_file(random or random_states(), folder / "rng.safetensors")
-    text = json.dumps({"algorithm": algorithm, "step": step, "optimizer_steps": steps}, indent=1, sort_keys=True)
-    (folder / "trainer.json").write_text(text + "\n")
+    trainer = {"algorithm": algorithm, "step": step, "optimizer_steps": steps}
+    trainer |= {"loss_scale": dict(loss_scale)} if loss_scale else {}
+    (folder / "trainer.json").write_text(json.dumps(trainer, indent=1, sort_keys=True) + "\n")
 
 
-def load_state(folder: Path, *, algorithm: str, optimizer: torch.optim.Optimizer, names: list[str]) -> int:
-    """Restores optimizer and random state where the checkpoint comes from the same algorithm; returns the gradient
-    steps taken. Another algorithm's moments mean nothing here: then 0, and nothing is restored."""
+def load_state(
+    folder: Path, *, algorithm: str, optimizer: torch.optim.Optimizer, names: list[str], loss_scale: LossScale
+) -> int:
+    """Restore optimizer, scale of the loss and random state where the checkpoint comes from the same algorithm; return
+    the gradient steps taken. Another algorithm's moments mean nothing here: then 0, and nothing is restored."""
     from safetensors.torch import load_file
 
     trainer: dict[str, Any] = read_json(folder / "trainer.json")
@@ -74,6 +81,7 @@ def load_state(folder: Path, *, algorithm: str, optimizer: torch.optim.Optimizer
                 "step": torch.tensor(trainer["optimizer_steps"][name]),
                 **{kind: sharded.part(tensors[at], parameter) for kind in KEPT if (at := f"{name}/{kind}") in tensors},
             }
+    loss_scale.load(trainer.get("loss_scale", {}))
     set_random_states(load_file(folder / "rng.safetensors"))
     return int(trainer["step"])
 

@@ -87,7 +87,7 @@ def _gradient_step(
     started = time.monotonic()
     measured, counts = _backward(spec, policy, teacher, batch)
     skipped = False
-    if not all(map(math.isfinite, measured.values())):
+    if not all(map(math.isfinite, measured.values())) and not policy.loss_scale.overflowed(measured):
 
         def measure(trajectory: Trajectory) -> dict[str, float]:
             optimizer.zero_grad(set_to_none=True)
@@ -98,9 +98,9 @@ def _gradient_step(
         skipped = guards.strike(
             *("non_finite", spec.non_finite, step, measured, [by_id[name] for name in names], measure),
             by="grad_norm",
-            advice="Lower the learning rate",
+            advice=policy.loss_scale.advice("Lower algorithm.learning_rate"),
         )
-    return finish(optimizer, measured, counts, skipped=skipped, started=started)
+    return finish(optimizer, measured, counts, policy.loss_scale, skipped=skipped, started=started)
 
 
 def _backward(
@@ -115,9 +115,10 @@ def _backward(
     total = 0.0
     for one, real in distributed.share_drawing(packs):
         loss = to_teacher(policy, teacher, one, spec.temperature).sum() / sampled
-        (loss if real else loss * 0).backward()
+        policy.loss_scale.backward(loss if real else loss * 0)
         total += loss.item() if real else 0.0
     distributed.sum_gradients(policy.parameters.values())
+    policy.loss_scale.unscale(policy.parameters.values())
     total = distributed.sums({"loss": total})["loss"]
     held = {"ewc": policy.add_penalty()} if policy.penalty else {}
     grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)

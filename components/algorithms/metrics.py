@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from components.algorithms.packing import Pack
 
-ADDED = {"skipped_steps", "sampled_tokens", "tokens", "computed_tokens", "seconds"}
+ADDED = {"skipped_steps", "overflowed_steps", "sampled_tokens", "tokens", "computed_tokens", "seconds"}
 """Counts and seconds; of everything else the mean is taken."""
 
 

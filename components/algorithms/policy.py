@@ -18,6 +18,7 @@ from components.algorithms import exactness
 from components.algorithms import layout as layouts
 from components.algorithms.adapter import LEARNING, Adapter
 from components.algorithms.logits import Head, nothing
+from components.algorithms.loss_scale import LossScale
 from components.algorithms.packing import Pack
 from components.algorithms.whole import Whole
 from components.errors import ResourceError
@@ -43,6 +44,7 @@ class Policy:
     def __init__(self, base_dir: Path, spec: ModelSpec, seed: int):
         self.spec = spec
         self._again = False
+        self.loss_scale = LossScale.of(spec.dtype)
         self.device = pick_device(spec.device)
         self.model = load_model(base_dir, dtype=spec.dtype, device=self.device, quantization=spec.quantization)
         self._lay, self._after = exactness.choose(self, spec.max_length)

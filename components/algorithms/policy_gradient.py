@@ -78,6 +78,7 @@ def train_policy_gradient(
 
     rest: dict[str, Any] = {
         "outlier": partial(largest_log_ratio, policy, learning),
+        "loss_scale": policy.loss_scale,
         "step": step,
         "seed": seed,
         "scratch": scratch,
@@ -218,11 +219,12 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: Packs) -> dict[str, float]:
         loss = (loss_S * one.weight_S).sum()
         if spec.entropy_coefficient:
             loss = loss - spec.entropy_coefficient * entropy_S.sum() / count
-        (loss if real else loss * 0).backward()
+        policy.loss_scale.backward(loss if real else loss * 0)
         seen["loss"] = loss.item()
         for name, value in seen.items():
             sums[name] += value if real else 0.0
     distributed.sum_gradients(policy.parameters.values())
+    policy.loss_scale.unscale(policy.parameters.values())
     sums = distributed.sums(sums)
     held = {"ewc": policy.add_penalty()} if policy.penalty else {}
     grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)

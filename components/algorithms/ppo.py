@@ -83,6 +83,7 @@ def train_ppo(
 
     rest: dict[str, Any] = {
         "outlier": partial(largest_log_ratio, policy, actions),
+        "loss_scale": policy.loss_scale,
         "step": step,
         "seed": seed,
         "scratch": scratch,
@@ -193,18 +194,20 @@ def _backward(spec: PPOSpec, policy: Policy, critic: Critic, packs: Packs, actio
         if critic.shared:
             value_S = critic.read(hidden_UD, one.row_S)
             loss = loss + _value_loss(spec, one, value_S, before_S, return_S, seen)
-        (loss if real else loss * 0).backward()
+        policy.loss_scale.backward(loss if real else loss * 0)
         seen["loss"] += loss.item()
         if not critic.shared:
             with critic.values(one) as value_S:
                 loss = _value_loss(spec, one, value_S, before_S, return_S, seen)
-                (loss if real else loss * 0).backward()
+                policy.loss_scale.backward(loss if real else loss * 0)
             seen["loss"] += loss.item()
         seen["kl"] += losses.kl(logprob_S.detach(), reference_S, spec.kl_estimator).sum().item()
         seen["kl_k1"] += losses.kl(logprob_S.detach(), reference_S, "k1").sum().item()
         for name, value in seen.items():
             sums[name] += value if real else 0.0
-    distributed.sum_gradients([*policy.parameters.values(), *critic.parameters.values()])
+    parameters = [*policy.parameters.values(), *critic.parameters.values()]
+    distributed.sum_gradients(parameters)
+    policy.loss_scale.unscale(parameters)
     sums = distributed.sums(sums)
     held = {"ewc": policy.add_penalty()} if policy.penalty else {}
     norms = [sharded.clip(one.parameters.values(), spec.max_grad_norm) for one in (policy, critic)]

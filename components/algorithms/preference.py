@@ -185,6 +185,7 @@ def _gradient_step(
         optimizer,
         lambda: _backward(spec, policy, batch),
         lambda measured: _struck(spec, policy, batch, measured, step, guards),
+        policy.loss_scale,
     )
 
 
@@ -213,8 +214,9 @@ def _backward(
     for (owner_Q, one), real in distributed.share_drawing(packs):
         logprob_S, _ = policy.logprobs(one, Cut())
         weight_S = weight_E[owner_Q.to(policy.device)[one.sequence_S.to(policy.device)]]
-        (logprob_S * (weight_S if real else 0 * weight_S)).sum().backward()
+        policy.loss_scale.backward((logprob_S * (weight_S if real else 0 * weight_S)).sum())
     distributed.sum_gradients(policy.parameters.values())
+    policy.loss_scale.unscale(policy.parameters.values())
     if policy.penalty:
         seen = {**seen, "ewc": policy.add_penalty()}
     grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
@@ -320,5 +322,5 @@ def _struck(
         [example.episodes[0].trajectory for example in batch],
         measure,
         by="grad_norm",
-        advice="Lower algorithm.learning_rate",
+        advice=policy.loss_scale.advice("Lower algorithm.learning_rate"),
     )

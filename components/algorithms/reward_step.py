@@ -42,6 +42,7 @@ def gradient_step(
         optimizer,
         lambda: backward(spec, policy, batch),
         lambda measured: _struck(spec, policy, batch, measured, step, guards),
+        policy.loss_scale,
     )
 
 
@@ -59,8 +60,9 @@ def backward(
     checkpoint.set_random_states(before)  # so that the same drops out as in the scores of which this is the gradient
     for (number_S, one), real in distributed.share_drawing(packed):
         weight_SH = weight_RH[number_S.to(policy.device)]
-        (policy.read(one) * (weight_SH if real else 0 * weight_SH)).sum().backward()
+        policy.loss_scale.backward((policy.read(one) * (weight_SH if real else 0 * weight_SH)).sum())
     distributed.sum_gradients(policy.parameters.values())
+    policy.loss_scale.unscale(policy.parameters.values())
     grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
     counts = of_packs([one for _, one in packed])
     del counts["sampled_tokens"]  # nothing is read but their places
@@ -118,5 +120,5 @@ def _struck(
         [examples[0].episodes[0].trajectory for examples in of.values()],
         measure,
         by="grad_norm",
-        advice="Lower algorithm.learning_rate",
+        advice=policy.loss_scale.advice("Lower algorithm.learning_rate"),
     )

@@ -29,6 +29,7 @@ from components.algorithms.metrics import of_packs, over_steps
 from components.algorithms.packing import Sequence_, pack
 from components.algorithms.policy import Policy
 from components.algorithms.spec import SFTSpec
+from components.algorithms.steps import scale_metrics
 from components.models.distribution import Cut
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
@@ -84,6 +85,7 @@ def train_sft(
 
     skipped: list[bool] = []
     held = [0.0]
+    scaling: dict[str, float] = {}
 
     def backward(rows: list[dict[str, Any]]) -> float:
         """Adds the gradient of the rows' loss to the parameters; returns the loss."""
@@ -94,9 +96,10 @@ def train_sft(
         for part, real in distributed.share_drawing(packs):
             logprob_S, _ = policy.logprobs(part, Cut())
             loss = -(logprob_S * part.weight_S.to(policy.device)).sum() / learned
-            (loss if real else loss * 0).backward()
+            policy.loss_scale.backward(loss if real else loss * 0)
             total += loss.item() if real else 0.0
         distributed.sum_gradients(policy.parameters.values())
+        policy.loss_scale.unscale(policy.parameters.values())
         computed.append(of_packs(packs))
         return distributed.sums({"loss": total})["loss"]
 
@@ -114,7 +117,16 @@ def train_sft(
             total = backward(inputs["rows"])
             held[0] = policy.add_penalty()
             skipped.clear()
-            if not math.isfinite(total) or not math.isfinite(grad_norm()):
+            measured = {"loss": total, "grad_norm": grad_norm()}
+            scaling.clear()
+            scaling.update(scale_metrics(policy.loss_scale, measured))
+            if policy.loss_scale.overflowed(measured):
+                policy.loss_scale.update(True)
+                forget()
+                skipped.append(True)
+            elif all(map(math.isfinite, measured.values())):
+                policy.loss_scale.update(False)
+            else:
                 batch = list({row["trajectory_id"]: None for row in inputs["rows"]})
 
                 def measure(trajectory: Trajectory) -> dict[str, float]:
@@ -122,13 +134,12 @@ def train_sft(
                     loss = backward([row for row in inputs["rows"] if row["trajectory_id"] == trajectory.id])
                     return {"loss": loss, "grad_norm": grad_norm()}
 
-                measured = {"loss": total, "grad_norm": grad_norm()}
                 guards.strike(
                     *("non_finite", spec.non_finite, step + len(steps) + 1, measured),
                     [by_id[name] for name in batch],
                     measure,
                     by="grad_norm",
-                    advice="Lower the learning rate",
+                    advice=policy.loss_scale.advice("Lower the learning rate"),
                 )
                 forget()  # without a gradient, the optimizer leaves everything as it is
                 skipped.append(True)
@@ -147,6 +158,7 @@ def train_sft(
             metrics = {name: float(logs[name]) for name in names}
             metrics |= {"ewc": held[0]} if policy.penalty else {}
             metrics["skipped_steps"] = float(len(skipped))
+            metrics |= scaling
             metrics["seconds"] = time.monotonic() - clock[0]
             metrics |= {name: sum(one[name] for one in computed) for name in ("tokens", "computed_tokens")}
             metrics = {"step": float(number), **metrics}

@@ -18,6 +18,7 @@ import torch
 from components.algorithms import schedule
 from components.algorithms.guards import Guards
 from components.algorithms.learning import learned_tokens
+from components.algorithms.loss_scale import LossScale
 from components.algorithms.metrics import over_steps
 from components.algorithms.spec import PolicyGradientSpec
 from components.trajectories.schema import Trajectory
@@ -43,6 +44,7 @@ def take_steps(
     backward: Backward,
     *,
     outlier: Outlier,
+    loss_scale: LossScale,
     rates: Sequence[float],
     step: int,
     seed: int,
@@ -68,7 +70,8 @@ def take_steps(
         share = schedule.share(spec, number, rounds, index / len(parts))
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * share
-        metrics = {"step": float(number), **_gradient_step(spec, optimizer, part, backward, outlier, number, guards)}
+        took = _gradient_step(spec, optimizer, part, backward, outlier, loss_scale, number, guards)
+        metrics = {"step": float(number), **took}
         logs.append(metrics)
         on_step(metrics)
     return step + len(logs), over_steps(logs)
@@ -95,50 +98,70 @@ def _gradient_step(
     groups: list[Group],
     backward: Backward,
     outlier: Outlier,
+    loss_scale: LossScale,
     step: int,
     guards: Guards,
 ) -> dict[str, float]:
     started = time.monotonic()
     trajectories = [trajectory for group in groups for trajectory in group]
     measured, counts = backward(trajectories)
-    skipped = _struck(spec, optimizer, measured, trajectories, backward, outlier, step, guards)
-    return finish(optimizer, measured, counts, skipped=skipped, started=started)
+    skipped = not loss_scale.overflowed(measured) and _struck(
+        spec, optimizer, measured, trajectories, backward, outlier, loss_scale, step, guards
+    )
+    return finish(optimizer, measured, counts, loss_scale, skipped=skipped, started=started)
 
 
 def finite_step(
     optimizer: torch.optim.Optimizer,
     backward: Callable[[], tuple[dict[str, float], dict[str, float]]],
     struck: Callable[[dict[str, float]], bool],
+    loss_scale: LossScale,
 ) -> dict[str, float]:
-    """Takes one step, where no guard but that of finite numbers is asked; returns what is told of it. backward: as
-    `Backward`. struck: asked where loss or gradient is no number, says whether the step is left out."""
+    """Take one step, for which no guard but `non_finite` is asked; return its metrics. backward: as `Backward`. struck:
+    called where the loss is not finite, or the gradient without an overflow of the scaled one; returns whether the step
+    is left out."""
     started = time.monotonic()
     measured, counts = backward()
-    finite = all(math.isfinite(measured[name]) for name in ("loss", "grad_norm"))
-    return finish(optimizer, measured, counts, skipped=not finite and struck(measured), started=started)
+    broken = not all(math.isfinite(measured[name]) for name in ("loss", "grad_norm"))
+    skipped = broken and not loss_scale.overflowed(measured) and struck(measured)
+    return finish(optimizer, measured, counts, loss_scale, skipped=skipped, started=started)
 
 
 def finish(
     optimizer: torch.optim.Optimizer,
     measured: Mapping[str, float],
     counts: Mapping[str, float],
+    loss_scale: LossScale,
     *,
     skipped: bool,
     started: float,
 ) -> dict[str, float]:
-    """Takes the step, or leaves it out; returns what is told of it. started: of the step, by the monotonic clock."""
-    if not skipped:
+    """Take the step, or leave it out where a guard does or a scaled gradient overflowed; return its metrics. started:
+    of the step, by the monotonic clock."""
+    scale = scale_metrics(loss_scale, measured)
+    overflowed = loss_scale.overflowed(measured)
+    if not (skipped or overflowed):
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    if not skipped:
+        loss_scale.update(overflowed)
     seconds = time.monotonic() - started
     return {
         **{name: value for name, value in measured.items() if math.isfinite(value)},
         "learning_rate": optimizer.param_groups[0]["lr"],
-        "skipped_steps": float(skipped),
+        "skipped_steps": float(skipped or overflowed),
+        **scale,
         **counts,
         "tokens_per_s": counts["tokens"] / seconds,
         "seconds": seconds,
     }
+
+
+def scale_metrics(loss_scale: LossScale, measured: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of a step about the scale of its loss; none where it is not scaled."""
+    if not loss_scale.enabled:
+        return {}
+    return {"loss_scale": loss_scale.value, "overflowed_steps": float(loss_scale.overflowed(measured))}
 
 
 def examples_by_step(found: Sequence[T], epochs: int, size: int, seed: int, step: int) -> Iterator[list[T]]:
@@ -157,6 +180,7 @@ def _struck(
     trajectories: list[Trajectory],
     backward: Backward,
     outlier: Outlier,
+    loss_scale: LossScale,
     step: int,
     guards: Guards,
 ) -> bool:
@@ -170,7 +194,7 @@ def _struck(
         (name for name in ("grad_norm", "value_grad_norm") if not math.isfinite(shown.get(name, 0.0))), "loss"
     )
     rules = [
-        ("non_finite", not finite, spec.non_finite, broken, "Lower algorithm.learning_rate"),
+        ("non_finite", not finite, spec.non_finite, broken, loss_scale.advice("Lower algorithm.learning_rate")),
         (
             "high_kl",
             kl > spec.max_kl,

@@ -80,6 +80,7 @@ def train(
 
     from components.algorithms import checkpoint, costs, distributed, fit, foreign, schedule, sharded
     from components.algorithms.guards import STRIKES, Guards
+    from components.algorithms.loss_scale import LossScale
     from components.algorithms.unfinished import Unfinished
 
     trajectories = foreign.in_own_tokens(trajectories, base_dir, sampled=isinstance(algorithm, PolicyGradientSpec))
@@ -115,9 +116,11 @@ def train(
     optimizer.register_step_post_hook(lambda *_: policy.settle())
     optimizer.zero_grad(set_to_none=True)  # a warm policy may hold those of a call that was interrupted
     torch.manual_seed(seed)
+    policy.loss_scale = LossScale.of(model.dtype)  # a warm policy has that of the training before
+    state: dict[str, Any] = {"optimizer": optimizer, "names": names, "loss_scale": policy.loss_scale}
     step = 0
     if start is not None:
-        step = checkpoint.load_state(start, algorithm=algorithm.name, optimizer=optimizer, names=names)
+        step = checkpoint.load_state(start, algorithm=algorithm.name, **state)
         if critic is not None and (start / checkpoint.CRITIC).is_dir():
             critic.load(start / checkpoint.CRITIC)
     unfinished = Unfinished(
@@ -187,7 +190,8 @@ def train(
         policy.save(policy.folder(out), learned)
         if critic is not None:
             critic.save(out / checkpoint.CRITIC)
-        checkpoint.save_state(out, algorithm=algorithm.name, step=step, moments=moments)
+        scale = policy.loss_scale.state()
+        checkpoint.save_state(out, algorithm=algorithm.name, step=step, moments=moments, loss_scale=scale)
         costs.save(out, multipliers)
     distributed.wait()
     return metrics | figures

@@ -84,7 +84,9 @@ def train_reward_model(
     measured: dict[str, float] = {}
     if start is not None and card is not None:
         policy.load(policy.folder(start))
-        step = checkpoint.load_state(start, algorithm=spec.name, optimizer=optimizer, names=names)
+        step = checkpoint.load_state(
+            start, algorithm=spec.name, optimizer=optimizer, names=names, loss_scale=policy.loss_scale
+        )
         with policy.still():
             measured |= held_out(spec, policy, [], {"_before": data.compared})
     elif start is not None:
@@ -128,7 +130,8 @@ def train_reward_model(
         policy.save(policy.folder(out))
         data.sides.write(out)
         write_card(out, spec.name, model, vocabulary_digest(base_dir), heads)  # type: ignore[arg-type]
-        checkpoint.save_state(out, algorithm=spec.name, step=step, moments=checkpoint.moments(optimizer, names))
+        moments, scale = checkpoint.moments(optimizer, names), policy.loss_scale.state()
+        checkpoint.save_state(out, algorithm=spec.name, step=step, moments=moments, loss_scale=scale)
     distributed.wait()
     return {**over_steps(unfinished.steps), **data.counts, **measured}
 

@@ -66,7 +66,7 @@ class Unfinished:
         self._saved = time.monotonic()
         self._kept = 0
         self._whole = True
-        self._random = checkpoint.random_states()
+        self._random, self._scale = checkpoint.random_states(), self._policy.loss_scale.state()
         self._hook = optimizer.register_step_pre_hook(lambda *_: self._tear())
 
     def restore(self) -> int:
@@ -93,8 +93,9 @@ class Unfinished:
             self._policy.load(self._policy.folder(folder))
             if self._critic is not None:
                 self._critic.load(folder / checkpoint.CRITIC)
-            checkpoint.load_state(folder, algorithm=self._algorithm, optimizer=self._optimizer, names=self._names)
-            self._random = checkpoint.random_states()
+            state = {"optimizer": self._optimizer, "names": self._names, "loss_scale": self._policy.loss_scale}
+            checkpoint.load_state(folder, algorithm=self._algorithm, **state)
+            self._random, self._scale = checkpoint.random_states(), self._policy.loss_scale.state()
             self.steps = record["steps"]
             self._kept = len(self.steps)
             log.info("training goes on after gradient step %d", self.steps[-1]["step"])
@@ -103,7 +104,7 @@ class Unfinished:
     def took(self, metrics: dict[str, float]) -> None:
         """A gradient step is done; saves where it is time to."""
         self.steps.append(metrics)
-        self._random = checkpoint.random_states()
+        self._random, self._scale = checkpoint.random_states(), self._policy.loss_scale.state()
         self._whole = True
         due = time.monotonic() - self._saved >= self._every
         if distributed.any_of(due) if self._policy.in_parts else due:
@@ -141,6 +142,7 @@ class Unfinished:
                 algorithm=self._algorithm,
                 step=int(self.steps[-1]["step"]),
                 moments=moments,
+                loss_scale=self._scale,
                 random=self._random,
             )
             (part / STEPS).write_text(json.dumps({"files": _sums(part, self.steps), "steps": self.steps}))

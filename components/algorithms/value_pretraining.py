@@ -68,6 +68,7 @@ def pretrain(
             optimizer,
             partial(_backward, spec, policy, critic, actions, prepared[place]),
             partial(_struck, spec, policy, critic, actions, minibatches[place], number, guards),
+            policy.loss_scale,
         )
         logs.append({"step": float(number), **metrics})
         on_step(logs[-1])
@@ -91,12 +92,13 @@ def _backward(
         return_S = actions.return_A[given.number_S].to(policy.device)
         with critic.values(one, constants_UD) as value_S:
             loss = (losses.clipped_value_loss(value_S, value_S.detach(), return_S, None) * one.weight_S).sum()
-            (loss if real else loss * 0).backward()
+            policy.loss_scale.backward(loss if real else loss * 0)
         seen["loss"] = loss.item()
         add_values(seen, value_S.detach(), return_S)
         for name, value in seen.items():
             sums[name] += value if real else 0.0
     distributed.sum_gradients(critic.parameters.values())
+    policy.loss_scale.unscale(critic.parameters.values())
     sums = distributed.sums(sums)
     grad_norm = sharded.clip(critic.parameters.values(), spec.max_grad_norm)
     packs = [one for one, _ in prepared]
@@ -130,5 +132,5 @@ def _struck(
         batch,
         measure,
         by="grad_norm" if math.isfinite(measured["loss"]) else "loss",
-        advice="Lower algorithm.learning_rate or algorithm.value_learning_rate_ratio",
+        advice=policy.loss_scale.advice("Lower algorithm.learning_rate or algorithm.value_learning_rate_ratio"),
     )

@@ -481,7 +481,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--max-length", type=_number(2, 10**7), default=2048, help="longest conversation, tokens (%(default)s)"
     )
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     options = vars(parser.parse_args(arguments))
     os.environ.setdefault("TQDM_DISABLE", "1")  # no bar of the loading among the lines of the log

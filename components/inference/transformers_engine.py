@@ -108,8 +108,8 @@ class TransformersEngine:
         attention.refuse_inexact(self.config, self.max_length, self.base_dir.name)
         self.model.set_attn_implementation(attention.register())
         heads, dim = heads_and_dim(self.config)
-        width = 2 if dtype == "bfloat16" else 4
-        per_sequence = 2 * self.config.num_hidden_layers * heads * dim * width * self.max_length
+        size = self.config.num_hidden_layers * heads * dim * self.model.dtype.itemsize
+        per_sequence = 2 * size * self.max_length
         self.slots = max(1, min(slots, cache_bytes // per_sequence))
         self.stop_ids = _stop_ids(self.model, self.format)
         self._parameters = dict(self.model.named_parameters(remove_duplicate=False))  # tied ones under each name

@@ -111,7 +111,7 @@ def write_start(base_dir: Path, folder: Path, seed: int = 0) -> Path:
     policy.save(policy.folder(folder))
     optimizer = torch.optim.AdamW(policy.parameters.values())
     checkpoint.save_state(
-        folder, algorithm="none", step=0, moments=checkpoint.moments(optimizer, list(policy.parameters))
+        folder, algorithm="none", step=0, moments=checkpoint.moments(optimizer, list(policy.parameters)), loss_scale={}
     )
     return folder
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from components.algorithms import checkpoint
+from components.algorithms.loss_scale import LossScale
 from components.algorithms.policy import Policy
 from components.algorithms.spec import GRPOSpec, SFTSpec
 from components.algorithms.train import policy_digest, train
@@ -145,7 +146,9 @@ def test_optimizer_step_and_random_state_are_restored(rounds, base_dir, name):
     optimizer = torch.optim.AdamW(parameters)
     kept = torch.get_rng_state()
     try:
-        step = checkpoint.load_state(folder, algorithm=name, optimizer=optimizer, names=names)
+        step = checkpoint.load_state(
+            folder, algorithm=name, optimizer=optimizer, names=names, loss_scale=LossScale.of("float32")
+        )
         assert torch.equal(torch.get_rng_state(), load_file(folder / "rng.safetensors")["torch"])
     finally:
         torch.set_rng_state(kept)
@@ -165,7 +168,16 @@ def test_the_state_of_another_algorithm_is_left_alone(rounds, base_dir, tmp_path
     optimizer = torch.optim.AdamW(policy.parameters.values())
     before = torch.get_rng_state()
     folder = rounds.folder / "sft" / "second"
-    assert checkpoint.load_state(folder, algorithm="grpo", optimizer=optimizer, names=list(policy.parameters)) == 0
+    assert (
+        checkpoint.load_state(
+            folder,
+            algorithm="grpo",
+            optimizer=optimizer,
+            names=list(policy.parameters),
+            loss_scale=LossScale.of("float32"),
+        )
+        == 0
+    )
     assert not optimizer.state
     assert torch.equal(torch.get_rng_state(), before)
     out = one_round(base_dir, "grpo", folder, tmp_path / "out", None)

@@ -82,7 +82,8 @@ COMMON = {"pack_tokens": 64, "max_grad_norm": 1e9}
 TEACHER = {"name": "tiny", "source": "random", "device": "cpu"}
 STEPS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
     "grpo": GRPOSpec(kl_coefficient=0.1, **COMMON),
-    "ppo": PPOSpec(epochs=1, **COMMON),
+    # AdamW magnifies rounding in the steps of the critic alone, and the advantages are computed with its values.
+    "ppo": PPOSpec(epochs=1, **COMMON, value_pretraining_steps=0),
     "sft": SFTSpec(batch_size=15, weight_temperature=0.5, **COMMON),
     "dpo": DPOSpec(**COMMON),
     "kto": KTOSpec(**COMMON),
@@ -214,7 +215,7 @@ TRAININGS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
     "grpo": GRPOSpec(  # each step strikes a guard, and each begins with what the policy said before
         minibatches=2, epochs=2, kl_coefficient=0.1, kl_in="reward", max_kl=1e-9, high_kl="warn", **SMALL
     ),
-    "ppo": PPOSpec(epochs=2, minibatches=2, value="model", **SMALL),
+    "ppo": PPOSpec(epochs=2, minibatches=2, value="model", **SMALL, value_pretraining_steps=2),
     "sft": SFTSpec(batch_size=4, **SMALL),
     "dpo": DPOSpec(batch_size=2, **SMALL),
     "reward_model": RewardModelSpec(batch_size=4, **SMALL),

@@ -33,8 +33,12 @@ ALGORITHMS = {
     "ppo, not pretrained": (PPOSpec(learning_rate=1e-3, epochs=2, minibatches=2, value_pretraining_steps=0), batch),
     "sft": (SFTSpec(learning_rate=1e-3, epochs=2, batch_size=3, warmup_steps=3), demonstrations),
     "grpo, whole": (GRPOSpec(learning_rate=1e-4, epochs=2, minibatches=2, kl_coefficient=0.1), batch),
+    "grpo, float16": (GRPOSpec(learning_rate=1e-3, epochs=2, minibatches=2, entropy_coefficient=1000.0), batch),
 }
-MODELS = {"grpo, whole": MODEL.model_copy(update={"lora": None, "dtype": "bfloat16"})}
+MODELS = {
+    "grpo, whole": MODEL.model_copy(update={"lora": None, "dtype": "bfloat16"}),
+    "grpo, float16": DROPOUT.model_copy(update={"dtype": "float16"}),
+}
 """Others train an adapter with dropout."""
 OnStep = Callable[[dict[str, float]], None]
 
