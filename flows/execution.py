@@ -148,6 +148,10 @@ class Execution:
         self.tell(done)
         return done
 
+    def artifact(self, label: str, step: int, request: Request) -> Artifact:
+        """Return the artifact of `stage`."""
+        return self.stage(label, step, request).artifact
+
     def make(self, label: str, step: int, request: Request, beside: ProcessRunner | None = None) -> Done:
         """Runs the stage where `compute` places it, or finds it. beside: runs it in place of that, in a thread that is
         not the main one; nothing but the console and the log is told yet, and only they are used by two threads."""

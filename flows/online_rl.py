@@ -328,7 +328,7 @@ def run(
     from components.models.weights import check_weights
     from components.tracking.provenance import git_commit
     from components.tracking.store import check as check_tracking
-    from components.tracking.store import local_uri
+    from components.tracking.store import local_uri, ui_command
     from flows import server
     from flows.console import Console, hush, logging_to
     from flows.interrupt import Interruption
@@ -342,7 +342,8 @@ def run(
     check_keys(spec)
     approval.check(spec)
     _writable(root)
-    check_tracking(spec.tracking.uri or local_uri(root))
+    tracking_uri = spec.tracking.uri or local_uri(root)
+    check_tracking(tracking_uri)
     context = Context.at(root, spec.store, lock_timeout=spec.compute.lock_timeout)
     context.store.check()
     forked = fork.resolve(spec, context.store)
@@ -362,11 +363,24 @@ def run(
         logger.info("overrides: %s", " ".join(overrides) or "none")
         if forked is not None:
             console.line(f"begins with the policy of run {forked.run.short} after step {forked.step}")
-        prefect = stack.enter_context(server.for_run(root, keep=sweep is not None))  # boots while we import
-        interruption.last_words.append(prefect.kill)
         stack.callback(context.warm.close)
 
-        from flows import reports, results, tasks, tracking
+        from flows import cached, results
+
+        stages = cached.cached_stages(spec, context, forked, said)
+        earlier = cached.same_run(spec, forked, stages) if stages is not None and sweep is None else None
+        if stages is not None and earlier is not None:
+            begun = (forked, said, start)
+            found = cached.repeat(spec, context, console, log, stages, earlier, *begun)
+            results.show(found, console, ui_command(tracking_uri), server.ui_command(root))
+            print(found.to_json(), file=stdout, flush=True)
+            return json.loads(found.to_json())
+        prefect = None
+        if stages is None or server.of_user():
+            prefect = stack.enter_context(server.for_run(root, keep=sweep is not None))  # boots while we import
+            interruption.last_words.append(prefect.kill)
+
+        from flows import reports, tasks, tracking
         from flows.execution import Execution
 
         tracker = stack.enter_context(tracking.track(spec, overrides, sweep))
@@ -401,10 +415,13 @@ def run(
                 raise
             return results.conclude(execution, outcome, overrides, seconds=time.monotonic() - start)
 
-        found = tasks.run_flow("online-rl", execution, body, prefect, interruption, dead, records.close)
+        if prefect is None:
+            found = body(execution.artifact, one_by_one(execution.artifact))
+        else:
+            found = tasks.run_flow("online-rl", execution, body, prefect, interruption, dead, records.close)
         line: dict[str, Any] = json.loads(found.to_json())
         record.run.result = line
-        results.show(found, execution, prefect.ui_command)
+        results.show(found, console, tracker.ui_command, server.ui_command(root))
     print(found.to_json(), file=stdout, flush=True)
     if found.deployment is not None and found.deployment.error is not None:
         raise found.deployment.error  # what was trained is kept; the command says that it is not in use

@@ -10,7 +10,7 @@ from typing import Any
 
 from components.artifacts import Artifact
 from flows import champion, release, selections
-from flows.console import duration
+from flows.console import Console, duration
 from flows.execution import Execution
 from flows.online_rl import Outcome
 from flows.release import Released
@@ -192,9 +192,44 @@ def conclude(execution: Execution, outcome: Outcome, overrides: Sequence[str], *
         if spec.deploy.target is not None:
             released = release.release(execution, outcome.export, decision, outcome.last_step, tracker.registry)
     report = tracker.log_report(report_of(execution, outcome, found, overrides, seconds))
-    results = Results(
-        run_id=tracker.run_id,
+    results = results_of(
+        execution,
+        outcome,
+        tracker.run_id,
+        seconds=seconds,
         policy_digest=digest,
+        report=report,
+        export=str(model_folder(outcome.export)) if outcome.export else None,
+        model=model,
+        champion=decision.to_json() if decision else None,
+        deployment=released,
+        notices=[one.text for one in (decision, released) if one is not None],
+    )
+    tracker.log_metrics({"time/total": seconds, "cost/total": results.cost}, outcome.last_step)
+    tracker.set_tags({"final_step": str(outcome.step), **({"pruned": "true"} if outcome.pruned else {})})
+    return results
+
+
+def results_of(
+    execution: Execution,
+    outcome: Outcome,
+    run_id: str,
+    *,
+    seconds: float,
+    policy_digest: str | None,
+    report: str,
+    export: str | None,
+    model: str | None,
+    champion: dict[str, Any] | None,
+    deployment: Released | None = None,
+    notices: Sequence[str] = (),
+) -> Results:
+    """Return the results of a run: what its evaluations measured and its stages took, with what became of its export.
+    notices: about that."""
+    found = evaluated(execution.spec, outcome)
+    return Results(
+        run_id=run_id,
+        policy_digest=policy_digest,
         summaries=found.summaries,
         titles=found.titles,
         differences=found.differences,
@@ -202,34 +237,29 @@ def conclude(execution: Execution, outcome: Outcome, overrides: Sequence[str], *
         seconds=seconds,
         stages={label: one.status for label, one in execution.done.items()},
         report=report,
-        export=str(model_folder(outcome.export)) if outcome.export else None,
+        export=export,
         model=model,
-        champion=decision.to_json() if decision else None,
-        deployment=released,
-        seed=spec.seed,
+        champion=champion,
+        deployment=deployment,
+        seed=execution.spec.seed,
         peak_memory_gb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 2),
         stage_seconds=_stage_seconds(execution),
         step=outcome.step,
         rounds=outcome.last_step,
         in_rounds={one.step: summary_of(one.evaluation) for one in outcome.measured[1:]},
-        notices=[*outcome.decisions, *(one.text for one in (decision, released) if one is not None)],
+        notices=[*outcome.decisions, *notices],
         stopped=outcome.stopped is not None,
         pruned=outcome.pruned,
         cost=sum(one.cost for one in execution.done.values()),
         unpriced_calls=sum(one.unpriced for one in execution.done.values()),
     )
-    tracker.log_metrics({"time/total": seconds, "cost/total": results.cost}, outcome.last_step)
-    tracker.set_tags({"final_step": str(outcome.step), **({"pruned": "true"} if outcome.pruned else {})})
-    return results
 
 
-def show(results: Results, execution: Execution, prefect_ui: str) -> None:
-    """The end of a run, on stderr."""
+def show(results: Results, console: Console, mlflow_ui: str, prefect_ui: str) -> None:
+    """Print the end of a run on stderr. mlflow_ui, prefect_ui: commands that show it in a browser."""
     from rich.box import SIMPLE
     from rich.table import Table
 
-    console, tracker = execution.console, execution.tracker
-    assert tracker is not None
     table = Table(title="held-out episodes, mean [95 % interval]", box=SIMPLE, title_justify="left")
     table.add_column("policy")
     for name in ("success", "reward", "turns"):
@@ -246,7 +276,7 @@ def show(results: Results, execution: Execution, prefect_ui: str) -> None:
     if results.export:
         console.line(f"model:   {results.export} (registered as {results.model})")
     console.line(f"report:  {results.report}")
-    console.line(f"MLflow:  {tracker.ui_command}")
+    console.line(f"MLflow:  {mlflow_ui}")
     console.line(f"Prefect: {prefect_ui}")
 
 

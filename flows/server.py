@@ -108,7 +108,7 @@ class UserServer:
 
     def __init__(self, url: str):
         self._url = url.rstrip("/")
-        self.ui_command = f"open {self._url.removesuffix('/api')}"
+        self.ui_command = _ui_command_of(self._url)
         self.advice = ". Does it need a credential? PREFECT_API_AUTH_STRING holds it; or unset PREFECT_API_URL"
         try:
             urllib.request.urlopen(f"{self._url}/health", timeout=ANSWER_LIMIT).close()
@@ -144,10 +144,7 @@ class Server:
 
     def __init__(self, process: subprocess.Popen, root: Path, log: Path):
         self.credential_file = home(root) / FILE
-        self.ui_command = (
-            f"{command_path('python')} -m flows.server {shlex.quote(f'root={root}')}  "
-            f"(log in with the text in {self.credential_file})"
-        )
+        self.ui_command = _own_ui_command(root)
         self.advice = f"; its log is {log}, its database {home(root) / 'prefect.db'}"
         self.root = root
         self._process = process
@@ -206,6 +203,27 @@ class Server:
 
 _kept: dict[Path, Server] = {}
 """Servers that stay up for the next run of a sweep, by run root; they end with the process."""
+
+
+def of_user() -> bool:
+    """Return whether runs use a server of the user's."""
+    return bool(os.environ.get("PREFECT_API_URL"))
+
+
+def ui_command(root: Path) -> str:
+    """Return the command that shows the runs below a root in a browser: by the user's own server, where there is one,
+    or by one that it starts."""
+    url = os.environ.get("PREFECT_API_URL")
+    return _ui_command_of(url.rstrip("/")) if url else _own_ui_command(root)
+
+
+def _own_ui_command(root: Path) -> str:
+    command = f"{command_path('python')} -m flows.server {shlex.quote(f'root={root}')}"
+    return f"{command}  (log in with the text in {home(root) / FILE})"
+
+
+def _ui_command_of(url: str) -> str:
+    return f"open {url.removesuffix('/api')}"
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import re
-import shlex
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -26,8 +25,8 @@ from components.redaction import mask, mask_text
 from components.tracking import lineage, registry, store, traces
 from components.tracking.outbox import Outbox
 from components.tracking.params import MAX_NAME, clean_name, flatten
-from components.tracking.provenance import command_path
 from components.tracking.spec import TrackingSpec
+from components.tracking.store import ui_command
 from components.trajectories.schema import Score, Trajectory
 
 if TYPE_CHECKING:
@@ -43,8 +42,6 @@ _BATCH = 100
 """Most parameters or tags of one request (a limit of MLflow)."""
 _MAX_TAG = 8000
 """Longest value of a tag in characters (a limit of MLflow)."""
-_UI = "LITELLM_LOCAL_MODEL_COST_MAP=True MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false {mlflow} ui --workers 1"
-"""MLflow 3.17 imports litellm for its job runner, and without a network that import never returns."""
 
 
 class Tracker:
@@ -111,8 +108,7 @@ class Tracker:
         """The command that shows this run in a browser."""
         if self.url is not None:
             return f"open {self.url}"
-        mlflow = shlex.quote(command_path("mlflow"))
-        return f"{_UI.format(mlflow=mlflow)} --backend-store-uri {shlex.quote(mask_text(self.uri))}"
+        return ui_command(self.uri)
 
     # What the run is
 

@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shlex
 import socket
 import sqlite3
 import time
@@ -25,11 +26,14 @@ from urllib.parse import quote, urlsplit
 
 from components.errors import ResourceError, WaitTimeout
 from components.redaction import mask_text
+from components.tracking.provenance import command_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _SQLITE = "sqlite:///"
+_UI = "LITELLM_LOCAL_MODEL_COST_MAP=True MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false {mlflow} ui --workers 1"
+"""MLflow 3.17 imports litellm for its job runner, and without a network that import never returns."""
 _CREATION_LIMIT = 180.0
 """Seconds to wait for another process that is creating the database."""
 _CONNECT_LIMIT = 10.0
@@ -39,6 +43,14 @@ _CONNECT_LIMIT = 10.0
 def local_uri(root: Path) -> str:
     """URI of the run root's own database; absolute, so that it means the same in every working directory."""
     return f"{_SQLITE}{root.absolute()}/mlflow/mlflow.db"
+
+
+def ui_command(uri: str) -> str:
+    """Return the command that shows the runs of a store in a browser."""
+    if not uri.startswith(_SQLITE):
+        return f"open {mask_text(uri)}"
+    mlflow = shlex.quote(command_path("mlflow"))
+    return f"{_UI.format(mlflow=mlflow)} --backend-store-uri {shlex.quote(mask_text(uri))}"
 
 
 def connect(uri: str, artifacts: Path) -> MlflowClient:

@@ -152,15 +152,53 @@ def test_mlflow_holds_the_run(first, place):
     assert 'id="lineage"' in Path(first.result["report"]).read_text()
 
 
-def test_again_it_finds_everything(first, place):
+def test_again_nothing_runs_and_nothing_is_written_but_a_log(first, place):
+    """The run that is there is shown; what running and tracking need is neither started nor imported."""
+    before = {path: path.stat().st_mtime_ns for path in place.root.rglob("*") if path.is_file()}
+    code = "import sys, flows.run; flows.run.main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    line = [sys.executable, "-c", code, "+experiment=smoke", f"root={place.root}"]
+    again = subprocess.run(line, cwd=place.work, env=place.environment, capture_output=True, text=True, timeout=500)
+    assert again.returncode == 0, again.stderr
+    *lines, modules = again.stderr.splitlines()
+    heavy = {"torch", "transformers", "peft", "trl", "mlflow", "prefect", "litellm", "sqlalchemy"}
+    assert heavy & set(modules.split()) == set()
+    after = {path: path.stat().st_mtime_ns for path in place.root.rglob("*") if path.is_file()}
+    (log,) = set(after) - set(before)
+    assert log.parent == place.root / "logs"
+    assert {path: time for path, time in after.items() if path != log} == before
+    result = json.loads(again.stdout)
+    assert result["stages"] == dict.fromkeys(LABELS, "cached")
+    differing = {"seconds", "stage_seconds", "peak_memory_gb", "stages"}
+    assert {name for name, value in result.items() if value != first.result[name]} <= differing
+    assert any(f"nothing has changed since run {result['run_id'][:8]}" in line for line in lines)
+    assert any("round 1/1" in line and "cached" in line for line in lines)
+    assert f"report:  {result['report']}" in lines
+
+
+def test_another_run_whose_stages_are_there_is_tracked_without_a_server(first, place):
+    """Nothing runs, so there is nothing to show in Prefect."""
+    log = place.root / "logs" / "prefect-server.log"
+    before = log.stat().st_mtime_ns, place.states()
+    again = place.run("deploy=none")
+    assert again.result["stages"] == dict.fromkeys(LABELS[:-1], "cached")
+    assert again.result["run_id"] != first.result["run_id"]
+    same = ("policy_digest", "success", "success_interval", "reward", "episodes")
+    assert {name: again.result[name] for name in same} == {name: first.result[name] for name in same}
+    assert (log.stat().st_mtime_ns, place.states()) == before
+    assert before[1] == [dict.fromkeys(LABELS, "Completed")]
+    assert place.mlflow().get_run(again.result["run_id"]).info.status == "FINISHED"
+    assert Path(again.result["report"]).is_file()
+
+
+def test_a_report_that_is_gone_is_written_again(first, place):
+    report = Path(first.result["report"])
+    text = report.read_text()
+    report.unlink()
     again = place.run()
     assert set(again.result["stages"].values()) == {"cached"}
-    same = ("policy_digest", "success", "success_interval", "reward", "episodes", "export")
-    assert {name: again.result[name] for name in same} == {name: first.result[name] for name in same}
+    assert Path(again.result["report"]).is_file()
     assert again.result["run_id"] != first.result["run_id"]
-    before, after = place.states()[:2]
-    assert before == dict.fromkeys(LABELS, "Completed")
-    assert after == dict.fromkeys(LABELS, "Cached")
+    report.write_text(text)
 
 
 def test_with_one_override_only_what_depends_on_it_runs(first, place):
