@@ -368,7 +368,8 @@ def run(
         from flows import cached, results
 
         stages = cached.cached_stages(spec, context, forked, said)
-        earlier = cached.same_run(spec, forked, stages) if stages is not None and sweep is None else None
+        alone = sweep is None and not server.inside_flow()  # else the sweep or Prefect expects a run of its own
+        earlier = cached.same_run(spec, forked, stages) if stages is not None and alone else None
         if stages is not None and earlier is not None:
             begun = (forked, said, start)
             found = cached.repeat(spec, context, console, log, stages, earlier, *begun)

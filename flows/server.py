@@ -205,6 +205,15 @@ _kept: dict[Path, Server] = {}
 """Servers that stay up for the next run of a sweep, by run root; they end with the process."""
 
 
+def inside_flow() -> bool:
+    """Return whether a flow run of Prefect is under way in this context, as in a served deployment."""
+    if "prefect" not in sys.modules:
+        return False
+    from prefect.context import FlowRunContext
+
+    return FlowRunContext.get() is not None
+
+
 def of_user() -> bool:
     """Return whether runs use a server of the user's."""
     return bool(os.environ.get("PREFECT_API_URL"))
