@@ -66,10 +66,11 @@ def test_the_licence_is_the_declared_one():
 # make and CI
 
 
-def test_ci_runs_make_test():
+def test_ci_runs_the_tests_and_those_of_changed_extras():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert script.read_text().splitlines()[-1] == "make test"
+    lines = script.read_text().splitlines()
+    assert lines[-2:] == ["make test", 'make test-extras SINCE="${LAST_GREEN_COMMIT:-}"']
 
 
 def test_help_lists_every_target():

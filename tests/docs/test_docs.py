@@ -182,9 +182,11 @@ def test_every_other_command_exists():
 
 
 def test_the_mlflow_command_is_the_one_that_runs_print():
-    from components.tracking.mlflow_tracker import _UI
+    from components.tracking.provenance import command_path
+    from components.tracking.store import ui_command
 
-    assert [line for _, line in COMMANDS if line.startswith(f"{_UI.format(mlflow='mlflow')} --backend-store-uri ")]
+    printed = ui_command("sqlite:///").replace(command_path("mlflow"), "mlflow")
+    assert [line for _, line in COMMANDS if line.startswith(printed)]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)

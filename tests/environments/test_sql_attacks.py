@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import subprocess
 import sys
 
@@ -161,18 +162,29 @@ def test_a_cancelled_episode_ends_its_query():
 
     environment = Sql(train=8, heldout=0, schemas=("shop",))
     asyncio.run(ask(environment.reset, environment.scenarios("train")[0]))
+    asyncio.run(ask(environment.step, call("query", {"sql": "SELECT 1"})))
+    processes = database._processes
+    for process in processes._idle:  # a stopped process never answers, however fast the machine is
+        process.send_signal(signal.SIGSTOP)
 
     async def cancelled():
-        task = asyncio.ensure_future(ask(environment.step, call("query", {"sql": BOMBS["recursion"]})))
-        await asyncio.sleep(0.05)
+        stopped = processes._idle[-1]
+        task = asyncio.ensure_future(ask(environment.step, call("query", {"sql": "SELECT 1"})))
+        while stopped in processes._idle:
+            await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.wait([task])
-        return task.cancelled()
+        return task.cancelled(), stopped
 
-    assert asyncio.run(cancelled())
-    environment.close()
-    for process in database._processes._idle:
-        assert process.poll() is None
+    try:
+        was_cancelled, stopped = asyncio.run(cancelled())
+    finally:
+        environment.close()
+        for process in processes._idle:
+            process.send_signal(signal.SIGCONT)
+    assert was_cancelled
+    assert stopped.poll() is not None
+    assert stopped not in processes._idle
 
 
 def test_a_killed_process_is_replaced():
