@@ -298,3 +298,21 @@ def test_the_tables_of_gradients_are_current():
 def test_the_table_of_results_is_what_was_recorded():
     results = script("results")
     assert results.page() == results.README.read_text(encoding="utf-8"), "run `python -m docs.results`"
+
+
+def test_the_results_of_the_quickstart_are_three_seeds_of_one_commit():
+    recorded = script("results").recorded()
+    assert [result["seed"] for result in recorded] == [0, 1, 2]
+    assert len({result["commit"] for result in recorded}) == 1
+
+
+def test_a_result_takes_the_place_of_those_of_other_commits(tmp_path, monkeypatch):
+    results = script("results")
+    monkeypatch.setattr(results, "RECORD", tmp_path / "quickstart.jsonl")
+    for commit, seed in (("a", 0), ("a", 1), ("a", 1), ("b", 2)):
+        monkeypatch.setattr(results, "commit", lambda commit=commit: commit)
+        results.add({"seed": seed, "success": 0.5, "export": "/home/me/runs"})
+    (only,) = results.recorded()
+    assert (only["seed"], only["commit"], only["success"]) == (2, "b", 0.5)
+    assert "export" not in only
+    assert only["processor"].split(" × ")[0].isdigit()
