@@ -12,7 +12,7 @@ HEAVY = {"torch", "prefect", "mlflow", "transformers", "litellm", "sky", "peft",
 
 
 def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

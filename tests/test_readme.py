@@ -163,7 +163,7 @@ def test_the_export_is_served_and_the_client_gets_an_answer(home, capsys):
         assert capsys.readouterr().out.rstrip().endswith("]")  # the token ids
     finally:
         server.terminate()
-        server.communicate(timeout=30)
+        server.communicate(timeout=600)
 
 
 def answers(url: str) -> bool:

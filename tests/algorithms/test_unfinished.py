@@ -69,7 +69,7 @@ def on_step(_):
 run(Path({str(base_dir)!r}), {name!r}, Path({str(folder)!r}), on_step)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

@@ -31,7 +31,7 @@ class S3:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def close(self):
-        self._process.communicate(timeout=20)
+        self._process.communicate(timeout=600)
 
     def client(self, service: str = "s3") -> Any:
         import boto3
@@ -67,7 +67,7 @@ class S3:
         request = urllib.request.Request(
             f"{self.url}/moto-api/reset-auth", data=count, headers={"Content-Type": "text/plain"}
         )
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=600).close()
 
 
 class Wire:

@@ -55,7 +55,7 @@ def child(code, **values):
 
 def kill(process):
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=10)
+    process.communicate(timeout=600)
 
 
 FILES = {"data.txt": "hello", "sub/more.txt": "grüße", "empty": "", "log": "x"}
@@ -249,7 +249,7 @@ def test_machines_that_race_for_one_key_do_the_work_once(machine, uri):
     ]
     for process in processes:
         process.start()
-    outcomes = [results.get(timeout=100) for _ in processes]
+    outcomes = [results.get(timeout=600) for _ in processes]
     for process in processes:
         process.join(20)
     assert sorted(outcomes) == ["cached", "cached", "ran"]

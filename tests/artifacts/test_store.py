@@ -207,7 +207,7 @@ def test_a_process_killed_while_writing_leaves_nothing_behind(store):
     with pytest.raises(WaitTimeout, match=f"process {process.pid}"), store.lock(KEY, 0):
         pass
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=10)
+    process.communicate(timeout=600)
     assert store.find(KEY) is None
     assert (store.scratch(KEY) / "episode").read_text() == "done"
     assert make(store).metrics == {"reward": 0.5}
@@ -233,7 +233,7 @@ def test_two_processes_that_race_for_one_key_do_the_work_once(store):
     processes = [context.Process(target=_race, args=(store.root, barrier, results)) for _ in range(2)]
     for process in processes:
         process.start()
-    outcomes = [results.get(timeout=60) for _ in processes]
+    outcomes = [results.get(timeout=600) for _ in processes]
     for process in processes:
         process.join(10)
     assert sorted(outcomes) == ["cached", "ran"]

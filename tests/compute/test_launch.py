@@ -65,7 +65,7 @@ def test_a_process_that_is_killed_ends_all_and_is_named(tmp_path):
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 1

@@ -169,7 +169,7 @@ def test_a_child_ends_with_its_parent(tmp_path):
     pid = int(process.stdout.readline())
     assert psutil.pid_exists(pid)
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=10)
+    process.communicate(timeout=600)
     limit = time.monotonic() + 120
     while _runs(pid) and time.monotonic() < limit:
         time.sleep(0.05)

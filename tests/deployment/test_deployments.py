@@ -37,7 +37,7 @@ def put(root: Path, name: str, folder: Path, **target) -> InUse:
 
 def answers(url: str) -> bool:
     try:
-        urllib.request.urlopen(url.removesuffix("/v1") + "/health", timeout=10).close()
+        urllib.request.urlopen(url.removesuffix("/v1") + "/health", timeout=600).close()
     except urllib.error.URLError:
         return False
     return True

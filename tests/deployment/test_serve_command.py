@@ -22,7 +22,7 @@ def test_it_serves_an_export_until_it_is_told_to_stop(base_dir, adapter_dir, tmp
             assert process.stderr is not None
             line = next(line for line in process.stderr if line.startswith("serving "))
             assert line.startswith("serving shop-agent on http://127.0.0.1:")
-            with openai.OpenAI(base_url=line.split()[3], api_key="none", timeout=30) as client:
+            with openai.OpenAI(base_url=line.split()[3], api_key="none", timeout=600) as client:
                 prompt = [{"role": "user", "content": "Hello"}]
                 answer = client.chat.completions.create(model="shop-agent", messages=prompt, max_tokens=4)
                 said = client.responses.create(model="shop-agent", input="Hello", max_output_tokens=4)

@@ -39,7 +39,7 @@ def play(agent, engine, tasks, **options):
     scenarios = [Scenario(f"s{index}", task, "train") for index, task in enumerate(tasks)]
     with Server(engine, MODEL, engines=engines, timeout=60) as server:
         player = OwnAgent(agent, server.url, engines)
-        return collect(engine, Echo, scenarios, player=player, group_size=1, timeout=100.0, **options)
+        return collect(engine, Echo, scenarios, player=player, group_size=1, timeout=600.0, **options)
 
 
 def test_the_example_plays_episodes(agent):

@@ -246,7 +246,7 @@ def stopped(place: Place, number: int):
         assert time.monotonic() < limit
         time.sleep(0.05)
     process.send_signal(number)
-    out, errors = process.communicate(timeout=30)
+    out, errors = process.communicate(timeout=600)
     assert process.returncode == 130, errors
     assert (out, "Traceback" in errors) == ("", False)
     assert place.processes() == []

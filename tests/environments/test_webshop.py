@@ -273,7 +273,7 @@ def test_the_same_site_is_served_over_http(shop):
             assert server.url.startswith("http://127.0.0.1:")
 
             def fetch(address: str, data: bytes | None = None) -> tuple[str, Page]:
-                with urllib.request.urlopen(urljoin(server.url, address), data, timeout=10) as reply:
+                with urllib.request.urlopen(urljoin(server.url, address), data, timeout=600) as reply:
                     return reply.url, Page(reply.read().decode())
 
             assert len(fetch("/")[1].links) == 60
@@ -302,7 +302,7 @@ def test_the_command_serves_and_says_where():
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             line = next(line for line in process.stderr if line.startswith("serving "))
-            with urllib.request.urlopen(line.split()[4], timeout=10) as reply:
+            with urllib.request.urlopen(line.split()[4], timeout=600) as reply:
                 assert b"What to buy" in reply.read()
         finally:
             process.kill()

@@ -520,7 +520,7 @@ def test_killed_at_any_moment_it_has_lost_nothing_that_was_confirmed(tmp_path, r
             ]
     finally:
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=30)
+        process.communicate(timeout=600)
     assert [one.id for one in lines(session)] == confirmed
 
 
@@ -534,7 +534,7 @@ def test_it_listens_on_this_machine_only_and_ends_in_order(tmp_path, run):
         assert f"00000000:{port:04X}" not in addresses
     finally:
         os.kill(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=600)
     assert process.returncode in (0, -signal.SIGINT, 130), errors
     assert "Traceback" not in errors
     assert "author: Ada (from --author)" in errors

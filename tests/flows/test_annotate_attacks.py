@@ -53,7 +53,7 @@ def opened(tmp_path):
         if str(fake) in line:  # it holds the pipes of the command open
             os.kill(pid, signal.SIGKILL)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=600)
 
 
 def _arguments_of(fake):
@@ -113,7 +113,7 @@ def test_host_and_origin_are_still_enforced(tmp_path):
             assert client.post("/api/undo", headers={"origin": origin}, json={}).status_code == 200
     finally:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=600)
 
 
 @pytest.mark.timeout(1800)

@@ -54,7 +54,7 @@ def annotated(tmp_path):
     yield tmp_path, tracker, url, process
     if process.poll() is None:
         process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=600)
 
 
 def press_score(page, value):
@@ -102,7 +102,7 @@ def test_a_person_works_through_it_by_keyboard(page, annotated):
     assert page.locator("#mode-episodes span").text_content() == "2/5"
     assert page.problems == []
     process.send_signal(signal.SIGINT)
-    errors = process.communicate(timeout=60)[1]
+    errors = process.communicate(timeout=600)[1]
     assert "2 scores, 1 choices, 1 corrections" in errors
     assert "Traceback" not in errors
     episodes = loaded(root, played_record(root))

@@ -31,7 +31,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess:
         cwd=CODE,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         stdin=subprocess.DEVNULL,
     )
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def command(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "flows.run", *arguments]
-    return subprocess.run(line, cwd=cwd, capture_output=True, text=True, timeout=100)
+    return subprocess.run(line, cwd=cwd, capture_output=True, text=True, timeout=600)
 
 
 def recorded(
@@ -37,13 +37,13 @@ def recorded(
     main({list(arguments)!r})
     """
     line = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600)
     return done, [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("CALL ")]
 
 
 def test_help_imports_nothing_that_only_a_run_needs():
     code = "import sys, flows.run; flows.run.main(['--help']); print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0
     heavy = {"torch", "transformers", "mlflow", "prefect", "pandas", "pydantic", "omegaconf"}
     assert heavy & set(done.stderr.split()) == set()

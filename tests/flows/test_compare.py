@@ -495,5 +495,5 @@ from flows.compare import main
 assert main([{one.id!r}, {other.id!r}, {f"root={root}"!r}]) == 0
 print(sorted({{"torch", "transformers", "prefect", "mlflow", "trl", "peft"}} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr

@@ -170,7 +170,7 @@ def test_a_run_and_the_points_of_a_sweep_get_what_was_chosen(folder):
     given = []
     for arguments in (["reward=returned"], ["-m", "reward=returned,outcome"]):
         line = [sys.executable, "-c", textwrap.dedent(code), *base, *arguments]
-        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=100, env={**os.environ})
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600, env={**os.environ})
         assert done.returncode == 0, done.stderr
         given += [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("GIVEN ")]
     rewards = ["components.rewards.returned.Returned"] * 2 + ["components.rewards.outcome.Outcome"]

@@ -343,5 +343,5 @@ from flows.lineage import main
 assert main([{run.id!r}, {f"root={tmp_path}"!r}]) == 0
 print(sorted({{"torch", "transformers", "prefect", "mlflow", "trl", "peft"}} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr

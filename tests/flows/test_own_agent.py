@@ -25,7 +25,7 @@ def agent(scenario, base_url, api_key, model, *, turns: int = 2):
         body = json.dumps({"model": model, "messages": talk}).encode()
         headers = {"content-type": "application/json", "authorization": f"Bearer {api_key}"}
         request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=600) as answer:
             message = json.load(answer)["choices"][0]["message"]
         talk += [{"role": "assistant", "content": message["content"] or ""}, {"role": "user", "content": "And?"}]
     return {"success": False, "reward": 0.25}

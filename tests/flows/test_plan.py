@@ -287,7 +287,7 @@ from flows.plan import main
 main(["+experiment=quickstart", {f"root={tmp_path}"!r}])
 print(sorted({{"torch", "transformers", "prefect", "mlflow", "trl", "peft"}} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
     assert Records(tmp_path).all() == []
 

@@ -232,7 +232,7 @@ def test_a_request_with_a_secret_is_refused(tmp_path):
     spec = {"environment": {"_target_": WORLD, "settings": {"client": {"api_key": S}}}, "split": "train"}
     (tmp_path / "request.json").write_text(json.dumps({"stage": "collect", "spec": spec, "allow": ["tests"]}))
     line = [sys.executable, "-m", "flows.stage", "--request", str(tmp_path / "request.json"), f"root={tmp_path}/runs"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2
     assert "collect.environment.settings.client.api_key" in done.stdout
     assert S not in done.stdout + done.stderr

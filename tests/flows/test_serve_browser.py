@@ -68,7 +68,7 @@ def served(tmp_path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/v2{deployment}"
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=60)
+        process.wait(timeout=600)
     assert "Traceback" not in log.read_text()
     assert process.returncode == 0
 

@@ -79,7 +79,7 @@ def test_it_ends_when_the_run_is_killed(prefect_root):
     url, pid = run.stdout.readline().split()
     assert answers(url)
     run.send_signal(signal.SIGKILL)
-    run.communicate(timeout=10)
+    run.communicate(timeout=600)
     limit = time.monotonic() + 120
     while psutil.pid_exists(int(pid)) and time.monotonic() < limit:
         time.sleep(0.1)

@@ -21,7 +21,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 def request(server, method: str, path: str, body: object = None, **headers: str) -> http.client.HTTPResponse:
     """The answer to a request as sent, whatever its headers say."""
     parts = urlsplit(server.url())
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=600)
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     data = body if isinstance(body, str) else json.dumps(body) if body is not None else None
     connection.request(method, f"/api{path}", data, {"Content-Type": "application/json", **sent})

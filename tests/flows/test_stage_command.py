@@ -27,7 +27,7 @@ def stage(tmp_path, text):
     file = tmp_path / "request.json"
     file.write_text(text)
     command = [sys.executable, "-m", "flows.stage", "--request", str(file), f"root={tmp_path}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
@@ -68,7 +68,7 @@ def recorded(tmp_path):
 
 def run_of(tmp_path, *arguments):
     command = [sys.executable, "-m", "flows.stage", f"root={tmp_path}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 

@@ -91,7 +91,7 @@ def test_the_command_of_one_stage_takes_a_store(tmp_path, uri):  # noqa: F811
 
     def command(root, store):
         line = [sys.executable, "-m", "flows.stage", "--request", str(file), f"root={root}", "--store", store]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL)
+        done = subprocess.run(line, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
         return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
     made = run_stage(COLLECT, Context.at(tmp_path / "a", uri))[0]
@@ -105,7 +105,7 @@ def test_the_command_of_one_stage_takes_a_store(tmp_path, uri):  # noqa: F811
 @pytest.mark.usefixtures("aws")
 def test_a_store_that_cannot_be_used_is_refused_before_anything_starts(tmp_path, store):
     line = [sys.executable, "-m", "flows.run", "+experiment=smoke", f"root={tmp_path}/runs", f"store={store}"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("store: ")
     assert store in done.stderr

@@ -110,7 +110,7 @@ distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
 print(sorted(path.name for path in prepare(MODEL, Path(sys.argv[1])).iterdir()))
 """
     files = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=600, check=True
     ).stdout
     assert "'config.json'" in files
     assert "'model.safetensors'" in files

@@ -109,7 +109,7 @@ class Line:
 
     def _pass_on(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
         parts = urlsplit(self.target or "")
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=600)
         try:
             headers = {name: value for name, value in handler.headers.items() if name.lower() in PASSED_ON}
             connection.request(handler.command, handler.path, body, headers)

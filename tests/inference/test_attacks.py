@@ -189,7 +189,7 @@ def locked():
 
 
 def get(server: Server, path: str = "/v1/models", address: str = "127.0.0.1", **headers: str):
-    link = http.client.HTTPConnection(address, server.port, timeout=20)
+    link = http.client.HTTPConnection(address, server.port, timeout=600)
     try:
         link.putrequest("GET", path, skip_host=True)
         for name, value in ({"host": f"127.0.0.1:{server.port}"} | headers).items():
@@ -300,7 +300,7 @@ def test_on_all_addresses_the_key_is_asked_for_and_any_host_passes():
 def test_the_command_refuses_to_start_without_a_key(base_dir):
     environment = {name: value for name, value in os.environ.items() if name != SERVER_KEY_VARIABLE}
     command = [sys.executable, "-m", "components.inference.server", str(base_dir), "--host", "0.0.0.0", "--port", "0"]
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 2
     assert "--host 0.0.0.0" in ended.stderr
     assert SERVER_KEY_VARIABLE in ended.stderr

@@ -80,7 +80,7 @@ def test_episodes_are_those_of_the_engine_itself(connect, make_engine):
             sampling=Sampling(max_tokens=24),
             max_turns=2,
             concurrency=1,
-            timeout=60,
+            timeout=600,
             max_failures=0,
             seed=1,
         )
@@ -280,7 +280,7 @@ def test_episodes_over_a_line_that_breaks_all_the_time(connect, make_engine):
             sampling=Sampling(max_tokens=16),
             max_turns=3,
             concurrency=4,
-            timeout=60,
+            timeout=600,
             max_failures=0,
             seed=1,
         )

@@ -75,7 +75,7 @@ def engine(episodes):
 
 @pytest.fixture(scope="module")
 def client(episodes):
-    with openai.OpenAI(base_url=episodes[0].url, api_key="one", timeout=10) as made:
+    with openai.OpenAI(base_url=episodes[0].url, api_key="one", timeout=600) as made:
         yield made
 
 

@@ -82,7 +82,7 @@ def engine(running) -> EchoEngine:
 
 @pytest.fixture(scope="module")
 def client(running):
-    with openai.OpenAI(base_url=running[0].url, api_key="none", timeout=10) as made:
+    with openai.OpenAI(base_url=running[0].url, api_key="none", timeout=600) as made:
         yield made
 
 
@@ -96,7 +96,7 @@ def post(server: Server, body: bytes, content_type: str = "application/json") ->
         f"{server.url}/chat/completions", data=body, headers={"content-type": content_type}
     )
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=10)
+        urllib.request.urlopen(request, timeout=600)
     with caught.value as error:
         return error.code, json.loads(error.read())["error"]
 
@@ -337,7 +337,7 @@ def test_unknown_routes_answer_in_the_same_form(client):
 
 
 def test_health(running):
-    with urllib.request.urlopen(running[0].url.removesuffix("/v1") + "/health", timeout=10) as answer:
+    with urllib.request.urlopen(running[0].url.removesuffix("/v1") + "/health", timeout=600) as answer:
         assert json.load(answer) == {"status": "ok", "model": "shop", "policy": "v7"}
 
 
@@ -355,7 +355,7 @@ def test_the_server_listens_on_this_machine_only_and_ends_with_its_block():
 
 def test_concurrent_requests_reach_the_engine_together(running, engine):
     async def many() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=running[0].url, api_key="none", timeout=10) as client:
+        async with openai.AsyncOpenAI(base_url=running[0].url, api_key="none", timeout=600) as client:
             answers = await asyncio.gather(
                 *(
                     client.chat.completions.create(

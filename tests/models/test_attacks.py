@@ -48,7 +48,7 @@ def in_the_next_process(code: str) -> str:
         "from pathlib import Path; from components.models.digests import damage, folder_digest; "
         "from components.models.weights import _record as record\n"
     )
-    done = subprocess.run([sys.executable, "-c", head + code], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", head + code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -129,7 +129,7 @@ def test_two_processes_that_find_the_damage_make_it_once(tmp_path):
     processes = [context.Process(target=_prepare, args=(str(tmp_path), barrier, results)) for _ in range(2)]
     for process in processes:
         process.start()
-    assert [results.get(timeout=100) for _ in processes] == [intact, intact]
+    assert [results.get(timeout=600) for _ in processes] == [intact, intact]
     for process in processes:
         process.join(30)
 

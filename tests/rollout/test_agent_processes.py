@@ -52,7 +52,7 @@ SCRIPT = """
     with Server(Parrot(), MODEL, engines=engines, timeout=60) as server:
         player = OwnAgent(agent, server.url, engines)
         try:
-            collect(Parrot(), Echo, scenarios(4), player=player, group_size=1, max_failures=0, timeout=100.0)
+            collect(Parrot(), Echo, scenarios(4), player=player, group_size=1, max_failures=0, timeout=600.0)
         except TooManyFailures as error:
             print("stopped:", error)
     time.sleep({seconds} + 1)  # the processes have ended by now: asyncio's threads hear of it
@@ -124,6 +124,6 @@ def test_the_reason_of_a_process_is_its_error_and_not_its_command_line():
     engines: dict = {}
     with Server(Parrot(), MODEL, engines=engines, timeout=60) as server:
         player = OwnAgent(agent, server.url, engines)
-        (one,) = collect(Parrot(), Echo, scenarios(1), player=player, group_size=1, timeout=100.0)
+        (one,) = collect(Parrot(), Echo, scenarios(1), player=player, group_size=1, timeout=600.0)
     assert one.failure is not None
     assert one.failure.message == (f"CalledProcessError: {sys.executable}: exit code 1: ValueError: no such page ***")

@@ -155,7 +155,7 @@ const ask = async messages => {
 })();
 """
     said = f"Say {scenario.input['number']}."
-    subprocess.run(["node", "-e", code, base_url, api_key, said], check=True, timeout=120)
+    subprocess.run(["node", "-e", code, base_url, api_key, said], check=True, timeout=600)
     return 0.5
 
 
@@ -164,7 +164,7 @@ def with_curl(scenario, base_url, api_key):
         data = json.dumps({"model": MODEL, **body})
         headers = ["-H", "content-type: application/json", "-H", f"authorization: Bearer {api_key}"]
         command = ["curl", "--silent", "--fail", "--noproxy", "*", *headers, "-d", data, f"{base_url}/responses"]
-        return json.loads(subprocess.run(command, check=True, timeout=60, capture_output=True).stdout)
+        return json.loads(subprocess.run(command, check=True, timeout=600, capture_output=True).stdout)
 
     first = ask(input=f"Say {scenario.input['number']}.")
     ask(input="Again.", previous_response_id=first["id"])
@@ -180,7 +180,7 @@ from tests.rollout.test_own_agent import plain
 from components.trajectories.schema import Scenario
 plain(Scenario("s", {{"number": {scenario.input["number"]}}}, "train"), {base_url!r}, {api_key!r})
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
     return 0.5
 
 
@@ -208,7 +208,7 @@ def test_what_it_says_is_the_trajectory(agent):
     if "litellm" in agent.__name__:
         import litellm  # noqa: F401  it takes seconds, which are not the episode's
     expected = played(plain)
-    found = played(agent, timeout=120.0)
+    found = played(agent, timeout=600.0)
     for one, other in zip(found, expected, strict=True):
         assert one.failure is None
         assert one.outcome == {"reward": 0.5}

@@ -66,7 +66,7 @@ def sent(shared):
 
 def slurm(*arguments):
     environment = {**os.environ, "SLURM_CONF": str(SITE / "etc" / "slurm.conf")}
-    return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60).stdout.split()
+    return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=600).stdout.split()
 
 
 def until(condition, seconds):
@@ -223,7 +223,7 @@ def test_the_machines_of_a_sweep_go_down_when_it_is_interrupted(shared, tmp_path
     until(lambda: len(slurm("squeue", "-h", "-o", "%i")) == 2, 900)
     time.sleep(20)  # the points have begun, or are about to
     child.send_signal(signal.SIGINT)
-    said = child.communicate(timeout=20)[1]
+    said = child.communicate(timeout=600)[1]
     assert child.returncode == 130, said
     assert "the same command goes on from here" in said
     assert "Traceback" not in said
