@@ -114,7 +114,7 @@ def test_an_upload_that_was_killed_half_way_left_nothing_and_is_made_again(machi
         """,
         root=str(machine("killed").root), uri=uri, key=KEY,
     )  # fmt: skip
-    assert arrived.wait(60)
+    assert arrived.wait(600)
     kill(process)
     stalled.set()
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
@@ -136,7 +136,7 @@ def test_who_was_killed_while_uploading_uploads_at_its_next_start(machine, wire,
         """,
         root=str(store.root), uri=uri, key=KEY,
     )  # fmt: skip
-    assert arrived.wait(60)
+    assert arrived.wait(600)
     kill(process)
     stalled.set()
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
@@ -230,7 +230,7 @@ def test_a_folder_from_before_is_shared_as_it_is_used(machine, tmp_path):
 
 def _race(root, uri, barrier, results):
     store = Store(root, uri, QUICK)
-    barrier.wait(60)
+    barrier.wait(600)
     with store.lock(KEY, 60):
         if store.find(KEY) is not None:
             results.put("cached")
@@ -251,7 +251,7 @@ def test_machines_that_race_for_one_key_do_the_work_once(machine, uri):
         process.start()
     outcomes = [results.get(timeout=600) for _ in processes]
     for process in processes:
-        process.join(20)
+        process.join(600)
     assert sorted(outcomes) == ["cached", "cached", "ran"]
     contents = {(machine(name).find(KEY).path / "data.txt").read_text() for name in "abc"}
     assert len(contents) == 1

@@ -125,7 +125,7 @@ def test_a_lock_says_whom_it_waits_for(store):
 
         thread = threading.Thread(target=wait)
         thread.start()
-        thread.join(10)
+        thread.join(600)
     assert len(said) == 1
     assert f"process {os.getpid()}" in said[0]
     with store.lock(KEY, 0):
@@ -216,7 +216,7 @@ def test_a_process_killed_while_writing_leaves_nothing_behind(store):
 
 def _race(root, barrier, results):
     store = Store(root)
-    barrier.wait(30)
+    barrier.wait(600)
     with store.lock(KEY, 30):
         if store.find(KEY) is not None:
             results.put("cached")
@@ -235,7 +235,7 @@ def test_two_processes_that_race_for_one_key_do_the_work_once(store):
         process.start()
     outcomes = [results.get(timeout=600) for _ in processes]
     for process in processes:
-        process.join(10)
+        process.join(600)
     assert sorted(outcomes) == ["cached", "ran"]
 
 

@@ -85,7 +85,7 @@ class Sky:
     def stream_and_get(self, request_id, output_stream):
         output_stream.write("Launching on Slurm.\n")
         if self._launch == "never":
-            assert self.cancelled.wait(20)
+            assert self.cancelled.wait(600)
             raise RequestCancelled("by another process")
         if self._launch is not None:
             raise self._launch

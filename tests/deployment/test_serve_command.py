@@ -30,6 +30,6 @@ def test_it_serves_an_export_until_it_is_told_to_stop(base_dir, adapter_dir, tmp
             assert (answer.model, said.model, listed) == ("shop-agent", "shop-agent", ["shop-agent"])
             assert answer.usage.completion_tokens <= 4
             process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 0
+            assert process.wait(600) == 0
         finally:
             process.kill()

@@ -167,7 +167,7 @@ asyncio.run(main())
         child = psutil.Process(int(process.stdout.readline()))
         process.send_signal(signal.SIGKILL)
         process.wait()
-        child.wait(60)
+        child.wait(600)
 
 
 def test_how_many_there_are_is_in_no_stage_key():

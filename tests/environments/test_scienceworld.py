@@ -130,7 +130,7 @@ def test_instances_play_in_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=300)
+        thread.join(timeout=600)
     assert found[0] == found[1]
     assert found[0][-1]["success"]
     for environment in environments:

@@ -315,7 +315,7 @@ def test_two_people_and_two_tabs_at_once_lose_nothing(tmp_path, run):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     assert errors == []
     assert len(lines(sessions[0])) == 30
     assert {(one.author, one.trajectory): one.score for one in sessions[1].standing()} == {

@@ -165,7 +165,7 @@ def paused(prefect_server, monkeypatch):
             try:
                 return asks()
             finally:
-                thread.join(60)
+                thread.join(600)
                 assert failed == []
 
     return run

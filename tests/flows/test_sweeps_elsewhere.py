@@ -102,7 +102,7 @@ class Runs:
         rate = spec.algorithm.learning_rate
         root = Path(spec.root)
         if self._barrier is not None:
-            self._barrier.wait(20)
+            self._barrier.wait(600)
         with recording(
             root, f"{int(rate * 1e6):08}", name=spec.name, seed=spec.seed, spec=spec.model_dump(mode="json"),
             overrides=overrides, sweep=sweep, git_commit=None, forked={},

@@ -49,7 +49,7 @@ def test_it_follows_a_stage_that_works_until_that_ends(tmp_path):
         _until(lambda: "s1/0" in out.getvalue())
         write(file, SAID[3])
         file.unlink()
-    reader.join(10)
+    reader.join(600)
     assert not reader.is_alive()
     text = out.getvalue()
     assert "over" not in text  # only the last episode that had begun

@@ -114,7 +114,7 @@ def test_a_model_that_comes_out_otherwise_is_said(tmp_path, caplog, monkeypatch)
 
 
 def _prepare(cache: str, barrier, results) -> None:
-    barrier.wait(60)
+    barrier.wait(600)
     made = prepare(TINY, Path(cache))
     results.put(hashlib.sha256((made / "model.safetensors").read_bytes()).hexdigest())
 
@@ -131,7 +131,7 @@ def test_two_processes_that_find_the_damage_make_it_once(tmp_path):
         process.start()
     assert [results.get(timeout=600) for _ in processes] == [intact, intact]
     for process in processes:
-        process.join(30)
+        process.join(600)
 
 
 def test_a_process_that_dies_while_it_repairs_leaves_nothing_that_is_used(tmp_path, monkeypatch):

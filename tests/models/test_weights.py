@@ -122,7 +122,7 @@ def hold(path: str, ready, done) -> None:
     with open(path, "a+") as file:
         lock_file(file, "weights", 10)
         ready.set()
-        done.wait(60)
+        done.wait(600)
 
 
 def test_one_process_prepares_and_the_others_say_whom_they_wait_for(tmp_path, monkeypatch, caplog):
@@ -132,14 +132,14 @@ def test_one_process_prepares_and_the_others_say_whom_they_wait_for(tmp_path, mo
     holder = context.Process(target=hold, args=(str(path), ready, done))
     holder.start()
     try:
-        assert ready.wait(60)
+        assert ready.wait(600)
         monkeypatch.setattr(weights, "LOCK_TIMEOUT", 0.3)
         with caplog.at_level("INFO"), pytest.raises(WaitTimeout, match=f"weights of tiny, which process {holder.pid}"):
             prepare(TINY, tmp_path)
         assert f"waiting for the weights of tiny, which process {holder.pid}" in caplog.text
     finally:
         done.set()
-        holder.join(30)
+        holder.join(600)
     assert prepare(TINY, tmp_path).is_dir()
 
 

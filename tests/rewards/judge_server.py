@@ -364,7 +364,7 @@ def served(app: web.Application) -> Iterator[str]:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        yield ready.result(10)
+        yield ready.result(600)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

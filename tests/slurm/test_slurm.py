@@ -174,7 +174,7 @@ def test_a_cluster_goes_down_when_its_run_is_killed(shared, tmp_path):
     )
     until(lambda: slurm("squeue", "-h", "-o", "%i"), 900)
     child.send_signal(signal.SIGKILL)
-    child.wait(10)
+    child.wait(600)
     until(lambda: not slurm("squeue", "-h", "-o", "%i"), 300)
 
 

@@ -105,18 +105,18 @@ def test_two_threads_say_each_thing_once_and_in_order(box):
 
     def slow():
         begun.set()
-        go.wait(10)
+        go.wait(600)
         said.append(0)
 
     worker = threading.Thread(target=lambda: box.put(slow))
     worker.start()
-    begun.wait(10)
+    begun.wait(600)
     ending = threading.Thread(target=lambda: (box.put(lambda: said.append(1)), box.drain(10)))
     ending.start()
     time.sleep(0.05)
     go.set()
-    worker.join(10)
-    ending.join(10)
+    worker.join(600)
+    ending.join(600)
     assert said == [0, 1]
     assert not box
 

@@ -116,7 +116,7 @@ def test_people_in_several_processes_lose_nothing(tmp_path):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(600)
         assert worker.exitcode == 0
     lines = read(file)
     assert {(one.author, one.time) for one in lines} == {

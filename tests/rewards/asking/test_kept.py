@@ -70,7 +70,7 @@ for i in range(300):
     writers = [
         subprocess.Popen([sys.executable, "-c", code, tmp_path, name], env=environment) for name in ("one", "other")
     ]
-    assert [one.wait(60) for one in writers] == [0, 0]
+    assert [one.wait(600) for one in writers] == [0, 0]
     answers = KeptAnswers(tmp_path)
     assert all(answers.find(f"{name} {i}") == {"i": i} for name in ("one", "other", "both") for i in range(300))
     answers.close()
