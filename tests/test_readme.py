@@ -154,7 +154,7 @@ def test_the_export_is_served_and_the_client_gets_an_answer(home, capsys):
     arguments = command.replace("MODEL", home.result["export"]).replace("8000", port).split()
     server = subprocess.Popen(arguments, cwd=ROOT, env=environment(home.folder), stderr=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while not answers(f"http://127.0.0.1:{port}/health"):
             assert server.poll() is None, server.stderr and server.stderr.read()
             assert time.monotonic() < deadline

@@ -312,7 +312,7 @@ def test_a_runner_that_is_stopped_lets_its_driver_take_the_machines_down(tmp_pat
     runner = SkyRunner(SkyPlace(), "ours", tmp_path, [], [], tmp_path, tmp_path / "log")
     with pytest.raises(Stopped):
         runner.run(ASKED, lambda event: runner.stop())
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (tmp_path / "down").exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)

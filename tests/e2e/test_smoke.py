@@ -240,7 +240,7 @@ SLOW = ("rounds=0", "deploy=none", "evaluate.scenarios=16", "agent.max_tokens=12
 def stopped(place: Place, number: int):
     """A run that got a signal in the middle of its first evaluation; returns MLflow's client."""
     process = place.start(*SLOW)
-    limit = time.monotonic() + 240
+    limit = time.monotonic() + 600
     while not list(place.root.glob("artifacts/.scratch/*/episodes-*.parquet")):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < limit

@@ -32,7 +32,7 @@ def log_of(place: Place) -> str:
     return "".join(path.read_text() for path in sorted((place.root / "logs").glob("smoke-*.log")))
 
 
-def until(condition: Callable[[], object], process: subprocess.Popen, limit: float = 240.0) -> None:
+def until(condition: Callable[[], object], process: subprocess.Popen, limit: float = 600.0) -> None:
     deadline = time.monotonic() + limit
     while not condition():
         assert process.poll() is None, process.communicate()[1]
@@ -122,7 +122,7 @@ def mlflow_server(folder: Path, port: int) -> Iterator[subprocess.Popen]:
     with open(folder / "server.log", "ab") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while True:
             with contextlib.suppress(OSError):
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -199,7 +199,7 @@ def test_a_parent_that_dies_takes_its_stage_with_it(tmp_path):
     until(lambda: list(place.root.glob("artifacts/.scratch/*/episodes-*.parquet")), process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while place.processes() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert place.processes() == []

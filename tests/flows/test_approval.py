@@ -141,7 +141,7 @@ def paused(prefect_server, monkeypatch):
         def person():
             try:
                 with temporary_settings(settings), get_client(sync_client=True) as client:
-                    until = time.monotonic() + 60
+                    until = time.monotonic() + 600
                     while time.monotonic() < until:
                         state = client.read_flow_run(running[0]).state if running else None
                         if state is not None and state.is_paused():

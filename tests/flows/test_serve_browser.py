@@ -22,7 +22,7 @@ from flows.records import Records
 ROOT = Path(__file__).parent.parent.parent
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-PATIENCE = 300.0
+PATIENCE = 600.0
 """Seconds that one thing may take: importing torch, MLflow and Prefect on a busy machine is most of it."""
 
 ALLOWED = "serve.overrides=[evaluate.scenarios]"

@@ -52,7 +52,7 @@ def test_rows_are_flushed_without_further_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "FLUSH_SECONDS", 0.2)
     one = open_shards(tmp_path)
     one.add(scores("a"))
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not kept(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -76,7 +76,7 @@ def test_a_flush_leaves_no_thread_behind(tmp_path):
     one = open_shards(tmp_path)
     one.add(scores("a"))
     one.flush()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while threading.active_count() > before:
         assert time.monotonic() < deadline
         time.sleep(0.02)

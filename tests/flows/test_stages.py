@@ -315,7 +315,7 @@ def test_a_judge_that_is_killed_does_not_ask_for_finished_scores_again(tmp_path,
 
     finished = [row.id for row in EPISODES if row.id not in again]
     with subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as child:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         # It waits in the reward: they have to be kept without further ones.
         while kept() != finished or paid.WAITS not in (tmp_path / "asked").read_text():
             assert child.poll() is None

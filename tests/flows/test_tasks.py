@@ -65,7 +65,7 @@ def runs(prefect_server):
 
 
 def wait_for(prefect_server, count):
-    limit = time.monotonic() + 120  # task runs are recorded from events, a moment later
+    limit = time.monotonic() + 600  # task runs are recorded from events, a moment later
     while time.monotonic() < limit:
         flow_run, tasks = runs(prefect_server)
         if len(tasks) == count and all(task.state and task.state.is_final() for task in tasks.values()):

@@ -81,7 +81,7 @@ def victim(model: Path, adapters: Path, log: Path, *options: str) -> Iterator[Vi
     with open(log, "wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, stderr=output, preexec_fn=bounded)
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 600
         while "serving " not in log.read_text():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, "the server did not start"

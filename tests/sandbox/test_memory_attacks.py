@@ -347,7 +347,7 @@ def metered(most: int) -> Iterator[Meter]:
     try:
         yield meter
     finally:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while meter.folder.exists() and time.monotonic() < deadline:
             with suppress(OSError):
                 meter.folder.rmdir()

@@ -267,7 +267,7 @@ def kill_while_it_waits(server, folder):
     command = [sys.executable, "-c", SCRIPT, server.url, folder]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environment) as child:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while not any(batch["looked"] > 1 for batch in server.batches.values()):
             assert child.poll() is None
             assert time.monotonic() < deadline
