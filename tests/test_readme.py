@@ -57,7 +57,7 @@ def environment(folder: Path) -> dict[str, str]:
 def shell(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     """Runs a line in the checkout, the virtual environment activated."""
     done = subprocess.run(
-        ["bash", "-c", command], cwd=ROOT, env=environment(folder), capture_output=True, text=True, timeout=500
+        ["bash", "-c", command], cwd=ROOT, env=environment(folder), capture_output=True, text=True, timeout=1500
     )
     assert done.returncode == 0, done.stderr
     return done

@@ -76,7 +76,7 @@ _PLACEHOLDER = re.compile(
 """Beginnings of a value that stands for one, or for any: `$NAME`, `<token>`, `{name}`, `\\w+`."""
 _WHOLE_PLACEHOLDER = re.compile(
     r"[*]{3,20}|\$[A-Z_][A-Z0-9_]*+|\$\{[^{}]{1,200}\}|\$\([^()]{1,200}\)|<[^<>]{1,60}>|\{\{[^{}]{0,200}\}\}|\{[\w.]{0,40}\}"
-    r"|%\(\w{1,40}\)s|%s|\[[A-Z_]{0,30}\]|(?:os\.|process\.)?(?:environ|getenv|env)[\w.\[\]()\"']{0,100}"
+    r"|%\(\w{1,40}\)s|%s|\[[A-Z_]{0,30}\]|(?:os\.|process\.)?(?:environ|getenv|env)(?:[.\[(][\w.\[\]()\"']{0,100})?"
 )
 VARIABLE = re.compile(
     r"(?<![A-Z0-9])[A-Z][A-Z0-9]*+(?:_[A-Z0-9]++)++|(?:API)?(?:KEY|TOKEN)|PASSWORD|SECRET|AUTHORIZATION"

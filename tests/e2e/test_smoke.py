@@ -59,7 +59,7 @@ class Place:
 
     def run(self, *overrides: str) -> Done:
         process = self.start(*overrides)
-        out, errors = process.communicate(timeout=500)
+        out, errors = process.communicate(timeout=1500)
         assert process.returncode == 0, errors
         return Done(json.loads(out.splitlines()[-1]), out.splitlines(), errors)
 
@@ -157,7 +157,7 @@ def test_again_nothing_runs_and_nothing_is_written_but_a_log(first, place):
     before = {path: path.stat().st_mtime_ns for path in place.root.rglob("*") if path.is_file()}
     code = "import sys, flows.run; flows.run.main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     line = [sys.executable, "-c", code, "+experiment=smoke", f"root={place.root}"]
-    again = subprocess.run(line, cwd=place.work, env=place.environment, capture_output=True, text=True, timeout=500)
+    again = subprocess.run(line, cwd=place.work, env=place.environment, capture_output=True, text=True, timeout=1500)
     assert again.returncode == 0, again.stderr
     *lines, modules = again.stderr.splitlines()
     heavy = {"torch", "transformers", "peft", "trl", "mlflow", "prefect", "litellm", "sqlalchemy"}
@@ -224,7 +224,7 @@ def test_rounds_end_early_and_the_best_policy_is_the_result(first, place):
 
 def test_a_guard_that_stops_ends_the_run_with_its_reason(first, place):
     process = place.start("filter=successful", "guards.no_signal=stop")
-    out, errors = process.communicate(timeout=500)
+    out, errors = process.communicate(timeout=1500)
     assert (process.returncode, out, "Traceback" in errors) == (1, "", False)
     found = "filter[1] left nothing to train on: none of 4 episodes was kept (4 no_success)"
     assert f"GuardStruck: {found}" in errors

@@ -103,7 +103,7 @@ def test_an_engine_that_fails_all_the_time_costs_time_and_no_episode(tmp_path, u
     # The server is gone: what is finished needs no engine, what is not says so.
     assert set(place.run(*SMALL, *remote).result["stages"].values()) == {"cached"}
     process = place.start(*SMALL, *remote, "seed=1", "inference.retry_for=1")
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=1500)
     assert process.returncode == 2
     assert f"inference.url: {line.url} is no server that can be used: the connection broke" in errors
     assert "Traceback" not in errors
@@ -179,7 +179,7 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(tmp_path, undisturbed)
         with open(filler, "wb") as file, contextlib.suppress(OSError):
             while True:
                 file.write(b"\0" * (1 << 20))
-        _, errors = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=1500)
         assert process.returncode == 1, errors
         assert "no space left on the disk of root" in errors
         assert "Traceback" not in errors

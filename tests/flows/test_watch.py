@@ -92,7 +92,7 @@ def test_nothing_that_was_said_steers_the_terminal(event):
 
 def stage(*arguments):
     command = [sys.executable, "-m", "flows.stage", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1500, stdin=subprocess.DEVNULL)
 
 
 REQUEST = {

@@ -37,6 +37,16 @@ def test_a_value_under_a_secret_key_is_found_at_any_depth(place, key, value):
     assert value not in repr(mask(data))
 
 
+@pytest.mark.parametrize("value", ["env00000000A", "environment7", "getenv123456"])
+def test_a_value_that_only_begins_like_an_access_to_the_environment_is_found(value):
+    assert secrets_in({"api_key": value})
+
+
+@pytest.mark.parametrize("value", ["os.environ['KEY']", "process.env.KEY", "env(KEY)", "env.KEY", "getenv(KEY)"])
+def test_an_access_to_the_environment_is_no_secret(value):
+    assert not secrets_in({"api_key": value})
+
+
 @pytest.mark.parametrize("place", PLACES)
 @few
 @given(key=ORDINARY_KEYS, value=st.one_of(*TOKENS.values()))
