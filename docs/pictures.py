@@ -21,7 +21,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from flows.arguments import RootParser
+from flows.terminal.arguments import RootParser
 
 IMAGES = Path(__file__).with_name("images")
 START_LIMIT = 120.0

@@ -25,15 +25,16 @@ from components.algorithms.spec import ProcessRewardModelSpec, RewardModelSpec
 from components.compute.spec import Place
 from components.evaluation.spec import CalibrateSpec, MarksSpec
 from components.models.spec import LoraSpec, TeacherSpec
-from components.rewards.asking.spec import EmbeddedJudge, LiteLLMJudge, PolicyJudge, ServedJudge
+from components.rewards.llm.spec import EmbeddedJudge, LiteLLMJudge, PolicyJudge, ServedJudge
 from components.rewards.spec import JudgeSpec
 from components.specs import Spec, Target
 from components.specs.target import locate, settable
-from flows.feedback import FeedbackSpec
-from flows.guards import GuardsSpec
-from flows.help import describe
-from flows.loader import CONF
-from flows.spec import ExperimentSpec, RewardModelPartSpec, WarmupSpec
+from flows.experiment.config_loader import CONF
+from flows.experiment.feedback import FeedbackSpec
+from flows.experiment.guards import GuardsSpec
+from flows.experiment.sections import RewardModelPartSpec, WarmupSpec
+from flows.experiment.spec import ExperimentSpec
+from flows.terminal.help import describe
 
 PAGE = Path(__file__).with_name("configuration.md")
 JUDGES, PLACES = "judge_model", "place"

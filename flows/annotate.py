@@ -31,12 +31,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.errors import EspalierError, ResourceError
-from flows.arguments import RootParser
+from flows.terminal.arguments import RootParser
 
 if TYPE_CHECKING:
     from flows.annotation.episodes import Episodes
     from flows.annotation.session import Session
-    from flows.records import RunRecord
+    from flows.history.records import RunRecord
 
 HOST = "127.0.0.1"
 
@@ -82,7 +82,7 @@ def _count(text: str) -> int:
 
 
 def _run(root: Path, reference: str) -> RunRecord:
-    from flows.records import Records
+    from flows.history.records import Records
 
     if not root.is_dir():
         raise ResourceError(f"root={root}: there is no such folder; expected that of your runs")
@@ -186,7 +186,7 @@ def _summary(session: Session) -> str:
 def _people(root: Path, run: RunRecord, label: str):  # type: ignore[no-untyped-def]  # session.Tell or None, which import heavily
     """Tells MLflow; None, and a word, where it does not know the run or cannot be reached."""
     from components.tracking import store
-    from components.tracking.people import People
+    from components.tracking.human_assessments import People
 
     uri = run.spec.get("tracking", {}).get("uri") or store.local_uri(root)
     if uri == store.local_uri(root) and not (root / "mlflow" / "mlflow.db").is_file():

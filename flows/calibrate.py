@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError, Problem, ResourceError, SpecError
-from flows.arguments import refuse_root_option
-from flows.interrupt import leave
+from flows.terminal.arguments import refuse_root_option
+from flows.terminal.interrupt import leave
 
 if TYPE_CHECKING:
     from components.evaluation.calibration_page import Calibration
-    from flows.console import Console
-    from flows.spec import ExperimentSpec
+    from flows.experiment.spec import ExperimentSpec
+    from flows.terminal.console import Console
 
 FOLDER = "calibrate"
 
@@ -50,13 +50,13 @@ def calibrate(
 ) -> dict[str, Any]:
     """Measures the declared reward and returns what was found, as JSON data. Raises SpecError, ResourceError, and
     whatever a stage raises."""
-    from components.rewards.asking.spec import asked_by
-    from flows.calibration import Work, calibration, check_people, episodes_of_run, named, play, read_people
-    from flows.console import Console, hush, logging_to
-    from flows.interrupt import Interruption
-    from flows.keys import lacked_by, refuse
-    from flows.requests import Requests
+    from components.rewards.llm.spec import asked_by
+    from flows.calibration.calibration import Work, calibration, check_people, episodes_of_run, named, play, read_people
+    from flows.experiment.prerequisites import lacked_by, refuse
+    from flows.experiment.requests import Requests
     from flows.stages.base import Context
+    from flows.terminal.console import Console, hush, logging_to
+    from flows.terminal.interrupt import Interruption
 
     said = None if people is None else read_people(people)
     if said is not None and spec.calibrate.truth is not None:
@@ -91,7 +91,7 @@ def calibrate(
 def _write(path: Path, found: Calibration) -> tuple[Path, Path]:
     """The page, and the picture beside it."""
     from components.evaluation.calibration_page import render
-    from components.evaluation.plane import picture
+    from components.evaluation.judge_charts import picture
 
     image = path.with_suffix(".svg")
     try:
@@ -173,8 +173,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.label and options.run is None:
         parser.error("--label goes with --run")
     out = sys.stdout
-    from flows.config import check
-    from flows.overrides import mask_overrides
+    from flows.experiment.compose import check
+    from flows.terminal.overrides import mask_overrides
 
     try:
         found = calibrate(

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError, ResourceError
-from flows.arguments import RootParser
-from flows.console import printable
+from flows.terminal.arguments import RootParser
+from flows.terminal.console import printable
 
 if TYPE_CHECKING:
     from components.environments.protocol import Environment, Messages
@@ -235,7 +235,7 @@ def _said(outcome: dict[str, Any]) -> str:
 def _request(root: Path, key: str, reference: str) -> tuple[EvaluateStage, tuple[str, ...]]:
     """How the run that made a checkpoint evaluates."""
     from components.specs import validate
-    from flows.ancestry import Lineage
+    from flows.history.lineage_graph import Lineage
     from flows.stages.evaluate import EvaluateStage
 
     lineage = Lineage(root)
@@ -248,7 +248,7 @@ def _request(root: Path, key: str, reference: str) -> tuple[EvaluateStage, tuple
 
 
 def _trained(reference: str, root: Path) -> tuple[Engine, EvaluateStage, Context]:
-    from flows.ancestry import Lineage
+    from flows.history.lineage_graph import Lineage
     from flows.stages.base import Context
     from flows.stages.episodes import warm_engine
 
@@ -329,7 +329,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if at_url:
             engine = _deployed(options.policy, options.model, options.key_variable)
             if options.environment:
-                from flows.ancestry import Lineage
+                from flows.history.lineage_graph import Lineage
 
                 spec, _ = _request(
                     options.root, Lineage(options.root).resolve(options.environment), options.environment

@@ -10,9 +10,10 @@ were made from. What is left is shown with its reason and its size:
   each (held-out ones of evaluations in the rounds too). A run that misses one of them later makes it
   again, with what comes after it.
 
-What a version in MLflow's registry or a deployment points to is kept, though no run needs it (`flows.retention`).
-`--forget-champion` gives it up for the runs of `--forget` and for what is named as KEY: the versions are then marked as
-deleted in MLflow. Forgotten runs are marked there, too, but for those whose version is kept.
+What a version in MLflow's registry or a deployment points to is kept, though no run needs it
+(`flows.release.retention`). `--forget-champion` gives it up for the runs of `--forget` and for what is named as KEY:
+the versions are then marked as deleted in MLflow. Forgotten runs are marked there, too, but for those whose version is
+kept.
 
 Answers of judges are kept below the root for every later run, and stay: with `--answers` they can go, where no run is
 at work. Whoever asks the same afterwards pays again.
@@ -35,10 +36,10 @@ from pathlib import Path
 
 from components.artifacts import Artifact, Store, read_artifact
 from components.errors import ArtifactError, EspalierError, ResourceError
-from flows.arguments import RootParser
-from flows.records import Records, RunRecord
-from flows.retention import Retention
+from flows.history.records import Records, RunRecord
+from flows.release.retention import Retention
 from flows.stages.judge import ANSWERS
+from flows.terminal.arguments import RootParser
 
 KEY_LENGTH = 64
 """Characters of a stage key (sha256, hex)."""

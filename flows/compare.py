@@ -3,7 +3,7 @@
 What differs in their configuration, the held-out results of each with 95 % intervals, the paired difference to A on
 the scenarios that both played, held-out success by round, the rounds, time and cost by stage, and which scenarios
 changed from fail to success or back. The terminal gets it in short; the page below `<root>/compare/` has all of it, the
-curves, and the episodes of the scenarios that changed, side by side. `flows.comparison` reads it.
+curves, and the episodes of the scenarios that changed, side by side. `flows.reporting.comparison` reads it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError, ResourceError
-from flows.arguments import RootParser
-from flows.comparison import MISSING, compare, listed
-from flows.console import duration, printable
+from flows.reporting.comparison import MISSING, compare, listed
+from flows.terminal.arguments import RootParser
+from flows.terminal.console import duration, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -89,7 +89,7 @@ def show(comparison: Comparison, html: Path) -> str:
 
 
 def _rows(runs: Sequence[Run]) -> list[list[str]]:
-    from flows.results import with_interval
+    from flows.reporting.results import with_interval
 
     rows = [
         ["run", *(run.short for run in runs)],
@@ -138,8 +138,8 @@ def _bars(heldout: Mapping[int, Mapping[str, Any]]) -> str:
 
 def _highest(heldout: Mapping[int, Mapping[str, Any]]) -> str:
     """The highest success with its interval, of equal ones the earliest: `0.500 [0.250, 0.750] round 4`."""
-    from flows.results import with_interval
-    from flows.stopping import best_of
+    from flows.experiment.early_stopping import best_of
+    from flows.reporting.results import with_interval
 
     place = best_of([one["success"]["mean"] for one in heldout.values()])
     if place is None:
@@ -163,7 +163,7 @@ def _table(title: str, rows: Sequence[Sequence[str]], runs: Sequence[Run]) -> Ta
 
 
 def _difference(one: Against) -> list[str]:
-    from flows.results import interval
+    from flows.reporting.results import interval
 
     lines = [f"{one.title}: {note}" for note in one.notes]
     if (found := one.difference) is not None:

@@ -16,8 +16,8 @@ from typing import Any
 
 from components.deployment.targets.spec import LocalTarget
 from components.errors import EspalierError, ResourceError
-from flows.arguments import RootParser
-from flows.in_use import InUse, Ledger, ledgers, where
+from flows.release.deployment_ledger import InUse, Ledger, ledgers, where
+from flows.terminal.arguments import RootParser
 
 
 def state(found: InUse) -> str:

@@ -2,7 +2,7 @@
 
 Each stage with its inputs: is it in the store already, will it go on from an earlier try, or will it run, and why:
 which part of its key differs from the nearest stage of an earlier run. Where it would run, how long that took before
-and what it costs (`flows.planning` says how it knows). Nothing is started, nothing written, no model is loaded and
+and what it costs (`flows.planning.plan` says how it knows). Nothing is started, nothing written, no model is loaded and
 torch is not imported.
 """
 
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from components.errors import EspalierError, ResourceError, SpecError
-from flows.arguments import refuse_root_option
-from flows.planning import Plan, plan
+from flows.planning.plan import Plan, plan
+from flows.terminal.arguments import refuse_root_option
 
 
 def show(planned: Plan) -> str:
@@ -24,7 +24,7 @@ def show(planned: Plan) -> str:
     from rich.console import Console
     from rich.table import Table
 
-    from flows.console import duration, printable
+    from flows.terminal.console import duration, printable
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("stage", "from", "", "where", "episodes", "time", "cost", "why"):
@@ -68,7 +68,7 @@ def _or_unknown(value: float | None, form: Any) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for a mistake in the configuration."""
-    from flows.config import check
+    from flows.experiment.compose import check
 
     parser = argparse.ArgumentParser(
         prog="python -m flows.plan",

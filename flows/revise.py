@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError, ResourceError
 from components.specs import Target, validate
-from flows.arguments import RootParser
+from flows.terminal.arguments import RootParser
 
 if TYPE_CHECKING:
-    from components.rewards.constitution import Constitution, Revised
+    from components.rewards.judges.constitution import Constitution, Revised
     from components.trajectories.feedback import Correction
     from components.trajectories.schema import Trajectory
     from flows.annotation.episodes import Episodes
-    from flows.records import RunRecord, StageRecord
+    from flows.history.records import RunRecord, StageRecord
 
-CONSTITUTION = "components.rewards.constitution.Constitution"
+CONSTITUTION = "components.rewards.judges.constitution.Constitution"
 Found = list[tuple["Trajectory", str, "Revised"]]
 """Episode, judge, and what it says of an answer."""
 
@@ -65,7 +65,7 @@ def _revise(options: argparse.Namespace) -> int:
     from components.trajectories.convert import write_jsonl
     from components.trajectories.feedback import append, read, standing
     from flows.annotation.episodes import load, stage_named
-    from flows.records import Records
+    from flows.history.records import Records
 
     root = options.root.absolute()
     if not root.is_dir():
@@ -95,7 +95,7 @@ def _revise(options: argparse.Namespace) -> int:
 
 def _composed(overrides: Sequence[str]) -> Target:
     """The judge of the configuration."""
-    from flows.config import compose
+    from flows.experiment.compose import compose
 
     return compose(["reward=constitution", *overrides]).reward
 
@@ -124,8 +124,8 @@ def _targets(value: Any) -> Iterator[Target]:
 
 def _asked(root: Path, run: RunRecord, stage: StageRecord, episodes: Episodes, target: Target) -> tuple[Found, str]:
     """What the judges say of all finished episodes, and what that took."""
-    from components.loops import in_order
-    from flows.spec import ExperimentSpec
+    from components.aio import in_order
+    from flows.experiment.spec import ExperimentSpec
     from flows.stages.base import Context
     from flows.stages.judge import judging
 

@@ -1,8 +1,8 @@
 """`python -m flows.run +experiment=NAME [overrides]`: runs an experiment; with `-m`, sweeps.
 
-Hydra composes, sweeps and launches. Before it starts, `flows.config.check` looks at all overrides and values, so a
-user's mistake is answered at once, whole and without a stack trace, and nothing heavy has been imported. At module
-level this file imports the standard library only.
+Hydra composes, sweeps and launches. Before it starts, `flows.experiment.compose.check` looks at all overrides and
+values, so a user's mistake is answered at once, whole and without a stack trace, and nothing heavy has been imported.
+At module level this file imports the standard library only.
 
 Exit codes: 0 done, 1 failed, 2 a mistake of the user (configuration, weights, disk space), 130 interrupted. A point of
 a sweep that fails does not end the others; the sweep then ends with the exit code of what failed.
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from components.errors import EspalierError
-from flows.endings import told
+from flows.terminal.exit_codes import told
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from flows.config import Sweep
-    from flows.spec import ExperimentSpec
+    from flows.experiment.compose import Sweep
+    from flows.experiment.spec import ExperimentSpec
 
 COMMAND = "python -m flows.run"
 
@@ -51,7 +51,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _help(argv: list[str]) -> None:
-    from flows import help
+    from flows.terminal import help
 
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config-dir", "-cd", type=Path)
@@ -60,9 +60,9 @@ def _help(argv: list[str]) -> None:
 
 
 def _start(argv: list[str]) -> None:
-    from flows.config import check_secrets, looked_at
-    from flows.keys import check_keys
-    from flows.run_options import parsed
+    from flows.experiment.compose import check_secrets, looked_at
+    from flows.experiment.prerequisites import check_keys
+    from flows.terminal.run_options import parsed
 
     args, parser = parsed(argv, COMMAND)
     if args.fork is not None:
@@ -86,7 +86,7 @@ def _launch(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
-    from flows.loader import PRIMARY, Loader
+    from flows.experiment.config_loader import PRIMARY, Loader
 
     version.setbase("1.3")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come back here, where they are told apart
@@ -118,8 +118,8 @@ def _sweep(
     args: argparse.Namespace, parser: argparse.ArgumentParser, specs: list[ExperimentSpec], sweep: Sweep
 ) -> None:
     """Ends by SystemExit where a point failed."""
+    from flows.experiment.sweep_settings import optuna_settings
     from flows.sweeps import conduct
-    from flows.sweeps.settings import optuna_settings
 
     settings = optuna_settings(sweep.hydra)
     folder = conduct.folder_of(sweep.overrides, specs, settings)
@@ -149,8 +149,8 @@ def job(config: DictConfig) -> float:
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
+    from flows.experiment.sweep_settings import TRIAL, optuna_settings
     from flows.sweeps.points import attempt
-    from flows.sweeps.settings import TRIAL, optuna_settings
 
     hydra = HydraConfig.get()
     data: Any = OmegaConf.to_container(config, resolve=True)
@@ -158,10 +158,10 @@ def job(config: DictConfig) -> float:
 
     def run(**more: Any) -> dict[str, Any]:
         from components.specs import validate
-        from flows.spec import ExperimentSpec
+        from flows.experiment.spec import ExperimentSpec
 
         spec = validate(ExperimentSpec, data)
-        from flows.online_rl import run
+        from flows.session import run
 
         return run(spec, overrides=overrides, **more)
 
@@ -189,7 +189,7 @@ def job(config: DictConfig) -> float:
 
 
 if __name__ == "__main__":
-    from flows.interrupt import leave
     from flows.run import main as run_main  # so that `job` has an importable name where a launcher sends it elsewhere
+    from flows.terminal.interrupt import leave
 
     leave(run_main)

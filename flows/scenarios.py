@@ -25,9 +25,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from components.environments.mcp import chosen
-from components.environments.mcp_session import Address, Session
-from components.environments.tasks import DIFFICULTIES, Author, write_tasks
+from components.environments.adapters.mcp import chosen
+from components.environments.adapters.mcp_session import Address, Session
+from components.environments.tool_tasks import DIFFICULTIES, Author, write_tasks
 from components.errors import EspalierError, ResourceError
 from components.specs.served import VARIABLE, check_address
 

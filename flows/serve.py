@@ -29,11 +29,11 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from components.errors import EspalierError, Problem, ResourceError, SpecError
 from components.redaction import refuse_secrets
-from flows import parameters
-from flows.arguments import refuse_root_option
-from flows.endings import told
-from flows.parameters import Deployment
-from flows.server import PORT
+from flows.orchestration.server import PORT
+from flows.scheduling import parameters
+from flows.scheduling.parameters import Deployment
+from flows.terminal.arguments import refuse_root_option
+from flows.terminal.exit_codes import told
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -88,8 +88,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def serve(arguments: argparse.Namespace) -> int:
     """Registers what the command asks for, and serves it. Raises SpecError and ResourceError."""
-    from flows import server
-    from flows.keys import check_keys
+    from flows.experiment.prerequisites import check_keys
+    from flows.orchestration import server
 
     refuse_secrets({"--name": arguments.name, "--tag": arguments.tag, "--pool": arguments.pool})
     problems = amiss(arguments)
@@ -277,7 +277,7 @@ def deployment(
     from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
     from prefect.types.entrypoint import EntrypointType
 
-    from flows.deployed import experiment
+    from flows.scheduling.served_flow import experiment
 
     keys = ", ".join(f"`{key}`" for key in allowed) or "nothing (serve.overrides lists no key)"
     found: RunnerDeployment = experiment.to_deployment(
@@ -313,8 +313,8 @@ def _wait(deployments: Sequence[RunnerDeployment]) -> int:
 
     from prefect.runner import Runner
 
-    from flows.deployed import experiment
-    from flows.execution import environment
+    from flows.execution.executor import environment
+    from flows.scheduling.served_flow import experiment
 
     os.environ |= {**environment(), "PREFECT_LOGGING_TO_API_ENABLED": "true"}  # of the runs: the UI shows what they say
     runner = Runner(name="espalier", query_seconds=POLL, limit=None)
@@ -332,6 +332,6 @@ def _wait(deployments: Sequence[RunnerDeployment]) -> int:
 
 
 if __name__ == "__main__":
-    from flows.interrupt import leave
+    from flows.terminal.interrupt import leave
 
     leave(main)

@@ -16,7 +16,7 @@ also `same`, whether the digest is that of the artifact in the store. It ends wh
 pipe, is closed. With --watch, one episode after the other is shown on standard error as it is played.
 
 `collect --watch` and `evaluate --watch` run nothing: they show, on standard output, an episode of whichever stage of
-this kind is at work below DIR, in any process of this machine (`flows.watch`).
+this kind is at work below DIR, in any process of this machine (`flows.history.live_view`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from components.compute.lifeline import watch_parent
 from components.compute.runners import error_to_json
 from components.compute.spec import Strategy
 from components.errors import EspalierError, ResourceError
-from flows.arguments import RootParser
-from flows.endings import told
-from flows.interrupt import leave
+from flows.terminal.arguments import RootParser
+from flows.terminal.exit_codes import told
+from flows.terminal.interrupt import leave
 
 if TYPE_CHECKING:
     from flows.stages.base import Context, Request
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(json.dumps(line), file=out)
 
     def show(event: Mapping[str, Any]) -> None:
-        from flows.watch import as_text
+        from flows.history.live_view import as_text
 
         print(as_text(event), file=sys.stderr, flush=True)
 
@@ -117,9 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
 
     if options.strategy is not None:
-        from flows import together
+        from flows.execution import distributed_stage
 
-        return together.attempt(lambda: _request(options), context(), options.group_timeout, say)
+        return distributed_stage.attempt(lambda: _request(options), context(), options.group_timeout, say)
 
     def attempt(work: Callable[[], Mapping[str, Any]]) -> int:
         """Says what the work came to; returns the exit code."""
@@ -171,7 +171,7 @@ def _done(artifact: Artifact, status: str) -> dict[str, Any]:
 
 
 def _request(options: argparse.Namespace) -> Request:
-    from flows.records import Records
+    from flows.history.records import Records
     from flows.stages.base import Request
 
     if options.run is None:
@@ -186,7 +186,7 @@ def _next(lines: queue.SimpleQueue[str]) -> Request:
 
 
 def _follow(root: Path, stage: str, wait: float) -> int:
-    from flows.watch import follow
+    from flows.history.live_view import follow
 
     if not root.is_dir():
         print(f"root={root}: there is no such folder; expected that of your runs", file=sys.stderr)

@@ -43,8 +43,8 @@ class SkyLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from omegaconf import OmegaConf
 
+        from flows.experiment.sweep_settings import sky_settings
         from flows.sweeps.launcher import launch
-        from flows.sweeps.settings import sky_settings
 
         settings = sky_settings({"launcher": OmegaConf.to_container(self.config.hydra.launcher, resolve=True)})
         assert settings is not None

@@ -40,7 +40,7 @@ def requirements(text: str) -> dict[str, list[str]]:
 def files(extra: str) -> set[str]:
     """Return the paths, from the repository's root, of what an extra's tests depend on."""
     folder = ROOT / PACKAGE.replace(".", "/")
-    modules = _imported(sorted(folder.glob(f"{extra}*.py")))
+    modules = _imported(sorted(folder.rglob(f"{extra}*.py")))
     own = [*(ROOT / "conf" / "environment").glob(f"{extra}.yaml"), *(ROOT / "tests/environments").glob(f"*{extra}*.py")]
     return {path.relative_to(ROOT).as_posix() for path in (*modules, *own)} | set(SHARED)
 

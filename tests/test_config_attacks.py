@@ -9,7 +9,7 @@ import pytest
 
 from components.errors import SpecError
 from components.specs import Target, validate
-from flows.config import compose
+from flows.experiment.compose import compose
 
 pytestmark = pytest.mark.security
 

@@ -13,12 +13,12 @@ import yaml
 from components.algorithms.spec import OptimizerSpec
 from components.errors import SpecError
 from components.specs import names_below
-from flows.config import Composer, compose
-from flows.guards import GuardsSpec
-from flows.help import describe
-from flows.loader import CONF
-from flows.spec import ExperimentSpec
-from flows.stopping import EarlyStoppingSpec
+from flows.experiment.compose import Composer, compose
+from flows.experiment.config_loader import CONF
+from flows.experiment.early_stopping import EarlyStoppingSpec
+from flows.experiment.guards import GuardsSpec
+from flows.experiment.spec import ExperimentSpec
+from flows.terminal.help import describe
 from tests.environments import alfworld_games
 
 FILES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.rglob("*.yaml"))
@@ -248,7 +248,7 @@ REFUSED = {
     "name=../x": ("name", "matches"),
     "seed=-1": ("seed", "at least 0"),
     "rounds=-1": ("rounds", "at least 0"),
-    "reward._target_=components.environments.shop.Shop": ("reward.turn_cost", "no such key"),
+    "reward._target_=components.environments.worlds.shop.Shop": ("reward.turn_cost", "no such key"),
 }
 
 
@@ -459,11 +459,14 @@ def test_rewards_are_put_together_from_options():
 
 
 PART = "+reward.parts.more.reward"
-OUTCOME = "{_target_: components.rewards.outcome.Outcome}"
+OUTCOME = "{_target_: components.rewards.rules.outcome.Outcome}"
 REWARDS = {
     ("+reward.parts.more={weight: 2}",): ("reward.parts.more.reward", "needs a value"),
-    (f"{PART}={{_target_: components.rewards.outcom.Outcome}}",): ("reward.parts.more.reward._target_", "no module"),
-    (f"{PART}={{_target_: components.rewards.outcome.Outcome, turn_costs: 1}}",): (
+    (f"{PART}={{_target_: components.rewards.rules.outcom.Outcome}}",): (
+        "reward.parts.more.reward._target_",
+        "no module",
+    ),
+    (f"{PART}={{_target_: components.rewards.rules.outcome.Outcome, turn_costs: 1}}",): (
         "reward.parts.more.reward.turn_costs",
         "no such key",
     ),
@@ -475,8 +478,8 @@ REWARDS = {
         "a product has no weights",
     ),
     (f"{PART}=3",): ("reward.parts.more", "int is no reward"),
-    (f"{PART}={{_target_: components.environments.shop.Shop}}",): ("reward.parts.more", "Shop is no reward"),
-    (f"{PART}={{_target_: components.rewards.clipped.Clipped, reward: {OUTCOME}, low: 2, high: 1}}",): (
+    (f"{PART}={{_target_: components.environments.worlds.shop.Shop}}",): ("reward.parts.more", "Shop is no reward"),
+    (f"{PART}={{_target_: components.rewards.composition.clipped.Clipped, reward: {OUTCOME}, low: 2, high: 1}}",): (
         "reward.parts.more.reward.low",
         "2 is more than high=1",
     ),
@@ -513,7 +516,9 @@ def test_mistakes_in_rewards_are_found_before_the_run(overrides):
     assert said in found[path]
 
 
-ANSWER = "'answer': no scenario of components.environments.shop.Shop has it in its input, which has address, order,"
+ANSWER = (
+    "'answer': no scenario of components.environments.worlds.shop.Shop has it in its input, which has address, order,"
+)
 UNREAD = {
     ("reward=exact",): ("reward.expected", ANSWER),
     ("reward=numeric", "reward.expected=input.answer"): ("reward.expected", "'input.answer': no scenario"),

@@ -40,7 +40,9 @@ def repository(tmp_path, monkeypatch):
 def test_each_extra_that_setup_does_not_install_has_a_module_and_tests():
     assert NAMES == ["alfworld", "reasoning", "scienceworld", "textarena", "textworld"]
     for name in NAMES:
-        assert {f"components/environments/{name}.py", f"tests/environments/test_{name}.py"} <= extras.files(name)
+        assert {f"components/environments/adapters/{name}.py", f"tests/environments/test_{name}.py"} <= extras.files(
+            name
+        )
 
 
 @pytest.mark.parametrize(
@@ -48,10 +50,10 @@ def test_each_extra_that_setup_does_not_install_has_a_module_and_tests():
     [
         ("README.md", []),
         ("conf/environment/textarena.yaml", ["textarena"]),
-        ("components/environments/textarena_games.py", ["textarena"]),
+        ("components/environments/adapters/textarena_games.py", ["textarena"]),
         ("tests/environments/test_scienceworld.py", ["scienceworld"]),
-        ("components/environments/textworld.py", ["alfworld", "textworld"]),  # alfworld imports it
-        ("components/environments/optional.py", NAMES),
+        ("components/environments/adapters/textworld.py", ["alfworld", "textworld"]),  # alfworld imports it
+        ("components/environments/optional_packages.py", NAMES),
         ("requirements/extras-overrides.txt", NAMES),
     ],
 )

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grimp
+import networkx as nx
+
 ROOT = Path(__file__).parent.parent
 HEAVY = {"torch", "prefect", "mlflow", "transformers", "litellm", "sky", "peft", "trl", "pandas", "matplotlib"}
 
@@ -31,6 +34,26 @@ def test_imports_go_one_way():
     assert "0 broken" in output
 
 
+def test_no_modules_import_each_other_in_a_cycle():
+    """Imports inside functions count; those that only type checkers read do not."""
+    graph = nx.DiGraph()
+    imports = grimp.build_graph("components", "flows", exclude_type_checking_imports=True, cache_dir=None)
+    graph.add_edges_from(
+        (module, other) for module in imports.modules for other in imports.find_modules_directly_imported_by(module)
+    )
+    graph.remove_edges_from(nx.selfloop_edges(graph))  # flows.run imports itself under its name for Hydra's launchers
+    assert graph.number_of_edges() > 2000
+    assert [sorted(cycle) for cycle in nx.strongly_connected_components(graph) if len(cycle) > 1] == []
+
+
+def test_only_commands_and_the_session_are_at_the_top_of_flows():
+    """Each top-level module is a command, `python -m flows.NAME`, but for `session`."""
+    modules = {path.stem for path in (ROOT / "flows").glob("*.py")} - {"__init__", "session"}
+    assert {
+        name for name in modules if '__name__ == "__main__"' not in (ROOT / f"flows/{name}.py").read_text()
+    } == set()
+
+
 def test_sky_is_skypilot():
     """A Python package of ours named sky would shadow it when a command runs from the repository root."""
     assert "site-packages" in python("import sky; print(sky.__file__); sky.Task")
@@ -38,12 +61,14 @@ def test_sky_is_skypilot():
 
 
 def test_the_command_imports_nothing_before_it_knows_what_to_do():
-    packages = loaded("import flows.run, flows.help")
+    packages = loaded("import flows.run, flows.terminal.help")
     assert not packages & (HEAVY | {"hydra", "omegaconf", "pydantic"})
 
 
 def test_checking_an_experiment_imports_nothing_heavy():
-    assert "hydra" in (packages := loaded("from flows.config import compose; compose(['+experiment=quickstart'])"))
+    assert "hydra" in (
+        packages := loaded("from flows.experiment.compose import compose; compose(['+experiment=quickstart'])")
+    )
     assert not packages & HEAVY
 
 

@@ -36,19 +36,22 @@ SAMPLES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("components.environments.service.customer", "f'\\\\b({words})\\\\b'"): [
         {"words": words} for desk in (airline.Airline, retail.Retail) for words in desk.topics.values()
     ],
-    ("components.environments.shop", "f'\\\\b{re.escape(words)}\\\\b'"): [{"words": "15 days"}],
-    ("components.rewards.accuracy", "f'\\\\W*({one})\\\\W*'"): [{"one": "[ABCDEabcde]"}],
-    ("components.rewards.accuracy", "marked"): [{"one": "[ABCDEabcde]"}],
+    ("components.environments.worlds.shop", "f'\\\\b{re.escape(words)}\\\\b'"): [{"words": "15 days"}],
+    ("components.rewards.rules.accuracy", "f'\\\\W*({one})\\\\W*'"): [{"one": "[ABCDEabcde]"}],
+    ("components.rewards.rules.accuracy", "marked"): [{"one": "[ABCDEabcde]"}],
     ("components.rollout.formats", "begun"): [{"tools": True, "names": "find|find_order|a"}],
     ("components.trajectories.chat", "special"): [{"special": ["<|im_end|>", "<|im_start|>", "</s>", "<unk>"]}],
 }
 """By module and pattern, as the source has it or by the name that it is given: values of its local names."""
 TIMED = {
-    ("components.rewards.patterns", "pattern"): "the operator's, matched with a limit of time",
+    ("components.rewards.rules.patterns", "pattern"): "the operator's, matched with a limit of time",
     ("components.specs.schemas", "expression"): "an environment server's, matched with a limit of time",
-    ("components.rewards.language", "f'[{inside}]'"): "one class of characters, for one character",
-    ("components.rewards.language", "f'\\\\p{{Script={name}}}'"): "compiled only, to see whether the script is known",
-    ("components.rewards.language", "'[\\\\p{L}--\\\\p{Script=Common}--\\\\p{Script=Inherited}]'"): "one class",
+    ("components.rewards.rules.language", "f'[{inside}]'"): "one class of characters, for one character",
+    (
+        "components.rewards.rules.language",
+        "f'\\\\p{{Script={name}}}'",
+    ): "compiled only, to see whether the script is known",
+    ("components.rewards.rules.language", "'[\\\\p{L}--\\\\p{Script=Common}--\\\\p{Script=Inherited}]'"): "one class",
 }
 """Patterns of the package `regex`, and why they are bounded."""
 
@@ -140,8 +143,8 @@ def uses():
 def test_patterns_are_found(uses):
     assert len(uses) > 100
     assert {one.place.split(":")[0] for one in uses} >= {
-        "components.rewards.asking.answers", "components.rollout.formats", "components.trajectories.calls",
-        "components.environments.shop", "flows.serve",
+        "components.rewards.llm.answers", "components.rollout.formats", "components.trajectories.tool_calls",
+        "components.environments.worlds.shop", "flows.serve",
     }  # fmt: skip
 
 

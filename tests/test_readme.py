@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.records import Records
+from flows.history.records import Records
 from tests.docs.pages import PAGES, ROOT, Block, blocks, commands
 
 README = PAGES[0]
@@ -109,7 +109,7 @@ def test_options_of_the_command_line_replace_the_blocks_of_the_users_experiment(
     stages = json.loads(home.shell(line).stdout.splitlines()[-1])["stages"]
     assert not [label for label in stages if "sft" in label]
     run = Records(root).get("stock")
-    assert run.spec["reward"] == {"_target_": "components.rewards.returned.Returned"}
+    assert run.spec["reward"] == {"_target_": "components.rewards.rules.returned.Returned"}
     assert run.spec["warmup"] is None
     assert run.spec["environment"]["_target_"] == "stock.environment.Stock"
 

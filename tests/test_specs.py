@@ -220,7 +220,7 @@ def test_a_misspelt_target_is_told_the_nearest_name(package):
     package("envs", "class World: pass")
     assert "'World'" in refusal("mine.envs.Wrold")["_target_"]
     assert "'mine.envs'" in refusal("mine.env.World")["_target_"]
-    assert "'components.rewards.outcome'" in refusal("components.rewards.outcomes.Outcome")["_target_"]
+    assert "'components.rewards.rules.outcome'" in refusal("components.rewards.rules.outcomes.Outcome")["_target_"]
 
 
 def test_a_module_that_fails_to_import_is_a_problem_with_its_reason_and_line(package):
@@ -258,8 +258,10 @@ def test_nested_targets_are_built_unless_a_target_is_asked_for(package):
 
 
 def test_resolved_holds_defaults_so_that_equal_things_have_equal_keys():
-    short = target("components.environments.shop.Shop").resolved()
-    full = target("components.environments.shop.Shop", **{k: v for k, v in short.items() if k != "_target_"}).resolved()
+    short = target("components.environments.worlds.shop.Shop").resolved()
+    full = target(
+        "components.environments.worlds.shop.Shop", **{k: v for k, v in short.items() if k != "_target_"}
+    ).resolved()
     assert short == full
     assert set(short) == {"_target_", "seed", "train", "heldout"}
 

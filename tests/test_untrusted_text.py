@@ -9,25 +9,25 @@ import time
 
 import pytest
 
-from components.environments.agentgym_kinds import Action, _tags
-from components.environments.email_search.answers import is_right
-from components.environments.questions.base import same
+from components.environments.adapters.agentgym_kinds import Action, _tags
 from components.environments.service.customer import agrees, clear, says
 from components.environments.tools import Invalid
+from components.environments.worlds.email_search.answers import is_right
+from components.environments.worlds.questions.base import same
 from components.errors import JudgeError
 from components.filters.similar import shingles
 from components.redaction import mask_text
-from components.rewards import answers, code_tests, json_schema
-from components.rewards.accuracy import Choice, Exact, last_number
-from components.rewards.asking.answers import find_json, read_scores
-from components.rewards.asking.transcript import as_text
-from components.rewards.patterns import Pattern
-from components.rewards.written import Tags
+from components.rewards.llm.answers import find_json, read_scores
+from components.rewards.llm.transcript import as_text
+from components.rewards.rules import answers, code_tests, json_schema
+from components.rewards.rules.accuracy import Choice, Exact, last_number
+from components.rewards.rules.answer_format import Tags
+from components.rewards.rules.patterns import Pattern
 from components.rollout.code import _BLOCK
 from components.rollout.formats import Chat, Native, React, Unreadable
 from components.rollout.observations import clean
-from components.rollout.offered import misfit
-from components.trajectories.calls import read_pythonic, read_tagged
+from components.rollout.tool_schemas import misfit
+from components.trajectories.tool_calls import read_pythonic, read_tagged
 
 pytestmark = pytest.mark.security
 

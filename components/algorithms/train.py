@@ -25,7 +25,7 @@ from components.algorithms.spec import (
 )
 from components.compute.spec import Strategy
 from components.errors import ResourceError
-from components.models import learned
+from components.models import trained_weights
 from components.models.spec import ModelSpec
 from components.trajectories.schema import Trajectory
 
@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 if TYPE_CHECKING:
     import torch
 
-    from components.algorithms.adamw import AdamW
-    from components.algorithms.critic import Critic
-    from components.algorithms.ewc import Anchor
-    from components.algorithms.policy import Policy
+    from components.algorithms.continual.ewc import Anchor
+    from components.algorithms.loop.adamw import AdamW
+    from components.algorithms.policy.policy import Policy
+    from components.algorithms.ppo.critic import Critic
 
 
 def train(
@@ -78,10 +78,13 @@ def train(
     """
     import torch
 
-    from components.algorithms import checkpoint, costs, distributed, fit, foreign, schedule, sharded
-    from components.algorithms.guards import STRIKES, Guards
-    from components.algorithms.loss_scale import LossScale
-    from components.algorithms.unfinished import Unfinished
+    from components.algorithms import fit, foreign
+    from components.algorithms.loop import checkpoint, distributed, schedule
+    from components.algorithms.loop.guards import STRIKES, Guards
+    from components.algorithms.loop.loss_scale import LossScale
+    from components.algorithms.loop.resume import Unfinished
+    from components.algorithms.policy import sharded
+    from components.algorithms.policy_gradient import cost_constraints
 
     trajectories = foreign.in_own_tokens(trajectories, base_dir, sampled=isinstance(algorithm, PolicyGradientSpec))
     policy = _policy(base_dir, model, seed, start, warm)
@@ -103,12 +106,12 @@ def train(
     names = [name for one in learning for name in one.parameters]
     policy.penalty = None
     if anchor is not None:
-        from components.algorithms import ewc
+        from components.algorithms.continual import ewc
 
         policy.penalty = ewc.penalty(policy, anchor, base_dir, pack_tokens=algorithm.pack_tokens, seed=seed)
     teacher = None
     if isinstance(algorithm, DistillSpec):  # before the seed is set: a new adapter draws random numbers
-        from components.algorithms.teacher import teacher_of
+        from components.algorithms.distillation.teacher import teacher_of
 
         assert teacher_dir is not None, "a teacher to learn from"
         teacher = teacher_of(policy, base_dir, algorithm.teacher, teacher_dir, warm)
@@ -143,32 +146,34 @@ def train(
     }
     if isinstance(algorithm, DecaySpec):
         rest["rounds"] = schedule.Rounds(*rounds)
-    multipliers: costs.Multipliers = {}
+    multipliers: cost_constraints.Multipliers = {}
     figures: dict[str, float] = {"too_long": float(given - len(trajectories))} if len(trajectories) < given else {}
     if isinstance(algorithm, PolicyGradientSpec) and (algorithm.costs or algorithm.reward_cap is not None):
-        trajectories, multipliers, constrained = costs.constrained(algorithm, trajectories, start, mean_costs)
+        trajectories, multipliers, constrained = cost_constraints.constrained(
+            algorithm, trajectories, start, mean_costs
+        )
         figures |= constrained
     with unfinished.saved_when_stopped(), _released(policy):
         if isinstance(algorithm, GRPOSpec):
-            from components.algorithms.policy_gradient import train_policy_gradient
+            from components.algorithms.policy_gradient.trainer import train_policy_gradient
 
             step, metrics = train_policy_gradient(algorithm, policy, optimizer, trajectories, **rest)
         elif isinstance(algorithm, PPOSpec):
-            from components.algorithms.ppo import train_ppo
+            from components.algorithms.ppo.trainer import train_ppo
 
             assert critic is not None
             step, metrics = train_ppo(algorithm, policy, critic, optimizer, trajectories, **rest)
         elif isinstance(algorithm, PreferenceSpec):
-            from components.algorithms.preference import train_preference
+            from components.algorithms.preference.trainer import train_preference
 
             step, metrics = train_preference(algorithm, policy, optimizer, base_dir, trajectories, **rest)
         elif isinstance(algorithm, DistillSpec):
-            from components.algorithms.distill import train_distill
+            from components.algorithms.distillation.trainer import train_distill
 
             assert teacher is not None
             step, metrics = train_distill(algorithm, policy, optimizer, base_dir, trajectories, teacher=teacher, **rest)
         else:
-            from components.algorithms.sft import train_sft
+            from components.algorithms.sft.trainer import train_sft
 
             step, metrics = train_sft(algorithm, policy, optimizer, base_dir, trajectories, **rest)
     if not unfinished.steps:
@@ -192,7 +197,7 @@ def train(
             critic.save(out / checkpoint.CRITIC)
         scale = policy.loss_scale.state()
         checkpoint.save_state(out, algorithm=algorithm.name, step=step, moments=moments, loss_scale=scale)
-        costs.save(out, multipliers)
+        cost_constraints.save(out, multipliers)
     distributed.wait()
     return metrics | figures
 
@@ -208,12 +213,12 @@ def _released(policy: Policy) -> Iterator[None]:
 
 def policy_digest(checkpoint_dir: Path) -> str:
     """sha256 over the tensors that a checkpoint has learned."""
-    return learned.digest(learned.folder_of(checkpoint_dir))
+    return trained_weights.digest(trained_weights.folder_of(checkpoint_dir))
 
 
 def _policy(base_dir: Path, model: ModelSpec, seed: int, start: Path | None, warm: dict[str, Any] | None) -> Policy:
     """The model in training, holding what `start` had learned; the base model where that is None."""
-    from components.algorithms.policy import Policy
+    from components.algorithms.policy.policy import Policy
 
     key = f"policy {base_dir} {model.content()} {model.model_dump_json()}"
     policy: Policy | None = warm.pop(key, None) if warm is not None else None
@@ -231,13 +236,13 @@ def _critic(policy: Policy, algorithm: AlgorithmSpec) -> Critic | None:
     """A fresh one, for the algorithm that has one."""
     if not isinstance(algorithm, PPOSpec):
         return None
-    from components.algorithms.critic import Critic
+    from components.algorithms.ppo.critic import Critic
 
     return Critic(policy, algorithm)
 
 
 def _adamw(spec: OptimizerSpec, groups: list[list[torch.nn.Parameter]]) -> AdamW:
-    from components.algorithms.adamw import AdamW
+    from components.algorithms.loop.adamw import AdamW
 
     return AdamW(
         [{"params": group} for group in groups],

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from components.compute.accelerate import AcceleratePlace, Strategy
 from components.compute.sky.spec import SkyPlace
+from components.compute.torchrun import AcceleratePlace, Strategy
 from components.specs import Spec
 
 __all__ = ["AcceleratePlace", "ComputeSpec", "LocalPlace", "Place", "ProcessPlace", "StageName", "Strategy"]

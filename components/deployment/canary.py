@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.client import Client, Failed, Patience, Reply
 from components.deployment.targets.protocol import Deployment
 from components.errors import DeployError
 from components.inference.protocol import ChatCompletion, ChatRequest
+from components.json_client import Client, Failed, Patience, Reply
 from components.json_text import read_json
 from components.redaction import secret_variable
 

@@ -19,13 +19,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from components.causes import out_of_space
 from components.deployment.gguf import write_gguf
 from components.deployment.spec import Precision
 from components.errors import ArtifactError, ResourceError
+from components.exceptions import out_of_space
 from components.json_text import read_json
-from components.models import learned
-from components.models.learned import merge
+from components.models import trained_weights
+from components.models.trained_weights import merge
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
 from components.trajectories.portable import portable_template
@@ -68,7 +68,7 @@ def export_adapter(base_dir: Path, folder: Path, out: Path, card: str, *, base: 
     base, revision: of the model that it is to be loaded on, for its config. Raises ArtifactError where all weights were
     trained.
     """
-    if learned.is_whole(folder):
+    if trained_weights.is_whole(folder):
         raise ArtifactError(f"{folder} holds all weights and no adapter; export it as merged")
     with _whole(out):
         config = read_json(folder / "adapter_config.json")

@@ -32,10 +32,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from components.causes import passes
 from components.environments.protocol import Messages, Step
 from components.errors import EnvironmentAway, EnvironmentFailed, Problem, ResourceError, SpecError
+from components.exceptions import passes
 from components.specs import Target, validate
+from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
 MAX_ANSWER = 64 * 2**20
@@ -50,6 +51,7 @@ OPTIONAL = ("solve", "save", "restore")
 """Methods that an environment may have."""
 
 
+@registered("environment.in_processes")
 class InProcesses:
     """environment: what runs in a process. processes: most at once, and so most episodes; null: as many as there are
     processors."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from components.evaluation.examples import view
-from components.evaluation.marks import Mark
+from components.evaluation.judge_charts import calibration_chart, roc_chart
 from components.evaluation.page import page
-from components.evaluation.plane import calibration_chart, roc_chart
+from components.evaluation.thresholds import Mark
 from components.redaction import mask, mask_text
 from components.trajectories.schema import Trajectory
 

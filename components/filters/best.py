@@ -7,13 +7,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from components.filters.decide import best_first, decide_each
+from components.filters.decisions import best_first, decide_each
+from components.specs.registered import registered
 from components.trajectories.schema import Selection, Trajectory
 
 NOT_AMONG_BEST = "not_among_best"
 """Reason: enough episodes of the group have a higher reward, or the same and came earlier."""
 
 
+@registered("filter.best")
 class Best:
     """Keeps the episodes with the highest rewards of each group; of equal ones the first.
 

@@ -14,14 +14,16 @@ from typing import Any
 from pydantic import FiniteFloat
 
 from components.errors import Problem, SpecError
-from components.filters.decide import decide_each
+from components.filters.decisions import decide_each
 from components.filters.protocol import Filter, Groups
 from components.specs.base import nearest
+from components.specs.registered import registered
 from components.trajectories.schema import Selection, Trajectory
 
 REWARD = "reward"
 
 
+@registered("filter.between")
 class Between:
     """Drops episodes whose number is below a minimum or above a maximum, and those that have no such number.
 

@@ -10,15 +10,17 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.errors import Problem, SpecError
-from components.filters.decide import decide_each
+from components.filters.decisions import decide_each
 from components.filters.protocol import AnyFilter, Filter, Groups
 from components.filters.select import decider_of, decisions
 from components.specs import Target
+from components.specs.registered import registered
 from components.trajectories.schema import Selection, Trajectory
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
+@registered("filter.chain")
 class Chain:
     """Keeps what every one of its filters keeps.
 

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from components.filters.decide import best_first, decide_each
+from components.filters.decisions import best_first, decide_each
 from components.filters.protocol import Filter, Groups
 from components.filters.similar import Texts, shingles
+from components.specs.registered import registered
 from components.trajectories.schema import Message, Selection, Trajectory
 
 DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
@@ -18,6 +19,7 @@ DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
 Read = Literal["answers", "conversation"]
 
 
+@registered("filter.distinct")
 class Distinct:
     """Of episodes that say the same, the one with the highest reward is kept, of equal ones the first.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.filters.decide import decide_each
+from components.filters.decisions import decide_each
+from components.specs.registered import registered
 from components.trajectories.schema import Selection, Trajectory
 
 
+@registered("filter.everything")
 class Everything:
     """Keeps every scored trajectory."""
 

@@ -10,13 +10,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from components.errors import Problem, SpecError
-from components.filters.decide import decide_each, scored
+from components.filters.decisions import decide_each, scored
 from components.filters.protocol import Filter, Groups
+from components.specs.registered import registered
 from components.trajectories.schema import Selection, Trajectory
 
 BELOW, ABOVE = "below_percentile", "above_percentile"
 
 
+@registered("filter.percentiles")
 class Percentiles:
     """Keeps rewards from one percentile to another, both included; equal rewards share their fate.
 

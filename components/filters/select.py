@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from components.errors import Problem, SpecError
-from components.filters.own import Own
 from components.filters.protocol import KEPT, AnyFilter, CollectionFilter, Filter, Groups
+from components.filters.user_function import Own
 from components.trajectories.groups import adjacent_groups
 from components.trajectories.schema import Selection, Trajectory
 

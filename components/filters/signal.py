@@ -7,7 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from components.filters.decide import decide
+from components.filters.decisions import decide
+from components.specs.registered import registered
 from components.trajectories.groups import RELATIVE_TOLERANCE, have_spread
 from components.trajectories.schema import Selection, Trajectory
 
@@ -15,6 +16,7 @@ NO_SPREAD = "no_spread"
 """Reason: the scored trajectories of the group have equal rewards, so every advantage would be 0."""
 
 
+@registered("filter.signal")
 class Signal:
     """Drops groups whose rewards are all equal, and unscored trajectories of the others.
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.filters.decide import decide_each
+from components.filters.decisions import decide_each
+from components.specs.registered import registered
 from components.trajectories.schema import Selection, Trajectory
 
 NO_SUCCESS = "no_success"
 """Reason: the environment does not call the episode a success."""
 
 
+@registered("filter.successful")
 class Successful:
     """Keeps trajectories that the environment calls a success, whatever their reward."""
 

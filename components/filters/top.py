@@ -11,14 +11,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from components.filters.best import Best
-from components.filters.decide import decide_each, scored
+from components.filters.decisions import decide_each, scored
 from components.filters.protocol import Filter, Groups
+from components.specs.registered import registered
 from components.trajectories.schema import Selection, Trajectory
 
 BELOW_TOP = "below_top_share"
 """Reason: enough episodes have a higher reward, or the same and come before it."""
 
 
+@registered("filter.top")
 class Top:
     """Keeps the best share of the scored episodes, rounded up to a whole number.
 

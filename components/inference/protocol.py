@@ -83,8 +83,8 @@ class Engine(Protocol):
         ...
 
     def load_policy(self, version: str, folder: str | None) -> None:
-        """Holds `version` from now on: what was learned in `folder` (`components.models.learned`), or the base model
-        where it is None."""
+        """Holds `version` from now on: what was learned in `folder` (`components.models.trained_weights`), or the base
+        model where it is None."""
         ...
 
     def close(self) -> None: ...

@@ -1,6 +1,6 @@
 """An engine behind a URL: any server of OpenAI's chat completions that can say which tokens it sampled.
 
-How a server is asked that fails for a while, `components.client` knows.
+How a server is asked that fails for a while, `components.json_client` knows.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import math
 import os
 from typing import Any
 
-from components.client import Client, Failed, Patience, Reply
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
 from components.inference.spec import RemoteSpec
 from components.inference.wire import is_object
+from components.json_client import Client, Failed, Patience, Reply
 
 logger = logging.getLogger(__name__)
 

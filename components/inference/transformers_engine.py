@@ -15,8 +15,8 @@ the event loop.
 The loop runs one pass at a time in a worker thread and hands control back in between, so that with environments
 that answer at once the order of requests, and with it every sample, is the same in every run.
 
-The policy is the base model with what was learned put in (`components.models.learned.changed_tensors`). Its version is
-checked on every request.
+The policy is the base model with what was learned put in (`components.models.trained_weights.changed_tensors`). Its
+version is checked on every request.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from components.inference.conversations import Conversations
 from components.inference.kv_slots import KVSlots, heads_and_dim
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Sampling
 from components.inference.sampling import draw
-from components.models import attention, learned
+from components.models import attention, trained_weights
 from components.models.weights import load_model, load_tokenizer, pick_device
 from components.trajectories.chat import ChatFormat
 
@@ -138,10 +138,12 @@ class TransformersEngine:
             raise EngineBusy(f"policy {version} cannot be loaded: {under_way} answers are under way")
         if version == self._policy:
             return
-        changed = dict(learned.changed_tensors(self.base_dir, Path(folder))) if folder else {}
+        changed = dict(trained_weights.changed_tensors(self.base_dir, Path(folder))) if folder else {}
         if unknown := sorted(changed.keys() - self._parameters.keys()):
             raise ArtifactError(f"{folder} changes {unknown[:3]}, which the loaded model does not have")
-        restored = dict(learned.base_tensors(self.base_dir, [name for name in self._changed if name not in changed]))
+        restored = dict(
+            trained_weights.base_tensors(self.base_dir, [name for name in self._changed if name not in changed])
+        )
         with torch.no_grad():
             for name, tensor in (changed | restored).items():
                 self._parameters[name].copy_(tensor)

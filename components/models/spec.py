@@ -99,10 +99,10 @@ class TeacherSpec(Spec):
 
     def key_part(self) -> dict[str, Any]:
         """What determines results, for stage keys: what the adapter holds, not where it lies."""
-        from components.models import learned
+        from components.models import trained_weights
 
         folder = self.adapter_dir()
-        digest = None if folder is None else learned.digest(folder)
+        digest = None if folder is None else trained_weights.digest(folder)
         own = self.model_dump(mode="json", exclude={"device"})
         return {**own, **_content(self.source, self.name), "adapter": digest}
 

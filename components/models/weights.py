@@ -28,7 +28,7 @@ from components.artifacts import lock_file, sync_tree
 from components.artifacts.keys import file_digest
 from components.errors import ResourceError
 from components.json_text import read_json
-from components.models import quantised
+from components.models import quantized
 from components.models.digests import belongs, damage, folder_digest, read_record, write_record
 from components.models.saved import save
 from components.models.spec import ModelSpec
@@ -58,7 +58,7 @@ def packaged_models() -> list[str]:
 def check_weights(spec: ModelSpec, cache: Path) -> None:
     """Raises ResourceError where `prepare(spec, cache)` would fail for want of weights, a package or disk space."""
     if spec.quantization != "none":
-        quantised.check()
+        quantized.check()
     if spec.source == "hub" and Path(spec.name).is_dir():
         _check_folder(Path(spec.name))
     elif (folder(spec, cache) / "config.json").is_file() and read_record(_record(folder(spec, cache))) is not None:
@@ -102,7 +102,7 @@ def prepare(spec: ModelSpec, cache: Path) -> Path:
 
 
 def _round(spec: ModelSpec, base_dir: Path, out: Path, record: Path) -> None:
-    quantised.write(base_dir, out, spec.dtype)
+    quantized.write(base_dir, out, spec.dtype)
 
 
 def _record(target: Path) -> Path:
@@ -148,7 +148,7 @@ def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu", q
     from transformers import AutoModelForCausalLM
 
     if quantization != "none":
-        return quantised.load(base_dir, dtype=dtype, device=device)
+        return quantized.load(base_dir, dtype=dtype, device=device)
     model = AutoModelForCausalLM.from_pretrained(
         base_dir,
         dtype=getattr(torch, dtype),

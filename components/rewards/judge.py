@@ -4,8 +4,9 @@ What a reward does wrong stays with the trajectories it was asked about: where i
 no finite number, they are unscored and the Score says why. A failed episode is not shown to the reward; it is unscored
 with its own failure. Nothing is ever scored zero because something broke.
 
-A reward made of others (`components.rewards.composed`) asks its parts by the same `Asked`. Where one of them keeps
-running statistics, scores are settled here, in the order of the collection, whatever the order in which they came.
+A reward made of others (`components.rewards.composition.composed`) asks its parts by the same `Asked`. Where one of
+them keeps running statistics, scores are settled here, in the order of the collection, whatever the order in which they
+came.
 
 Errors pass through that every trajectory would meet again: SpecError and ResourceError (a missing key, a missing
 model), and BudgetSpent, once the judgements that are under way are there. So does cancellation.
@@ -22,8 +23,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from components.aio import in_order, in_thread
 from components.errors import BudgetSpent, JudgeError, Problem, ResourceError, SpecError
-from components.loops import in_order, in_thread
 from components.rewards.protocol import GroupReward, Reward
 from components.trajectories.groups import adjacent_groups
 from components.trajectories.schema import Failure, Score, Trajectory

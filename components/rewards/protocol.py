@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from components.inference.protocol import Engine
 from components.models.spec import ModelSpec
-from components.rewards.asking.meter import Meter
+from components.rewards.llm.budget import Meter
 from components.trajectories.schema import Score, Trajectory
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class ReadingReward(Protocol):
     """A reward that reads fields of the episode, such as the expected answer."""
 
     def fields_read(self) -> Mapping[str, str]:
-        """Paths of the fields (`components.rewards.answers`) by the key of the configuration that names them."""
+        """Paths of the fields (`components.rewards.rules.answers`) by the key of the configuration that names them."""
         ...
 
 

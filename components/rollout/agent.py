@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, replace
 from typing import Any, get_args
 
-from components.causes import passes
+from components.aio import in_thread
 from components.environments.protocol import Environment, Messages, Players, Step
 from components.errors import (
     BoundaryError,
@@ -34,12 +34,12 @@ from components.errors import (
     SpecError,
     WaitTimeout,
 )
+from components.exceptions import passes
 from components.inference.protocol import ChatRequest, Engine, Sampling
-from components.loops import in_thread
 from components.rollout import formats
 from components.rollout.observations import cleaned
-from components.rollout.offered import as_tools
 from components.rollout.recorder import Recorder
+from components.rollout.tool_schemas import as_tools
 from components.sandbox import Limits
 from components.trajectories.convert import to_message
 from components.trajectories.schema import Failure, Role, Scenario, Trajectory

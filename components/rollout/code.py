@@ -25,12 +25,12 @@ from typing import Any
 
 from components.environments.protocol import Messages, Step
 from components.errors import AgentError, Problem, ResourceError, SpecError
-from components.rollout.formats import Take, Tools, Unreadable, told_first
+from components.rollout.action_format import Take, Tools, Unreadable, told_first
 from components.rollout.observations import clean
-from components.rollout.offered import misfit
+from components.rollout.tool_schemas import misfit
 from components.sandbox import Limits, Sandbox, cells
 from components.sandbox.bubblewrap import check, stoppable
-from components.trajectories.calls import literal
+from components.trajectories.tool_calls import literal
 
 _BLOCK = re.compile(r"^```(\w*+)[ \t]*+\n(.*?)(?:^(```)[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 """A block up to the line that closes it, or to the end: so no text is read again from each opening fence."""

@@ -24,17 +24,17 @@ from dataclasses import asdict, replace
 from fractions import Fraction
 from typing import Any
 
+from components.aio import run
 from components.environments.protocol import Environment, Solver, Step
 from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError, TooManyFailures
 from components.inference.protocol import Engine, Sampling
-from components.loops import run
 from components.rollout import formats
 from components.rollout.agent import MAX_OBSERVATION, as_messages, as_step, ask, play
 from components.rollout.observations import cleaned
-from components.rollout.offered import as_tools
 from components.rollout.own_agent import OwnAgent
-from components.rollout.player import Once, Player, episode_number
+from components.rollout.players.player import Once, Player, episode_number
 from components.rollout.pool import Pool, close
+from components.rollout.tool_schemas import as_tools
 from components.sandbox import Limits
 from components.trajectories.convert import to_message
 from components.trajectories.failures import failure_kinds

@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from components.causes import causes, status_of
+from components.aio import ending_processes, in_thread
 from components.environments.protocol import Environment, Step
 from components.errors import (
     AgentError,
@@ -43,8 +43,8 @@ from components.errors import (
     ResourceError,
     SpecError,
 )
+from components.exceptions import causes, status_of
 from components.inference.protocol import Engine, Sampling
-from components.loops import ending_processes, in_thread
 from components.redaction import MASK
 from components.rollout.agent import as_json, as_step
 from components.rollout.capture import Capture

@@ -23,9 +23,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from components.aio import run
 from components.environments.protocol import Environment
 from components.errors import EnvironmentFailed
-from components.loops import run
 from components.rollout.agent import ask
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Specs: plain, typed, immutable descriptions of what to build.
 
-Two kinds. A `Spec` is a pydantic model that lives beside the component it configures; every field has a docstring.
-A `Target` names a class or function by dotted path, `{"_target_": "components.environments.shop.Shop", ...}`, with
+Two kinds. A `Spec` is a pydantic model that lives beside the component it configures; every field has a docstring. A
+`Target` names a class or function by dotted path, `{"_target_": "components.environments.worlds.shop.Shop", ...}`, with
 its arguments; this is how environments, rewards and filters, ours or a user's own, are chosen. Its arguments are
 checked against the signature. Only names below the allowed packages are imported.
 

@@ -37,6 +37,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema, to
 from components.errors import SpecError
 from components.redaction import dereference
 from components.specs.base import Spec, nearest, no_switch_for_a_number
+from components.specs.registered import registered_name
 from components.specs.source import source_digest
 
 _NUMBERS: dict[str, Any] = {
@@ -123,17 +124,20 @@ class Target(Spec):
         return functools.partial(thing, **arguments, **runtime)
 
     def resolved(self) -> dict[str, Any]:
-        """Plain data for a stage key: the path, every argument with its default, and, for code that is not ours, the
-        digest of the module's source, so that an edited environment is not taken from the cache. A class that reads
-        files says with a static method `key_arguments` what stands for them in the key: their content, not their
-        place."""
+        """Plain data for a stage key: the registered name or the path, every argument with its default, and, for code
+        that is not ours, the digest of the module's source, so that an edited environment is not taken from the cache.
+        A class that reads files says with a static method `key_arguments` what stands for them in the key: their
+        content, not their place."""
         thing = _import(self.target)
         parameters = _parameters(thing)
         defaults = {n: p.default for n, p in parameters.items() if p.default is not inspect.Parameter.empty}
         given = {**{name: value for name, value in defaults.items() if _is_data(value)}, **self.arguments}
         if hasattr(thing, "key_arguments"):
             given = thing.key_arguments(given)
-        data: dict[str, Any] = {"_target_": self.target, **{name: _resolved(value) for name, value in given.items()}}
+        data: dict[str, Any] = {
+            "_target_": registered_name(thing) or self.target,
+            **{name: _resolved(value) for name, value in given.items()},
+        }
         if not _below(self.target, OWN_PACKAGE):
             data["source_sha256"] = source_digest(_import(self.target).__module__)
         return data
@@ -141,6 +145,16 @@ class Target(Spec):
 
 def _below(path: str, package: str) -> bool:
     return path == package or path.startswith(package + ".")
+
+
+def key_name(path: str) -> str:
+    """Return what a stage key holds for a target's path: the registered name of a built-in component, else the path."""
+    if not _below(path, OWN_PACKAGE):
+        return path
+    try:
+        return registered_name(_import(path)) or path
+    except (ImportError, AttributeError):  # a path of an earlier version
+        return path
 
 
 def _import(path: str) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ families of models do so.
 
 A template that shows tools and writes calls as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as most do,
 is left to it. With any other, tools are shown in the system message as signatures, and calls are written in the
-pythonic form, `[find_order(order="K482")]` (`components.trajectories.calls`).
+pythonic form, `[find_order(order="K482")]` (`components.trajectories.tool_calls`).
 
 What a template refuses is written as it takes it: a system message goes before the user's first words where there is no
 such role, and what users and tools say in a row becomes one message where user and assistant have to take turns. A
@@ -25,7 +25,7 @@ from itertools import groupby
 from typing import Any
 
 from components.errors import EngineError, PromptRefused, ResourceError
-from components.trajectories.calls import read_pythonic, read_tagged, write_pythonic
+from components.trajectories.tool_calls import read_pythonic, read_tagged, write_pythonic
 
 TOOLS = """{system}
 Tools:

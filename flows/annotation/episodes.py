@@ -15,7 +15,7 @@ from components.specs import nearest
 from components.trajectories.feedback import FOLDER, Choice, Correction, Line, Withdrawal, content_digest, corrects
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Score, Trajectory
-from flows.records import RunRecord, StageRecord
+from flows.history.records import RunRecord, StageRecord
 
 KINDS = ("trajectories", "evaluation")
 """Kinds of artifacts with episodes."""

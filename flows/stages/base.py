@@ -120,7 +120,7 @@ class Context:
     on_wait: Callable[[str], None] = logger.info
     """Told when another process makes the same artifact and we wait for it."""
     watch: Callable[[Mapping[str, Any]], None] | None = None
-    """Told of one episode at a time as it is played (`components.rollout.live`)."""
+    """Told of one episode at a time as it is played (`components.rollout.live_view`)."""
     lock_timeout: float = 12 * 3600.0
     """Seconds to wait for it."""
     key: str = ""

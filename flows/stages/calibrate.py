@@ -19,7 +19,7 @@ from components.artifacts import Draft
 from components.errors import BudgetSpent, JudgeError
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
-from components.rewards.asking.spec import asks_policy
+from components.rewards.llm.spec import asks_policy
 from components.rewards.protocol import GroupReward
 from components.rewards.spec import JudgeSpec
 from components.specs import Target

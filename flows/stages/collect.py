@@ -64,7 +64,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     """Writes `trajectories.parquet` and `times.json`. Input: `policy`, a checkpoint; without it the base model acts."""
     from components.models.weights import prepare
     from components.rollout.collector import choose_further, choose_scenarios, demonstrate, failures_allowed
-    from components.rollout.reflection import demonstrations
+    from components.rollout.players.reflection import demonstrations
     from components.trajectories.groups import by_scenario
     from components.trajectories.parts import TEACHER
     from components.trajectories.store import write_trajectories

@@ -98,7 +98,7 @@ def _write(
     """All formats; returns their size in bytes."""
     from components.deployment.export import export_adapter, export_gguf, export_merged
     from components.evaluation.metrics import paired_difference
-    from components.models.learned import folder_of
+    from components.models.trained_weights import folder_of
     from components.models.weights import prepare
 
     names = list(evaluations)

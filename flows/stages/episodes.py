@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
-from components.causes import passes
 from components.errors import (
     BoundaryError,
     EnvironmentAway,
@@ -24,6 +23,7 @@ from components.errors import (
     SpecError,
     TooManyFailures,
 )
+from components.exceptions import passes
 from components.inference.protocol import BASE_POLICY, Engine, Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec, VllmSpec
 from components.json_text import read_json
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from components.inference.transformers_engine import TransformersEngine
     from components.inference.vllm.engine import VllmEngine
     from components.rollout.own_agent import OwnAgent
-    from components.rollout.player import Player
+    from components.rollout.players.player import Player
 
 
 class Episodes:
@@ -135,14 +135,14 @@ def play(
     ways: CollectSpec | None = None,
 ) -> tuple[list[Trajectory], dict[str, float], dict[str, float]]:
     """Plays every scenario `group_size` times with the policy, or the base model where it is None. adapter: PEFT folder
-    of a policy that is no artifact. environments: most instances at once. The other limits are those of
-    `run_episodes`. what: is played, for whoever watches (`flows.watch`). ways: other ways of playing than each episode
+    of a policy that is no artifact. environments: most instances at once. The other limits are those of `run_episodes`.
+    what: is played, for whoever watches (`flows.history.live_view`). ways: other ways of playing than each episode
     once.
 
     Returns the trajectories in order, the seconds of each, and how fast it went. Raises TooManyFailures.
     """
     from components.rollout.collector import run_episodes
-    from components.rollout.live import FILE, Live
+    from components.rollout.live_view import FILE, Live
     from components.rollout.pool import Pool
 
     assert context.scratch is not None
@@ -227,12 +227,12 @@ def _other_engine(
 def _player(agent: AgentSpec, ways: CollectSpec | None, other: Engine | None, group_size: int) -> Player:
     """Who plays, where it is no agent of one's own. other: engine of the opponent or of the teacher."""
     from components.rollout import agent as loop
-    from components.rollout import roles
-    from components.rollout.continuation import Continuing
-    from components.rollout.player import Once
-    from components.rollout.reflection import Reflecting
-    from components.rollout.selfplay import SelfPlay
-    from components.rollout.taught import Taught
+    from components.rollout.players import roles
+    from components.rollout.players.continuation import Continuing
+    from components.rollout.players.player import Once
+    from components.rollout.players.reflection import Reflecting
+    from components.rollout.players.selfplay import SelfPlay
+    from components.rollout.players.teacher import Taught
 
     how: dict[str, Any] = {"format": agent.format, "max_observation": agent.max_observation}
     attempt = partial(loop.play, **how, limits=agent.limits())
@@ -266,11 +266,11 @@ def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAge
 
 def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """What can be said of episodes before they are judged: counts, success, mean turns and tokens, how much of it
-    repeats, and how often two say the same (`components.trajectories.said`). Parts of the
+    repeats, and how often two say the same (`components.trajectories.policy_text`). Parts of the
     collection beside the policy's own attempts have counts of their own under their name, such as `second/success`; so
     have continuations, which are no episodes of their own."""
-    from components.rewards.outcome import repetition
-    from components.trajectories.said import NGRAM, identical
+    from components.rewards.rules.outcome import repetition
+    from components.trajectories.policy_text import NGRAM, identical
 
     beside: dict[str, list[Trajectory]] = defaultdict(list)
     for one in trajectories:
@@ -321,17 +321,17 @@ def warm_engine(
     """The engine, holding the policy (None: the base model, or `adapter` on it). inference: None means embedded. kind:
     under which it stays warm; each holds one policy."""
     from components.algorithms.train import policy_digest
-    from components.models import learned
+    from components.models import trained_weights
 
     inference = inference or EmbeddedSpec()
     recipe = (model.base() | model.content(), inference.model_dump())
     engine = context.warm.get(kind, recipe, lambda: _engine(model, inference, context))
     if adapter is not None:
-        engine.load_policy(learned.digest(adapter), str(adapter))
+        engine.load_policy(trained_weights.digest(adapter), str(adapter))
     elif policy is None:
         engine.load_policy(BASE_POLICY, None)
     else:
-        engine.load_policy(policy_digest(policy.path), str(learned.folder_of(policy.path)))
+        engine.load_policy(policy_digest(policy.path), str(trained_weights.folder_of(policy.path)))
     return engine
 
 
@@ -348,7 +348,7 @@ def _engine(
     if isinstance(inference, VllmSpec):
         from components.inference.vllm.engine import VllmEngine
         from components.models.weights import prepare
-        from flows.serving import vllm_server
+        from flows.stages.vllm_servers import vllm_server
 
         base_dir = prepare(model, context.cache)
         if inference.urls:

@@ -7,8 +7,8 @@ from typing import Any
 
 from components.artifacts import Draft
 from components.errors import Problem, ResourceError, SpecError
+from components.trajectories.feedback_episodes import Learns
 from components.trajectories.schema import SCHEMA_VERSION, Selection
-from components.trajectories.taught import Learns
 from flows.stages.base import Context, Inputs, Stage, StageSpec
 
 
@@ -27,8 +27,8 @@ def feedback(spec: FeedbackStage, inputs: Inputs, draft: Draft, context: Context
     """Writes `trajectories.parquet`, `scores.parquet`, `selection.parquet`, and the answers as `feedback.jsonl`.
     Inputs: the artifacts whose episodes the answers are about. Raises SpecError where they teach nothing."""
     from components.trajectories.feedback import digest_of, read_all, write_line
+    from components.trajectories.feedback_episodes import taught
     from components.trajectories.store import read_trajectories, write_scores, write_selection, write_trajectories
-    from components.trajectories.taught import taught
 
     answers = read_all(Path(spec.path))
     if digest_of(answers) != spec.answers:

@@ -19,8 +19,8 @@ from components.errors import JudgeError, Problem, SpecError
 from components.inference.protocol import Engine
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
-from components.rewards.asking.spec import asks_policy
-from components.rewards.moments import Moments
+from components.rewards.composition.moments import Moments
+from components.rewards.llm.spec import asks_policy
 from components.rewards.protocol import AskingReward, Comparing, GroupReward, Means, ModelReward, Reward
 from components.rewards.spec import JudgeSpec, LearnedSpec
 from components.specs import Target
@@ -29,7 +29,7 @@ from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model, fol
 from flows.stages.shards import Shards
 
 if TYPE_CHECKING:
-    from components.rewards.asking.meter import Meter
+    from components.rewards.llm.budget import Meter
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class JudgeStage(StageSpec):
         """The reward that judges."""
         if self.learned is None:
             return self.reward.build()
-        from components.rewards.learned import Learned
+        from components.rewards.judges.learned import Learned
 
         folders = [str(inputs[name].path) for name in sorted(inputs, key=_number) if name.startswith(REWARD_MODEL)]
         task = self.reward.build() if self.learned.task_weight else None
@@ -190,7 +190,7 @@ def judging(
     """The reward, with its models and judges at hand until the end. model: whose episodes are judged. policy: the one
     that played them, and its engine. name: under which finished scores are kept for the next try. keep_answers: whether
     a judge's earlier answer to the same question is taken, and this one kept."""
-    from components.rewards.asking.meter import Meter
+    from components.rewards.llm.budget import Meter
 
     meter = Meter(how.budget)
     if isinstance(reward, ModelReward):

@@ -15,7 +15,7 @@ from flows.stages.base import Context, Inputs, Stage, StageSpec
 from flows.stages.train import steps
 
 if TYPE_CHECKING:
-    from components.algorithms.reward_examples import Judged
+    from components.algorithms.reward_models.examples import Judged
 
 REWARD_MODEL_VERSION = 2
 """Layout of a reward model: adapter/, heads.safetensors, reward_model.json, and what is needed to train it further:
@@ -39,7 +39,7 @@ def train_reward(spec: RewardModelStage, inputs: Inputs, draft: Draft, context: 
     """Writes a reward model. Inputs: `trajectories`, `scores`; `trajectories-N`, `scores-N`, those of N collections
     ago, which are trained on again; `start`, the checkpoint whose adapter it begins with, or the reward model that is
     trained further."""
-    from components.algorithms.train_reward import train_reward_model
+    from components.algorithms.reward_models.trainer import train_reward_model
     from components.models.weights import prepare
 
     judged = [_judged(inputs), *(_judged(inputs, ago) for ago in range(1, collections(inputs)))]
@@ -75,7 +75,7 @@ def collections(inputs: Iterable[str]) -> int:
 
 def _judged(inputs: Inputs, ago: int = 0) -> Judged:
     """The episodes of so many collections ago, under names of their own: collections may share scenarios."""
-    from components.algorithms.reward_examples import Judged
+    from components.algorithms.reward_models.examples import Judged
     from components.trajectories.store import load_scored, read_scores
 
     end = f"-{ago}" if ago else ""

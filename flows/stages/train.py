@@ -69,8 +69,8 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
     base model where there is none); `trajectories-N`, `scores-N`, `selection-N`, those of N rounds ago; `anchor`, the
     checkpoint that elastic weight consolidation holds on to, and what it was trained on, `anchored-trajectories-N`
     and so on."""
-    from components.algorithms.costs import mean_costs
-    from components.algorithms.replay import mixed
+    from components.algorithms.continual.replay import mixed
+    from components.algorithms.policy_gradient.cost_constraints import mean_costs
     from components.algorithms.train import policy_digest
     from components.algorithms.train import train as run
     from components.models.weights import prepare
@@ -106,7 +106,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         teacher_dir = prepare(spec.algorithm.teacher.model(spec.model.max_length), context.cache)
     anchor = None
     if spec.ewc is not None:
-        from components.algorithms.ewc import Anchor
+        from components.algorithms.continual.ewc import Anchor
 
         anchored = [one for ago in _rounds(inputs, "anchored-") for one in _renamed(inputs, ago)]
         anchor = Anchor(spec.ewc, inputs["anchor"].path, anchored)
@@ -171,7 +171,7 @@ def compares(algorithm: AlgorithmSpec) -> bool:
 
 
 def _has_critic(inputs: Inputs) -> bool:
-    from components.algorithms.checkpoint import CRITIC
+    from components.algorithms.loop.checkpoint import CRITIC
 
     return "start" in inputs and (inputs["start"].path / CRITIC).is_dir()
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from hydra.core.override_parser.types import Override
 
-from flows import tracking
-from flows.interrupt import Interruption
-from flows.spec import CODE, ExperimentSpec
+from flows.execution import tracking
+from flows.experiment.spec import CODE, ExperimentSpec
+from flows.experiment.sweep_settings import OptunaSpec
 from flows.sweeps import summary
-from flows.sweeps.settings import OptunaSpec
+from flows.terminal.interrupt import Interruption
 
 DIRECTORY = "hydra.sweep.dir"
 

@@ -28,10 +28,10 @@ from components.compute.runners import error_to_json
 from components.errors import EspalierError
 from components.json_text import read_json
 from components.specs import validate
-from flows.arguments import RootParser
-from flows.interrupt import leave
-from flows.records import FOLDER, Records
-from flows.spec import ExperimentSpec
+from flows.experiment.spec import ExperimentSpec
+from flows.history.records import FOLDER, Records
+from flows.terminal.arguments import RootParser
+from flows.terminal.interrupt import leave
 
 VERSION = 1
 OUTCOME, REPORT = "outcome.json", "report.html"
@@ -82,7 +82,7 @@ def play(request: Mapping[str, Any], root: Path) -> Artifact:
 
 
 def _outcome(spec: ExperimentSpec, request: Mapping[str, Any]) -> dict[str, Any]:
-    from flows.online_rl import run
+    from flows.session import run
 
     try:
         return {"result": run(spec, overrides=request["overrides"], sweep=request["sweep"])}

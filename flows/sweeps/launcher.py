@@ -32,12 +32,12 @@ from components.compute.sky.runner import SkyRunner
 from components.compute.sky.spec import SkyPlace
 from components.json_text import read_json
 from components.specs import validate
-from flows import tracking
-from flows.records import Records
-from flows.spec import CODE, ExperimentSpec
+from flows.execution import tracking
+from flows.experiment.spec import CODE, ExperimentSpec
+from flows.experiment.sweep_settings import TRIAL, LauncherSpec, optuna_settings
+from flows.history.records import Records
 from flows.sweeps.elsewhere import OUTCOME, REPORT
 from flows.sweeps.points import attempt
-from flows.sweeps.settings import TRIAL, LauncherSpec, optuna_settings
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -152,7 +152,7 @@ class Fleet:
                 machine.close()
 
     def _machine(self, spec: ExperimentSpec) -> SkyRunner:
-        from flows.execution import environment
+        from flows.execution.executor import environment
 
         sweep = f"{self._folder} {socket.gethostname()} {os.getpid()} {id(self)}"  # a batch does not meet the last one
         name = f"espalier-{hashlib.sha256(sweep.encode()).hexdigest()[:8]}-{next(self._names)}"

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from components.json_text import read_json
-from flows.endings import told
-from flows.overrides import mask_overrides
+from flows.terminal.exit_codes import told
+from flows.terminal.overrides import mask_overrides
 
 FOLDER = "points"
 ENDED = ("finished", "pruned")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.online_rl import Prune
-from flows.stopping import Measured
-from flows.sweeps.settings import IN_ROUNDS, OptunaSpec
+from flows.experiment.early_stopping import Measured
+from flows.experiment.sweep_settings import IN_ROUNDS, OptunaSpec
+from flows.recipes.outcome import Prune
 
 
 def pruning(folder: Path, settings: OptunaSpec, number: int) -> Prune:

@@ -22,10 +22,10 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 
 from components.artifacts import lock_file
 from components.errors import Problem, ResourceError, SpecError, WaitTimeout
-from flows.comparison import MISSING, NOT_DECISIVE
-from flows.spec import ExperimentSpec
+from flows.experiment.spec import ExperimentSpec
+from flows.experiment.sweep_settings import TRIAL, HalvingSpec, MedianSpec, OptunaSpec, optuna_settings
+from flows.reporting.comparison import MISSING, NOT_DECISIVE
 from flows.sweeps.points import Point, read
-from flows.sweeps.settings import TRIAL, HalvingSpec, MedianSpec, OptunaSpec, optuna_settings
 
 if TYPE_CHECKING:
     import optuna

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import EspalierError
-from flows.comparison import LETTERS, compare
-from flows.records import Records
+from flows.history.records import Records
+from flows.reporting.comparison import LETTERS, compare
 from flows.sweeps.points import Point, read
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def show(summary: Summary, sweep: str, page: Path | None) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    from flows.console import Console, duration
+    from flows.terminal.console import Console, duration
 
     console = Console()
     table = Table(title=f"sweep {sweep}, {summary.counts()}", box=SIMPLE, title_justify="left")

@@ -89,7 +89,7 @@ def make_policy(base_dir: Path, seed: int = 0, model: ModelSpec = MODEL):
     """A policy whose adapter does something: B is random too."""
     import torch
 
-    from components.algorithms.policy import Policy
+    from components.algorithms.policy.policy import Policy
 
     policy = Policy(base_dir, model, seed)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -104,7 +104,7 @@ def write_start(base_dir: Path, folder: Path, seed: int = 0) -> Path:
     """A checkpoint of an algorithm that no trainer here is: an adapter to start from, no moments to restore."""
     import torch
 
-    from components.algorithms import checkpoint
+    from components.algorithms.loop import checkpoint
 
     policy = make_policy(base_dir, seed)
     folder.mkdir(parents=True)

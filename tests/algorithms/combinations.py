@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from components.algorithms.spec import GRPOSpec
 from components.errors import Problem
-from flows.checks import learning
+from flows.experiment.checks import learning
 
 ALGORITHMS: dict[str, type[GRPOSpec]] = {
     one.model_fields["name"].default: one for one in (GRPOSpec, *GRPOSpec.__subclasses__())

@@ -235,7 +235,7 @@ class Bench:
 
         from safetensors.torch import load_file, save_file
 
-        from components.algorithms.policy import Policy
+        from components.algorithms.policy.policy import Policy
 
         self.base_dir = folder / "base"
         shutil.copytree(base_dir, self.base_dir)
@@ -327,7 +327,7 @@ def relative_errors(
 
 def policy_gradient_errors(bench: Bench, spec: Any, histories: str) -> list[float]:
     """Return the relative error of the trainer's gradient in each of its two steps."""
-    from components.algorithms.policy_gradient import train_policy_gradient
+    from components.algorithms.policy_gradient.trainer import train_policy_gradient
 
     batch, policy = bench.batches[histories], bench.policy
     bench.set(bench.start)

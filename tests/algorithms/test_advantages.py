@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.algorithms.advantages import advantages, group_advantages
-from components.algorithms.returns import discounted_sums, overlong, penalised, turn_rewards
+from components.algorithms.policy_gradient.advantages import advantages, group_advantages
+from components.algorithms.policy_gradient.returns import discounted_sums, overlong, penalised, turn_rewards
 from tests.algorithms.builders import history, trajectory
 
 REWARDS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12)

@@ -16,9 +16,9 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from components.algorithms import checkpoint
-from components.algorithms.loss_scale import LossScale
-from components.algorithms.policy import Policy
+from components.algorithms.loop import checkpoint
+from components.algorithms.loop.loss_scale import LossScale
+from components.algorithms.policy.policy import Policy
 from components.algorithms.spec import GRPOSpec, SFTSpec
 from components.algorithms.train import policy_digest, train
 from components.errors import ArtifactError

@@ -8,14 +8,14 @@ import math
 import pytest
 import torch
 
-from components.algorithms import costs
-from components.algorithms.packing import Sequence_, pack
-from components.algorithms.policy_gradient import train_policy_gradient
+from components.algorithms.policy.packing import Sequence_, pack
+from components.algorithms.policy_gradient import cost_constraints
+from components.algorithms.policy_gradient.trainer import train_policy_gradient
 from components.algorithms.spec import CostSpec, GRPOSpec, RLOOSpec
 from components.algorithms.train import train
 from components.errors import ArtifactError
 from components.specs import validate
-from flows.spec import ExperimentSpec
+from flows.experiment.spec import ExperimentSpec
 from tests.algorithms.builders import MODEL, VOCABULARY, batch, history, make_policy, trajectory
 from tests.algorithms.test_learning import PROMPT
 from tests.flows.test_online_rl import DATA
@@ -43,22 +43,22 @@ def costly(**changes):
     ],
 )
 def test_a_multiplier_rises_above_the_limit_and_falls_below_it(before, mean, after):
-    found = costs.ascend({"slips": before}, COSTS, {"slips": mean})
+    found = cost_constraints.ascend({"slips": before}, COSTS, {"slips": mean})
     assert found == {"slips": pytest.approx(after)}
 
 
 def test_a_cost_that_was_not_measured_keeps_its_multiplier():
-    assert costs.ascend({"slips": 0.3, "calls": 1.0}, COSTS, {}) == {"slips": 0.3, "calls": 1.0}
+    assert cost_constraints.ascend({"slips": 0.3, "calls": 1.0}, COSTS, {}) == {"slips": 0.3, "calls": 1.0}
 
 
 def test_rewards_are_capped_lessened_and_divided():
     one = trajectory("a", 0, [], 3.0)
     one.metrics, one.step_rewards = {"slips": 2.0, "calls": 1.0}, [1.0, 2.0]
     multipliers = {"slips": 0.5, "calls": 1.5}
-    [found] = costs.penalised(GRPOSpec(costs=COSTS, reward_cap=1.0), [one], multipliers)
+    [found] = cost_constraints.penalised(GRPOSpec(costs=COSTS, reward_cap=1.0), [one], multipliers)
     assert found.reward == pytest.approx((1.0 - 0.5 * 2 - 1.5 * 1) / 3)
     assert found.step_rewards == pytest.approx([1 / 3, (2 - 2.5) / 3])
-    [plain] = costs.penalised(GRPOSpec(costs=COSTS, cost_scaling=False), [one], multipliers)
+    [plain] = cost_constraints.penalised(GRPOSpec(costs=COSTS, cost_scaling=False), [one], multipliers)
     assert (plain.reward, plain.step_rewards) == (pytest.approx(0.5), [1.0, -0.5])
     assert (one.reward, one.step_rewards) == (3.0, [1.0, 2.0])
 
@@ -67,15 +67,15 @@ def test_the_mean_is_over_what_counts_of_this_round():
     made = costly(groups=2)
     made[0].failure, made[1].reward, made[5].metrics["rounds_ago"] = FAILURE, None, 1.0
     made[0].metrics = {}
-    assert costs.mean_costs(COSTS, made) == {"slips": pytest.approx(1 / 3), "calls": 3.0}
-    assert costs.mean_costs(COSTS, []) == {}
+    assert cost_constraints.mean_costs(COSTS, made) == {"slips": pytest.approx(1 / 3), "calls": 3.0}
+    assert cost_constraints.mean_costs(COSTS, []) == {}
 
 
 def test_the_outcome_may_say_what_an_episode_costs_too():
     one = trajectory("a", 0, [], 1.0)
     one.outcome = {"success": True, "slips": 3, "calls": 2, "said": "text"}
     one.metrics = {"calls": 5.0}
-    assert costs.mean_costs(COSTS, [one]) == {"slips": 3.0, "calls": 5.0}
+    assert cost_constraints.mean_costs(COSTS, [one]) == {"slips": 3.0, "calls": 5.0}
 
 
 @pytest.mark.parametrize(("value", "message"), [(None, "has no cost of this name"), (math.nan, "has a cost of nan")])
@@ -83,7 +83,7 @@ def test_a_cost_that_is_missing_is_named(value, message):
     made = costly()
     made[4].metrics = {"calls": 1.0} if value is None else {"calls": 1.0, "slips": value}
     with pytest.raises(ArtifactError, match=rf"algorithm\.costs\.slips: trajectory {made[4].id} {message}.*calls"):
-        costs.mean_costs(COSTS, made)
+        cost_constraints.mean_costs(COSTS, made)
 
 
 def test_a_cap_of_what_is_not_used_is_a_mistake(tmp_path):
@@ -162,7 +162,7 @@ def played(base_dir, tmp_path, spec, seed=0) -> tuple[float, float, float]:
     policy.model.get_base_model().get_output_embeddings().weight.data.mul_(10)
     optimizer = torch.optim.AdamW(policy.parameters.values(), betas=(0.9, 0.9), weight_decay=0.0)
     generator = torch.Generator().manual_seed(seed)
-    held, course, step = costs.load(None, spec.costs or {}), [], 0
+    held, course, step = cost_constraints.load(None, spec.costs or {}), [], 0
     for number in range(160):
         logps_V = distribution(policy)
         shares = [float(logps_V[list(tokens)].exp().sum()) for tokens in (RISKY, SAFE)]
@@ -174,12 +174,12 @@ def played(base_dir, tmp_path, spec, seed=0) -> tuple[float, float, float]:
             one = trajectory(f"g{index // 8}", index % 8, [told], reward, sampling={"temperature": 1.0})
             one.metrics = {"risk": float(token in RISKY)}
             episodes.append(one)
-        held = costs.ascend(held, spec.costs or {}, costs.mean_costs(spec.costs or {}, episodes))
+        held = cost_constraints.ascend(held, spec.costs or {}, cost_constraints.mean_costs(spec.costs or {}, episodes))
         course.append([*shares, held.get("risk", 0.0)])
         folder = tmp_path / str(number)
         folder.mkdir(parents=True)
         arguments = {"step": step, "seed": number, "scratch": folder, "on_step": lambda _: None}
-        shaped = costs.penalised(spec, episodes, held)
+        shaped = cost_constraints.penalised(spec, episodes, held)
         step, _ = train_policy_gradient(spec, policy, optimizer, shaped, **arguments)
     risk, safe, multiplier = (sum(column[-25:]) / 25 for column in zip(*course, strict=True))
     return risk, safe, multiplier

@@ -9,18 +9,18 @@ import shutil
 import pytest
 import torch
 
-from components.algorithms import divergence
-from components.algorithms import policy as policies
-from components.algorithms.distill import train_distill
-from components.algorithms.packing import Sequence_, pack
+from components.algorithms.distillation import divergence
+from components.algorithms.distillation.teacher import teacher_of
+from components.algorithms.distillation.trainer import train_distill
+from components.algorithms.policy import policy as policies
+from components.algorithms.policy.packing import Sequence_, pack
 from components.algorithms.spec import DistillSpec
-from components.algorithms.teacher import teacher_of
 from components.algorithms.train import train
 from components.errors import ArtifactError, ResourceError
 from components.models.distribution import Cut
 from components.models.spec import LoraSpec, TeacherSpec
 from components.specs import validate
-from flows.spec import ExperimentSpec
+from flows.experiment.spec import ExperimentSpec
 from flows.stages.train import TrainStage
 from tests.algorithms.builders import (
     MODEL,

@@ -107,8 +107,8 @@ def episodes() -> list[Trajectory]:
 
 
 def train_reward(spec: RewardTrainingSpec, base_dir: Path, **rest: Any) -> dict[str, float]:
-    from components.algorithms.reward_examples import Judged
-    from components.algorithms.train_reward import train_reward_model
+    from components.algorithms.reward_models.examples import Judged
+    from components.algorithms.reward_models.trainer import train_reward_model
 
     found = episodes()
     return train_reward_model(spec, base_dir=base_dir, judged=[Judged(found, scores(found))], **rest)
@@ -126,13 +126,13 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
     """The gradient before the first step, the metrics, and the parameters in the end."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    from components.algorithms import sharded
-    from components.algorithms.critic import Critic
-    from components.algorithms.distill import train_distill
-    from components.algorithms.policy_gradient import train_policy_gradient
-    from components.algorithms.ppo import train_ppo
-    from components.algorithms.preference import train_preference
-    from components.algorithms.sft import train_sft
+    from components.algorithms.distillation.trainer import train_distill
+    from components.algorithms.policy import sharded
+    from components.algorithms.policy_gradient.trainer import train_policy_gradient
+    from components.algorithms.ppo.critic import Critic
+    from components.algorithms.ppo.trainer import train_ppo
+    from components.algorithms.preference.trainer import train_preference
+    from components.algorithms.sft.trainer import train_sft
 
     spec = STEPS[name]
     gradient: list[list[float]] = []
@@ -245,7 +245,7 @@ def whole_trainings(base_dir: Path, folder: Path) -> dict[str, Any]:
     import safetensors.torch
     from torch import distributed
 
-    from components.algorithms import checkpoint
+    from components.algorithms.loop import checkpoint
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the second process writes tensors")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from components.algorithms.ewc import Anchor, penalty
-from components.algorithms.policy import Policy
+from components.algorithms.continual.ewc import Anchor, penalty
+from components.algorithms.policy.policy import Policy
 from components.algorithms.spec import DistillSpec, DPOSpec, EWCSpec, GRPOSpec, SFTSpec
 from components.algorithms.train import train
 from components.models.spec import LoraSpec

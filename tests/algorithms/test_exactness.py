@@ -6,11 +6,11 @@ import pytest
 import torch
 import transformers
 
-from components.algorithms import exactness, layout, logits
-from components.algorithms import policy as policy_module
-from components.algorithms.packing import Sequence_, pack
-from components.algorithms.policy import Policy
-from components.algorithms.policy_gradient import train_policy_gradient
+from components.algorithms.policy import exactness, logits, pack_layout
+from components.algorithms.policy import policy as policy_module
+from components.algorithms.policy.packing import Sequence_, pack
+from components.algorithms.policy.policy import Policy
+from components.algorithms.policy_gradient.trainer import train_policy_gradient
 from components.algorithms.spec import GRPOSpec
 from components.models.distribution import Cut
 from components.models.spec import ModelSpec
@@ -67,7 +67,7 @@ GIVEN = [
 def test_families_of_full_attention_are_computed_as_tries(tmp_path, family, caplog):
     config = getattr(transformers, f"{family}Config")(**SMALL)
     policy = Policy(tmp_path, save(tmp_path, config), seed=0)
-    assert policy._lay is layout.trie
+    assert policy._lay is pack_layout.trie
     assert not caplog.records
 
 
@@ -79,7 +79,7 @@ def test_families_of_full_attention_are_computed_as_tries(tmp_path, family, capl
 )
 def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why, caplog):
     policy = Policy(tmp_path, save(tmp_path, config), seed=0)
-    assert policy._lay is layout.padded
+    assert policy._lay is pack_layout.padded
     assert "is trained on padded batches" in caplog.text
     assert why in caplog.text
     assert policy.padded
@@ -107,7 +107,7 @@ def wider(folder, config) -> ModelSpec:
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma"])
 def test_rounding_in_bfloat16_is_no_other_attention(tmp_path, family, caplog):
     policy = Policy(tmp_path, wider(tmp_path, getattr(transformers, f"{family}Config")(**SMALL)), seed=0)
-    assert policy._lay is layout.trie
+    assert policy._lay is pack_layout.trie
     assert not caplog.records
 
 
@@ -138,7 +138,7 @@ def test_a_trained_model_in_bfloat16_shares_prefixes(tmp_path_factory, caplog):
     """SmolLM2 is a Llama; its unlikely tokens differ by up to half a nat from float32 without any trie."""
     spec = ModelSpec(name="smollm2-135m-instruct", source="package", dtype="bfloat16", device="cpu", max_length=512)
     policy = Policy(prepare(spec, tmp_path_factory.mktemp("weights")), spec, seed=0)
-    assert policy._lay is layout.trie
+    assert policy._lay is pack_layout.trie
     assert not caplog.records
 
 
@@ -218,4 +218,4 @@ def test_what_a_config_says_of_logits_is_believed_where_the_model_does_it(tmp_pa
 
 def test_a_window_as_long_as_the_longest_sequence_is_no_window(tmp_path):
     spec = save(tmp_path, transformers.MistralConfig(**SMALL, sliding_window=16))
-    assert Policy(tmp_path, spec.model_copy(update={"max_length": 16}), seed=0)._lay is layout.trie
+    assert Policy(tmp_path, spec.model_copy(update={"max_length": 16}), seed=0)._lay is pack_layout.trie

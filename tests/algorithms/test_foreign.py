@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from components.algorithms.foreign import TOKENIZER, UNKNOWN, in_own_tokens
-from components.algorithms.sft import examples
+from components.algorithms.sft.trainer import examples
 from components.algorithms.spec import DPOSpec, GRPOSpec, SFTSpec
 from components.algorithms.train import train
 from components.errors import ArtifactError

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from components.algorithms.policy_gradient import train_policy_gradient
+from components.algorithms.policy_gradient.trainer import train_policy_gradient
 from tests.algorithms import combinations, papers, papers_of_episodes, plain_llama
 from tests.algorithms.gradients import (
     HISTORIES,

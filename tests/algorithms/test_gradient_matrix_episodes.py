@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from components.algorithms.distill import train_distill
-from components.algorithms.preference import train_preference
-from components.algorithms.sft import train_sft
+from components.algorithms.distillation.trainer import train_distill
+from components.algorithms.preference.trainer import train_preference
+from components.algorithms.sft.trainer import train_sft
 from components.algorithms.spec import DistillSpec, DPOSpec, IPOSpec, KTOSpec, OptimizerSpec, ORPOSpec, SFTSpec
 from tests.algorithms import papers_of_episodes as papers
 from tests.algorithms.gradients import (

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from components.algorithms.critic import ADAPTER, Critic
-from components.algorithms.ppo import train_ppo
+from components.algorithms.ppo.critic import ADAPTER, Critic
+from components.algorithms.ppo.trainer import train_ppo
 from components.algorithms.spec import PPOSpec
 from tests.algorithms.combinations import options
 from tests.algorithms.gradients import (

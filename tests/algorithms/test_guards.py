@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.algorithms.policy import Policy
+from components.algorithms.policy.policy import Policy
 from components.algorithms.spec import DAPOSpec, GRPOSpec, SFTSpec
 from components.algorithms.train import train
 from components.errors import TrainingDiverged
@@ -128,7 +128,7 @@ def test_the_worst_are_measured_by_themselves(base_dir, tmp_path):
     assert values[0] > strike["kl_sampler"]  # the mean of all is below the worst
     policy = Policy(base_dir, MODEL, 3)
     (worst,) = [one for one in batch() if one.id == strike["worst"][0]["trajectory"]]
-    from components.algorithms.policy_gradient import prepare
+    from components.algorithms.policy_gradient.trainer import prepare
 
     _, learning = prepare(GRPO, policy, batch(), tmp_path)
     [(cut, pack)] = learning.packs([worst])
@@ -139,7 +139,7 @@ def test_the_worst_are_measured_by_themselves(base_dir, tmp_path):
 
 
 def test_a_line_torn_by_a_kill_is_left_out(tmp_path):
-    from components.algorithms.guards import Guards
+    from components.algorithms.loop.guards import Guards
 
     (tmp_path / "guards.jsonl").write_text('{"step": 2, "guard": "high_kl"}\n{"step": 1, "guard": "high_kl"}\n{"step"')
     assert [one["step"] for one in Guards(tmp_path).strikes()] == [1, 2]

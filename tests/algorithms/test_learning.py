@@ -11,10 +11,10 @@ from functools import partial
 import pytest
 import torch
 
-from components.algorithms.critic import Critic
-from components.algorithms.packing import Sequence_, pack
-from components.algorithms.policy_gradient import train_policy_gradient
-from components.algorithms.ppo import train_ppo
+from components.algorithms.policy.packing import Sequence_, pack
+from components.algorithms.policy_gradient.trainer import train_policy_gradient
+from components.algorithms.ppo.critic import Critic
+from components.algorithms.ppo.trainer import train_ppo
 from components.algorithms.spec import (
     CISPOSpec,
     DAPOSpec,

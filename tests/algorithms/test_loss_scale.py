@@ -9,9 +9,9 @@ import math
 import pytest
 import torch
 
-from components.algorithms import loss_scale
-from components.algorithms.adamw import AdamW
-from components.algorithms.loss_scale import LossScale
+from components.algorithms.loop import loss_scale
+from components.algorithms.loop.adamw import AdamW
+from components.algorithms.loop.loss_scale import LossScale
 from components.algorithms.spec import DPOSpec, GRPOSpec, KTOSpec, PPOSpec, SFTSpec
 from components.algorithms.train import train
 from components.errors import TrainingDiverged

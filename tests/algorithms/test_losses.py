@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.algorithms import losses
+from components.algorithms.policy_gradient import losses
 
 LOW, HIGH = 0.2, 0.3
 LOGPROB = st.floats(-12, 0, width=32)

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.algorithms import layout
-from components.algorithms.packing import Pack, Sequence_, pack
+from components.algorithms.policy import pack_layout
+from components.algorithms.policy.packing import Pack, Sequence_, pack
 from components.models import trie_attention
 from components.models.distribution import Cut
 from tests.algorithms.builders import make_policy, plain_logprobs, plain_model, relative_difference, trainable
@@ -120,7 +120,7 @@ def test_packs_of_padded_rows_are_bounded_by_what_the_rows_hold(given, most):
     packs = pack(given, most, padded=True)
     longest = []
     for one, held in by_pack(given, packs):
-        inputs = layout.padded(one).inputs["input_ids"]
+        inputs = pack_layout.padded(one).inputs["input_ids"]
         rows = {tuple(read(each)) for each in held}
         leaves = [row for row in rows if not any(other[: len(row)] == row for other in rows - {row})]
         assert inputs.shape == (len(leaves), max(map(len, leaves)))
@@ -140,7 +140,7 @@ def test_padding_is_what_a_budget_in_nodes_would_not_see():
     """Of one long sequence and many short ones."""
     given = [Sequence_(list(range(100)), [99]), *(Sequence_([200 + one, 1, 2], [2]) for one in range(50))]
     (together,) = pack(given, 200)
-    assert layout.padded(together).inputs["input_ids"].numel() == 51 * 99
+    assert pack_layout.padded(together).inputs["input_ids"].numel() == 51 * 99
     assert [one.computed for one in pack(given, 200, padded=True)] == [99 * 2, 49 * 2]
 
 

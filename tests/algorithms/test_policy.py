@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from components.algorithms import logits
-from components.algorithms import policy as policy_module
-from components.algorithms.packing import Sequence_, pack
-from components.algorithms.policy import Policy
+from components.algorithms.policy import logits
+from components.algorithms.policy import policy as policy_module
+from components.algorithms.policy.packing import Sequence_, pack
+from components.algorithms.policy.policy import Policy
 from components.models.distribution import Cut
 from components.models.spec import LoraSpec
 from tests.algorithms.builders import MODEL, make_policy, plain_logprobs, plain_model, relative_difference

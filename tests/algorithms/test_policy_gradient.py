@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from components.algorithms.policy_gradient import _backward, prepare, train_policy_gradient
+from components.algorithms.policy_gradient.trainer import _backward, prepare, train_policy_gradient
 from components.algorithms.spec import (
     CISPOSpec,
     DAPOSpec,

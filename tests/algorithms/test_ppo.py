@@ -16,13 +16,14 @@ from peft import set_peft_model_state_dict
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from components.algorithms import before, learning, logits, losses, packing
-from components.algorithms.adamw import AdamW
-from components.algorithms.critic import ADAPTER, Critic
-from components.algorithms.gae import gae
-from components.algorithms.ppo import adapted, prepare, train_ppo
-from components.algorithms.return_statistics import ReturnStatistics
-from components.algorithms.returns import token_rewards
+from components.algorithms.loop.adamw import AdamW
+from components.algorithms.policy import logits, packing, reference_logprobs
+from components.algorithms.policy_gradient import losses, training_data
+from components.algorithms.policy_gradient.returns import token_rewards
+from components.algorithms.ppo.critic import ADAPTER, Critic
+from components.algorithms.ppo.gae import gae
+from components.algorithms.ppo.return_statistics import ReturnStatistics
+from components.algorithms.ppo.trainer import adapted, prepare, train_ppo
 from components.algorithms.spec import GRPOSpec, PPOSpec
 from components.algorithms.train import train
 from components.errors import ArtifactError, TrainingDiverged
@@ -451,7 +452,7 @@ def test_neither_the_size_of_packs_nor_their_order_changes_anything(base_dir, tm
     def backwards(sequences, most, **options):
         return packing.pack(list(sequences)[::-1], most, **options)
 
-    for module in (before, learning):
+    for module in (reference_logprobs, training_data):
         monkeypatch.setattr(module, "pack", backwards)
     results.append(steps(base_dir, tmp_path / "backwards", spec, made))
     (_, _, _, [first], [log]), *others = results

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.algorithms import preference, preference_losses
+from components.algorithms.preference import losses, trainer
 from components.algorithms.spec import DPOSpec, IPOSpec, KTOSpec, ORPOSpec, PreferenceSpec
 from components.algorithms.train import train
 from components.trajectories.schema import Trajectory
@@ -49,13 +49,13 @@ def sigma(value: float) -> float:
 @given(ROWS, st.floats(0.01, 2.0), st.floats(0, 0.4))
 def test_dpo_and_ipo_written_out(rows, beta, smoothing):
     chosen, rejected, chosen_ref, rejected_ref, more, less = columns(rows)
-    found = preference_losses.dpo(chosen, rejected, chosen_ref, rejected_ref, beta, smoothing)
+    found = losses.dpo(chosen, rejected, chosen_ref, rejected_ref, beta, smoothing)
     for value, (c, r, cr, rr, _, _) in zip(found.tolist(), rows, strict=True):
         h = (c - cr) - (r - rr)
         if abs(beta * h) < 30:
             expected = -(1 - smoothing) * math.log(sigma(beta * h)) - smoothing * math.log(sigma(-beta * h))
             assert value == pytest.approx(expected, rel=1e-6, abs=1e-9)
-    found = preference_losses.ipo(chosen, rejected, chosen_ref, rejected_ref, more, less, beta)
+    found = losses.ipo(chosen, rejected, chosen_ref, rejected_ref, more, less, beta)
     for value, (c, r, cr, rr, m, n) in zip(found.tolist(), rows, strict=True):
         assert value == pytest.approx(((c - cr) / m - (r - rr) / n - 1 / (2 * beta)) ** 2, rel=1e-9)
 
@@ -67,7 +67,7 @@ def test_orpo_is_trls_odds_ratio(rows, beta):
     from trl.experimental.orpo.orpo_trainer import ORPOTrainer
 
     chosen, rejected, _, _, more, less = (column.float() for column in columns(rows))
-    ours = preference_losses.orpo(chosen, rejected, more, less, beta)
+    ours = losses.orpo(chosen, rejected, more, less, beta)
     stub = SimpleNamespace(beta=beta, accelerator=SimpleNamespace(device="cpu"))
     theirs = -ORPOTrainer.odds_ratio_loss(stub, chosen / more, rejected / less)[0]
     assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -75,10 +75,10 @@ def test_orpo_is_trls_odds_ratio(rows, beta):
 
 def test_the_odds_are_exact_where_a_probability_is_next_to_one():
     near, far = torch.tensor([-1e-6]), torch.tensor([-2.0])
-    found = preference_losses.orpo(near, far, torch.ones(1), torch.ones(1), 1.0).item()
+    found = losses.orpo(near, far, torch.ones(1), torch.ones(1), 1.0).item()
     odds = math.log(math.exp(-1e-6) / -math.expm1(-1e-6)) - math.log(math.exp(-2.0) / -math.expm1(-2.0))
     assert found == pytest.approx(-math.log(sigma(odds)), rel=1e-3)
-    assert math.isfinite(preference_losses.orpo(torch.zeros(1), far, torch.ones(1), torch.ones(1), 1.0).item())
+    assert math.isfinite(losses.orpo(torch.zeros(1), far, torch.ones(1), torch.ones(1), 1.0).item())
 
 
 @settings(deadline=None)
@@ -86,7 +86,7 @@ def test_the_odds_are_exact_where_a_probability_is_next_to_one():
 def test_kto_written_out(rows, kl, beta):
     logprob, reference, _ = columns(rows)
     good = torch.tensor([row[2] for row in rows])
-    found = preference_losses.kto(logprob, reference, good, torch.tensor(kl, dtype=torch.float64), beta)
+    found = losses.kto(logprob, reference, good, torch.tensor(kl, dtype=torch.float64), beta)
     for value, (own, ref, is_good) in zip(found.tolist(), rows, strict=True):
         ratio, z = own - ref, max(kl, 0.0)
         assert value == pytest.approx(1 - sigma(beta * (ratio - z if is_good else z - ratio)), rel=1e-6, abs=1e-12)
@@ -191,7 +191,7 @@ def test_loss_and_gradient_are_the_papers(base_dir, tmp_path, name):
         lambda *_: grads.update({key: p.grad.clone() for key, p in policy.parameters.items()})
     )
     logs: list[dict[str, float]] = []
-    step, metrics = preference.train_preference(
+    step, metrics = trainer.train_preference(
         spec, policy, optimizer, base_dir, episodes(), step=4, seed=0, scratch=tmp_path, on_step=logs.append
     )
     assert step == 5
@@ -209,12 +209,12 @@ def test_the_reference_point_of_kto_is_measured_across_scenarios(base_dir, sizes
         one.id = f"s{group}/{one.sample}"
     policy = make_policy(base_dir)
     spec = SPECS["kto"]
-    members = preference._episodes(trajectories, base_dir, 128)
+    members = trainer._episodes(trajectories, base_dir, 128)
     random.Random(1).shuffle(members)
     answers = {tuple(one.sequences[0].token_ids[min(one.sequences[0].targets) :]): one for one in members}
     for part in (members[:4], members[4:5], members[:1]):
-        examples = [preference.Example((one,)) for one in part]
-        for example in preference._with_mismatched(examples, members, policy, spec):
+        examples = [trainer.Example((one,)) for one in part]
+        for example in trainer._with_mismatched(examples, members, policy, spec):
             own, mismatched = example.episodes
             (row,), start = mismatched.sequences, min(own.sequences[0].targets)
             assert row.token_ids[:start] == own.sequences[0].token_ids[:start]

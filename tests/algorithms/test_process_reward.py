@@ -6,16 +6,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from components.algorithms import reward_model
-from components.algorithms.policy_gradient import prepare
-from components.algorithms.reward_data import episode
-from components.algorithms.reward_examples import Judged
+from components.algorithms.policy_gradient.trainer import prepare
+from components.algorithms.reward_models import model as reward_model
+from components.algorithms.reward_models.data import episode
+from components.algorithms.reward_models.examples import Judged
+from components.algorithms.reward_models.trainer import train_reward_model
 from components.algorithms.spec import GRPOSpec, ProcessRewardModelSpec
-from components.algorithms.train_reward import train_reward_model
 from components.models.weights import load_tokenizer
 from components.models.weights import prepare as prepare_weights
 from components.rewards.judge import judge
-from components.rewards.learned import Learned
+from components.rewards.judges.learned import Learned
 from components.rewards.protocol import Means
 from components.trajectories.chat import ChatFormat
 from components.trajectories.schema import Score

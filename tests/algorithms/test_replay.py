@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from components.algorithms.replay import mixed
+from components.algorithms.continual.replay import mixed
 from components.algorithms.spec import GRPOSpec, ReplaySpec
 from components.algorithms.train import train
 from components.trajectories.groups import by_scenario

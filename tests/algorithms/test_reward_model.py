@@ -17,13 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from components.algorithms import reward_card, reward_losses, reward_model
-from components.algorithms.reward_data import episode, packs
-from components.algorithms.reward_examples import Judged, Labelled, Pair, gather
-from components.algorithms.reward_model import RewardModel
-from components.algorithms.reward_step import backward
+from components.algorithms.reward_models import card as reward_card
+from components.algorithms.reward_models import losses as reward_losses
+from components.algorithms.reward_models import model as reward_model
+from components.algorithms.reward_models.data import episode, packs
+from components.algorithms.reward_models.examples import Judged, Labelled, Pair, gather
+from components.algorithms.reward_models.gradient_step import backward
+from components.algorithms.reward_models.model import RewardModel
+from components.algorithms.reward_models.trainer import train_reward_model
 from components.algorithms.spec import ProcessRewardModelSpec, RewardModelSpec, RewardTrainingSpec
-from components.algorithms.train_reward import train_reward_model
 from components.errors import ArtifactDamaged, ArtifactError, TrainingDiverged
 from components.models.spec import LoraSpec
 from components.models.weights import load_tokenizer

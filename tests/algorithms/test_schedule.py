@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
-from components.algorithms import schedule
-from components.algorithms.schedule import Rounds
+from components.algorithms.loop import schedule
+from components.algorithms.loop.schedule import Rounds
 from components.algorithms.spec import GRPOSpec
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from components.algorithms.sft import examples, reward_weights, train_sft
+from components.algorithms.sft.trainer import examples, reward_weights, train_sft
 from components.algorithms.spec import SFTSpec
 from components.algorithms.train import train
 from components.errors import TrainingDiverged

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.algorithms.advantages import EPSILON
-from components.algorithms.policy_gradient import prepare
+from components.algorithms.policy_gradient.advantages import EPSILON
+from components.algorithms.policy_gradient.trainer import prepare
+from components.algorithms.policy_gradient.turn_credit import process_advantages, turn_advantages, turn_states
 from components.algorithms.spec import GRPOSpec, RLOOSpec
-from components.algorithms.turns import process_advantages, turn_advantages, turn_states
 from components.trajectories.schema import Trajectory
 from tests.algorithms.builders import history, make_policy, trajectory
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.algorithms import unfinished
+from components.algorithms.loop import resume
 from components.algorithms.spec import GRPOSpec, PPOSpec, SFTSpec
 from components.algorithms.train import train
 from tests.algorithms.builders import MODEL, batch, demonstrations
@@ -176,7 +176,7 @@ def test_a_save_that_fails_costs_a_warning(base_dir, tmp_path, undisturbed, monk
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(unfinished, "sync_tree", full)
+    monkeypatch.setattr(resume, "sync_tree", full)
     assert differing(undisturbed["grpo"], run(base_dir, "grpo", tmp_path)) == []
     assert "No space left on device" in caplog.text
     assert list((tmp_path / "scratch" / "unfinished").iterdir()) == []

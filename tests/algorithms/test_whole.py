@@ -10,14 +10,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from components.algorithms import policy_gradient
-from components.algorithms.adamw import MASTER, AdamW
-from components.algorithms.policy import Policy
+from components.algorithms.loop.adamw import MASTER, AdamW
+from components.algorithms.policy import full_finetuning
+from components.algorithms.policy.policy import Policy
+from components.algorithms.policy_gradient import trainer
 from components.algorithms.spec import GRPOSpec, SFTSpec
 from components.algorithms.train import policy_digest, train
 from components.errors import ArtifactError, ResourceError
 from components.inference.protocol import ChatRequest, Sampling
-from components.models import learned
+from components.models import trained_weights
 from components.models.weights import load_model
 from tests.algorithms.builders import (
     MODEL,
@@ -86,7 +87,7 @@ def test_the_gradient_of_every_weight_is_that_of_the_formula(base_dir, moved, tm
     )
     rest = {"step": 0, "seed": 0, "scratch": tmp_path, "on_step": lambda _: None}
     still = SPEC.model_copy(update={"learning_rate": 0.0})
-    policy_gradient.train_policy_gradient(still, policy, optimizer, trajectories, **rest)
+    trainer.train_policy_gradient(still, policy, optimizer, trajectories, **rest)
 
     total, loss = sum(sum(h.sampled_mask()) for one in trajectories for h in one.histories), 0.0
     for one in trajectories:
@@ -130,10 +131,10 @@ def test_the_engine_and_the_export_compute_what_was_trained(base_dir, trained, t
     policy = Policy(base_dir, WHOLE, seed=0)
     policy.load(policy.folder(trained))
     engine = TransformersEngine(base_dir, device="cpu", max_length=256)
-    engine.load_policy("a", str(learned.folder_of(trained)))
+    engine.load_policy("a", str(trained_weights.folder_of(trained)))
     request = ChatRequest([{"role": "user", "content": "Hello."}], [], "a", Sampling(max_tokens=8), seed=3)
     answer = asyncio.run(engine.chat(request))
-    learned.merge(base_dir, learned.folder_of(trained), tmp_path / "export")
+    trained_weights.merge(base_dir, trained_weights.folder_of(trained), tmp_path / "export")
     exported = load_model(tmp_path / "export")
     named = dict(exported.named_parameters())
     assert all(torch.equal(parameter, named[name]) for name, parameter in policy.parameters.items())
@@ -148,7 +149,7 @@ def test_the_engine_and_the_export_compute_what_was_trained(base_dir, trained, t
 def test_an_export_says_in_which_type_its_weights_are(base_dir, tmp_path):
     """The base is float32; what was trained in bfloat16 is exported so."""
     out = run(base_dir, tmp_path, demonstrations(), SFTSpec(), WHOLE.model_copy(update={"dtype": "bfloat16"}))
-    learned.merge(base_dir, learned.folder_of(out), tmp_path / "export")
+    trained_weights.merge(base_dir, trained_weights.folder_of(out), tmp_path / "export")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "export").dtype == torch.bfloat16
 
 
@@ -200,13 +201,12 @@ def test_weights_of_another_model_are_refused(base_dir, moved, tmp_path):
     with pytest.raises(ArtifactError, match="another model"):
         policy.load(tmp_path / "weights")
     with pytest.raises(ArtifactError, match="another model"):
-        dict(learned.changed_tensors(base_dir, tmp_path / "weights"))
+        dict(trained_weights.changed_tensors(base_dir, tmp_path / "weights"))
 
 
 def test_weights_that_the_files_name_otherwise_are_refused_before_training(base_dir, tmp_path, monkeypatch):
-    from components.algorithms import whole
 
-    monkeypatch.setattr(whole, "shapes", lambda folder: {"other.weight": (1,)})
+    monkeypatch.setattr(full_finetuning, "shapes", lambda folder: {"other.weight": (1,)})
     with pytest.raises(ResourceError, match=r"model\.lora=null.*model\.embed_tokens"):
         Policy(base_dir, WHOLE, seed=0)
 
@@ -225,7 +225,7 @@ def test_an_adapter_checkpoint_stays_what_it_was(base_dir, tmp_path):
         "adapter_config.json",
         "adapter_model.safetensors",
     }
-    assert learned.folder_of(folder) == folder / "adapter"
+    assert trained_weights.folder_of(folder) == folder / "adapter"
 
 
 def test_a_supervised_training_in_bfloat16_goes_on_with_its_float32_state(base_dir, trained, tmp_path):

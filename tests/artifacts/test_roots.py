@@ -9,7 +9,7 @@ import pytest
 
 from components.artifacts.roots import private_root
 from components.errors import ResourceError
-from flows.server import client_environment
+from flows.orchestration.server import client_environment
 
 pytestmark = pytest.mark.security
 

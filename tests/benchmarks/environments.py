@@ -30,8 +30,8 @@ from components.environments.tools import ACT, call
 from components.errors import ResourceError, SpecError
 from components.rollout.agent import as_messages, as_step
 from components.trajectories.schema import Scenario
-from flows.config import compose
-from flows.loader import CONF
+from flows.experiment.compose import compose
+from flows.experiment.config_loader import CONF
 from tests.benchmarks.beside import beside
 
 KNOWN = 24

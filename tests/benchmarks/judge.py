@@ -164,10 +164,10 @@ judge gave."""
 def ours(url: str) -> Form:
     sys.path.insert(0, str(CODE))
     from components.models.spec import ModelSpec
-    from components.rewards.asking.spec import ServedJudge
     from components.rewards.judge import judge
+    from components.rewards.judges.ruler import Ruler
+    from components.rewards.llm.spec import ServedJudge
     from components.rewards.protocol import Means
-    from components.rewards.ruler import Ruler
     from components.trajectories.schema import History, Message, Scenario, Trajectory
 
     folder = tempfile.TemporaryDirectory()

@@ -28,9 +28,9 @@ from pathlib import Path
 
 from components.artifacts import Artifact, Draft
 from components.specs import validate
-from flows.config import compose
-from flows.console import hush
-from flows.online_rl import online_rl
+from flows.experiment.compose import compose
+from flows.terminal.console import hush
+from flows.recipes.online_rl import online_rl
 from flows.stages import STAGES
 from flows.stages.base import Context
 
@@ -81,7 +81,8 @@ def main() -> None:
 def _prepare(folder: Path, overrides: list[str]) -> None:
     """Converts the weights once for both, which is no orchestration."""
     code = (
-        "import sys; from pathlib import Path; from flows.config import compose; from components.models import weights;"
+        "import sys; from pathlib import Path; from flows.experiment.compose import compose; "
+        "from components.models import weights;"
         "weights.prepare(compose(sys.argv[2:]).model, Path(sys.argv[1]))"
     )
     _timed([sys.executable, "-c", code, f"{folder}/models", *overrides])

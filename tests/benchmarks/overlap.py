@@ -25,12 +25,12 @@ from typing import Any
 from components.environments.protocol import Step
 from components.specs import validate
 from components.trajectories.schema import Scenario
-from flows.console import Console, hush
-from flows.execution import Execution
-from flows.online_rl import online_rl
-from flows.overlap import together
-from flows.spec import ExperimentSpec
+from flows.execution.executor import Execution
+from flows.execution.overlap import together
+from flows.experiment.spec import ExperimentSpec
+from flows.recipes.online_rl import online_rl
 from flows.stages.base import Context
+from flows.terminal.console import Console, hush
 
 STEP_SECONDS = 0.2
 TURNS = 5
@@ -130,7 +130,7 @@ def _experiment(root: Path, episodes: int, rounds: int, epochs: int, overlapped:
         "allow": ["tests"],
         "model": {"name": "tiny", "source": "random"},
         "environment": {"_target_": "tests.benchmarks.overlap.Waiting", "train": episodes},
-        "reward": {"_target_": "components.rewards.outcome.Outcome"},
+        "reward": {"_target_": "components.rewards.rules.outcome.Outcome"},
         "filter": {"_target_": "components.filters.everything.Everything"},
         "algorithm": {
             "name": "grpo",

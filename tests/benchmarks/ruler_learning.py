@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from components.environments.shop import Shop
+from components.environments.worlds.shop import Shop
 from components.trajectories.schema import Scenario
 from tests.rewards.judge_server import Asked, Reply, judge_server
 

@@ -141,7 +141,7 @@ def adamw(parameters: Any) -> Any:
 
 class Ours:
     def __init__(self, base_dir: Path, model: str, episodes: list[Episode], rows: int, scratch: Path):
-        from components.algorithms.policy import Policy
+        from components.algorithms.policy.policy import Policy
         from components.algorithms.spec import GRPOSpec
         from components.trajectories.schema import History, Message, Scenario, Trajectory
 
@@ -164,7 +164,7 @@ class Ours:
             self.trajectories.append(made)
 
     def step(self) -> float:
-        from components.algorithms.policy_gradient import train_policy_gradient
+        from components.algorithms.policy_gradient.trainer import train_policy_gradient
 
         seconds: list[float] = []
         start = time.perf_counter()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from components.compute import accelerate
+from components.compute import torchrun
 from components.compute.launch import main, meeting
 from components.compute.spec import AcceleratePlace, ComputeSpec
 from components.errors import ResourceError, SpecError
@@ -39,7 +39,7 @@ def test_a_list_of_nodes_that_makes_no_sense_is_refused(monkeypatch, capsys, wro
 
 def test_a_place_says_what_is_started():
     place = AcceleratePlace(processes=4, strategy="fsdp", timeout=60)
-    start = accelerate.command(place, ["flows.stage", "--store", "s3://x"], Path("log"))
+    start = torchrun.command(place, ["flows.stage", "--store", "s3://x"], Path("log"))
     assert start[0] == sys.executable
     assert " ".join(start[1:]) == (
         "-m components.compute.launch --processes 4 --log log -- "

@@ -13,7 +13,7 @@ from components.compute.sky.spec import SkyPlace
 from components.compute.sky.task import REQUEST, render
 from components.errors import SpecError
 from components.specs import validate
-from flows.loader import CONF
+from flows.experiment.config_loader import CONF
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = Path(__file__).parent / "sky_golden"

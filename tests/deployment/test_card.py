@@ -22,7 +22,7 @@ EXPERIMENT: dict[str, Any] = {
     "name": "shop",
     "seed": 3,
     "root": "runs",
-    "environment": {"_target_": "components.environments.shop.Shop", "difficulty": 2},
+    "environment": {"_target_": "components.environments.worlds.shop.Shop", "difficulty": 2},
     "algorithm": {"name": "grpo", "learning_rate": 1e-4},
     "collect": {"scenarios": 8, "concurrency": 64, "timeout": 600.0},
     "evaluate": {"split": "heldout", "temperature": 0.0},

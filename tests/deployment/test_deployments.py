@@ -14,7 +14,7 @@ from components.deployment.targets.protocol import Deployment, Release
 from components.deployment.targets.spec import LocalTarget
 from components.errors import ResourceError
 from flows.deployments import main
-from flows.in_use import InUse, Ledger
+from flows.release.deployment_ledger import InUse, Ledger
 from tests.inference.fake import environment
 
 

@@ -19,9 +19,9 @@ import pytest
 import yaml
 
 from components.specs import names_below
-from flows.config import Composer, check
-from flows.loader import CONF
-from flows.spec import ExperimentSpec
+from flows.experiment.compose import Composer, check
+from flows.experiment.config_loader import CONF
+from flows.experiment.spec import ExperimentSpec
 from tests.docs.pages import PAGES, ROOT, anchors, blocks, commands, prose, words
 from tests.test_configs import JUDGES, NEEDED, PACKAGES
 

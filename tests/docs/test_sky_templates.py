@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.config import check
+from flows.experiment.compose import check
 from tests.docs.pages import PAGES, ROOT, blocks
 
 TEMPLATES = sorted((ROOT / "sky").glob("*.yaml"))

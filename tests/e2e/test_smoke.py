@@ -112,7 +112,14 @@ def test_the_last_line_says_everything(first):
 
 
 def test_the_end_is_readable(first, place):
-    for words in ("after SFT", "after GRPO", "round 1/1", "mlflow ui", "flows.server root=", first.result["export"]):
+    for words in (
+        "after SFT",
+        "after GRPO",
+        "round 1/1",
+        "mlflow ui",
+        "flows.server root=",
+        first.result["export"],
+    ):
         assert words in first.errors
     assert "Traceback" not in first.errors
     (log,) = (place.root / "logs").glob("smoke-*.log")
@@ -148,7 +155,7 @@ def test_mlflow_holds_the_run(first, place):
     warmed, trained = (model.tags for model in sorted(models, key=lambda model: "parent_digest" in model.tags))
     assert trained["made_by"] == warmed["made_by"] == run.info.run_id
     assert trained["parent_digest"] == warmed["digest"]
-    assert trained["reward"] == "components.rewards.outcome.Outcome"
+    assert trained["reward"] == "components.rewards.rules.outcome.Outcome"
     assert 'id="lineage"' in Path(first.result["report"]).read_text()
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from components.environments.agentgym_server import ServerGone
+from components.environments.adapters.agentgym_server import ServerGone
 from components.environments.protocol import Step
 from components.errors import EnvironmentAway, Problem, SpecError
 from components.trajectories.schema import Scenario

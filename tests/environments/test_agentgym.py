@@ -15,10 +15,10 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from pydantic import TypeAdapter
 
-from components.environments import agentgym_server
-from components.environments.agentgym import AgentGym, parsed
-from components.environments.agentgym_kinds import KINDS, Action
-from components.environments.agentgym_server import MAX_ANSWER, leave_all
+from components.environments.adapters import agentgym_server
+from components.environments.adapters.agentgym import AgentGym, parsed
+from components.environments.adapters.agentgym_kinds import KINDS, Action
+from components.environments.adapters.agentgym_server import MAX_ANSWER, leave_all
 from components.environments.tools import Invalid, acts
 from components.errors import EnvironmentFailed, ResourceError, SpecError
 from components.specs.target import Target
@@ -344,7 +344,7 @@ def test_instances_are_closed_at_the_end_where_the_server_can():
     with FakeAgentGym("searchqa") as server:
         code = f"""
 import asyncio
-from components.environments.agentgym import AgentGym
+from components.environments.adapters.agentgym import AgentGym
 gym = AgentGym("searchqa", "{server.url}")
 asyncio.run(gym.reset(gym.scenarios("train")[0]))
 """
@@ -688,7 +688,7 @@ def test_demonstrations_as_each_format_says_them(demonstrations):
 
 
 def test_items_without_a_demonstration_are_named_before_any_is_played(demonstrations):
-    from flows.config import compose
+    from flows.experiment.compose import compose
 
     path = demonstrations("alfworld", [0])
     lines = ["environment=agentgym", "environment.kind=alfworld", "environment.url=http://127.0.0.1:1"]
@@ -711,7 +711,12 @@ def test_where_nothing_is_marked_all_but_the_agreement_is_learned(tmp_path):
 
 def test_the_key_of_a_stage_holds_what_a_file_says_and_not_where_it_or_the_server_is(demonstrations, tmp_path):
     def key(url: str, path: str, **other: Any) -> str:
-        data = {"_target_": "components.environments.agentgym.AgentGym", "kind": "maze", "url": url, "train": path}
+        data = {
+            "_target_": "components.environments.adapters.agentgym.AgentGym",
+            "kind": "maze",
+            "url": url,
+            "train": path,
+        }
         target = TypeAdapter(Target).validate_python({**data, "heldout": "20-25", **other}, context={"allow": []})
         return json.dumps(target.resolved())
 

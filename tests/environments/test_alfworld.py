@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from components.environments.alfworld import ALFWorld
-from components.environments.alfworld_game import names
+from components.environments.adapters.alfworld import ALFWorld
+from components.environments.adapters.alfworld_game import names
 from components.environments.tools import acts
 from components.errors import EnvironmentFailed, ResourceError
 from tests.environments import alfworld_games, checks

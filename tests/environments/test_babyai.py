@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from components.environments.babyai import ACTIONS, BEYOND_THE_BOT, BabyAI, seen
+from components.environments.adapters.babyai import ACTIONS, BEYOND_THE_BOT, BabyAI, seen
 from components.environments.tools import acts
 from components.errors import ResourceError, SpecError
 from components.trajectories.schema import Scenario

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.environments.calculator import Calculator, calculated, number, shown
 from components.environments.tools import Invalid, call
+from components.environments.worlds.calculator import Calculator, calculated, number, shown
 from tests.environments import checks
 
 

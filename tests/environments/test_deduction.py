@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from components.environments.deduction import (
+from components.environments.games.deduction import (
     LEVELS,
     WHEN,
     WHO,

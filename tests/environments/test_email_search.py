@@ -9,11 +9,11 @@ from datetime import date
 
 import pytest
 
-from components.environments.email_search import EmailSearch
-from components.environments.email_search.answers import is_right, is_unknown
-from components.environments.email_search.mailbox import mailbox
-from components.environments.email_search.questions import MAKERS, TODAY
 from components.environments.tools import call
+from components.environments.worlds.email_search import EmailSearch
+from components.environments.worlds.email_search.answers import is_right, is_unknown
+from components.environments.worlds.email_search.mailbox import mailbox
+from components.environments.worlds.email_search.questions import MAKERS, TODAY
 from tests.environments import checks
 
 SMALL = {"mails": 2500, "train": 100, "heldout": 40, "train_mailboxes": 2}

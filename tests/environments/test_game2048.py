@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from components.environments import game2048
-from components.environments.game2048 import DIRECTIONS, LEVELS, Game2048, best, slid
+from components.environments.games import game2048
+from components.environments.games.game2048 import DIRECTIONS, LEVELS, Game2048, best, slid
 from components.environments.tools import acts
 from components.trajectories.schema import Scenario
 from tests.environments import checks

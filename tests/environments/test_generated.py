@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from components.environments.generated import generate
+from components.environments.seeded import generate
 
 
 def _task(rng, difficulty, split):

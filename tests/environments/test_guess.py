@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from components.environments.guess import LEVELS, Guess
+from components.environments.games.guess import LEVELS, Guess
 from components.environments.tools import acts
 from tests.environments import checks
 

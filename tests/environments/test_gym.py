@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from components.environments.gym import Gym, Move, Variant, View, frozen_lakes
+from components.environments.adapters.gym import Gym, Move, Variant, View, frozen_lakes
 from components.environments.tools import acts
 from components.errors import ResourceError, SpecError
 from components.specs import Target
@@ -153,7 +153,7 @@ def test_functions_of_the_user_by_their_paths():
     here = __name__
     sys.modules.setdefault(here, sys.modules[__name__])
     spec = {
-        "_target_": "components.environments.gym.Gym",
+        "_target_": "components.environments.adapters.gym.Gym",
         "kwargs": {"is_slippery": False},
         "render": {"_target_": f"{here}.place"},
         "shaping": {"_target_": f"{here}.closer", "bonus": 0.25},

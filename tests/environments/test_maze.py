@@ -6,7 +6,7 @@ import heapq
 
 import pytest
 
-from components.environments.maze import BACK, LEVELS, MOVES, Maze, _next, _open, distances, searched, shortest
+from components.environments.games.maze import BACK, LEVELS, MOVES, Maze, _next, _open, distances, searched, shortest
 from components.environments.tools import acts
 from tests.environments import checks
 

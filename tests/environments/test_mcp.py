@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from components.environments import mcp as module
-from components.environments import tasks
-from components.environments.mcp import Judge, Mcp
+from components.environments import tool_tasks
+from components.environments.adapters import mcp as module
+from components.environments.adapters.mcp import Judge, Mcp
 from components.environments.tools import call
 from components.errors import EnvironmentAway, EnvironmentFailed, JudgeError, ResourceError, SpecError
 from tests.environments import checks
@@ -483,7 +483,7 @@ def test_a_model_writes_tasks_of_all_difficulties(tmp_path):
     assert "price of an item in dollars" in request
     assert "a shop" in request
     with model("I would rather not.") as (url, _), pytest.raises(EnvironmentFailed, match="wrote 0 of 1 tasks"):
-        asyncio.run(tasks.write_tasks(tasks.Author(url=url, model="m"), [], count=1))
+        asyncio.run(tool_tasks.write_tasks(tool_tasks.Author(url=url, model="m"), [], count=1))
 
 
 def test_the_server_of_an_author_may_want_a_header(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from components.environments.openenv import OpenEnv, written_out
+from components.environments.adapters.openenv import OpenEnv, written_out
 from components.environments.tools import call
 from components.errors import EnvironmentAway, EnvironmentFailed, ResourceError, SpecError
 from tests.environments import checks

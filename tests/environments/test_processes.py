@@ -75,7 +75,7 @@ def test_its_scenarios_and_what_it_can_do_are_those_of_the_environment_inside():
                 await one.close()
 
     asyncio.run(through())
-    plain = validate(Target, {"_target_": "components.environments.guess.Guess"})
+    plain = validate(Target, {"_target_": "components.environments.games.guess.Guess"})
     assert not isinstance(InProcesses(plain), Restorable) or hasattr(plain.factory(), "save")
 
 

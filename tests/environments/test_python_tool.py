@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from components.environments.python_tool import PythonTool
-from components.environments.python_tool.environment import same
 from components.environments.tools import call
+from components.environments.worlds.python_tool import PythonTool
+from components.environments.worlds.python_tool.environment import same
 from components.errors import ResourceError
 from tests.environments import checks
 

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from components.environments.questions.base import LEVELS, same
-from components.environments.questions.movie import Movie
-from components.environments.questions.todo import Todo
-from components.environments.questions.weather import Weather
 from components.environments.tools import call
+from components.environments.worlds.questions.base import LEVELS, same
+from components.environments.worlds.questions.movie import Movie
+from components.environments.worlds.questions.todo import Todo
+from components.environments.worlds.questions.weather import Weather
 from tests.environments import checks
 
 WORLDS = {"todo": Todo, "weather": Weather, "movie": Movie}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from components.environments.optional import needed
-from components.environments.reasoning import UNKNOWN, ReasoningGym, families
+from components.environments.adapters.reasoning import UNKNOWN, ReasoningGym, families
+from components.environments.optional_packages import needed
 from components.errors import ResourceError, SpecError
 from tests.environments import checks
 
@@ -59,7 +59,7 @@ def test_the_same_questions_in_every_process():
     """Also of the family that draws from the global generator."""
     tasks = [*PLAIN, "list_functions", "zebra_puzzles", "knights_knaves", "group_anagrams"]
     code = (
-        "from components.environments.reasoning import ReasoningGym; import json;"
+        "from components.environments.adapters.reasoning import ReasoningGym; import json;"
         f"print(json.dumps([one.input for one in ReasoningGym({tasks}, train=14, heldout=7).scenarios('train')]))"
     )
     small()

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from components.environments import scienceworld
-from components.environments.scienceworld import TASKS, ScienceWorld
+from components.environments.adapters import scienceworld
+from components.environments.adapters.scienceworld import TASKS, ScienceWorld
 from components.environments.tools import acts
 from components.errors import EnvironmentFailed, ResourceError, SpecError
 from tests.environments import checks

@@ -11,7 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from components.environments.service.airline import Airline, distance
+from components.environments.service.airline import Airline
+from components.environments.service.airline_policy import distance
 from components.environments.service.customer import (
     STOP,
     ScriptedCustomer,
@@ -250,7 +251,7 @@ RETURNS = [
 def test_returns_have_a_window_and_clearance_has_none(tier, days, clearance, rules):
     from datetime import timedelta
 
-    from components.environments.service.retail import TODAY
+    from components.environments.service.retail_policy import TODAY
 
     desk = Retail(train=11, heldout=18)
     found = {}
@@ -499,7 +500,7 @@ def server(answers):
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr("components.environments.served.PAUSE", 0.0)
+    monkeypatch.setattr("components.environments.language_model.PAUSE", 0.0)
 
 
 def test_a_model_plays_the_customer(monkeypatch):

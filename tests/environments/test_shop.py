@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from components.environments.protocol import Environment, Solver
-from components.environments.shop import TOOLS, Shop
+from components.environments.worlds.shop import TOOLS, Shop
 from components.trajectories.schema import Scenario
 
 ROOT = Path(__file__).parents[2]

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from components.environments.sql import Sql
-from components.environments.sql.database import Database, write
-from components.environments.sql.environment import same
-from components.environments.sql.schemas import SCHEMAS
 from components.environments.tools import Invalid, call
+from components.environments.worlds.sql import Sql
+from components.environments.worlds.sql.database import Database, write
+from components.environments.worlds.sql.environment import same
+from components.environments.worlds.sql.schemas import SCHEMAS
 from tests.environments import checks
 
 

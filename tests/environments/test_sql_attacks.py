@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from components.environments.sql import Sql
 from components.environments.tools import call
+from components.environments.worlds.sql import Sql
 from components.rollout.agent import ask
 
 pytestmark = pytest.mark.security
@@ -45,7 +45,7 @@ LIMIT_MB = 300
 
 CHILD = """
 import asyncio, json, os, resource, sys, threading, time
-from components.environments.sql import Sql
+from components.environments.worlds.sql import Sql
 from components.environments.tools import call
 from components.rollout.agent import ask
 
@@ -158,7 +158,7 @@ def test_the_event_loop_goes_on_and_other_episodes_are_unharmed():
 
 
 def test_a_cancelled_episode_ends_its_query():
-    from components.environments.sql import database
+    from components.environments.worlds.sql import database
 
     environment = Sql(train=8, heldout=0, schemas=("shop",))
     asyncio.run(ask(environment.reset, environment.scenarios("train")[0]))
@@ -188,7 +188,7 @@ def test_a_cancelled_episode_ends_its_query():
 
 
 def test_a_killed_process_is_replaced():
-    from components.environments.sql import database
+    from components.environments.worlds.sql import database
 
     environment = Sql(train=8, heldout=0, schemas=("shop",))
     scenario = environment.scenarios("train")[0]
@@ -203,7 +203,7 @@ def test_a_killed_process_is_replaced():
 
 
 def test_the_process_has_no_secrets_and_writes_no_file():
-    from components.environments.sql import database
+    from components.environments.worlds.sql import database
 
     environment = Sql(train=8, heldout=0, schemas=("shop",))
     asyncio.run(ask(environment.reset, environment.scenarios("train")[0]))

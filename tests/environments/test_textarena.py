@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from components.environments.adapters.textarena import TextArena, Turn
 from components.environments.protocol import Players
-from components.environments.textarena import TextArena, Turn
 from components.environments.tools import acts
 from components.errors import ResourceError, SpecError
 from tests.environments import checks
@@ -193,7 +193,7 @@ def test_games_without_their_words_say_what_to_download(monkeypatch):
 
 
 def test_without_the_package(monkeypatch):
-    from components.environments import textarena_games
+    from components.environments.adapters import textarena_games
 
     textarena_games.game_of.cache_clear()
     monkeypatch.setitem(sys.modules, "textarena", None)

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from components.environments.textcraft import (
+from components.environments.games.textcraft import (
     LEVELS,
     MOST,
     TextCraft,

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from components.environments.textworld import TextWorld
+from components.environments.adapters.textworld import TextWorld
 from components.environments.tools import acts
 from components.errors import EnvironmentFailed, ResourceError
 from tests.environments import checks

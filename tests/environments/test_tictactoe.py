@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from components.environments import tictactoe
-from components.environments.tictactoe import EMPTY, LEVELS, TicTacToe, _best, _reply, _value, _winner
+from components.environments.games import tictactoe
+from components.environments.games.tictactoe import EMPTY, LEVELS, TicTacToe, _best, _reply, _value, _winner
 from components.environments.tools import acts
 from tests.environments import checks
 

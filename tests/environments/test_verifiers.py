@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from components.environments.adapters.verifiers import Verifiers
 from components.environments.tools import call
-from components.environments.verifiers import Verifiers
 from components.errors import EnvironmentFailed, ResourceError, SpecError
 
 pytestmark = pytest.mark.timeout(1800)

@@ -16,12 +16,12 @@ from urllib.parse import urljoin
 import pytest
 
 from components.environments.tools import call
-from components.environments.webshop import Webshop
-from components.environments.webshop.__main__ import Server, main
-from components.environments.webshop.browser import Page
-from components.environments.webshop.catalog import ATTRIBUTES, KINDS, OPTIONS, catalog
-from components.environments.webshop.goals import fits, judge
-from components.environments.webshop.site import NoPage
+from components.environments.worlds.webshop import Webshop
+from components.environments.worlds.webshop.__main__ import Server, main
+from components.environments.worlds.webshop.browser import Page
+from components.environments.worlds.webshop.catalog import ATTRIBUTES, KINDS, OPTIONS, catalog
+from components.environments.worlds.webshop.goals import fits, judge
+from components.environments.worlds.webshop.site import NoPage
 from tests.environments import checks
 
 ROOT = Path(__file__).parents[2]
@@ -298,7 +298,7 @@ def test_the_same_site_is_served_over_http(shop):
 
 
 def test_the_command_serves_and_says_where():
-    command = [sys.executable, "-m", "components.environments.webshop", "--port", "0", "--products", "1000"]
+    command = [sys.executable, "-m", "components.environments.worlds.webshop", "--port", "0", "--products", "1000"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             line = next(line for line in process.stderr if line.startswith("serving "))

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from components.environments.games.wordle import LEVELS, Wordle, _words_of, marks, words
 from components.environments.tools import acts
-from components.environments.wordle import LEVELS, Wordle, _words_of, marks, words
 from tests.environments import checks
 
 

@@ -25,8 +25,8 @@ from components.evaluation.calibration import (
     spearman,
     written,
 )
-from components.evaluation.marks import LEAST, MOST, Mark, judge_by
 from components.evaluation.spec import MarksSpec
+from components.evaluation.thresholds import LEAST, MOST, Mark, judge_by
 from components.trajectories.schema import ToolCall
 from tests.trajectories.builders import episode, tool_talk
 

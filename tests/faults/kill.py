@@ -37,7 +37,7 @@ from typing import Any
 
 import psutil
 
-from flows.records import Records
+from flows.history.records import Records
 from tests.faults.world import NOTES
 
 CODE = Path(__file__).resolve().parents[2]

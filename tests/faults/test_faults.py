@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.records import Records
+from flows.history.records import Records
 from tests.e2e.test_smoke import Done, Place
 from tests.faults import kill
 from tests.inference.faulty import EMPTY, Line, answer, cut, status
@@ -65,7 +65,7 @@ def test_a_prefect_server_that_dies_costs_a_warning(tmp_path, undisturbed):
     process = place.start(*SMALL)
     until(lambda: "Beginning flow run" in log_of(place), process)
     for one in psutil.Process(process.pid).children():
-        if "flows.server_process" in one.cmdline():
+        if "flows.orchestration.server_process" in one.cmdline():
             one.kill()
     done = ended(process)
     assert done.result["policy_digest"] == undisturbed.result["policy_digest"]
@@ -268,7 +268,7 @@ def test_a_kill_beside_a_training_falls_into_the_collecting_too():
     labels = ["collect[1]", "train[1]", "collect[2]", "train[2]"]
 
     def log(*done: str) -> str:
-        return "\n".join(["Beginning flow run", *(f"flows.execution: {one} ran in 1 s" for one in done)])
+        return "\n".join(["Beginning flow run", *(f"flows.execution.executor: {one} ran in 1 s" for one in done)])
 
     assert kill.hit_by(log("collect[1]"), labels, overlap=True) == {"train[1]", "collect[2]"}
     assert kill.hit_by(log("collect[1]"), labels, overlap=False) == {"train[1]"}

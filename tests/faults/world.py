@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from components.environments.protocol import Step
-from components.environments.shop import Shop
+from components.environments.worlds.shop import Shop
 from components.trajectories.schema import Scenario
 
 NOTES = "ESPALIER_FAULTS_NOTES"

@@ -14,7 +14,7 @@ from components.filters.distinct import Distinct
 from components.filters.signal import Signal
 from components.filters.top import Top
 from components.specs import Target
-from flows.config import compose
+from flows.experiment.compose import compose
 from tests.filters.test_filters import selections_of
 from tests.trajectories.builders import FAILURE, episode, talk
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from components.trajectories.schema import Failure, History, Message, Scenario, ToolCall, Trajectory
 from flows.annotation.episodes import Episodes, load, stage_named
-from flows.records import RunRecord
+from flows.history.records import RunRecord
 from tests.flows.pretend import pretend
 from tests.trajectories.builders import TOOLS
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from flows.console import Console
 from flows.stages import STAGES
 from flows.stages.base import Context, Stage, StageSpec
+from flows.terminal.console import Console
 
 
 class AddSpec(StageSpec):
@@ -63,7 +63,7 @@ def prefect_server(prefect_root):
     """A server of our own kind. Its environment is set before Prefect is first imported."""
     import os
 
-    from flows import server
+    from flows.orchestration import server
 
     os.environ.update(server.client_environment(prefect_root))
     running = server.start(prefect_root)

@@ -13,10 +13,10 @@ from components.evaluation.metrics import summarise
 from components.specs import validate
 from components.trajectories.schema import Scenario, Score, Trajectory
 from components.trajectories.store import write_scores, write_trajectories
-from flows.fork import resolve
-from flows.online_rl import online_rl
-from flows.records import RunRecord, StageRecord, recording
-from flows.spec import ExperimentSpec
+from flows.experiment.fork import resolve
+from flows.experiment.spec import ExperimentSpec
+from flows.history.records import RunRecord, StageRecord, recording
+from flows.recipes.online_rl import online_rl
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
 from flows.stages.execute import key_part, request_key

@@ -19,8 +19,8 @@ import pytest
 
 from components.artifacts import Store
 from components.errors import SpecError
+from components.tracking.human_assessments import People
 from components.tracking.mlflow_tracker import Tracker
-from components.tracking.people import People
 from components.tracking.spec import TrackingSpec
 from components.trajectories.feedback import append, read, standing, write_line
 from flows.annotate import author_of, main

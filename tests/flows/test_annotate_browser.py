@@ -164,7 +164,7 @@ def wait_until(page, found):
 
 
 def played_record(root):
-    from flows.records import Records
+    from flows.history.records import Records
 
     return Records(root).get("test")
 

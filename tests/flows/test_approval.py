@@ -12,9 +12,9 @@ import pytest
 
 from components.errors import ResourceError, WaitTimeout
 from components.specs import validate
-from flows import approval
-from flows.online_rl import online_rl
-from flows.spec import ExperimentSpec
+from flows.experiment.spec import ExperimentSpec
+from flows.recipes.online_rl import online_rl
+from flows.release import approval
 from tests.flows.test_online_rl import DATA, Recorder
 
 TABLE = [["start", "0.250 [0.100, 0.400]", "0.3", "2"], ["after GRPO", "0.750 [0.600, 0.900]", "0.8", "2"]]

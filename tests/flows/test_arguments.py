@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.arguments import DEFAULT_ROOT, RootParser, root_folder
-from flows.spec import ExperimentSpec
+from flows.experiment.spec import ExperimentSpec
+from flows.terminal.arguments import DEFAULT_ROOT, RootParser, root_folder
 from tests.flows.test_online_rl import DATA
 
 FLOWS = Path(DEFAULT_ROOT).parent / "flows"

@@ -12,9 +12,9 @@ import pytest
 from components.artifacts import MANIFEST
 from components.errors import SpecError
 from components.specs import validate
-from flows.endings import told
-from flows.records import Records
-from flows.spec import ExperimentSpec
+from flows.experiment.spec import ExperimentSpec
+from flows.history.records import Records
+from flows.terminal.exit_codes import told
 from tests.flows.pretend import pretend
 from tests.flows.test_online_rl import DATA
 

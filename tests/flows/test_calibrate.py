@@ -16,8 +16,8 @@ from components.specs import Target, validate
 from components.trajectories.schema import History, Message, Scenario, Trajectory
 from components.trajectories.store import read_scores
 from flows import calibrate as command
-from flows.calibration import has_solutions, read_people
-from flows.checks.judging import others
+from flows.calibration.calibration import has_solutions, read_people
+from flows.experiment.checks.judging import others
 from flows.stages.base import Request
 from flows.stages.calibrate import CalibrateStage, reseeded, turned
 from flows.stages.execute import request_key, run_stage
@@ -83,7 +83,7 @@ def measured(tmp_path, run, capsys, tracked):
 
 
 def test_a_judge_that_says_the_truth_is_found_to_be_good(measured):
-    code, found, said = measured("components.rewards.outcome.Outcome", "calibrate.marks.auc=0.9", "--strict")
+    code, found, said = measured("components.rewards.rules.outcome.Outcome", "calibrate.marks.auc=0.9", "--strict")
     assert (code, found["warnings"]) == (0, [])
     assert (found["auc"]["value"], found["agreement"]["value"]) == (1.0, 1.0)
     assert (found["episodes"], found["groups"], found["truth"], found["reward"]) == (48, 12, "success", "Outcome")
@@ -146,7 +146,7 @@ def test_people_may_say_the_truth(measured, tmp_path):
     lines = [{"trajectory_id": one.id, "score": 5 if one.success else 1} for one in EPISODES[:24]]
     lines += [{"trajectory_id": EPISODES[0].id, "score": 4, "author": "A"}, {"trajectory_id": "elsewhere", "score": 3}]
     (tmp_path / "people.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-    _, found, _ = measured("components.rewards.outcome.Outcome", "--people", str(tmp_path / "people.jsonl"))
+    _, found, _ = measured("components.rewards.rules.outcome.Outcome", "--people", str(tmp_path / "people.jsonl"))
     assert (found["truth"], found["episodes"], found["threshold"], found["auc"]["value"]) == ("people", 24, 3.0, 1.0)
     assert read_people(tmp_path / "people.jsonl")[EPISODES[0].id] == fmean([5, 4])
 
@@ -173,7 +173,7 @@ def test_a_file_of_people_that_cannot_be_used_is_said(measured, tmp_path, text, 
 
 
 def test_several_evaluations_are_judged_together_under_their_labels(measured):
-    _, found, _ = measured("components.rewards.outcome.Outcome", label=None)
+    _, found, _ = measured("components.rewards.rules.outcome.Outcome", label=None)
     assert (found["episodes"], found["groups"]) == (72, 12)
 
 
@@ -242,7 +242,7 @@ def test_a_run_that_is_not_there_is_named(tmp_path, capsys):
 def test_every_key_that_is_lacking_is_named_at_once_and_those_of_engines_only_where_they_play(tmp_path, capsys):
     asks = ["reward=ruler", "reward.model.url=http://127.0.0.1:9/v1", "reward.model.model=judge"]
     judge = "{name: served, url: 'http://127.0.0.1:9/v1', model: judge, key_variable: OTHER_KEY}"
-    truth = f"calibrate.truth={{_target_: components.rewards.ruler.Ruler, model: {judge}}}"
+    truth = f"calibrate.truth={{_target_: components.rewards.judges.ruler.Ruler, model: {judge}}}"
     engine = ["inference=remote", "inference.url=http://127.0.0.1:9/v1", "inference.model=m"]
     keys = ["reward.model.key_variable=ONE_KEY", "inference.key_variable=ENGINE_KEY"]
 
@@ -265,10 +265,10 @@ def test_solutions_need_an_environment_that_has_them():
 
 
 def test_solutions_are_judged_beside_the_policy_where_there_are_any():
-    shop = validate(Target, {"_target_": "components.environments.shop.Shop", "train": 4, "heldout": 4})
+    shop = validate(Target, {"_target_": "components.environments.worlds.shop.Shop", "train": 4, "heldout": 4})
     scenarios = shop.build().scenarios("heldout")
     assert has_solutions(shop, scenarios)
-    gym = validate(Target, {"_target_": "components.environments.gym.Gym", "id": "CartPole-v1"})
+    gym = validate(Target, {"_target_": "components.environments.adapters.gym.Gym", "id": "CartPole-v1"})
     assert not has_solutions(gym, list(gym.build().scenarios("heldout")))
     assert not has_solutions(validate(Target, {"_target_": f"{JUDGES}.First"}, allow=("tests",)), scenarios)
 
@@ -293,15 +293,15 @@ def test_the_seed_of_a_reward_and_of_those_inside_it_moves_from_turn_to_turn():
     assert reseeded(target, 2).arguments == {"noise": 1.0, "seed": 7}
     default = validate(Target, {"_target_": f"{JUDGES}.Noisy", "noise": 1.0}, allow=("tests",))
     assert reseeded(default, 1).arguments["seed"] == 1
-    learned = {"_target_": "components.rewards.learned.Learned", "path": "x", "task": inner}
+    learned = {"_target_": "components.rewards.judges.learned.Learned", "path": "x", "task": inner}
     outer = validate(Target, learned, allow=("tests",))
     assert reseeded(outer, 3).arguments["task"].arguments["seed"] == 8
     assert "seed" not in reseeded(outer, 3).arguments
 
 
 def test_ruler_says_at_which_place_it_shows_each():
-    from components.rewards.asking.spec import PolicyJudge
-    from components.rewards.ruler import Ruler, _Table
+    from components.rewards.judges.ruler import Ruler, _Table
+    from components.rewards.llm.spec import PolicyJudge
 
     ruler = Ruler(PolicyJudge(), seed=4)
     table = _Table(EPISODES[:4], 4)
@@ -309,7 +309,7 @@ def test_ruler_says_at_which_place_it_shows_each():
 
 
 def test_failed_episodes_are_left_out_and_counted(context, tmp_path):
-    from flows.records import Records
+    from flows.history.records import Records
 
     played = [*EPISODES[:5], replace(EPISODES[5], failure=FAILURE)]
     pretend(tmp_path, episodes={"evaluate[final]": played})
@@ -323,8 +323,9 @@ def test_failed_episodes_are_left_out_and_counted(context, tmp_path):
     assert all(len(row["scores"]) == len(row["positions"]) == 2 for row in rows)
     wide = replace(request, spec={**request.spec, "judge": {"concurrency": 3}})
     assert request_key(wide, context) == request_key(request, context)
-    assert CalibrateStage.model_validate({"reward": {"_target_": "components.rewards.outcome.Outcome"}}).key_part() == {
-        "reward": {"_target_": "components.rewards.outcome.Outcome", "turn_cost": 0.0, "invalid_cost": 0.0,
+    outcome = {"_target_": "components.rewards.rules.outcome.Outcome"}
+    assert CalibrateStage.model_validate({"reward": outcome}).key_part() == {
+        "reward": {"_target_": "components.rewards.rules.outcome.Outcome", "turn_cost": 0.0, "invalid_cost": 0.0,
                    "progress_weight": 0.0, "repetition_cost": 0.0, "repetition_ngram": 3},
         "truth": None, "people": None, "repeats": 2,
     }  # fmt: skip

@@ -10,11 +10,11 @@ import pytest
 from components.tracking.mlflow_tracker import Tracker
 from components.tracking.spec import TrackingSpec
 from components.trajectories.schema import Scenario, Trajectory
-from flows import champion
-from flows.console import Console
-from flows.execution import Execution
-from flows.online_rl import Outcome
+from flows.execution.executor import Execution
+from flows.recipes.outcome import Outcome
+from flows.release import champion
 from flows.stages.base import Context
+from flows.terminal.console import Console
 from tests.flows.pretend import pretend, spec_of
 
 

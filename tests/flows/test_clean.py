@@ -11,7 +11,7 @@ import pytest
 from components.artifacts import Store
 from components.errors import ResourceError
 from flows.clean import Cleaner, main
-from flows.records import Records, recording
+from flows.history.records import Records, recording
 from tests.flows.pretend import pretend
 
 SUCCESS = {f"collect[{number}]": {"success": value} for number, value in ((1, 0.5), (2, 0.9), (3, 0.1), (4, 0.4))}

@@ -31,8 +31,8 @@ def recorded(
         print("CALL", json.dumps(call), flush=True)
         from components import errors
         {body}
-    flows.online_rl = sys.modules["flows.online_rl"] = types.ModuleType("flows.online_rl")
-    flows.online_rl.run = run
+    flows.session = sys.modules["flows.session"] = types.ModuleType("flows.session")
+    flows.session.run = run
     from flows.run import main
     main({list(arguments)!r})
     """
@@ -136,7 +136,7 @@ def test_every_mistake_is_named_at_once_without_a_stack_trace():
 )
 def test_a_mistake_is_answered_with_what_to_write(line, words):
     from components.errors import SpecError
-    from flows.config import check
+    from flows.experiment.compose import check
 
     with pytest.raises(SpecError) as caught:
         check([line])
@@ -300,7 +300,7 @@ def test_the_parameters_of_a_sweeper_are_checked_too(tmp_path):
 
 def test_large_and_continuous_sweeps_are_checked_value_by_value():
     from components.errors import SpecError
-    from flows.config import MOST_POINTS, check
+    from flows.experiment.compose import MOST_POINTS, check
 
     assert len(check(["seed=range(100)", "rounds=1,2"], multirun=True)) == 102 > MOST_POINTS
     searched = ["hydra/sweeper=optuna", "algorithm.learning_rate=interval(1e-5,1e-3)"]

@@ -17,8 +17,8 @@ from components.errors import ResourceError
 from components.evaluation.metrics import paired_difference, summarise
 from components.trajectories.schema import Failure, Scenario
 from flows.compare import main, show
-from flows.comparison import LISTED, compare
-from flows.records import Records
+from flows.history.records import Records
+from flows.reporting.comparison import LISTED, compare
 from flows.stages import STAGES
 from tests.evaluation.test_report import INJECTION, Page, episode
 from tests.flows.pretend import pretend
@@ -76,7 +76,7 @@ def test_the_configuration_is_told_where_it_differs_and_by_what_it_does(two):
 
 def test_an_argument_of_a_target_and_a_part_that_only_one_has(tmp_path):
     one = pretend(tmp_path, rounds=1, warmup=None)
-    reward = {"_target_": "components.rewards.outcome.Outcome", "turn_cost": 0.1}
+    reward = {"_target_": "components.rewards.rules.outcome.Outcome", "turn_cost": 0.1}
     other = pretend(tmp_path, rounds=1, reward=reward, name="other", model={"name": "tiny", "source": "random"})
     found = compare(tmp_path, [one.id, other.id])
     assert list(found.results) == ["reward.turn_cost", "warmup"]
@@ -153,7 +153,7 @@ def test_time_is_what_a_person_waited(tmp_path, capsys):
 
 
 def test_a_default_that_only_one_run_states_is_no_difference(tmp_path):
-    shop = {"_target_": "components.environments.shop.Shop"}
+    shop = {"_target_": "components.environments.worlds.shop.Shop"}
     one = pretend(tmp_path, environment={**shop, "heldout": 4})
     other = pretend(tmp_path, environment={**shop, "heldout": 4, "train": 512})
     assert not {**(found := compare(tmp_path, [one.id, other.id])).results, **found.rest}

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from components.errors import SpecError
-from flows.config import Composer, check, compose
-from flows.loader import CONF
+from flows.experiment.compose import Composer, check, compose
+from flows.experiment.config_loader import CONF
 from flows.run import main
 
 ROOT = Path(__file__).parent.parent.parent
@@ -32,7 +32,7 @@ EXPERIMENT_FILES = {
           - override /filter: null
         name: inline
         allow: [tests]
-        environment: {_target_: components.environments.guess.Guess, train: 40, difficulties: [1]}
+        environment: {_target_: components.environments.games.guess.Guess, train: 40, difficulties: [1]}
         reward: {_target_: tests.rewards.functions.reward_len}
         algorithm: {name: reinforce_pp, learning_rate: 0.5}
         filter: {_target_: components.filters.top.Top, share: 0.5}
@@ -69,7 +69,7 @@ def composed(folder, capsys, monkeypatch):
 
     def run(*arguments: str, check: bool = True) -> dict[str, Any]:
         if not check:
-            monkeypatch.setattr("flows.config.looked_at", lambda *_, **__: ([], None))
+            monkeypatch.setattr("flows.experiment.compose.looked_at", lambda *_, **__: ([], None))
         main(["--config-dir", str(folder), *arguments, "--cfg", "job"])
         return yaml.safe_load(capsys.readouterr().out)
 
@@ -161,8 +161,8 @@ def test_a_run_and_the_points_of_a_sweep_get_what_was_chosen(folder):
         given = spec.model_dump(mode="json", include={"reward", "environment", "warmup"})
         print("GIVEN", json.dumps(given), flush=True)
         return {"success": 0.5}
-    flows.online_rl = sys.modules["flows.online_rl"] = types.ModuleType("flows.online_rl")
-    flows.online_rl.run = run
+    flows.session = sys.modules["flows.session"] = types.ModuleType("flows.session")
+    flows.session.run = run
     from flows.run import main
     main(sys.argv[1:])
     """
@@ -173,7 +173,7 @@ def test_a_run_and_the_points_of_a_sweep_get_what_was_chosen(folder):
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600, env={**os.environ})
         assert done.returncode == 0, done.stderr
         given += [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("GIVEN ")]
-    rewards = ["components.rewards.returned.Returned"] * 2 + ["components.rewards.outcome.Outcome"]
+    rewards = ["components.rewards.rules.returned.Returned"] * 2 + ["components.rewards.rules.outcome.Outcome"]
     assert [one["reward"]["_target_"] for one in given] == rewards
     assert all(one["environment"] == option("environment", "shop") and one["warmup"] is None for one in given)
 

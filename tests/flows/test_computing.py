@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from components.errors import SpecError
-from flows.config import compose
+from flows.experiment.compose import compose
 
 ACCELERATE, FSDP, PLACE = "compute.places.accelerate", "compute.places.fsdp", "compute.places.sky_slurm"
 SLURM = ["compute=sky", "compute.default=local", "compute.stages.train=sky_slurm", "store=file:///shared"]

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from flows import console
-from flows.console import duration, logging_to
+from flows.terminal import console
+from flows.terminal.console import duration, logging_to
 
 
 def test_lines_go_to_the_screen_and_to_the_file(screen, tmp_path):

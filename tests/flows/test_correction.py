@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flows.correction import resolve_correction
-from flows.planning import plan
+from flows.experiment.correction import resolve_correction
+from flows.planning.plan import plan
 from tests.flows.pretend import spec_of
 from tests.flows.test_online_rl import DATA, Recorder
 

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from components.errors import ResourceError
-from flows import server
-from flows.credential import credential
+from flows.execution.prefect_credential import credential
+from flows.orchestration import server
 from tests.flows.test_server_attacks import request
 
 pytestmark = pytest.mark.security
@@ -71,7 +71,7 @@ def test_a_file_of_another_user_is_refused(tmp_path):
 
 
 def test_it_is_in_no_argument_and_no_environment_that_stages_inherit(prefect_server, prefect_root):
-    from flows.execution import environment
+    from flows.execution.executor import environment
 
     text = credential(server.home(prefect_root))
     prefect_server.url()

@@ -6,9 +6,9 @@ import pytest
 
 from components.errors import SpecError
 from components.specs import validate
-from flows.ancestry import Lineage
-from flows.planning import plan
-from flows.spec import ExperimentSpec
+from flows.experiment.spec import ExperimentSpec
+from flows.history.lineage_graph import Lineage
+from flows.planning.plan import plan
 from tests.flows.pretend import pretend, spec_of
 from tests.flows.test_lineage import fed, steps
 from tests.flows.test_online_rl import DATA, Recorder

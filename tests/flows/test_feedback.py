@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from components.algorithms.policy import Policy
+from components.algorithms.policy.policy import Policy
 from components.artifacts import Store
 from components.errors import ResourceError, SpecError
 from components.models.weights import folder, load_tokenizer
@@ -16,15 +16,15 @@ from components.trajectories.chat import ChatFormat
 from components.trajectories.convert import to_openai
 from components.trajectories.feedback import FOLDER, append
 from components.trajectories.store import load_scored, read_trajectories
-from flows import feedback
-from flows.ancestry import Lineage
-from flows.fork import resolve
-from flows.lineage import show
-from flows.online_rl import online_rl
-from flows.planning import plan
-from flows.records import RunRecord, StageRecord, recording
-from flows.requests import Requests
-from flows.spec import ExperimentSpec
+from flows.experiment import feedback
+from flows.experiment.fork import resolve
+from flows.experiment.requests import Requests
+from flows.experiment.spec import ExperimentSpec
+from flows.history.lineage_graph import Lineage
+from flows.history.records import RunRecord, StageRecord, recording
+from flows.planning.plan import plan
+from flows.recipes.online_rl import online_rl
+from flows.reporting.lineage import show
 from flows.stages import STAGES
 from flows.stages.base import Context
 from flows.stages.execute import run_stage
@@ -39,7 +39,7 @@ TINY = {
     "rounds": 1,
     "warmup": None,
     "model": {"name": "tiny", "source": "random", "max_length": 512, "lora": {"rank": 4}, "device": "cpu"},
-    "environment": {"_target_": "components.environments.guess.Guess", "train": 4, "heldout": 2},
+    "environment": {"_target_": "components.environments.games.guess.Guess", "train": 4, "heldout": 2},
     "filter": {"_target_": "components.filters.everything.Everything"},
     "agent": {"max_turns": 2, "max_tokens": 10},
     "collect": {"scenarios": 2, "group_size": 3},

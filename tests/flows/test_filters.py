@@ -10,15 +10,16 @@ import pytest
 from components.artifacts import Artifact
 from components.errors import SpecError
 from components.specs import validate
-from flows import selections
-from flows.config import compose
-from flows.execution import Execution
-from flows.results import round_teller
-from flows.spec import ExperimentSpec
+from flows.execution.executor import Execution
+from flows.experiment.compose import compose
+from flows.experiment.spec import ExperimentSpec
+from flows.reporting.results import round_teller
+from flows.stages import selections
 from flows.stages.base import Context, Request
 from tests.flows.pretend import spec_of
 from tests.flows.test_online_rl import DATA
 
+SHOP = "components.environments.worlds.shop.Shop"
 METRICS = {"kept": 5.0, "scenarios": 2.0, "dropped": 3.0, "kept_share": 5 / 8}
 METRICS |= {"dropped/good/unspoken": 1.0, "dropped/no_spread": 2.0}
 
@@ -43,7 +44,7 @@ def problems(*overrides: str) -> dict[str, str]:
         (["filter=agent_evol", "algorithm=sft", "+filter.filters.more=3"], "filter.filters.more", "3 is no filter"),
         (["filter=agent_evol", "algorithm=sft", "+filter.filters={a b: {_target_: components.filters.top.Top}}"],
          "filter.filters", "'a b' is no name"),
-        (["filter=agent_evol", "algorithm=sft", "filter.filters.share._target_=components.environments.shop.Shop",
+        (["filter=agent_evol", "algorithm=sft", f"filter.filters.share._target_={SHOP}",
           "~filter.filters.share.share", "~filter.filters.share.of"],
          "filter.filters.share._target_", "is no filter; expected a function"),
         (["filter@warmup.filter=threshold", "warmup.filter.minimum=null"], "warmup.filter.minimum", "is dropped"),

@@ -8,8 +8,8 @@ import pytest
 
 from components.artifacts import Store
 from components.errors import ResourceError, SpecError
-from flows.fork import resolve
-from flows.records import Records
+from flows.experiment.fork import resolve
+from flows.history.records import Records
 from tests.flows.pretend import pretend, spec_of
 
 

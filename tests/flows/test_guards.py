@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import pytest
 
 from components.errors import EspalierError, GuardStruck
-from flows.execution import Execution
-from flows.guards import MOST_NAMED, no_signal, reward_hacking, spans
-from flows.planning import plan
-from flows.records import Notice, Records
+from flows.execution.executor import Execution
+from flows.experiment.guards import MOST_NAMED, no_signal, reward_hacking, spans
+from flows.history.records import Notice, Records
+from flows.planning.plan import plan
 from flows.stages.base import Context
 from tests.flows.pretend import pretend, spec_of
 

@@ -7,13 +7,13 @@ import pytest
 from components.errors import ResourceError, SpecError
 from components.inference.server import Server
 from components.trajectories.store import read_trajectories
-from flows.config import check
+from flows.experiment.compose import check
 from flows.stages.base import Request
 from flows.stages.execute import run_stage
 from tests.deployment.tiny import TINY
 
-SHOP = {"_target_": "components.environments.shop.Shop", "train": 8, "heldout": 4}
-REWARD = {"_target_": "components.rewards.outcome.Outcome"}
+SHOP = {"_target_": "components.environments.worlds.shop.Shop", "train": 8, "heldout": 4}
+REWARD = {"_target_": "components.rewards.rules.outcome.Outcome"}
 AGENT = {"max_turns": 2, "max_tokens": 12}
 
 

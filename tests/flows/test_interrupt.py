@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from flows.interrupt import EXIT_CODE, LIMITS
+from flows.terminal.interrupt import EXIT_CODE, LIMITS
 
 
 def start(code):
-    head = "import time, sys\nfrom flows.interrupt import Interruption\n"
+    head = "import time, sys\nfrom flows.terminal.interrupt import Interruption\n"
     process = subprocess.Popen(
         [sys.executable, "-c", head + textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -84,7 +84,7 @@ def test_after_the_run_signals_are_what_they_were():
 def test_a_command_is_left_with_its_exit_code_and_its_last_duties_done(body, code):
     process = start(f"""
         import atexit
-        from flows.interrupt import leave
+        from flows.terminal.interrupt import leave
         atexit.register(print, "duty", file=sys.stderr)
         def main():
             print("ready", flush=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from flows import run
-from flows.config import check
-from flows.keys import lacking
+from flows.experiment.compose import check
+from flows.experiment.prerequisites import lacking
 from tests.flows.test_cli import command
 
 ASKS = ["+experiment=smoke", "reward=ruler", "reward.model.model=judge", "reward.model.url=http://127.0.0.1:9/v1"]
 NESTED = (
-    "reward.independent={_target_: components.rewards.ruler.Ruler, model: {name: served, url: 'http://127.0.0.1:9/v1', "
+    "reward.independent={_target_: components.rewards.judges.ruler.Ruler, "
+    "model: {name: served, url: 'http://127.0.0.1:9/v1', "
     "model: other, key_variable: OTHER_KEY}}"
 )
 LITELLM = ["+experiment=smoke", "reward=ruler", "judge_model@reward.model=litellm"]

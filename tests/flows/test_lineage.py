@@ -13,9 +13,10 @@ import pytest
 from components.artifacts import Store
 from components.artifacts.manifest import content_digest
 from components.errors import ResourceError
-from flows.ancestry import Lineage
-from flows.lineage import main, origins, show, to_json
-from flows.records import Records
+from flows.history.lineage_graph import Lineage
+from flows.history.records import Records
+from flows.lineage import main
+from flows.reporting.lineage import origins, show, to_json
 from tests.flows.pretend import pretend
 from tests.flows.test_online_rl import DATA
 
@@ -80,7 +81,7 @@ def test_any_artifact_has_a_lineage(tmp_path):
 
 
 def test_what_holds_is_told_once_and_again_where_it_changes(tmp_path):
-    reward = {"_target_": "components.rewards.outcome.Outcome", "turn_cost": 0.25}
+    reward = {"_target_": "components.rewards.rules.outcome.Outcome", "turn_cost": 0.25}
     first = pretend(tmp_path, git_commit="a" * 40)
     fork = pretend(tmp_path, fork=f"{first.short}@1", rounds=3, reward=reward, seed=1, git_commit="b" * 40)
     lineage = Lineage(tmp_path)
@@ -88,11 +89,11 @@ def test_what_holds_is_told_once_and_again_where_it_changes(tmp_path):
     assert [one.label for one in found] == ["train[3]", "train[2]", "train[1]", "train[sft]"]
     facts = [one.facts for one in found]
     assert facts[0]["run"] == f"{fork.short} test seed 1, commit {'b' * 40}"
-    assert facts[0]["reward"].startswith("components.rewards.outcome.Outcome ")
+    assert facts[0]["reward"].startswith("components.rewards.rules.outcome.Outcome ")
     assert "turn_cost=0.25" in facts[0]["reward"]
     assert facts[0]["filter"].startswith("components.filters.signal.Signal ")
     assert facts[0]["algorithm"].startswith("grpo ")
-    assert facts[0]["environment"].startswith("components.environments.shop.Shop ")
+    assert facts[0]["environment"].startswith("components.environments.worlds.shop.Shop ")
     versions = [f"{stage} {first.stage(f'{stage}[1]').version}" for stage in ("train", *FED)]
     assert facts[0]["versions of stages"] == ", ".join(versions)
     assert facts[1] == {}
@@ -296,9 +297,9 @@ def test_the_tags_of_a_checkpoint(tmp_path):
         "git_commit": "a" * 40,
         "stage_version": str(run.stage("train[1]").version),
         "parent_digest": run.stage("train[sft]").digest,
-        "reward": "components.rewards.outcome.Outcome",
+        "reward": "components.rewards.rules.outcome.Outcome",
         "filter": "components.filters.signal.Signal",
-        "environment": "components.environments.shop.Shop",
+        "environment": "components.environments.worlds.shop.Shop",
     }
     assert "parent_digest" not in Lineage(tmp_path).tags(run.stage("train[sft]").key)
 

@@ -6,16 +6,16 @@ import pytest
 
 from components.artifacts import Artifact, stage_key
 from components.specs import validate
-from flows.online_rl import online_rl
-from flows.spec import ExperimentSpec
+from flows.experiment.spec import ExperimentSpec
+from flows.recipes.online_rl import online_rl
 from flows.stages import STAGES
 
 DATA = {
     "name": "test",
     "rounds": 2,
     "model": {"name": "tiny", "source": "random"},
-    "environment": {"_target_": "components.environments.shop.Shop", "train": 16, "heldout": 4},
-    "reward": {"_target_": "components.rewards.outcome.Outcome"},
+    "environment": {"_target_": "components.environments.worlds.shop.Shop", "train": 16, "heldout": 4},
+    "reward": {"_target_": "components.rewards.rules.outcome.Outcome"},
     "filter": {"_target_": "components.filters.signal.Signal"},
     "algorithm": {"name": "grpo"},
     "warmup": {"demonstrations": 4, "filter": {"_target_": "components.filters.successful.Successful"}},

@@ -10,12 +10,12 @@ import pytest
 
 from components.compute.runners import KeptProcessRunner
 from components.errors import EspalierError, SpecError, WaitTimeout
-from flows.execution import Execution
-from flows.online_rl import online_rl
-from flows.overlap import together
+from flows.execution.executor import Execution
+from flows.execution.overlap import together
+from flows.history.records import Records, recording
 from flows.plan import show
-from flows.planning import plan
-from flows.records import Records, recording
+from flows.planning.plan import plan
+from flows.recipes.online_rl import online_rl
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
 from tests.flows import waiting
@@ -103,7 +103,7 @@ def test_what_learns_from_any_episodes_needs_no_correction(tmp_path, name):
 def test_the_plan_shows_what_runs_beside_what_and_counts_its_time_once(tmp_path, monkeypatch):
     pretend(tmp_path, **BEFORE)
     seconds = {"train": 5, "collect": 4, "judge": 2, "filter": 1, "evaluate": 1, "deploy": 1}
-    monkeypatch.setattr("flows.planning._Near.seconds_for", lambda near, request: seconds[request.stage])
+    monkeypatch.setattr("flows.planning.plan._Near.seconds_for", lambda near, request: seconds[request.stage])
     found = plan(spec_of(tmp_path, **{**OVERLAP, "seed": 1, "compute": {"price": 3600, "prices": {"train": 7200}}}))
     beside = {one.label: one.beside for one in found.stages if one.beside}
     assert beside == {
@@ -133,7 +133,7 @@ def execution(tmp_path, screen, monkeypatch):
     arguments = {"seed": 0, "spec": {}, "overrides": [], "sweep": None, "git_commit": None, "forked": {}}
     with recording(tmp_path, "abcdef01", name="test", **arguments) as writer:
         made.record = writer
-        from flows.ancestry import Lineage
+        from flows.history.lineage_graph import Lineage
 
         made.lineage = Lineage(tmp_path)
         yield made
@@ -237,7 +237,7 @@ REAL = {
     "collect": {"scenarios": 2, "group_size": 2, "overlap": 1},
     "agent": {"max_turns": 2, "max_tokens": 8},
     "algorithm": {"name": "grpo", "baseline": "none", "scale": "none"},
-    "reward": {"_target_": "components.rewards.outcome.Outcome", "repetition_cost": 0.5, "repetition_ngram": 1},
+    "reward": {"_target_": "components.rewards.rules.outcome.Outcome", "repetition_cost": 0.5, "repetition_ngram": 1},
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from flows.overrides import mask_override, parsed_secrets
+from flows.terminal.overrides import mask_override, parsed_secrets
 from tests.redaction.secret_values import ALNUM, SECRET_KEYS, random
 
 pytestmark = [

@@ -10,7 +10,7 @@ import pytest
 from components.errors import SpecError, TooManyFailures
 from components.specs import validate
 from components.trajectories.store import read_trajectories
-from flows.spec import ExperimentSpec
+from flows.experiment.spec import ExperimentSpec
 from flows.stages.execute import run_stage
 from tests.deployment.tiny import TINY
 from tests.flows.test_online_rl import DATA, Recorder, changed

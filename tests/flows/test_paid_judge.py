@@ -38,7 +38,7 @@ def requested(context, server, judge=None, **model):
     if "made" not in [path.name for path in context.store.root.glob("*")]:
         with context.store.draft("made", stage="made", kind="trajectories", schema_version=1, inputs={}) as draft:
             write_trajectories(draft.path / "trajectories.parquet", episodes())
-    part = {"reward": {"_target_": "components.rewards.ruler.Ruler", "model": asks}, "model": MODEL}
+    part = {"reward": {"_target_": "components.rewards.judges.ruler.Ruler", "model": asks}, "model": MODEL}
     return Request("judge", part | {"judge": judge or {}}, {"trajectories": "made"})
 
 
@@ -177,7 +177,7 @@ def test_a_file_of_answers_that_is_damaged_ends_the_stage_before_a_call(context,
 def test_a_stage_in_batches_is_one_batch_and_says_that_it_waits(context, monkeypatch):
     from dataclasses import replace
 
-    from components.rewards.asking import batches
+    from components.rewards.llm import batches
 
     monkeypatch.setattr(batches, "QUIET", 0.3)
     monkeypatch.setattr(batches, "FIRST_PAUSE", 0.05)

@@ -14,9 +14,9 @@ from components.artifacts import Store
 from components.compute.sky.offers import Offer
 from components.errors import SchemaMismatch
 from flows import plan as command
+from flows.history.records import Records
 from flows.plan import show
-from flows.planning import plan
-from flows.records import Records
+from flows.planning.plan import plan
 from tests.flows.pretend import pretend, spec_of
 
 CODE = Path(__file__).resolve().parents[2]
@@ -69,7 +69,11 @@ def test_one_changed_key_says_which_stages_it_makes_run_and_why(tmp_path):
     [
         ({"seed": 3}, "collect[1]", "seed: 0 → 3"),
         ({"evaluate": {"scenarios": 2}}, "evaluate[start]", "evaluate.scenarios: null → 2"),
-        ({"reward": {"_target_": "components.rewards.outcome.Outcome", "turn_cost": 0.1}}, "judge[1]", "turn_cost"),
+        (
+            {"reward": {"_target_": "components.rewards.rules.outcome.Outcome", "turn_cost": 0.1}},
+            "judge[1]",
+            "turn_cost",
+        ),
     ],
 )
 def test_the_reason_is_the_part_of_the_key_that_differs(tmp_path, changes, label, reason):
@@ -177,7 +181,7 @@ def test_what_a_newer_version_has_written_is_refused(tmp_path):
 )
 def test_a_plan_says_how_many_episodes_are_played_at_most(tmp_path, collect, count):
     collect = {"scenarios": 4, "group_size": 4, **collect}
-    game = {"_target_": "components.environments.tictactoe.TicTacToe", "train": 8, "heldout": 4}
+    game = {"_target_": "components.environments.games.tictactoe.TicTacToe", "train": 8, "heldout": 4}
     changes = {"environment": game} if collect.pop("environment", None) else {}
     found = plan(spec_of(tmp_path, collect=collect, agent={"max_turns": 4}, algorithm={"name": "sft"}, **changes))
     assert {one.label: one.episodes for one in found.stages}["collect[1]"] == count
@@ -295,7 +299,7 @@ print(sorted({{"torch", "transformers", "prefect", "mlflow", "trl", "peft"}} & s
 def judged(root: Path, **price):
     """A reward that asks a judge behind a URL."""
     asks = {"name": "served", "url": "http://127.0.0.1:9/v1", "model": "judge", **price}
-    return {"reward": {"_target_": "components.rewards.ruler.Ruler", "model": asks}}
+    return {"reward": {"_target_": "components.rewards.judges.ruler.Ruler", "model": asks}}
 
 
 def test_what_judges_cost_follows_from_what_they_did_for_an_episode_with_the_same_reward(tmp_path):
@@ -334,7 +338,7 @@ def test_a_key_that_is_missing_is_said(tmp_path, monkeypatch):
 
 def test_machines_that_skypilot_provides_are_priced_by_its_optimizer(tmp_path, monkeypatch):
     pretend(tmp_path)
-    monkeypatch.setattr("flows.planning._Near.seconds_for", lambda near, request: 7200.0)
+    monkeypatch.setattr("flows.planning.plan._Near.seconds_for", lambda near, request: 7200.0)
     slurm = {"name": "sky", "infra": "slurm", "autostop": None}
     gpu, cpu = {**slurm, "accelerators": "H100:1"}, {**slurm, "cpus": "2+"}
     compute = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import ResourceError
-from flows.records import Records, RunRecord, recording
+from flows.history.records import Records, RunRecord, recording
 from tests.flows.pretend import pretend
 
 CODE = Path(__file__).resolve().parents[2]
@@ -76,7 +76,7 @@ def test_a_run_that_lives_is_not_dead_and_a_killed_one_is(tmp_path):
     code = f"""
 import sys, time
 from pathlib import Path
-from flows.records import Records, RunRecord, recording
+from flows.history.records import Records, RunRecord, recording
 with recording(Path({str(tmp_path)!r}), "abcdef", name="test", spec={{}}, **{ARGUMENTS!r}):
     print("here", flush=True)
     time.sleep(60)
@@ -100,7 +100,7 @@ with recording(Path({str(tmp_path)!r}), "abcdef", name="test", spec={{}}, **{ARG
 def test_a_killed_run_is_closed_at_once_unless_prefect_has_to_be_told(tmp_path):
     from components.tracking.mlflow_tracker import Tracker
     from components.tracking.spec import TrackingSpec
-    from flows.tracking import close_dead
+    from flows.execution.tracking import close_dead
 
     records = Records(tmp_path)
     with Tracker.open(tmp_path, TrackingSpec(), "killed") as killed, Tracker.open(tmp_path, TrackingSpec(), "x") as now:

@@ -17,9 +17,9 @@ from components.deployment.spec import CanarySpec, DeploySpec
 from components.deployment.targets.protocol import Deployment, Release
 from components.errors import DeployError, ResourceError
 from components.inference.server import Server
-from flows.champion import Decision
-from flows.in_use import InUse, Ledger
-from flows.release import check, release
+from flows.release.champion import Decision
+from flows.release.deployment import check, release
+from flows.release.deployment_ledger import InUse, Ledger
 from tests.flows.test_chat import Scripted
 
 WON = Decision("shop", "2", "won", "", against="1")

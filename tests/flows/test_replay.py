@@ -8,9 +8,9 @@ import pytest
 
 from components.artifacts import Store
 from components.errors import SpecError
-from flows.ancestry import Lineage
-from flows.fork import resolve
-from flows.planning import plan
+from flows.experiment.fork import resolve
+from flows.history.lineage_graph import Lineage
+from flows.planning.plan import plan
 from tests.flows.pretend import pretend, spec_of
 from tests.flows.test_lineage import fed, steps
 from tests.flows.test_online_rl import Recorder

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from components.artifacts import Artifact
-from flows.online_rl import Outcome
-from flows.reports import round_figures, titles_by, titles_of
-from flows.results import Results
-from flows.stopping import Measured
+from flows.experiment.early_stopping import Measured
+from flows.recipes.outcome import Outcome
+from flows.reporting.report import round_figures, titles_by, titles_of
+from flows.reporting.results import Results
 from tests.flows.pretend import spec_of
 
 MEASURE = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 8}

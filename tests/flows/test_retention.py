@@ -16,8 +16,8 @@ from components.models.weights import load_model, load_tokenizer, prepare
 from components.tracking.mlflow_tracker import Tracker
 from components.tracking.spec import TrackingSpec
 from flows.clean import main
-from flows.in_use import InUse, Ledger
-from flows.records import Records
+from flows.history.records import Records
+from flows.release.deployment_ledger import InUse, Ledger
 from tests.deployment.tiny import TINY
 from tests.flows.pretend import pretend
 

@@ -8,7 +8,7 @@ import pytest
 
 from components.rewards.judge import judge
 from components.trajectories.feedback import Correction, read, read_all
-from components.trajectories.taught import taught
+from components.trajectories.feedback_episodes import taught
 from flows.revise import main
 from tests.flows.annotated import EPISODES, played
 from tests.flows.pretend import pretend
@@ -114,13 +114,13 @@ def test_preferences_are_written_beside_them(tmp_path, run):
 def test_another_judge_can_be_named(tmp_path, server, capsys):
     played(tmp_path)
     assert revise(tmp_path) == 2
-    assert "components.rewards.outcome.Outcome, which has no principles; name a judge" in capsys.readouterr().err
+    assert "components.rewards.rules.outcome.Outcome, which has no principles; name a judge" in capsys.readouterr().err
     assert revise(tmp_path, f"reward.model.url={server.url}", "reward.model.model=judge") == 0
     assert len(read(tmp_path / "revised.jsonl")) == 2
 
 
 def test_a_constitution_inside_of_another_reward_is_found(tmp_path, server):
-    outer = {"_target_": "components.rewards.ruler.Ruler", "independent": constitution(server)}
+    outer = {"_target_": "components.rewards.judges.ruler.Ruler", "independent": constitution(server)}
     outer["model"] = {"name": "served", "url": server.url, "model": "judge"}
     pretend(tmp_path, rounds=1, warmup=None, episodes={"collect[1]": EPISODES, "judge[1]": EPISODES}, reward=outer)
     assert revise(tmp_path) == 0

@@ -9,16 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.algorithms.reward_card import read_card
+from components.algorithms.reward_models.card import read_card
 from components.errors import ArtifactError, SpecError
 from components.specs import validate
 from components.trajectories.store import load_scored, read_scores, read_trajectories
-from flows.ancestry import Lineage
-from flows.execution import Execution
-from flows.online_rl import online_rl
-from flows.planning import plan
-from flows.requests import Requests
-from flows.spec import ExperimentSpec
+from flows.execution.executor import Execution
+from flows.experiment.requests import Requests
+from flows.experiment.spec import ExperimentSpec
+from flows.history.lineage_graph import Lineage
+from flows.planning.plan import plan
+from flows.recipes.online_rl import online_rl
 from flows.stages.base import Context, Request
 from flows.stages.execute import run_stage
 from tests.flows.pretend import pretend, spec_of
@@ -84,7 +84,7 @@ def test_a_change_runs_again_only_what_depends_on_it(tmp_path, change, expected)
 
 
 def test_the_declared_reward_counts_in_the_rounds_only_where_it_has_a_weight(tmp_path):
-    other = {"_target_": "components.rewards.outcome.Outcome", "turn_cost": 0.1}
+    other = {"_target_": "components.rewards.rules.outcome.Outcome", "turn_cost": 0.1}
     for part, differs in ((BT, False), ({**BT, "task_weight": 1.0}, True)):
         runs = [Requests(spec_of(tmp_path, reward_model=part, reward=r)) for r in (DATA["reward"], other)]
         artifact = pretend(tmp_path, stop_at="judge[sft]").stage("collect[sft]")
@@ -314,8 +314,8 @@ def test_its_figures_are_one_series_over_the_rounds(tmp_path, tiny_stages, scree
 
 TINY = {
     "model": {"name": "tiny", "source": "random", "max_length": 4096, "lora": {"rank": 4, "alpha": 8}},
-    "reward": {"_target_": "components.rewards.outcome.Outcome", "repetition_cost": 1.0, "repetition_ngram": 1},
-    "environment": {"_target_": "components.environments.shop.Shop", "train": 16, "heldout": 2},
+    "reward": {"_target_": "components.rewards.rules.outcome.Outcome", "repetition_cost": 1.0, "repetition_ngram": 1},
+    "environment": {"_target_": "components.environments.worlds.shop.Shop", "train": 16, "heldout": 2},
     "agent": {"max_turns": 1, "max_tokens": 12},
     "collect": {"scenarios": 2, "group_size": 2},
     "rounds": 1,
@@ -374,7 +374,7 @@ def test_from_the_first_episode_to_the_last(tmp_path, part):
 @pytest.mark.timeout(1800)
 def test_a_reward_model_of_an_earlier_run_judges_another(tmp_path):
     made, _ = play(tmp_path, reward_model={**BT, "scenarios": 12})
-    learned = {"_target_": "components.rewards.learned.Learned", "path": str(made["train[reward]"].path)}
+    learned = {"_target_": "components.rewards.judges.learned.Learned", "path": str(made["train[reward]"].path)}
     other, statuses = play(tmp_path, reward=learned)
     assert statuses["collect[1]"] == "cached"
     assert other["evaluate[final]"].metrics["components/overall"] == pytest.approx(

@@ -166,7 +166,7 @@ def elsewhere(tmp_path, monkeypatch):
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("PLANTED_TOKEN", f"{S}9f")
-    monkeypatch.setattr("flows.online_rl.run", started)
+    monkeypatch.setattr("flows.session.run", started)
     monkeypatch.setattr("flows.calibrate.calibrate", started)
     monkeypatch.setattr("flows.server.start", started)
     monkeypatch.setattr("flows.plan.plan", started)

@@ -10,7 +10,7 @@ import pytest
 
 from components.errors import JudgeError
 from components.inference.protocol import BASE_POLICY, ChatCompletion
-from components.rewards.critic import DIMENSIONS
+from components.rewards.judges.critic import DIMENSIONS
 from components.trajectories.store import read_scores
 from flows.stages import episodes
 from flows.stages.base import Context
@@ -19,11 +19,11 @@ from tests.deployment.tiny import TINY
 from tests.flows.test_online_rl import DATA, Recorder
 
 MODEL = {"name": "policy", "max_tokens": 64, "longest": 3000}
-CRITIC = {"_target_": "components.rewards.critic.Critic", "model": MODEL}
+CRITIC = {"_target_": "components.rewards.judges.critic.Critic", "model": MODEL}
 REWARDS = {
     "critic": CRITIC,
-    "pairwise": {"_target_": "components.rewards.pairwise.Pairwise", "model": MODEL},
-    "ruler": {"_target_": "components.rewards.ruler.Ruler", "model": MODEL},
+    "pairwise": {"_target_": "components.rewards.judges.pairwise.Pairwise", "model": MODEL},
+    "ruler": {"_target_": "components.rewards.judges.ruler.Ruler", "model": MODEL},
 }
 
 

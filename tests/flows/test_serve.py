@@ -13,9 +13,10 @@ import socket
 import pytest
 
 from components.errors import ResourceError, SpecError
-from flows import parameters, serve
-from flows.config import compose
-from flows.parameters import Deployment
+from flows import serve
+from flows.experiment.compose import compose
+from flows.scheduling import parameters
+from flows.scheduling.parameters import Deployment
 from tests.flows.test_online_rl import Recorder
 
 
@@ -186,7 +187,7 @@ def test_what_is_registered(connected, waited, capsys, tmp_path):
     assert f"+experiment=smoke 'serve.overrides=[rounds,seed]' root={tmp_path}" in found.description
     assert "A run may set: `rounds`, `seed`" in found.description
     assert found.tags == ["nightly"]
-    assert found.entrypoint == "flows.deployed.experiment"
+    assert found.entrypoint == "flows.scheduling.served_flow.experiment"
     assert [(one.schedule.cron, one.schedule.timezone) for one in found.schedules] == [("0 3 * * *", "Europe/Berlin")]
     assert found.global_concurrency_limit.limit == 2
     form = found.parameter_openapi_schema["properties"]
@@ -246,8 +247,8 @@ def ran(connected, monkeypatch, waited, tmp_path):
     returns its last state."""
     from prefect.flow_engine import run_flow
 
-    from flows import online_rl
-    from flows.deployed import experiment
+    from flows.recipes import online_rl
+    from flows.scheduling.served_flow import experiment
 
     def run(body, *overrides, enforce=True):
         monkeypatch.setattr(online_rl, "run", body)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from components.errors import ResourceError, SpecError
-from flows import parameters
-from flows.config import compose
-from flows.parameters import Deployment
+from flows.experiment.compose import compose
+from flows.scheduling import parameters
+from flows.scheduling.parameters import Deployment
 
 pytestmark = pytest.mark.security
 

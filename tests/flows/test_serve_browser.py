@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.records import Records
+from flows.history.records import Records
 
 ROOT = Path(__file__).parent.parent.parent
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

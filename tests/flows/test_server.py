@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from components.errors import ResourceError
-from flows import server
+from flows.orchestration import server
 
 
 def answers(url):
@@ -120,7 +120,7 @@ def overwrite(start, length):
 @pytest.mark.security
 @pytest.mark.parametrize("damage", [overwrite(0, 100), overwrite(4096, 8192), lambda file: os.truncate(file, 9000)])
 def test_a_damaged_database_is_named_with_the_remedy(tmp_path, damage):
-    from flows import server_process
+    from flows.orchestration import server_process
 
     file = damaged(tmp_path, damage)
     running = server.start(tmp_path)
@@ -136,7 +136,7 @@ def test_a_damaged_database_is_named_with_the_remedy(tmp_path, damage):
 
 
 def test_an_intact_or_missing_database_is_not_called_damaged(tmp_path, prefect_server, prefect_root):
-    from flows import server_process
+    from flows.orchestration import server_process
 
     prefect_server.url()
     assert server_process.damage_of(server.home(prefect_root) / "prefect.db") is None

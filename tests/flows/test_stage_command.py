@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from flows.records import StageRecord, recording
+from flows.history.records import StageRecord, recording
 from flows.stages.base import Context, Request
 from flows.stages.execute import run_stage
 
-SHOP = {"_target_": "components.environments.shop.Shop", "train": 8, "heldout": 4}
+SHOP = {"_target_": "components.environments.worlds.shop.Shop", "train": 8, "heldout": 4}
 REQUEST = Request(
     "collect",
     {

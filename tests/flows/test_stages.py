@@ -137,7 +137,7 @@ def test_warm_things_are_filed_under_what_they_were_built_from():
     assert second.closed
 
 
-SHOP = {"_target_": "components.environments.shop.Shop", "train": 8, "heldout": 4}
+SHOP = {"_target_": "components.environments.worlds.shop.Shop", "train": 8, "heldout": 4}
 MODEL = {"name": "tiny", "source": "random"}
 REMOTE = {"name": "remote", "url": "http://127.0.0.1:8000/v1", "model": "tiny"}
 COLLECT = {"model": MODEL, "environment": SHOP, "agent": {}, "collect": {"scenarios": 2, "group_size": 2}}
@@ -231,7 +231,7 @@ def test_a_collect_that_dies_keeps_its_finished_episodes(context):
 def test_demonstrations_judge_and_filter_from_end_to_end(context):
     shown, _ = run_stage(Request("collect", {**COLLECT, "actor": "solver"}), context)
     assert shown.metrics["success"] == 1
-    outcome = {"_target_": "components.rewards.outcome.Outcome"}
+    outcome = {"_target_": "components.rewards.rules.outcome.Outcome"}
     scores, _ = run_stage(Request("judge", {"reward": outcome}, {"trajectories": shown.key}), context)
     assert scores.metrics["reward"] == 1
     everything = {"_target_": "components.filters.everything.Everything"}
@@ -245,7 +245,7 @@ def test_an_environment_that_cannot_be_built_any_more_ends_the_stage_with_its_na
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("components.environments.shop.Shop.__init__", fail)
+    monkeypatch.setattr("components.environments.worlds.shop.Shop.__init__", fail)
     kind = EnvironmentAway if isinstance(error, OSError) else EnvironmentFailed
     with pytest.raises(kind, match=rf"shop\.Shop cannot state its scenarios: {type(error).__name__}: {error}"):
         scenarios_of(validate(CollectStage, {**COLLECT, "actor": "solver"}, allow=()).environment, "train", context)
@@ -337,7 +337,7 @@ def test_a_judge_that_is_killed_does_not_ask_for_finished_scores_again(tmp_path,
 
 
 def test_how_many_judge_at_once_is_in_no_key():
-    judged = {"reward": {"_target_": "components.rewards.outcome.Outcome"}}
+    judged = {"reward": {"_target_": "components.rewards.rules.outcome.Outcome"}}
     evaluated = {"model": MODEL, "environment": SHOP, "agent": {}, "evaluate": {}, **judged}
     for stage, data in (("judge", judged), ("evaluate", evaluated)):
         assert key_part(stage, data) == key_part(stage, data | {"judge": {"concurrency": 1}})
@@ -447,7 +447,7 @@ def test_scores_of_other_trajectories_fail_the_filter_by_name(context):
 EVALUATE = {
     "model": MODEL,
     "environment": SHOP,
-    "reward": {"_target_": "components.rewards.outcome.Outcome"},
+    "reward": {"_target_": "components.rewards.rules.outcome.Outcome"},
     "agent": {},
     "evaluate": {"scenarios": 3, "concurrency": 1},
 }

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from components.errors import WaitTimeout
-from flows.execution import Execution
-from flows.requests import Requests
+from flows.execution.executor import Execution
+from flows.experiment.requests import Requests
 from flows.stages.base import Context
 from tests.flows.pretend import spec_of
 

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import pytest
 
-from components.algorithms.reward_card import read_card
+from components.algorithms.reward_models.card import read_card
 from components.errors import ArtifactError
 from components.trajectories.store import load_scored, read_scores, read_trajectories
 from tests.flows.test_reward_model import PROCESS, play
@@ -32,7 +32,7 @@ class ByTurn:
         return Score(one.id, 0.5, labels)
 '''
 PLAYED = {  # random words are no moves, and the game goes on until the turns are used up
-    "environment": {"_target_": "components.environments.tictactoe.TicTacToe", "train": 16, "heldout": 2},
+    "environment": {"_target_": "components.environments.games.tictactoe.TicTacToe", "train": 16, "heldout": 2},
     "agent": {"max_turns": 2, "max_tokens": 8},
 }
 EPOCHS = 8
@@ -106,8 +106,8 @@ def test_labels_of_people_from_a_file_teach_a_process_model(tmp_path):
             for turn in range(sum(message.span is not None for message in one.histories[0].messages)):
                 line = {"trajectory_id": one.id, "policy": one.policy, "step": turn, "label": turn / 2 - 1}
                 print(json.dumps(line), file=out)
-    reward = {"_target_": "components.rewards.labelled.Labelled", "path": str(file), "name": "people"}
-    reward["task"] = {"_target_": "components.rewards.outcome.Outcome"}
+    reward = {"_target_": "components.rewards.rules.labelled.Labelled", "path": str(file), "name": "people"}
+    reward["task"] = {"_target_": "components.rewards.rules.outcome.Outcome"}
     made, statuses = play(tmp_path / "runs", **PLAYED, reward=reward, reward_model=process({"people": 1.0}))
     assert statuses["collect[reward]"] == "cached"
     metrics = made["train[reward]"].metrics

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.artifacts import Artifact
-from flows.stopping import EarlyStoppingSpec, Measured, best_of, choose, should_stop, why_stop
+from flows.experiment.early_stopping import EarlyStoppingSpec, Measured, best_of, choose, should_stop, why_stop
 
 VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 

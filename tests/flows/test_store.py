@@ -13,16 +13,16 @@ import pytest
 from components.artifacts import MANIFEST, Store
 from components.errors import ArtifactDamaged, SchemaMismatch, SpecError
 from components.specs import validate
-from flows import peek
-from flows.ancestry import Lineage
 from flows.compare import main as compare_main
-from flows.comparison import compare
-from flows.config import check
-from flows.execution import Execution
+from flows.execution.executor import Execution
+from flows.experiment.compose import check
+from flows.experiment.spec import ExperimentSpec
+from flows.history import store_reader
+from flows.history.lineage_graph import Lineage
+from flows.history.records import Records
 from flows.lineage import main as lineage_main
-from flows.lineage import show
-from flows.records import Records
-from flows.spec import ExperimentSpec
+from flows.reporting.comparison import compare
+from flows.reporting.lineage import show
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
 from flows.stages.execute import find_stage, run_stage
@@ -31,7 +31,7 @@ from tests.flows.pretend import pretend
 from tests.flows.test_online_rl import DATA
 
 ROOT = Path(__file__).parent.parent.parent
-SHOP = {"_target_": "components.environments.shop.Shop", "train": 8, "heldout": 4}
+SHOP = {"_target_": "components.environments.worlds.shop.Shop", "train": 8, "heldout": 4}
 COLLECT = Request(
     "collect",
     {
@@ -45,7 +45,7 @@ COLLECT = Request(
 
 
 def judge(trajectories):
-    reward = {"_target_": "components.rewards.outcome.Outcome"}
+    reward = {"_target_": "components.rewards.rules.outcome.Outcome"}
     return Request("judge", {"reward": reward}, {"trajectories": trajectories.key})
 
 
@@ -201,7 +201,7 @@ def test_a_lineage_is_told_from_what_only_the_store_has(shared):
 def test_what_is_in_the_folder_asks_no_store_and_one_that_cannot_be_read_is_told(shared, monkeypatch, capsys):
     root, runs = shared
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(peek, "PATIENCE", 0.0)
+    monkeypatch.setattr(store_reader, "PATIENCE", 0.0)
     assert [list(run.notes) for run in compare(root, runs).runs] == [[], []]
     (root / "artifacts").rename(root / "elsewhere")
     assert compare_main([*runs, f"root={root}"]) == 0

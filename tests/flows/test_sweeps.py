@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from components.errors import EnvironmentFailed, ResourceError, SpecError
-from flows.config import looked_at
+from flows.experiment.compose import looked_at
 from flows.run import main
 from flows.sweeps.points import Point, attempt, read
 from flows.sweeps.summary import Summary
@@ -18,7 +18,8 @@ OPTUNA = ["hydra/sweeper=optuna", "hydra.sweeper.startup_trials=2"]
 
 
 class Runs:
-    """Stands in the place of `flows.online_rl.run`. By learning rate: what a run does, a number or an exception."""
+    """Stands in the place of `flows.session.run`. By learning rate: what a run does, a number or an
+    exception."""
 
     def __init__(self):
         self.done: list[tuple[float, str]] = []
@@ -27,7 +28,7 @@ class Runs:
         self.course = lambda rate: {}
 
     def __call__(self, spec, *, overrides, sweep=None, prune=None):
-        from flows.stopping import Measured
+        from flows.experiment.early_stopping import Measured
 
         rate = spec.algorithm.learning_rate
         self.done.append((rate, sweep))
@@ -49,7 +50,7 @@ class Runs:
 @pytest.fixture
 def runs(monkeypatch):
     found = Runs()
-    monkeypatch.setattr("flows.online_rl.run", found)
+    monkeypatch.setattr("flows.session.run", found)
     return found
 
 
@@ -188,7 +189,7 @@ SLOW = pytest.mark.slow  # they import scipy and torch
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", pytest.param("qmc", marks=SLOW), pytest.param("gp", marks=SLOW)])
 def test_every_sampler_draws_within_the_space(tmp_path, sampler):
-    from flows.sweeps.settings import optuna_settings
+    from flows.experiment.sweep_settings import optuna_settings
     from flows.sweeps.study import distribution, load, prepare
 
     specs, found = looked_at(

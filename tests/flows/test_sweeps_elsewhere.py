@@ -14,8 +14,8 @@ from components.compute.sky.driver import Driver
 from components.compute.sky.spec import SkyPlace
 from components.compute.sky.task import REQUEST
 from components.errors import EnvironmentFailed, EspalierError, SpecError
-from flows.config import looked_at
-from flows.records import Records, recording
+from flows.experiment.compose import looked_at
+from flows.history.records import Records, recording
 from flows.run import main
 from flows.sweeps import elsewhere
 from flows.sweeps.points import read
@@ -87,7 +87,7 @@ class Machine:
 
 
 class Runs:
-    """In the place of `flows.online_rl.run`: leaves a record, a report and a result."""
+    """In the place of `flows.session.run`: leaves a record, a report and a result."""
 
     def __init__(self):
         self.does = lambda rate: rate
@@ -122,7 +122,7 @@ class Runs:
 @pytest.fixture
 def runs(monkeypatch, tmp_path):
     found = Runs()
-    monkeypatch.setattr("flows.online_rl.run", found)
+    monkeypatch.setattr("flows.session.run", found)
     monkeypatch.setattr("flows.sweeps.launcher.SkyRunner", Machine)
     monkeypatch.setattr(Machine, "node", tmp_path / "node", raising=False)
     monkeypatch.setattr(Sky, "calls", [])

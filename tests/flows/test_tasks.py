@@ -10,12 +10,12 @@ import pytest
 from components.compute.runners import KeptProcessRunner
 from components.errors import EspalierError, SpecError
 from components.specs import validate
-from flows.execution import Execution
-from flows.interrupt import Interruption
-from flows.records import Records, RunRecord, recording
-from flows.spec import ExperimentSpec
+from flows.execution.executor import Execution
+from flows.experiment.spec import ExperimentSpec
+from flows.history.records import Records, RunRecord, recording
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
+from flows.terminal.interrupt import Interruption
 from tests.flows import waiting
 from tests.flows.test_online_rl import DATA
 
@@ -41,7 +41,7 @@ class Found:
 
 
 def run(execution, body, prefect_server, *dead):
-    from flows.tasks import run_flow
+    from flows.orchestration.tasks import run_flow
 
     handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
     try:
@@ -242,7 +242,7 @@ def test_a_server_that_cannot_be_told_of_killed_runs_costs_a_warning_and_is_told
 def test_a_server_that_does_not_answer_leaves_the_records_open(killed, caplog):
     from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-    from flows.tasks import _close
+    from flows.orchestration.tasks import _close
 
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}):
         _close(killed.dead(), killed.close)
@@ -281,7 +281,7 @@ def test_a_server_that_is_killed_delays_the_end_of_a_run_by_seconds(execution, p
     import anyio
     from prefect.client import base
 
-    from flows import server, tasks
+    from flows.orchestration import server, tasks
 
     doomed = server.start(prefect_root)
     pauses: list[float] = []

@@ -11,7 +11,7 @@ from components.models.spec import TeacherSpec
 from components.models.weights import folder, tokenizer_digest
 from components.specs import validate
 from components.trajectories.store import read_trajectories
-from flows.spec import ExperimentSpec
+from flows.experiment.spec import ExperimentSpec
 from flows.stages.execute import run_stage
 from tests.algorithms.builders import make_policy
 from tests.deployment.tiny import TINY

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from components.algorithms.spec import GRPOSpec, SFTSpec
-from components.compute import accelerate
+from components.compute import torchrun
 from components.compute.runners import ProcessRunner
 from components.compute.spec import AcceleratePlace
 from components.errors import EspalierError, ResourceError
@@ -66,7 +66,7 @@ def _together(root: Path, strategy: str = "ddp", processes: int = 2) -> ProcessR
     place = AcceleratePlace(processes=processes, strategy=strategy, timeout=200)
     log = root / "log.txt"
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    return ProcessRunner(accelerate.command(place, ["flows.stage"], log), root, log, environment)
+    return ProcessRunner(torchrun.command(place, ["flows.stage"], log), root, log, environment)
 
 
 def _steps(root: Path, key: str) -> list[dict[str, float]]:

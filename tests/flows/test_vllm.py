@@ -8,15 +8,15 @@ import pytest
 
 from components.errors import SpecError
 from components.trajectories.store import read_trajectories
-from flows.config import check
-from flows.serving import told
+from flows.experiment.compose import check
 from flows.stages.base import Request
 from flows.stages.execute import request_key, run_stage
+from flows.stages.vllm_servers import told
 from tests.deployment.tiny import TINY
 from tests.inference.fake import environment
 
 MODEL = {**TINY.base(), "max_length": 4096}
-SHOP = {"_target_": "components.environments.shop.Shop", "train": 8, "heldout": 4}
+SHOP = {"_target_": "components.environments.worlds.shop.Shop", "train": 8, "heldout": 4}
 PART = {"model": MODEL, "environment": SHOP, "agent": {"max_turns": 2, "max_tokens": 32}}
 
 
@@ -28,7 +28,7 @@ def inference(tmp_path):
 def test_stages_of_a_run_share_one_server(context, inference):
     collect = {**PART, "inference": inference, "collect": {"scenarios": 2, "group_size": 2, "concurrency": 2}}
     evaluate = {**PART, "inference": inference, "evaluate": {"scenarios": 2}}
-    evaluate["reward"] = {"_target_": "components.rewards.outcome.Outcome"}
+    evaluate["reward"] = {"_target_": "components.rewards.rules.outcome.Outcome"}
     heard = []
     context = replace(context, on_wait=heard.append)
     artifact, _ = run_stage(Request("collect", collect), context)

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from components.rollout.live import FILE
+from components.rollout.live_view import FILE
+from flows.history.live_view import as_text, follow
 from flows.stages.base import Context
-from flows.watch import as_text, follow
 
 KEY = "0" * 64
 FIRST = {"stage": "collect", "what": "collect, round 2", "total": 8, "begun": 1.0}
@@ -99,7 +99,7 @@ REQUEST = {
     "stage": "collect",
     "spec": {
         "model": {"name": "tiny", "source": "random"},
-        "environment": {"_target_": "components.environments.shop.Shop", "train": 8, "heldout": 4},
+        "environment": {"_target_": "components.environments.worlds.shop.Shop", "train": 8, "heldout": 4},
         "agent": {"max_turns": 2, "max_tokens": 4},
         "collect": {"scenarios": 2, "group_size": 1},
     },

@@ -11,15 +11,15 @@ from components.artifacts import Artifact
 from components.errors import GuardStruck, SpecError
 from components.evaluation.metrics import bootstrap, paired_rewards
 from components.evaluation.report import Finding, Report, render
-from components.rewards.outcome import repetition
-from components.trajectories.said import identical, said, text
+from components.rewards.rules.outcome import repetition
+from components.trajectories.policy_text import identical, said, text
 from components.trajectories.schema import Score
 from components.trajectories.store import write_scores, write_trajectories
-from flows.guards import ADVICE, DRIFTS, RULES, Guards, GuardsSpec, Look, drifted
-from flows.guards.drift import rose_clearly
-from flows.online_rl import online_rl
-from flows.planning import plan
-from flows.records import GuardName, Notice, Records, Shown, recording
+from flows.experiment.guards import ADVICE, DRIFTS, RULES, Guards, GuardsSpec, Look, drifted
+from flows.experiment.guards.drift import rose_clearly
+from flows.history.records import GuardName, Notice, Records, Shown, recording
+from flows.planning.plan import plan
+from flows.recipes.online_rl import online_rl
 from flows.stages.base import Context
 from flows.stages.episodes import figures
 from flows.stages.execute import run_stage
@@ -203,7 +203,7 @@ def held(*rewards: float):
 
 GOOD, BAD = held(*[0.9] * 20), held(*[0.9] * 4, *[0.3] * 16)
 TRAINED = {"metrics": {f"judge[{n}]": {"reward": 0.1 * n} for n in range(1, 5)}, "rounds": 4, "evaluate": {"every": 2}}
-OTHER = {"_target_": "components.rewards.returned.Returned"}
+OTHER = {"_target_": "components.rewards.rules.returned.Returned"}
 
 
 @pytest.mark.parametrize("independent", [True, False])
@@ -227,7 +227,7 @@ def test_a_held_out_reward_that_falls_while_the_training_reward_rises(tmp_path, 
 
 
 def test_evaluations_have_the_reward_that_is_given_them(tmp_path):
-    from flows.requests import Requests
+    from flows.experiment.requests import Requests
 
     spec = spec_of(tmp_path, evaluate={"reward": OTHER})
     assert Requests(spec).evaluate(None).spec["reward"]["_target_"] == OTHER["_target_"]
@@ -404,7 +404,7 @@ def test_a_policy_that_learns_to_please_a_reward_that_likes_length_is_stopped_an
 
 
 def test_a_policy_that_learns_to_solve_its_tasks_is_left_alone(tmp_path, monkeypatch):
-    outcome = {"_target_": "components.rewards.outcome.Outcome"}
+    outcome = {"_target_": "components.rewards.rules.outcome.Outcome"}
     guards = dict.fromkeys(("length_drift", "repetition_drift", "identical_answers"), "stop")
     notices, done, error = climb(tmp_path, monkeypatch, reward=outcome, guards=guards)
     assert (notices, error, done[-1][0]) == ([], None, "evaluate[final]")

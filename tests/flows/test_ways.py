@@ -11,7 +11,7 @@ from components.errors import SpecError
 from components.specs import validate
 from components.trajectories.step_labels import CONTINUED, read
 from components.trajectories.store import read_trajectories
-from flows.spec import ExperimentSpec
+from flows.experiment.spec import ExperimentSpec
 from flows.stages import STAGES
 from flows.stages.execute import run_stage
 from tests.deployment.tiny import TINY
@@ -98,7 +98,7 @@ def test_a_teacher_shows_once_what_the_policy_plays_in_other_ways(tmp_path):
     assert "collect[sft]" not in changed(plain, Recorder(tmp_path, **teacher, collect=ways))
 
 
-GAME = {"_target_": "components.environments.tictactoe.TicTacToe", "train": 8, "heldout": 4}
+GAME = {"_target_": "components.environments.games.tictactoe.TicTacToe", "train": 8, "heldout": 4}
 LEARNED = {"continuations": 2, "algorithm": {"name": "process_reward_model", "heads": {"continued": 1.0}}}
 TEACHER = {"model": {"name": "tiny", "source": "random", "device": "cpu"}, "temperature": 0.4}
 

@@ -44,8 +44,8 @@ def wait(spec, inputs, draft, context):
 STAGE = Stage("wait", 1, WaitSpec, "number", 1, wait)
 
 if __name__ == "__main__":
-    from flows.interrupt import leave
     from flows.stage import main
+    from flows.terminal.interrupt import leave
 
     STAGES["wait"] = STAGE
     leave(main)

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from components import client
-from components.environments.shop import Shop
+from components import json_client
+from components.environments.worlds.shop import Shop
 from components.errors import ContextOverflow, EngineError, ResourceError, SpecError, StalePolicy, TooManyFailures
 from components.inference.protocol import ChatRequest, Sampling
 from components.inference.remote import RemoteEngine
@@ -28,7 +28,7 @@ HELLO = ChatRequest([{"role": "user", "content": "hello"}], sampling=Sampling(0.
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(client, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(json_client, "FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_a_server_that_fails_for_a_while_is_asked_again(connect, caplog, fault):
 
 
 def test_what_goes_on_for_longer_is_told_once_and_when_it_is_over(connect, caplog, monkeypatch):
-    monkeypatch.setattr(client, "QUIET", 0.0)
+    monkeypatch.setattr(json_client, "QUIET", 0.0)
     with Line(faults=[status(503), status(503), answer(GOOD)]) as line:
         ask(connect(line.url))
     told = [record.message for record in caplog.records if record.levelname == "WARNING"]

@@ -73,11 +73,11 @@ def embedded(folder):
 @pytest.fixture(scope="module")
 def trainer(folder, tmp_path_factory):
     """The model with the adapter, as transformers runs it."""
-    from components.models import learned
+    from components.models import trained_weights
     from components.models.weights import load_model
 
     merged = tmp_path_factory.mktemp("merged")
-    learned.merge(*folder, merged)
+    trained_weights.merge(*folder, merged)
     return load_model(merged)
 
 

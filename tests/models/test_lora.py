@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from components.errors import ArtifactError
-from components.models.learned import base_tensors, merge
-from components.models.learned import digest as digest_of
 from components.models.lora import merged_tensors
+from components.models.trained_weights import base_tensors, merge
+from components.models.trained_weights import digest as digest_of
 from components.models.weights import load_model
 from tests.deployment.tiny import write_adapter
 

@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from components.algorithms.packing import Sequence_, pack
-from components.algorithms.policy import Policy
+from components.algorithms.policy.packing import Sequence_, pack
+from components.algorithms.policy.policy import Policy
 from components.algorithms.spec import GRPOSpec, SFTSpec
 from components.algorithms.train import train
 from components.errors import ResourceError
 from components.inference.protocol import ChatRequest, Sampling
-from components.models import learned, quantised
+from components.models import quantized, trained_weights
 from components.models.distribution import Cut
 from components.models.weights import check_weights, load_model, prepare
 from tests.algorithms.builders import MODEL, batch, demonstrations
@@ -83,7 +83,7 @@ def test_trained_sampled_and_exported_are_the_same_policy(cache, tmp_path):
     policy = Policy(base_dir, NF4, seed=0)
     policy.load(policy.folder(out))
     engine = TransformersEngine(base_dir, device="cpu", max_length=256)
-    engine.load_policy("a", str(learned.folder_of(out)))
+    engine.load_policy("a", str(trained_weights.folder_of(out)))
     request = ChatRequest([{"role": "user", "content": "Hello."}], [], "a", Sampling(max_tokens=12), seed=3)
     answer = asyncio.run(engine.chat(request))
     prompt = len(answer.prompt_token_ids)
@@ -92,7 +92,7 @@ def test_trained_sampled_and_exported_are_the_same_policy(cache, tmp_path):
     with torch.no_grad():
         logprob_S, _ = policy.logprobs(one, Cut())
     assert answer.logprobs == pytest.approx(logprob_S.tolist(), abs=1e-4)
-    learned.merge(base_dir, learned.folder_of(out), tmp_path / "export")
+    trained_weights.merge(base_dir, trained_weights.folder_of(out), tmp_path / "export")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
     assert getattr(exported.config, "quantization_config", None) is None
     logp = exported(torch.tensor([whole])).logits[0].log_softmax(-1)
@@ -136,15 +136,15 @@ def test_a_folder_that_changed_is_rounded_again(cache, tmp_path):
 
 
 def test_without_the_package_it_is_refused_before_anything_starts(cache, monkeypatch):
-    find = quantised.importlib.util.find_spec
+    find = quantized.importlib.util.find_spec
     monkeypatch.setattr(
-        quantised.importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find(name)
+        quantized.importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find(name)
     )
     with pytest.raises(ResourceError, match=r"espalier\[quantized\]"):
         check_weights(NF4, cache)
 
 
 def test_weights_that_do_not_settle_are_refused(monkeypatch):
-    monkeypatch.setattr(quantised, "rounded", lambda weight: weight + 1)
+    monkeypatch.setattr(quantized, "rounded", lambda weight: weight + 1)
     with pytest.raises(ResourceError, match="do not settle"):
-        quantised._settled(torch.zeros(2, 2), "layer")
+        quantized._settled(torch.zeros(2, 2), "layer")

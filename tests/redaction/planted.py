@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from components.environments.protocol import Messages
-from components.environments.shop import Shop
+from components.environments.worlds.shop import Shop
 from components.trajectories.schema import Scenario
 
 logger = logging.getLogger(__name__)

@@ -129,7 +129,7 @@ def test_a_refusal_names_every_key_and_no_value():
 
 
 def test_a_reference_is_resolved_when_the_target_is_built_and_not_before(monkeypatch):
-    spec = Target.model_validate({"_target_": "components.environments.shop.Shop", "seed": 3})
+    spec = Target.model_validate({"_target_": "components.environments.worlds.shop.Shop", "seed": 3})
     assert spec.build()._scenarios
     monkeypatch.setenv("PLANTED", "zq81kd02mfp")
     target = {"_target_": "tests.redaction.planted.Holder", "settings": {"a": ["env:PLANTED"]}, "name": "env:PLANTED"}

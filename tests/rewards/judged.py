@@ -14,13 +14,13 @@ import yaml
 
 from components.errors import SpecError
 from components.models.spec import ModelSpec
-from components.rewards.asking.meter import Meter
-from components.rewards.asking.spec import ServedJudge
 from components.rewards.judge import judge
+from components.rewards.llm.budget import Meter
+from components.rewards.llm.spec import ServedJudge
 from components.rewards.protocol import Means
 from components.specs import Target, validate
 from components.trajectories.schema import Score, Trajectory
-from flows.loader import CONF
+from flows.experiment.config_loader import CONF
 from tests.rewards.judge_server import Asked, JudgeServer, Reply, judge_server
 
 PRICE = {"input": 1.0, "output": 4.0}

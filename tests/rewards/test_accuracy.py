@@ -8,8 +8,8 @@ import pytest
 
 from components.errors import SpecError
 from components.rewards import judge as judging
-from components.rewards.accuracy import Choice, Exact, Numeric, last_number
-from components.rewards.answers import Answer, field, last_text, said
+from components.rewards.rules.accuracy import Choice, Exact, Numeric, last_number
+from components.rewards.rules.answers import Answer, field, last_text, said
 from components.trajectories.schema import History, Message, Scenario, ToolCall, Trajectory
 from tests.trajectories.builders import episode, talk
 

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from components.errors import SpecError
-from components.rewards.aggregated import Aggregated
+from components.rewards.composition.aggregated import Aggregated
 from components.rewards.judge import judge
-from components.rewards.outcome import Outcome
+from components.rewards.rules.outcome import Outcome
 from components.specs import Target, validate
 from components.trajectories.feedback import append
 from components.trajectories.schema import Score
@@ -107,10 +107,10 @@ def test_agreement_is_among_the_figures_of_the_stage(tmp_path):
     with context.store.draft("k" * 64, stage="collect", kind="trajectories", schema_version=1, inputs={}) as draft:
         write_trajectories(draft.path / "trajectories.parquet", episodes)
     sources = {
-        "environment": {"_target_": "components.rewards.outcome.Outcome"},
-        "human": {"_target_": "components.rewards.human.Human", "path": str(tmp_path / "said.jsonl")},
+        "environment": {"_target_": "components.rewards.rules.outcome.Outcome"},
+        "human": {"_target_": "components.rewards.rules.human.Human", "path": str(tmp_path / "said.jsonl")},
     }
-    reward = {"_target_": "components.rewards.aggregated.Aggregated", "sources": sources}
+    reward = {"_target_": "components.rewards.composition.aggregated.Aggregated", "sources": sources}
     json.dumps(validate(Target, reward).resolved())
     model = {"name": "tiny", "source": "random"}
     request = Request("judge", {"reward": reward, "model": model}, {"trajectories": "k" * 64})

@@ -10,15 +10,15 @@ import pytest
 
 from components.errors import SpecError
 from components.rewards import judge as judging
-from components.rewards.accuracy import Choice, Exact, Numeric
-from components.rewards.code_tests import CodeTests
-from components.rewards.json_schema import JsonSchema
-from components.rewards.language import Language
-from components.rewards.length import Length, Steps
-from components.rewards.mathematics import Mathematics
-from components.rewards.repetition import Repetition
-from components.rewards.tool_use import Calls, ToolUse
-from components.rewards.written import Matches, Tags
+from components.rewards.rules.accuracy import Choice, Exact, Numeric
+from components.rewards.rules.answer_format import Matches, Tags
+from components.rewards.rules.code_tests import CodeTests
+from components.rewards.rules.json_schema import JsonSchema
+from components.rewards.rules.language import Language
+from components.rewards.rules.length import Length, Steps
+from components.rewards.rules.mathematics import Mathematics
+from components.rewards.rules.repetition import Repetition
+from components.rewards.rules.tool_use import Calls, ToolUse
 from components.trajectories.schema import History, Message, Scenario, Score, ToolCall, Trajectory
 from tests.trajectories.builders import talk
 

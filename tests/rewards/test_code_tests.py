@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from components.errors import ResourceError, SpecError
 from components.rewards import judge as judging
-from components.rewards.code_tests import CodeTests, program
+from components.rewards.rules.code_tests import CodeTests, program
 from components.sandbox import bubblewrap, remote
 from components.trajectories.schema import Scenario, Trajectory
 from tests.trajectories.builders import talk

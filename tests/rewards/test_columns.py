@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from components.errors import SpecError
 from components.rewards import judge as judging
-from components.rewards.columns import Columns
-from components.rewards.combined import Combined, Part
-from components.rewards.composed import NOT_APPLICABLE
+from components.rewards.composition.combined import Combined, Part
+from components.rewards.composition.composed import NOT_APPLICABLE
+from components.rewards.rules.columns import Columns
 from components.specs import Target
 from components.trajectories.schema import History, Message, Scenario, ToolCall, Trajectory
 from tests.rewards import functions
@@ -166,7 +166,7 @@ def test_what_it_logs_is_kept_with_the_scores():
 
 def test_configuration_fills_what_it_names():
     def target(**more):
-        data = {"_target_": "components.rewards.columns.Columns", **more}
+        data = {"_target_": "components.rewards.rules.columns.Columns", **more}
         return Target.model_validate(data, **ALLOW)
 
     path = "tests.rewards.functions.scaled"
@@ -182,12 +182,12 @@ def test_configuration_fills_what_it_names():
 
 
 def test_the_source_of_the_function_is_in_the_key():
-    reward = {"_target_": "components.rewards.columns.Columns", "function": "tests.rewards.functions.reward_len"}
+    reward = {"_target_": "components.rewards.rules.columns.Columns", "function": "tests.rewards.functions.reward_len"}
     key = Target.model_validate(reward, **ALLOW).resolved()
     assert key["function"]["_target_"] == "tests.rewards.functions.reward_len"
     assert len(key["function"]["source_sha256"]) == 64
     parts = {"a": {"reward": reward, "weight": 2}}
-    nested = {"_target_": "components.rewards.combined.Combined", "parts": parts}
+    nested = {"_target_": "components.rewards.composition.combined.Combined", "parts": parts}
     key = Target.model_validate(nested, **ALLOW).resolved()
     assert len(key["parts"]["a"]["reward"]["function"]["source_sha256"]) == 64
 
@@ -264,7 +264,7 @@ def test_a_state_that_it_can_do_without_is_not_given():
 def test_given_as_the_reward_itself_it_is_told_where_it_goes(name, nested):
     data = {"_target_": f"tests.rewards.functions.{name}"}
     if nested:
-        data = {"_target_": "components.rewards.combined.Combined", "parts": {"a": {"reward": data}}}
+        data = {"_target_": "components.rewards.composition.combined.Combined", "parts": {"a": {"reward": data}}}
     with pytest.raises(ValidationError) as caught:
         Target.model_validate(data, **ALLOW)
     (error,) = caught.value.errors()

@@ -10,10 +10,10 @@ import pytest
 
 from components.errors import ResourceError, SpecError
 from components.rewards import judge as judging
-from components.rewards.combined import Combined, Part
-from components.rewards.composed import NOT_APPLICABLE, not_applicable
-from components.rewards.outcome import Outcome
+from components.rewards.composition.combined import Combined, Part
+from components.rewards.composition.composed import NOT_APPLICABLE, not_applicable
 from components.rewards.protocol import ModelReward
+from components.rewards.rules.outcome import Outcome
 from components.trajectories.schema import Failure, Score
 from tests.trajectories.builders import FAILURE, episode
 
@@ -312,13 +312,13 @@ def test_a_reward_that_computes_with_a_model_is_told_of_it_wherever_it_stands():
 def test_the_key_has_the_model_only_where_one_computes():
     from components.specs import Target
 
-    plain = {"_target_": "components.rewards.outcome.Outcome"}
-    learned = {"_target_": "components.rewards.learned.Learned", "path": "folder"}
+    plain = {"_target_": "components.rewards.rules.outcome.Outcome"}
+    learned = {"_target_": "components.rewards.judges.learned.Learned", "path": "folder"}
     for parts, computes in (
         ({"a": {"reward": plain}}, False),
         ({"a": {"reward": plain}, "b": {"reward": learned}}, True),
     ):
-        target = Target.model_validate({"_target_": "components.rewards.combined.Combined", "parts": parts})
+        target = Target.model_validate({"_target_": "components.rewards.composition.combined.Combined", "parts": parts})
         assert target.has("use") is computes
 
 

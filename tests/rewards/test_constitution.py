@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from components.rewards.constitution import PRINCIPLES, Constitution, Principle
+from components.rewards.judges.constitution import PRINCIPLES, Constitution, Principle
 from tests.rewards.judged import always, data, judge_server, means, mistakes, says, scores, spec, target, task
 from tests.trajectories.builders import episode, talk, tool_talk
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from components.rewards.continued import Continued
 from components.rewards.judge import judge
+from components.rewards.rules.continued import Continued
 from components.trajectories.schema import History, Scenario, Trajectory
 from components.trajectories.step_labels import CONTINUED, written
 

@@ -7,11 +7,11 @@ import math
 
 import pytest
 
-from components.algorithms.reward_data import turn_values, value
+from components.algorithms.reward_models.data import turn_values, value
 from components.errors import BudgetSpent, ResourceError
-from components.rewards.asking.meter import Meter
-from components.rewards.critic import DIMENSIONS, Critic, Dimension
 from components.rewards.judge import judge
+from components.rewards.judges.critic import DIMENSIONS, Critic, Dimension
+from components.rewards.llm.budget import Meter
 from components.trajectories.schema import History, Message
 from tests.rewards import judge_replies as replies
 from tests.rewards.judged import Reply, always, data, judge_server, means, mistakes, says, scores, spec, target, task

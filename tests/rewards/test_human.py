@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from components.errors import SpecError
-from components.rewards.human import Human, bradley_terry, share_of_wins, wins
+from components.rewards.rules.human import Human, bradley_terry, share_of_wins, wins
 from components.specs import Target
 from components.trajectories.feedback import append
 from tests.trajectories.builders import episode, talk
@@ -78,7 +78,7 @@ def test_shares_of_wins_with_ties_as_halves():
 
 def test_the_key_is_of_what_was_said_and_not_of_the_place(tmp_path):
     human(tmp_path, rated(A, 5))
-    target = {"_target_": "components.rewards.human.Human", "path": str(tmp_path / "said.jsonl")}
+    target = {"_target_": "components.rewards.rules.human.Human", "path": str(tmp_path / "said.jsonl")}
     before = Target(**target).resolved()
     (tmp_path / "moved").mkdir()
     append(tmp_path / "moved" / "x.jsonl", [rated(A, 5)])

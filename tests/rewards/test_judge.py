@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from components import loops
+from components import aio
 from components.errors import ArtifactError, EngineError, ResourceError, SpecError
 from components.rewards import judge as judging
 from components.trajectories.schema import Failure, Score
@@ -332,7 +332,7 @@ def test_few_groups_are_read_ahead_of_one_that_takes_long():
     threading.Timer(0.3, lambda: (ahead.append(len(read)), held.set())).start()
     ahead: list[int] = []
     assert len(list(scores)) == 200
-    assert ahead == [3 * loops.AHEAD]
+    assert ahead == [3 * aio.AHEAD]
 
 
 def test_what_others_judged_meanwhile_is_kept_although_the_first_one_hangs():
@@ -378,7 +378,7 @@ def test_who_stops_listening_stops_the_judge(make):
     scores.close()
     asked = reward.asked
     time.sleep(0.3)
-    assert reward.asked == asked <= 2 * loops.AHEAD
+    assert reward.asked == asked <= 2 * aio.AHEAD
     assert reward.now == 0
 
 

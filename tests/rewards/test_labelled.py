@@ -9,9 +9,9 @@ import pytest
 
 from components.errors import SpecError
 from components.rewards.judge import judge
-from components.rewards.labelled import Labelled
-from components.rewards.learned import Learned
-from components.rewards.outcome import Outcome
+from components.rewards.judges.learned import Learned
+from components.rewards.rules.labelled import Labelled
+from components.rewards.rules.outcome import Outcome
 from components.specs import Target
 from components.trajectories.schema import History, Message
 from tests.trajectories.builders import FAILURE, episode, talk
@@ -163,7 +163,9 @@ def test_a_task_that_computes_with_a_model_is_refused(labels, tmp_path):
 
 def test_a_stage_key_says_what_the_file_holds_not_where_it_is(labels, tmp_path):
     def key(path):
-        return Target.model_validate({"_target_": "components.rewards.labelled.Labelled", "path": str(path)}).resolved()
+        return Target.model_validate(
+            {"_target_": "components.rewards.rules.labelled.Labelled", "path": str(path)}
+        ).resolved()
 
     path = labels(label(0, 1.0), label(1, 0.5))
     shutil.copy(path, tmp_path / "copy.jsonl")

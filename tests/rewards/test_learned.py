@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.algorithms import reward_card, reward_model
-from components.algorithms.reward_data import episode
-from components.algorithms.reward_examples import Judged
+from components.algorithms.reward_models import card as reward_card
+from components.algorithms.reward_models import model as reward_model
+from components.algorithms.reward_models.data import episode
+from components.algorithms.reward_models.examples import Judged
+from components.algorithms.reward_models.trainer import train_reward_model
 from components.algorithms.spec import ProcessRewardModelSpec, RewardModelSpec
-from components.algorithms.train_reward import train_reward_model
 from components.errors import ArtifactDamaged, ArtifactError, ResourceError, SpecError
 from components.models.weights import load_tokenizer, prepare
 from components.rewards.judge import judge
-from components.rewards.learned import Learned, combined
+from components.rewards.judges.learned import Learned, combined
 from components.rewards.protocol import Means
 from components.specs import Target
 from components.trajectories.chat import ChatFormat
@@ -160,7 +161,7 @@ def test_a_stage_key_says_what_the_folder_holds_not_where_it_is(models, tmp_path
     import shutil
 
     def key(folder: Path) -> dict:
-        data = {"_target_": "components.rewards.learned.Learned", "path": str(folder)}
+        data = {"_target_": "components.rewards.judges.learned.Learned", "path": str(folder)}
         return Target.model_validate(data).resolved()
 
     shutil.copytree(models["one"], tmp_path / "copy")

@@ -12,11 +12,11 @@ import pytest
 
 from components.errors import BudgetSpent, ResourceError
 from components.models.spec import ModelSpec
-from components.rewards.asking.meter import Meter
-from components.rewards.asking.spec import PriceSpec, ServedJudge
 from components.rewards.judge import judge
+from components.rewards.judges.ruler import ALIKE, Ruler
+from components.rewards.llm.budget import Meter
+from components.rewards.llm.spec import PriceSpec, ServedJudge
 from components.rewards.protocol import Means
-from components.rewards.ruler import ALIKE, Ruler
 from components.trajectories.schema import Score, Trajectory
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import GOOD, Reply, judge_server
@@ -202,7 +202,7 @@ def test_a_server_that_says_when_is_asked_then():
 
 def test_those_that_were_sent_away_together_do_not_come_back_together(monkeypatch):
     """Each draws how much longer it waits; here the draw is known."""
-    monkeypatch.setattr("components.client.random.uniform", lambda low, high: 3.0)
+    monkeypatch.setattr("components.json_client.random.uniform", lambda low, high: 3.0)
     with judge_server([replies.wait(0.4)]) as server:
         scored(server)
     first, second = (one.came for one in server.requests)

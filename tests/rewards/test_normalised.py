@@ -10,13 +10,13 @@ import pytest
 
 from components.errors import SpecError
 from components.rewards import judge as judging
-from components.rewards.asking.spec import ServedJudge
-from components.rewards.combined import Combined, Part
-from components.rewards.labelled import Labelled
-from components.rewards.learned import Learned
-from components.rewards.normalised import Normalised
-from components.rewards.outcome import Outcome
-from components.rewards.ruler import Ruler
+from components.rewards.composition.combined import Combined, Part
+from components.rewards.composition.normalised import Normalised
+from components.rewards.judges.learned import Learned
+from components.rewards.judges.ruler import Ruler
+from components.rewards.llm.spec import ServedJudge
+from components.rewards.rules.labelled import Labelled
+from components.rewards.rules.outcome import Outcome
 from components.trajectories.schema import Score
 from components.trajectories.store import read_scores, write_scores
 from tests.trajectories.builders import FAILURE, episode

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from components.errors import SpecError
 from components.rewards.judge import judge
-from components.rewards.outcome import Outcome
+from components.rewards.rules.outcome import Outcome
 from components.specs import Target
 from components.trajectories.schema import Score
 from tests.trajectories.builders import FAILURE, episode
@@ -82,7 +82,7 @@ def test_an_episode_cut_off_at_once_has_made_no_progress():
 
 
 def test_arguments_are_checked_in_the_configuration():
-    target = {"_target_": "components.rewards.outcome.Outcome", "turn_cost": 0.1}
+    target = {"_target_": "components.rewards.rules.outcome.Outcome", "turn_cost": 0.1}
     assert Target.model_validate(target).build().turn_cost == 0.1
 
 
@@ -94,4 +94,4 @@ def test_arguments_out_of_range_are_refused_in_the_configuration(argument):
         reward: Target
 
     with pytest.raises(SpecError, match=rf"reward\.{next(iter(argument))}"):
-        validate(Part, {"reward": {"_target_": "components.rewards.outcome.Outcome", **argument}})
+        validate(Part, {"reward": {"_target_": "components.rewards.rules.outcome.Outcome", **argument}})

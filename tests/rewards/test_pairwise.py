@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from components.rewards.pairwise import Pairwise
+from components.rewards.judges.pairwise import Pairwise
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import BLOCK, QUALITY
 from tests.rewards.judged import Reply, always, judge_server, means, mistakes, says, scores, spec, target, task

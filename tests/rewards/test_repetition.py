@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from components.rewards.outcome import Outcome
-from components.rewards.repetition import repetition
+from components.rewards.rules.outcome import Outcome
+from components.rewards.rules.repetition import repetition
 from components.trajectories.schema import History, Message, Scenario, Trajectory
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from components.rewards.returned import Returned
+from components.rewards.rules.returned import Returned
 from components.trajectories.schema import Scenario, Trajectory
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from components.errors import JudgeError, SpecError
-from components.rewards.rubric import Item, Rubric, weighed
+from components.rewards.judges.rubric import Item, Rubric, weighed
 from tests.rewards.judged import always, judge_server, mistakes, says, scores, spec, target, task
 from tests.trajectories.builders import episode
 

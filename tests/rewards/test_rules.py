@@ -8,16 +8,16 @@ import pytest
 
 from components.errors import ResourceError, SpecError
 from components.rewards import judge as judging
-from components.rewards import mathematics
-from components.rewards.apart import Apart
-from components.rewards.costs import Costs
-from components.rewards.json_schema import JsonSchema
-from components.rewards.language import Language
-from components.rewards.length import Length, Steps
-from components.rewards.outcome import Outcome
-from components.rewards.repetition import Repetition
-from components.rewards.tool_use import Calls, ToolUse
-from components.rewards.written import Matches, Tags
+from components.rewards.rules import mathematics
+from components.rewards.rules.answer_format import Matches, Tags
+from components.rewards.rules.costs import Costs
+from components.rewards.rules.json_schema import JsonSchema
+from components.rewards.rules.language import Language
+from components.rewards.rules.length import Length, Steps
+from components.rewards.rules.outcome import Outcome
+from components.rewards.rules.repetition import Repetition
+from components.rewards.rules.tool_use import Calls, ToolUse
+from components.rewards.worker_process import Apart
 from components.trajectories.schema import History, Message, Scenario, Score, ToolCall, Trajectory
 from tests.trajectories.builders import episode, talk
 
@@ -247,7 +247,7 @@ class TestCosts:
         assert score.components["waste/repeated"] == 1.0
 
     def test_the_constrained_algorithm_finds_them_by_name(self, tmp_path):
-        from components.algorithms.costs import mean_costs
+        from components.algorithms.policy_gradient.cost_constraints import mean_costs
         from components.algorithms.spec import CostSpec
         from components.trajectories.store import read_scored, write_scores, write_trajectories
 

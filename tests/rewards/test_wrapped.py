@@ -8,11 +8,11 @@ import pytest
 
 from components.errors import SpecError
 from components.rewards import judge as judging
-from components.rewards.clipped import Clipped
-from components.rewards.discounted import Discounted
-from components.rewards.potential import Potential
-from components.rewards.returned import Returned
-from components.rewards.shaped import Shaped, signed_log, tanh
+from components.rewards.composition.clipped import Clipped
+from components.rewards.composition.shaped import Shaped, signed_log, tanh
+from components.rewards.rules.discounted import Discounted
+from components.rewards.rules.potential import Potential
+from components.rewards.rules.returned import Returned
 from components.specs import Target
 from components.trajectories.schema import Score
 from tests.trajectories.builders import episode
@@ -74,12 +74,14 @@ class TestShaped:
 
     def test_a_function_may_be_configured(self):
         target = {
-            "_target_": "components.rewards.shaped.Shaped",
-            "reward": {"_target_": "components.rewards.returned.Returned"},
+            "_target_": "components.rewards.composition.shaped.Shaped",
+            "reward": {"_target_": "components.rewards.rules.returned.Returned"},
         }
-        built = Target.model_validate({**target, "function": "components.rewards.shaped.signed_log"}).build()
+        built = Target.model_validate(
+            {**target, "function": "components.rewards.composition.shaped.signed_log"}
+        ).build()
         assert judged(built, episode(outcome={"reward": -4.0}))[0].reward == pytest.approx(-math.log(5.0))
-        with_scale = {"_target_": "components.rewards.shaped.tanh", "scale": 2.0}
+        with_scale = {"_target_": "components.rewards.composition.shaped.tanh", "scale": 2.0}
         built = Target.model_validate({**target, "function": with_scale}).build()
         assert judged(built, episode(outcome={"reward": 1.0}))[0].reward == pytest.approx(math.tanh(0.5))
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from components.aio import ending_processes, run
 from components.inference.server import Server
-from components.loops import ending_processes, run
 from components.rollout.own_agent import MODEL, OwnAgent
 from tests.rollout.worlds import Echo, Parrot, collect, scenarios
 

@@ -14,9 +14,9 @@ import math
 
 import pytest
 
-from components.environments.agentgym import AgentGym
+from components.environments.adapters.agentgym import AgentGym
 from components.environments.protocol import Step
-from components.environments.shop import Shop
+from components.environments.worlds.shop import Shop
 from components.errors import SpecError, TooManyFailures
 from components.inference.protocol import Sampling
 from components.inference.remote import RemoteEngine
@@ -79,15 +79,15 @@ def test_tools_with_an_invalid_schema(tools, told):
 
 
 def test_a_schema_is_checked_without_jsonschema_too(monkeypatch):
-    from components.rollout import offered
+    from components.rollout import tool_schemas
 
-    offered._problem.cache_clear()
+    tool_schemas._problem.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "jsonschema", None)
     wrong = [{"type": "function", "function": {"name": "f", "parameters": {"properties": []}}}]
-    with pytest.raises(offered.EnvironmentFailed, match=r"parameters\.properties"):
-        offered.as_tools(wrong)
-    assert offered.as_tools([LOOK_UP]) == [LOOK_UP]
-    offered._problem.cache_clear()
+    with pytest.raises(tool_schemas.EnvironmentFailed, match=r"parameters\.properties"):
+        tool_schemas.as_tools(wrong)
+    assert tool_schemas.as_tools([LOOK_UP]) == [LOOK_UP]
+    tool_schemas._problem.cache_clear()
 
 
 def test_an_action_that_is_not_json():
@@ -231,7 +231,7 @@ def test_two_environments_with_the_same_scenario_ids():
     from flows.stages.collect import CollectStage
 
     def key(**changes) -> dict:
-        shop = {"_target_": "components.environments.shop.Shop", "train": 4, "heldout": 2, **changes}
+        shop = {"_target_": "components.environments.worlds.shop.Shop", "train": 4, "heldout": 2, **changes}
         data = {"model": {"name": "tiny", "source": "random"}, "environment": shop, "agent": {}, "collect": {}}
         return validate(CollectStage, data, allow=()).key_part()
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import pytest
 
 from components.environments.protocol import Step
-from components.environments.shop import Shop
 from components.environments.tools import Invalid, ToolEnvironment, tool
+from components.environments.worlds.shop import Shop
 from components.errors import ResourceError, SpecError
 from components.inference.protocol import BASE_POLICY, ChatCompletion, Sampling
 from components.rollout import formats

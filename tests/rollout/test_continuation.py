@@ -6,12 +6,12 @@ import random
 
 import pytest
 
+from components.environments.games.tictactoe import TicTacToe
 from components.environments.protocol import Restorable, Step
-from components.environments.tictactoe import TicTacToe
 from components.errors import EngineError, SpecError
 from components.inference import conversations, transformers_engine
 from components.inference.protocol import ChatCompletion, Sampling
-from components.rollout.continuation import CONTINUED, Continuing
+from components.rollout.players.continuation import CONTINUED, Continuing
 from components.trajectories.step_labels import read
 from tests.rollout.worlds import Echo, Parrot, collect, scenarios
 

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from components.environments.shop import Shop
 from components.environments.tools import TextEnvironment, acts
+from components.environments.worlds.shop import Shop
 from components.errors import ResourceError, SpecError
 from components.inference.protocol import ChatCompletion, Sampling
 from components.rollout import formats

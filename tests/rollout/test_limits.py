@@ -10,8 +10,8 @@ import urllib.error
 import httpx
 import pytest
 
-from components.causes import passes
 from components.errors import EnvironmentAway, EnvironmentFailed, Problem, ResourceError, SpecError, TooManyFailures
+from components.exceptions import passes
 from components.inference.protocol import Sampling
 from components.rollout import collector
 from components.rollout.agent import play

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from components.environments.protocol import Step
-from components.rollout import agent, live
-from components.rollout.live import Live, given
-from components.rollout.reflection import Reflecting
+from components.rollout import agent, live_view
+from components.rollout.live_view import Live, given
+from components.rollout.players.reflection import Reflecting
 from components.rollout.spec import ReflectionSpec
 from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, scenarios
 
@@ -24,13 +24,13 @@ def make(tmp_path, told, **options):
         {"stage": "collect", "what": "collect, round 1"},
         8,
         lambda done, total, values: told.append((done, total, dict(values))),
-        tmp_path / live.FILE,
+        tmp_path / live_view.FILE,
         **options,
     )
 
 
 def lines(tmp_path):
-    return [json.loads(line) for line in (tmp_path / live.FILE).read_text().splitlines()]
+    return [json.loads(line) for line in (tmp_path / live_view.FILE).read_text().splitlines()]
 
 
 def play(view, engine, environment, **options):
@@ -53,7 +53,7 @@ def test_one_episode_is_shown_from_its_first_message_to_its_end(tmp_path, told):
     assert shown[-1] == {"ended": "s0/0", "reward": 1.0, "success": True, "failure": None}
     assert [one["episode"] for one in events if "episode" in one] == [one.id for one in played]  # one after the other
     view.close()
-    assert not (tmp_path / live.FILE).exists()
+    assert not (tmp_path / live_view.FILE).exists()
 
 
 class Lost(Echo):
@@ -91,7 +91,7 @@ def test_what_belongs_to_a_shown_episode_is_told_after_its_end_and_nothing_is_sh
 
 
 def test_of_many_at_once_one_is_shown_and_all_are_counted(tmp_path, told, monkeypatch):
-    monkeypatch.setattr(live, "EVERY", 0)
+    monkeypatch.setattr(live_view, "EVERY", 0)
 
     def fail(request):
         if "Say 3" in request.messages[0]["content"]:
@@ -125,15 +125,15 @@ def test_a_failed_episode_says_why_and_earlier_ones_count(tmp_path, told):
 
 
 def test_long_texts_are_cut_and_the_file_begins_anew(tmp_path, told, monkeypatch):
-    monkeypatch.setattr(live, "MOST_BYTES", 12_000)
+    monkeypatch.setattr(live_view, "MOST_BYTES", 12_000)
     long = lambda: Step([{"role": "user", "content": "x" * 50_000}], 0.5, False, {})  # noqa: E731
     view = make(tmp_path, told)
     play(view, Parrot(), lambda: Echo(step=long), concurrency=1, max_turns=2)
-    assert (tmp_path / live.FILE).stat().st_size < 12_000 + 3 * live.LONGEST
+    assert (tmp_path / live_view.FILE).stat().st_size < 12_000 + 3 * live_view.LONGEST
     first, *events = lines(tmp_path)
     assert first["total"] == 8
     assert "episode" in events[0]
-    assert events[3]["content"] == "x" * live.LONGEST + "… (46000 characters more)"
+    assert events[3]["content"] == "x" * live_view.LONGEST + "… (46000 characters more)"
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_long_texts_are_cut_and_the_file_begins_anew(tmp_path, told, monkeypatch
     ],
 )
 def test_whatever_an_agent_sends_is_shown_somehow(message):
-    assert json.dumps(live._message(message))
+    assert json.dumps(live_view._message(message))
 
 
 def test_a_disk_that_is_full_ends_the_file_and_nothing_else(tmp_path, told):
-    (tmp_path / live.FILE).mkdir()  # cannot be written to
+    (tmp_path / live_view.FILE).mkdir()  # cannot be written to
     played = play(make(tmp_path, told), Parrot(), Echo)
     assert [one.failure for one in played] == [None] * 8
     assert told[-1][:2] == (8, 8)

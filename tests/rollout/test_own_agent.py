@@ -401,8 +401,8 @@ def test_several_agents_by_name_are_histories_of_their_own(tmp_path):
     assert [history.agent for history in one.histories] == ["planner", "worker"]
     assert [sum(message.span is not None for message in history.messages) for history in one.histories] == [2, 2]
     assert one.histories[0].messages[1].content != one.histories[1].messages[1].content
-    from components.algorithms.before import Before
-    from components.algorithms.learning import Learning
+    from components.algorithms.policy.reference_logprobs import Before
+    from components.algorithms.policy_gradient.training_data import Learning
     from components.algorithms.spec import GRPOSpec
 
     learning = Learning(GRPOSpec(), Before(tmp_path))

@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from components.environments.shop import Shop
+from components.environments.worlds.shop import Shop
 from components.inference.protocol import ChatCompletion, Sampling
 from components.inference.transformers_engine import TransformersEngine
 from components.rollout.agent import play

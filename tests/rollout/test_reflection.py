@@ -10,7 +10,7 @@ from components.environments.protocol import Step
 from components.errors import ContextOverflow, EngineError, SpecError
 from components.inference.protocol import ChatCompletion
 from components.rollout.agent import play
-from components.rollout.reflection import NOTE, Reflecting, demonstrations, transcript
+from components.rollout.players.reflection import NOTE, Reflecting, demonstrations, transcript
 from components.rollout.spec import ReflectionSpec
 from components.trajectories.schema import Scenario
 from tests.rollout.worlds import Echo, Parrot, collect, scenarios

@@ -9,8 +9,8 @@ import pytest
 
 from components.environments.tools import ToolEnvironment, tool
 from components.inference.protocol import ChatCompletion
-from components.rollout.player import Once
-from components.rollout.roles import play
+from components.rollout.players.player import Once
+from components.rollout.players.roles import play
 from components.rollout.spec import RolesSpec
 from components.trajectories.schema import Scenario
 from tests.rollout.worlds import Parrot, collect

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from components.environments.tictactoe import TicTacToe, _opening
+from components.environments.games.tictactoe import TicTacToe, _opening
 from components.errors import EngineError, SpecError
 from components.inference.protocol import ChatCompletion
-from components.rollout.selfplay import SelfPlay
+from components.rollout.players.selfplay import SelfPlay
 from tests.rollout.worlds import Echo, Parrot, collect, scenarios
 
 GAME = TicTacToe(train=6, heldout=1)

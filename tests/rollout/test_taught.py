@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 
 from components.rollout.agent import play
+from components.rollout.players.teacher import Taught
 from components.rollout.spec import CollectTeacherSpec
-from components.rollout.taught import Taught
 from tests.rollout.test_reflection import Door
 from tests.rollout.worlds import Parrot, collect, scenarios
 

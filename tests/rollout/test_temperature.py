@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from components.algorithms.before import Before
-from components.algorithms.learning import Learning
-from components.algorithms.policy import Policy
+from components.algorithms.policy.policy import Policy
+from components.algorithms.policy.reference_logprobs import Before
+from components.algorithms.policy_gradient.training_data import Learning
 from components.algorithms.spec import GRPOSpec
 from components.inference.protocol import Sampling
 from components.inference.transformers_engine import TransformersEngine

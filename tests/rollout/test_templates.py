@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from components.algorithms.before import Before
-from components.algorithms.learning import Learning
+from components.algorithms.policy.reference_logprobs import Before
+from components.algorithms.policy_gradient.training_data import Learning
 from components.algorithms.spec import GRPOSpec
 from components.errors import ResourceError
 from components.trajectories.convert import to_openai

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.trajectories.calls import read_pythonic, read_tagged, write_pythonic
+from components.trajectories.tool_calls import read_pythonic, read_tagged, write_pythonic
 
 unicode = st.text(
     st.characters(exclude_categories=["Cs"]) | st.sampled_from("\"'\\\n[]{}()=,<>🙂é\u2028\0"), max_size=12

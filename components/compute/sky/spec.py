@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from components.compute.accelerate import Strategy
+from components.compute.torchrun import Strategy
 from components.specs import Spec
 
 SHARED = ("slurm", "kubernetes", "k8s", "ssh")

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.compute.accelerate import TOGETHER, member
 from components.compute.sky.spec import SkyPlace
+from components.compute.torchrun import TOGETHER, member
 
 REQUEST = "ESPALIER_REQUEST"
 STAGE = "flows.stage"

@@ -145,7 +145,7 @@ class Local:
 
 
 def _tagged(folder: Path) -> bool:
-    """Whether the model writes calls in tags, or in the pythonic form (`components.trajectories.calls`)."""
+    """Whether the model writes calls in tags, or in the pythonic form (`components.trajectories.tool_calls`)."""
     from components.models.weights import load_tokenizer
     from components.trajectories.chat import ChatFormat
 

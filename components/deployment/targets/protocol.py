@@ -1,8 +1,8 @@
 """What a target does: puts a release into use, takes it back, lets go of the one before.
 
-The order is the caller's (`flows.release`): `check` before anything is made; `deploy`, which returns when the release
-answers; the canary; then `retire` of the deployment before it, or `take_back` of the new one. So until the canary has
-passed, what was in use stays in use.
+The order is the caller's (`flows.release.deployment`): `check` before anything is made; `deploy`, which returns when
+the release answers; the canary; then `retire` of the deployment before it, or `take_back` of the new one. So until the
+canary has passed, what was in use stays in use.
 """
 
 from __future__ import annotations

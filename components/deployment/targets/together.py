@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.client import Client, Patience, Reply
 from components.deployment.targets.protocol import Deployment, Release
 from components.errors import DeployError, ResourceError, WaitTimeout
+from components.json_client import Client, Patience, Reply
 from components.redaction import dereference, secret_variable
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import random
 from datetime import date, timedelta
 from typing import Any
 
-from components.environments.service.airline import (
+from components.environments.service.airline_policy import (
     BAGS_EACH,
     DELAY,
     FEE,
@@ -15,9 +15,9 @@ from components.environments.service.airline import (
     FOR_DELAY,
     FREE,
     TODAY,
-    Airline,
     distance,
 )
+from components.environments.service.desk import ServiceDesk
 from components.environments.service.plan import Intent, Plan, write
 from components.trajectories.schema import Scenario
 
@@ -34,17 +34,17 @@ SECOND = ("cancel", "cabin", "bags", "name", "compensation")
 
 
 @functools.lru_cache(maxsize=4)  # a collector makes many desks of the same scenarios
-def generate(seed: int, train: int, heldout: int) -> tuple[Scenario, ...]:
+def generate(desk_type: type[ServiceDesk], seed: int, train: int, heldout: int) -> tuple[Scenario, ...]:
     if not train + heldout:
         return ()
-    desk = Airline(train=0, heldout=0)
+    desk = desk_type(train=0, heldout=0)
     return write(desk, _Writer, KINDS, "B", seed=seed, train=train, heldout=heldout)
 
 
 class _Writer:
     """Writes one scenario: its database, then what the customer wants."""
 
-    def __init__(self, desk: Airline, rng: random.Random, numbers: list[str]):
+    def __init__(self, desk: ServiceDesk, rng: random.Random, numbers: list[str]):
         self.desk, self.rng, self.mine = desk, rng, numbers[:2]
         self.cities = rng.sample(CITIES, 5)
         self.flight_numbers = iter(rng.sample(range(100, 1000), 40))

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from components.environments.language_model import ServedModel
 from components.environments.protocol import Messages
-from components.environments.served import ServedModel
 
 STOP = "[END]"
 """In the customer's last message."""

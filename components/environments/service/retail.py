@@ -11,37 +11,15 @@ from collections.abc import Sequence
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from components.environments.service.customer import NUMBERS, RULES
 from components.environments.service.desk import ServiceDesk, answer
+from components.environments.service.retail_policy import LATE, SYSTEM, TODAY, VOUCHER, WINDOW, worth
+from components.environments.service.retail_scenarios import generate
 from components.environments.tools import Invalid, tool
+from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
-TODAY = date(2031, 5, 20)
-WINDOW = {"plain": 30, "plus": 45}
-"""Days after delivery, by membership."""
-LATE, VOUCHER = 7, {"plain": 10, "plus": 25}
-"""Days after the promised one; dollars by membership."""
 
-SYSTEM = f"""You serve the customers of Fernhill, a shop for the home. Today is {TODAY}. Prices are in whole dollars, \
-dates as here. Write to the customer, or call tools; what you write beside calls is not delivered. The rules:
-R1 Identity: verify the customer by name and postcode before you look at an account or an order, or change one. Only \
-orders of that customer may be opened or changed: see the account for which they are.
-R2 Consent: before every change tell the customer the number of the order, the id of a new variant or payment, a new \
-address, and the dollars that move (what each tool asks for); go on after a clear yes.
-R3 Open orders: cancelling, and changing address, variant or payment, only while the order is open; not once it is \
-packed, shipped or delivered.
-R4 Returns and exchanges: within {WINDOW["plain"]} days of delivery; for plus members {WINDOW["plus"]}.
-R5 Clearance: products on clearance are neither returned nor exchanged.
-R6 Variants: only for another variant of the same product that is in stock.
-R7 Money: goes back to the payment of the order, or to the customer's store credit. Payments are the customer's own, \
-and store credit must cover all it pays for.
-R8 Delay: an order delivered more than {LATE} days after the promised day earns a voucher when the customer complains: \
-{VOUCHER["plain"]} dollars, for plus members {VOUCHER["plus"]}. Once for each order.
-R9 Colleagues: hand over at once, without verifying, if something hurt somebody or caught fire; never otherwise.
-What the rules forbid, decline: say that you cannot, and name the rule, such as R3. Do not give in. Be short: \
-customers take in no more than {NUMBERS} numbers and {RULES} rules at once."""
-
-
+@registered("environment.retail")
 class Retail(ServiceDesk):
     __doc__ = ServiceDesk.__doc__
 
@@ -59,9 +37,7 @@ class Retail(ServiceDesk):
     }
 
     def generate(self, seed: int, train: int, heldout: int) -> Sequence[Scenario]:
-        from components.environments.service.retail_scenarios import generate  # they are of this desk
-
-        return generate(seed, train, heldout)
+        return generate(type(self), seed, train, heldout)
 
     # Looking up
 
@@ -255,7 +231,3 @@ def _day(text: str) -> date:
         return date.fromisoformat(text)
     except (ValueError, TypeError):
         raise Invalid("a date such as 2031-05-01, please") from None
-
-
-def worth(order: dict[str, Any]) -> int:
-    return sum(line["price"] for line in order["lines"])

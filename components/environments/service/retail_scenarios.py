@@ -7,8 +7,9 @@ import random
 from datetime import date, timedelta
 from typing import Any
 
+from components.environments.service.desk import ServiceDesk
 from components.environments.service.plan import Intent, Plan, write
-from components.environments.service.retail import LATE, TODAY, VOUCHER, WINDOW, Retail, worth
+from components.environments.service.retail_policy import LATE, TODAY, VOUCHER, WINDOW, worth
 from components.trajectories.schema import Scenario
 
 PRODUCTS = (
@@ -29,17 +30,17 @@ SECOND = ("cancel", "address", "payment", "return", "delay")
 
 
 @functools.lru_cache(maxsize=4)  # a collector makes many desks of the same scenarios
-def generate(seed: int, train: int, heldout: int) -> tuple[Scenario, ...]:
+def generate(desk_type: type[ServiceDesk], seed: int, train: int, heldout: int) -> tuple[Scenario, ...]:
     if not train + heldout:
         return ()
-    desk = Retail(train=0, heldout=0)
+    desk = desk_type(train=0, heldout=0)
     return write(desk, _Writer, KINDS, "W", seed=seed, train=train, heldout=heldout)
 
 
 class _Writer:
     """Writes one scenario: its database, then what the customer wants."""
 
-    def __init__(self, desk: Retail, rng: random.Random, numbers: list[str]):
+    def __init__(self, desk: ServiceDesk, rng: random.Random, numbers: list[str]):
         self.desk, self.rng, self.mine = desk, rng, numbers[:2]
         products = rng.sample(PRODUCTS, 8)
         self.database: dict[str, Any] = {

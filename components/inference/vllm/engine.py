@@ -24,14 +24,14 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.client import Client, Failed, Patience, Reply
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
 from components.inference.conversations import Conversations, key_of
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
 from components.inference.spec import VllmSpec
 from components.inference.vllm.routing import Router
+from components.json_client import Client, Failed, Patience, Reply
 from components.json_text import read_json
-from components.models import learned
+from components.models import trained_weights
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
 
@@ -140,7 +140,7 @@ class VllmEngine:
         if folder is not None:
             name = f"{name}@{version}"
             self._folders[name] = os.path.abspath(folder)
-            if learned.is_whole(Path(folder)):
+            if trained_weights.is_whole(Path(folder)):
                 raise ResourceError(
                     f"{folder} holds all weights, and a vLLM server is given adapters: train one (model.lora.rank=16), "
                     "or take inference=embedded"

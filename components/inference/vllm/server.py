@@ -3,7 +3,7 @@
 It runs in an environment of its own (`make vllm`), listens on this machine only, and ends with the process that started
 it, also when that is killed (`launch`). It is up when `/health` answers; what it says goes to a log file, whose last
 lines are shown where it dies. Started again, it is behind the same address, so that whoever asked it asks again
-(`components.client`); adapters it has then forgotten, and `engine` brings them again.
+(`components.json_client`); adapters it has then forgotten, and `engine` brings them again.
 """
 
 from __future__ import annotations

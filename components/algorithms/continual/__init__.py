@@ -1,0 +1,1 @@
+"""Learning without forgetting: replay and elastic weight consolidation."""

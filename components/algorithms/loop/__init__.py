@@ -1,0 +1,1 @@
+"""The training loop: optimizer, schedule, guards, checkpoints, several processes."""

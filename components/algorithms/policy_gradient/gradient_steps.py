@@ -1,0 +1,240 @@
+"""The gradient steps of a policy gradient: its minibatches, what guards say of each, and what is told of it.
+
+How a gradient is computed is a function of the trajectories that it is computed on (`Backward`); so a guard that
+strikes can ask for that of each trajectory by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from components.algorithms.loop import schedule
+from components.algorithms.loop.guards import Guards
+from components.algorithms.loop.loss_scale import LossScale
+from components.algorithms.loop.metrics import over_steps
+from components.algorithms.policy_gradient.training_data import learned_tokens
+from components.algorithms.spec import PolicyGradientSpec
+from components.trajectories.schema import Trajectory
+
+T = TypeVar("T")
+Group = list[Trajectory]
+Backward = Callable[[list[Trajectory]], tuple[dict[str, float], dict[str, float]]]
+"""Adds the gradient of the loss on these trajectories to the parameters, scaled down to max_grad_norm. Returns what it
+measured (`JUDGED` among it) and counts of tokens."""
+
+JUDGED = ("loss", "grad_norm", "value_grad_norm", "kl_sampler", "kl_old", "entropy")
+"""Metrics that guards check; value_grad_norm where values are learned, kl_old where ratios are not taken to the
+sampler."""
+
+Outlier = Callable[[Trajectory], tuple[int, float]]
+"""The sampled token of a trajectory that has moved furthest, and by how many nats (`learning.largest_log_ratio`)."""
+
+
+def take_steps(
+    spec: PolicyGradientSpec,
+    optimizer: torch.optim.Optimizer,
+    groups: list[Group],
+    backward: Backward,
+    *,
+    outlier: Outlier,
+    loss_scale: LossScale,
+    rates: Sequence[float],
+    step: int,
+    seed: int,
+    scratch: Path,
+    on_step: Callable[[dict[str, float]], None],
+    taken: Sequence[dict[str, float]],
+    rounds: schedule.Rounds,
+) -> tuple[int, dict[str, float]]:
+    """Take `spec.epochs * spec.minibatches` gradient steps, or fewer where there are fewer groups. Return the new
+    step count and the mean metrics.
+
+    rates: learning rate of each parameter group of the optimizer, after the warm-up. taken: metrics of the steps that
+    an earlier try took after step `step`; parameters and optimizer are those after them. Raises TrainingDiverged where
+    a guard stops (`guards`).
+    """
+    guards = Guards(scratch)
+    logs = list(taken)
+    parts = list(batches(groups, spec, seed, step))
+    for index, part in enumerate(parts):
+        if index < len(taken):
+            continue
+        number = step + index + 1
+        share = schedule.share(spec, number, rounds, index / len(parts))
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * share
+        took = _gradient_step(spec, optimizer, part, backward, outlier, loss_scale, number, guards)
+        metrics = {"step": float(number), **took}
+        logs.append(metrics)
+        on_step(metrics)
+    return step + len(logs), over_steps(logs)
+
+
+def batches(groups: list[Group], spec: PolicyGradientSpec, seed: int, step: int) -> Iterator[list[Group]]:
+    """The groups of each gradient step after step `step`: each epoch in an order of its own."""
+    for epoch in range(spec.epochs):
+        order = list(groups)
+        random.Random(f"{seed}-{step}-{epoch}").shuffle(order)
+        for part in _parts(order, spec.minibatches):
+            step += 1
+            yield part
+
+
+def _parts(groups: list[Group], count: int) -> list[list[Group]]:
+    """Groups dealt out to minibatches of nearly equal size; empty ones are left out."""
+    return [part for part in (groups[index::count] for index in range(count)) if part]
+
+
+def _gradient_step(
+    spec: PolicyGradientSpec,
+    optimizer: torch.optim.Optimizer,
+    groups: list[Group],
+    backward: Backward,
+    outlier: Outlier,
+    loss_scale: LossScale,
+    step: int,
+    guards: Guards,
+) -> dict[str, float]:
+    started = time.monotonic()
+    trajectories = [trajectory for group in groups for trajectory in group]
+    measured, counts = backward(trajectories)
+    skipped = not loss_scale.overflowed(measured) and _struck(
+        spec, optimizer, measured, trajectories, backward, outlier, loss_scale, step, guards
+    )
+    return finish(optimizer, measured, counts, loss_scale, skipped=skipped, started=started)
+
+
+def finite_step(
+    optimizer: torch.optim.Optimizer,
+    backward: Callable[[], tuple[dict[str, float], dict[str, float]]],
+    struck: Callable[[dict[str, float]], bool],
+    loss_scale: LossScale,
+) -> dict[str, float]:
+    """Take one step, for which no guard but `non_finite` is asked; return its metrics. backward: as `Backward`. struck:
+    called where the loss is not finite, or the gradient without an overflow of the scaled one; returns whether the step
+    is left out."""
+    started = time.monotonic()
+    measured, counts = backward()
+    broken = not all(math.isfinite(measured[name]) for name in ("loss", "grad_norm"))
+    skipped = broken and not loss_scale.overflowed(measured) and struck(measured)
+    return finish(optimizer, measured, counts, loss_scale, skipped=skipped, started=started)
+
+
+def finish(
+    optimizer: torch.optim.Optimizer,
+    measured: Mapping[str, float],
+    counts: Mapping[str, float],
+    loss_scale: LossScale,
+    *,
+    skipped: bool,
+    started: float,
+) -> dict[str, float]:
+    """Take the step, or leave it out where a guard does or a scaled gradient overflowed; return its metrics. started:
+    of the step, by the monotonic clock."""
+    scale = scale_metrics(loss_scale, measured)
+    overflowed = loss_scale.overflowed(measured)
+    if not (skipped or overflowed):
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    if not skipped:
+        loss_scale.update(overflowed)
+    seconds = time.monotonic() - started
+    return {
+        **{name: value for name, value in measured.items() if math.isfinite(value)},
+        "learning_rate": optimizer.param_groups[0]["lr"],
+        "skipped_steps": float(skipped or overflowed),
+        **scale,
+        **counts,
+        "tokens_per_s": counts["tokens"] / seconds,
+        "seconds": seconds,
+    }
+
+
+def scale_metrics(loss_scale: LossScale, measured: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of a step about the scale of its loss; none where it is not scaled."""
+    if not loss_scale.enabled:
+        return {}
+    return {"loss_scale": loss_scale.value, "overflowed_steps": float(loss_scale.overflowed(measured))}
+
+
+def examples_by_step(found: Sequence[T], epochs: int, size: int, seed: int, step: int) -> Iterator[list[T]]:
+    """The examples of each gradient step, `size` of them: each epoch in an order of its own."""
+    for epoch in range(epochs):
+        order = list(found)
+        random.Random(f"{seed}-{step}-{epoch}").shuffle(order)
+        for start in range(0, len(order), size):
+            yield order[start : start + size]
+
+
+def _struck(
+    spec: PolicyGradientSpec,
+    optimizer: torch.optim.Optimizer,
+    measured: dict[str, float],
+    trajectories: list[Trajectory],
+    backward: Backward,
+    outlier: Outlier,
+    loss_scale: LossScale,
+    step: int,
+    guards: Guards,
+) -> bool:
+    """Whether a guard leaves the step out. Where one strikes, each trajectory is measured by itself; the gradient of
+    the batch is put back after that."""
+    shown = {name: measured[name] for name in JUDGED if name in measured}
+    by_kl = "kl_old" if "kl_old" in shown else "kl_sampler"
+    kl, entropy = shown[by_kl], shown["entropy"]
+    finite = all(math.isfinite(value) for name, value in shown.items() if name != "entropy")
+    broken = next(
+        (name for name in ("grad_norm", "value_grad_norm") if not math.isfinite(shown.get(name, 0.0))), "loss"
+    )
+    rules = [
+        ("non_finite", not finite, spec.non_finite, broken, loss_scale.advice("Lower algorithm.learning_rate")),
+        (
+            "high_kl",
+            kl > spec.max_kl,
+            spec.high_kl,
+            by_kl,
+            f"{by_kl} is the KL to the policy that ratios are taken to, in nats a token; algorithm.max_kl allows "
+            f"{spec.max_kl:g}. "
+            "Lower algorithm.learning_rate or algorithm.epochs",
+        ),
+        (
+            "low_entropy",
+            entropy < spec.min_entropy,
+            spec.low_entropy,
+            "certainty",
+            f"algorithm.min_entropy asks for {spec.min_entropy:g} nats a token. Raise collect.temperature or "
+            "algorithm.kl_coefficient, or lower algorithm.learning_rate",
+        ),
+    ]
+    struck = [rule for rule in rules if rule[1]]
+    if not struck:
+        return False
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kept = [parameter.grad for parameter in parameters]
+    each: dict[str, dict[str, float]] = {}
+
+    def measure(trajectory: Trajectory) -> dict[str, float]:
+        if trajectory.id not in each:
+            for parameter in parameters:
+                parameter.grad = None
+            found, _ = backward([trajectory])
+            each[trajectory.id] = {name: found[name] for name in shown} | {"certainty": -found["entropy"]}
+        return each[trajectory.id]
+
+    skips = []
+    try:
+        for guard, _, action, by, advice in struck:
+            learned = [one for one in trajectories if learned_tokens(spec, one)]
+            named = outlier if guard == "high_kl" else None
+            skips.append(guards.strike(guard, action, step, shown, learned, measure, named, by=by, advice=advice))
+    finally:
+        for parameter, grad in zip(parameters, kept, strict=True):
+            parameter.grad = grad
+    return any(skips)

@@ -1,0 +1,1 @@
+"""Preference learning: DPO, IPO, ORPO, KTO."""

@@ -1,0 +1,1 @@
+"""Reward models: data, losses, training, stored form."""

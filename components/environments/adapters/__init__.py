@@ -1,0 +1,1 @@
+"""Environments that wrap a package or a server."""

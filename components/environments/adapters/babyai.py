@@ -1,0 +1,252 @@
+"""BabyAI: a small agent in a world of rooms, doors, keys, balls and boxes gets a mission in words. The levels are those
+of the package minigrid, played as text.
+
+The agent sees what lies in the 7 by 7 cells before it, in words relative to where it stands and looks. It moves by
+`turn left`, `turn right`, `go forward` (or `go forward 3`), `pick up`, `drop` and `toggle` (opens doors and boxes).
+minigrid's own bot is the solver; on very few missions it loses its way, and there are levels that it cannot play
+(`BEYOND_THE_BOT`).
+
+A scenario is a level and a seed, so that what was done is all that has to be saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from components.environments.optional_packages import needed
+from components.environments.scenario_counts import Count
+from components.environments.tools import Invalid, TextEnvironment, acts
+from components.errors import Problem, SpecError
+from components.specs.base import nearest
+from components.specs.registered import registered
+from components.trajectories.schema import Scenario
+
+SYSTEM = """You act in a world of rooms. Fulfil your mission. You see only what lies before you, up to 6 cells ahead \
+and 3 to each side. A thing that you pick up or toggle (open, unlock with a key of its color) must be right in front \
+of you. Each turn, one action: turn left, turn right, go forward, go forward N, pick up, drop, toggle."""
+
+ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle")
+"""In the order of minigrid's numbers."""
+FORWARD = re.compile(r"go forward(?: (\d{1,2}))?(?: (?:steps?|cells?))?")
+LEVEL = re.compile(r"BabyAI-(\w+)-v(\d+)")
+BEYOND_THE_BOT = ("PutNextS5N2Carrying", "PutNextS6N3Carrying", "PutNextS7N4Carrying", "KeyInBox")
+
+_KINDS = {
+    1: "GoToRedBallGrey GoToRedBall GoToRedBallNoDists GoToObj GoToLocal GoToRedBlueBall GoToDoor",
+    2: "GoToObjDoor OpenRedDoor OpenDoor PickupDist PickupLoc ActionObjDoor UnlockLocal OneRoomS8",
+    3: "OpenTwoDoors OpenDoorsOrder PutNextLocal PutNext Unlock UnlockPickup GoTo PickupAbove",
+    4: "Open Pickup UnblockPickup BlockedUnlockPickup UnlockToUnlock KeyInBox KeyCorridor FindObjS5 MoveTwoAcross "
+    "GoToImpUnlock",
+    5: "GoToSeq Synth SynthLoc SynthSeq MiniBossLevel BossLevel BossLevelNoUnlock",
+}
+DIFFICULTY = {kind: difficulty for difficulty, kinds in _KINDS.items() for kind in kinds.split()}
+"""Of kinds of levels; sizes such as GoToLocalS8N7 are of the same kind."""
+
+
+@registered("environment.babyai")
+class BabyAI(TextEnvironment):
+    """levels: by name without `BabyAI-` and version, mixed evenly. seed: of the scenarios. train, heldout: scenarios of
+    the two splits. max_steps: after which an episode ends; null: as many as the level allows, which is generous.
+
+    Scenario types: the levels. Difficulty: 1 one thing in one room; 2 pick up or open in one room, or find the right
+    one; 3 two steps or many rooms; 4 what is in the way must be dealt with; 5 several missions in many rooms.
+    """
+
+    def __init__(
+        self,
+        levels: Sequence[str] = ("GoToRedBallGrey", "GoToLocal", "PickupLoc", "OpenDoor", "PutNextLocal"),
+        seed: int = 0,
+        train: Count = 512,
+        heldout: Count = 128,
+        max_steps: Annotated[int, Field(ge=1)] | None = None,
+    ):
+        self.known = _levels()
+        problems = [] if levels else [Problem("environment.levels", "names no level; expected at least one")]
+        for name in levels:
+            if name not in self.known:
+                message = f"minigrid has no BabyAI level {name!r}; it has {len(self.known)}"
+                problems.append(Problem("environment.levels", message, nearest(name, self.known)))
+        if problems:
+            raise SpecError(problems)
+        self.levels, self.seed, self.max_steps = levels, seed, max_steps
+        self.counts = {"heldout": heldout, "train": train}
+        self.worlds: dict[str, Any] = {}
+        self.system = SYSTEM
+
+    def scenarios(self, split: str) -> Sequence[Scenario]:
+        """Heldout seeds come first: a larger train split then leaves them as they are."""
+        first = {"heldout": 0, "train": self.counts["heldout"]}.get(split, 0)
+        return [
+            self._scenario(split, self.levels[number % len(self.levels)], self.seed * 1_000_003 + first + number)
+            for number in range(self.counts.get(split, 0))
+        ]
+
+    def begin(self, scenario: Scenario) -> str:
+        self.world = self._world(scenario)
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints when it draws a mission again
+            self.world.reset(seed=scenario.input["seed"])
+        self.moves: list[int] = []
+        self.won = self.over = False
+        return f"Mission: {self.world.mission}.\n{seen(self.world)}"
+
+    def act(self, action: str) -> str:
+        if self.over:
+            raise Invalid("the episode is over")
+        move, times = _parsed(action)
+        for time in range(times):
+            where = tuple(self.world.agent_pos)
+            _, reward, terminated, truncated, _ = self.world.step(move)
+            self.moves.append(move)
+            self.reward += float(reward)
+            self.won = bool(terminated) and reward > 0
+            self.over = self.done = bool(terminated or truncated)
+            if self.over:
+                break
+            if move == ACTIONS.index("go forward") and tuple(self.world.agent_pos) == where:
+                return f"Something is in the way after {time} steps.\n{seen(self.world)}"
+        if self.over:
+            return "Mission fulfilled." if self.won else "Out of time, or against the mission's order."
+        return seen(self.world)
+
+    def outcome(self, answer: str) -> dict[str, Any]:
+        return {"success": self.won, "steps": len(self.moves)}
+
+    def close(self) -> None:
+        for world in self.worlds.values():
+            world.close()
+        self.worlds = {}
+
+    def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
+        """What the bot does. Raises SpecError for levels that it cannot play."""
+        if scenario.type in BEYOND_THE_BOT:
+            message = f"the bot cannot play {scenario.type}; leave it out, or write warmup=none"
+            raise SpecError([Problem("environment.levels", message)])
+        bots = needed("minigrid.utils.baby_ai_bot", "babyai")
+        world = self._world(scenario, new=True)
+        with contextlib.redirect_stdout(io.StringIO()):
+            world.reset(seed=scenario.input["seed"])
+        bot = bots.BabyAIBot(world)
+        moves: list[int] = []
+        move = None
+        with contextlib.suppress(AssertionError, IndexError, bots.DisappearedBoxError):  # how it loses its way
+            while len(moves) < world.max_steps:
+                move = int(bot.replan(move))
+                if move >= len(ACTIONS):
+                    break
+                moves.append(move)
+                if world.step(move)[2]:
+                    break
+        world.close()
+        return acts(_said(moves) or [ACTIONS[0]])
+
+    def save(self) -> Any:
+        return [self.moves, self.invalid_actions]
+
+    def restore(self, scenario: Scenario, state: Any) -> None:
+        self.reset(scenario)
+        moves, invalid = state
+        for move in moves:
+            self.act(ACTIONS[move])
+        self.invalid_actions = invalid
+
+    def _scenario(self, split: str, level: str, seed: int) -> Scenario:
+        difficulty = DIFFICULTY.get(self.known[level][1], 0)
+        return Scenario(f"{level}-{seed}", {"level": level, "seed": seed}, split, level, difficulty)
+
+    def _world(self, scenario: Scenario, new: bool = False) -> Any:
+        level = scenario.input["level"]
+        if new or level not in self.worlds:
+            given = {} if self.max_steps is None else {"max_steps": self.max_steps}
+            gymnasium = needed("gymnasium", "babyai")
+            world = gymnasium.make(self.known[level][0], disable_env_checker=True, **given).unwrapped
+            if new:
+                return world
+            self.worlds[level] = world
+        return self.worlds[level]
+
+
+def seen(world: Any) -> str:
+    """What the agent sees, in words."""
+    names = needed("minigrid.core.constants", "babyai")
+    view = world.gen_obs()["image"]
+    middle, last = view.shape[0] // 2, view.shape[1] - 1
+
+    def kind(side: int, ahead: int) -> str:
+        inside = 0 <= middle + side < view.shape[0] and 0 <= last - ahead <= last
+        return names.IDX_TO_OBJECT[int(view[middle + side, last - ahead, 0])] if inside else "unseen"
+
+    things = []
+    for side in range(-middle, middle + 1):
+        for ahead in range(last + 1):
+            if (side, ahead) == (0, 0) or kind(side, ahead) in ("unseen", "empty", "floor", "wall"):
+                continue
+            _, color, state = (int(number) for number in view[middle + side, last - ahead])
+            name = f"{names.IDX_TO_COLOR[color]} {kind(side, ahead)}"
+            if kind(side, ahead) == "door":
+                name = f"{('open', 'closed', 'locked')[state]} {name}"
+            things.append((ahead + abs(side), side, f"{_article(name)} {_where(side, ahead)}"))
+    words = [f"You see {', '.join(thing for _, _, thing in sorted(things))}." if things else "You see no things."]
+    walls = []
+    for text, cells in (
+        ("ahead", [(0, number) for number in range(1, last + 1)]),
+        ("left", [(-number, 0) for number in range(1, middle + 1)]),
+        ("right", [(number, 0) for number in range(1, middle + 1)]),
+    ):
+        found = next((number for number, at in enumerate(cells, 1) if kind(*at) == "wall"), None)
+        if found:
+            walls.append(f"{found} {text}")
+    if walls:
+        words.append(f"Walls: {', '.join(walls)}.")
+    if world.carrying is not None:
+        words.append(f"You carry {_article(f'{world.carrying.color} {world.carrying.type}')}.")
+    return " ".join(words)
+
+
+def _where(side: int, ahead: int) -> str:
+    if (side, ahead) == (0, 1):
+        return "right in front of you"
+    sideways = f"{abs(side)} {'left' if side < 0 else 'right'}" if side else ""
+    return " and ".join(part for part in (f"{ahead} ahead" if ahead else "", sideways) if part)
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _parsed(action: str) -> tuple[int, int]:
+    """The move, and how often."""
+    text = " ".join(action[:100].lower().strip(" .!\"'`").split())
+    if text in ACTIONS:
+        return ACTIONS.index(text), 1
+    if (forward := FORWARD.fullmatch(text)) and forward[1] and int(forward[1]) > 0:
+        return ACTIONS.index("go forward"), int(forward[1])
+    raise Invalid(f"no action {action[:60]!r}; there are {', '.join(ACTIONS)}")
+
+
+def _said(moves: Sequence[int]) -> list[str]:
+    """As actions, with steps straight on in one."""
+    said: list[str] = []
+    for move, run in groupby(moves):
+        times = len(list(run))
+        if ACTIONS[move] == "go forward" and times > 1:
+            said.append(f"go forward {times}")
+        else:
+            said += [ACTIONS[move]] * times
+    return said
+
+
+def _levels() -> dict[str, tuple[str, str]]:
+    """By short name: the registered id, and the kind of level."""
+    needed("minigrid", "babyai")  # registers them
+    found = {}
+    for name, spec in needed("gymnasium", "babyai").registry.items():
+        if match := LEVEL.fullmatch(name):
+            found[match[1]] = (name, str(spec.entry_point).rpartition(":")[2])
+    return found

@@ -1,0 +1,315 @@
+"""ScienceWorld: experiments of elementary school in a simulated house: boil water, grow a plant, find what conducts.
+
+The simulator is a Java program. Each instance that plays has one of its own, in its own process; those of closed
+instances are kept for the next ones, a few of them. The simulator's gold path is the solver. The score goes from 0 to
+100 by the task's steps; a wrong `focus on` ends the episode with nothing.
+
+Scenarios are variations of a task: the first half of them is for training, the last quarter is held out, as the
+benchmark has it, within a variation.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import threading
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from components.environments.optional_packages import needed
+from components.environments.protocol import Messages, Step
+from components.environments.scenario_counts import Count
+from components.environments.tools import Invalid, TextEnvironment, acts
+from components.errors import EnvironmentFailed, Problem, ResourceError, SpecError
+from components.specs.base import nearest
+from components.specs.registered import registered
+from components.trajectories.schema import Scenario
+
+SYSTEM = """You do science in a house of several rooms. Each turn, say one action: look around, look at X, look in X, \
+open X, close X, go to ROOM, pick up X, put down X, move X to Y, pour X in Y, dunk X in Y, mix X, use X, use X on Y, \
+activate X, deactivate X, connect X to Y, disconnect X, read X, eat X, flush X, wait, wait1, inventory, task, \
+focus on X. Focus only on what the task asks for: focusing on anything else ends it."""
+LONGEST = 4_000
+"""Characters of an observation; what is longer is cut."""
+ACTION = re.compile(r"[A-Za-z0-9 ,.'()/:-]{0,200}")
+UNKNOWN = "No known action matches that input."
+WAIT = 120.0
+"""Seconds that the simulator may take to answer."""
+IDLE = 4
+"""Simulators that are kept for later, at most."""
+
+TASKS: dict[str, tuple[int, int]] = {
+    "boil": (30, 4),
+    "melt": (30, 4),
+    "freeze": (30, 3),
+    "change-the-state-of-matter-of": (30, 3),
+    "use-thermometer": (540, 3),
+    "measure-melting-point-known-substance": (436, 3),
+    "measure-melting-point-unknown-substance": (300, 4),
+    "power-component": (20, 2),
+    "power-component-renewable-vs-nonrenewable-energy": (20, 2),
+    "test-conductivity": (900, 3),
+    "test-conductivity-of-unknown-substances": (600, 3),
+    "find-living-thing": (300, 2),
+    "find-non-living-thing": (300, 1),
+    "find-plant": (300, 1),
+    "find-animal": (300, 1),
+    "grow-plant": (126, 5),
+    "grow-fruit": (126, 5),
+    "chemistry-mix": (32, 3),
+    "chemistry-mix-paint-secondary-color": (36, 1),
+    "chemistry-mix-paint-tertiary-color": (36, 3),
+    "lifespan-longest-lived": (125, 1),
+    "lifespan-shortest-lived": (125, 1),
+    "lifespan-longest-lived-then-shortest-lived": (125, 1),
+    "identify-life-stages-1": (14, 4),
+    "identify-life-stages-2": (10, 2),
+    "inclined-plane-determine-angle": (168, 5),
+    "inclined-plane-friction-named-surfaces": (1386, 4),
+    "inclined-plane-friction-unnamed-surfaces": (162, 4),
+    "mendelian-genetics-known-plant": (120, 5),
+    "mendelian-genetics-unknown-plant": (480, 5),
+}
+"""Variations, and difficulty by the length of the gold path: 1 up to 10 actions, 2 to 16, 3 to 30, 4 to 50, 5 more."""
+
+
+@registered("environment.scienceworld")
+class ScienceWorld(TextEnvironment):
+    """tasks: by name, mixed evenly; null: all 30. simplifications: of the simulator, with commas: `easy` (all of them),
+    teleportAction, selfWateringFlowerPots, openContainers, openDoors, noElectricalAction; empty: none. seed: of the
+    choice of variations. train, heldout: scenarios of the two splits. max_steps: after which an episode ends.
+
+    Scenario types: the tasks. Difficulty: by the length of the gold path, see TASKS.
+    """
+
+    blocking = True
+    """Its methods take long: they are run in threads."""
+
+    def __init__(
+        self,
+        tasks: Sequence[str] | None = None,
+        simplifications: str = "easy",
+        seed: int = 0,
+        train: Count = 120,
+        heldout: Count = 60,
+        max_steps: Annotated[int, Field(ge=1)] = 200,
+    ):
+        needed("scienceworld.constants", "scienceworld")
+        if shutil.which("java") is None:
+            raise ResourceError("environment: ScienceWorld needs Java, and there is no `java`; install a Java runtime")
+        self.tasks = list(TASKS) if tasks is None else list(tasks)
+        problems = [] if self.tasks else [Problem("environment.tasks", "names no task; expected at least one, or null")]
+        for task in self.tasks:
+            if task not in TASKS:
+                message = f"ScienceWorld has no task {task!r}; it has {', '.join(TASKS)}"
+                problems.append(Problem("environment.tasks", message, nearest(task, TASKS)))
+        if problems:
+            raise SpecError(problems)
+        self.simplifications, self.max_steps = simplifications, max_steps
+        self._scenarios = [
+            *_choose(self.tasks, "heldout", heldout, seed, simplifications),
+            *_choose(self.tasks, "train", train, seed, simplifications),
+        ]
+        self.system = SYSTEM + (" You can also say: teleport to ROOM." if _teleports(simplifications) else "")
+        self.simulator: Simulator | None = None
+        self._inside = threading.RLock()
+        """Held while a thread is in it; one that ran out of time may be so for long."""
+        self._closed = False
+
+    def reset(self, scenario: Scenario) -> Messages:
+        with self._inside:
+            return super().reset(scenario)
+
+    def step(self, action: dict[str, Any]) -> Step:
+        with self._inside:
+            return super().step(action)
+
+    def scenarios(self, split: str) -> Sequence[Scenario]:
+        return [scenario for scenario in self._scenarios if scenario.split == split]
+
+    def begin(self, scenario: Scenario) -> str:
+        self.actions: list[str] = []
+        self.score, self.over = 0.0, False
+        simulator = self._simulator()
+        simulator.load(scenario.input, gold=False)
+        text = simulator.ask("step", "look around")
+        return f"{simulator.ask('freeActionTaskDesc')}\n{_cut(text)}"
+
+    def act(self, action: str) -> str:
+        if self.over:
+            raise Invalid("the episode is over")
+        action = " ".join(action[:300].split())
+        if not ACTION.fullmatch(action):
+            raise Invalid("an action is at most 200 letters, digits and spaces")
+        simulator = self._simulator()
+        text = simulator.ask("step", action)
+        score = round(float(simulator.ask("getScore")), 4)
+        self.actions.append(action)
+        self.reward += score - self.score
+        self.score = score
+        self.over = bool(simulator.ask("getCompleted")) or score < 0 or len(self.actions) >= self.max_steps
+        self.done = self.over
+        self.invalid_actions += text.startswith(UNKNOWN)
+        return _cut(text)
+
+    def outcome(self, answer: str) -> dict[str, Any]:
+        return {"success": self.score >= 1.0, "progress": max(0.0, self.score), "steps": len(self.actions)}
+
+    def close(self) -> None:
+        """Gives the simulator back for the next instance; one that a thread is still in is ended."""
+        free = self._inside.acquire(blocking=False)
+        self._closed = not free
+        simulator, self.simulator = self.simulator, None
+        if simulator is not None:
+            _give_back(simulator) if free else simulator.stop()
+        if free:
+            self._inside.release()
+
+    def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
+        """The gold path. It ends an episode that is played here, as it needs the simulator."""
+        with self._inside:
+            simulator = self._simulator()
+            simulator.load(scenario.input, gold=True)
+            return acts([str(action) for action in simulator.ask("getGoldActionSequence")])
+
+    def save(self) -> Any:
+        return [self.actions, self.invalid_actions]
+
+    def restore(self, scenario: Scenario, state: Any) -> None:
+        with self._inside:
+            self.reset(scenario)
+            actions, invalid = state
+            for action in actions:
+                self.act(action)
+            self.invalid_actions = invalid
+
+    def _simulator(self) -> Simulator:
+        if self.simulator is None or self.simulator.broken:
+            self.simulator = _take()
+        simulator = self.simulator
+        if self._closed:
+            simulator.stop()
+            raise EnvironmentFailed("the instance was closed while it was at work")
+        return simulator
+
+
+class Simulator:
+    """A Java process with one ScienceWorld in it."""
+
+    def __init__(self) -> None:
+        constants, java = needed("scienceworld.constants", "scienceworld"), needed("py4j.java_gateway", "scienceworld")
+        port, self.process = java.launch_gateway(
+            classpath=constants.JAR_PATH,
+            die_on_exit=True,
+            javaopts=["-Xmx1g"],
+            cwd=constants.BASEPATH,  # it writes a table of its objects there
+            return_proc=True,
+        )
+        parameters = java.GatewayParameters(auto_field=True, port=port, read_timeout=WAIT)
+        self.gateway = java.JavaGateway(gateway_parameters=parameters, java_process=self.process)
+        self.server = self.gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+        self.broken = False
+        self.loaded: tuple[Any, ...] | None = None
+
+    def load(self, given: dict[str, Any], gold: bool) -> None:
+        """Puts it at the beginning of a task. gold: so that it knows the task's gold path, which takes longer."""
+        wanted = (given["task"], given["variation"], given["simplifications"], gold)
+        if self.loaded != wanted:
+            self.loaded = None
+            self.ask("load", *wanted)
+            self.loaded = wanted
+        self.ask("reset")
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the simulator. Raises EnvironmentFailed; the simulator is then not to be used again."""
+        errors = needed("py4j.protocol", "scienceworld")
+        try:
+            return getattr(self.server, method)(*arguments)
+        except (errors.Py4JError, OSError) as error:
+            self.stop()
+            text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise EnvironmentFailed(f"the simulator failed at {method}{arguments!r:.200}: {text}") from error
+
+    def stop(self) -> None:
+        self.broken = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        self.gateway.close()
+
+
+_idle: list[Simulator] = []
+_lock = threading.Lock()
+
+
+def _take() -> Simulator:
+    with _lock:
+        while _idle:
+            simulator = _idle.pop()
+            if simulator.process.poll() is None:
+                return simulator
+            simulator.stop()
+    return Simulator()
+
+
+def _give_back(simulator: Simulator) -> None:
+    with _lock:
+        keep = not simulator.broken and len(_idle) < IDLE
+        if keep:
+            _idle.append(simulator)
+    if not keep and not simulator.broken:
+        simulator.stop()
+
+
+@atexit.register
+def _stop_all() -> None:
+    with _lock:
+        while _idle:
+            _idle.pop().stop()
+
+
+def _choose(tasks: Sequence[str], split: str, count: int, seed: int, simplifications: str) -> list[Scenario]:
+    """Task by task; of one that runs out no more are taken."""
+    left: dict[str, list[int]] = {}
+    for task in tasks:
+        total = TASKS[task][0]
+        numbers = list(range(max(1, total // 2 - 1)) if split == "train" else range(total - total // 4, total))
+        random.Random(f"{seed} {task} {split}").shuffle(numbers)
+        left[task] = numbers
+    have = sum(len(numbers) for numbers in left.values())
+    if have < count:
+        message = f"is {count}; the tasks have {have} variations for this split"
+        raise SpecError([Problem(f"environment.{split}", message)])
+    chosen: list[Scenario] = []
+    while len(chosen) < count:
+        for task in [task for task in left if left[task]][: count - len(chosen)]:
+            variation = left[task].pop()
+            given = {"task": task, "variation": variation, "simplifications": _for_task(task, simplifications)}
+            chosen.append(Scenario(f"{task}-{variation}", given, split, task, TASKS[task][1]))
+    return chosen
+
+
+def _for_task(task: str, simplifications: str) -> str:
+    """Electrical tasks need electrical actions: there, `easy` is all the rest."""
+    electrical = "power-component" in task or "conductivity" in task
+    if electrical and simplifications == "easy":
+        return "teleportAction,selfWateringFlowerPots,openContainers,openDoors"
+    return simplifications
+
+
+def _teleports(simplifications: str) -> bool:
+    return simplifications == "easy" or "teleportAction" in simplifications
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else text[:LONGEST] + " … (cut)"

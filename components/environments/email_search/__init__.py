@@ -1,5 +1,0 @@
-"""Questions that are answered from a mailbox of some thousands of mails, with the mails that show it."""
-
-from components.environments.email_search.environment import EmailSearch
-
-__all__ = ["EmailSearch"]

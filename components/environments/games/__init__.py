@@ -1,0 +1,1 @@
+"""Games and puzzles generated from a seed."""

@@ -1,0 +1,84 @@
+"""Guess a number: after each guess the agent is told whether the number is higher or lower.
+
+Whoever halves what is left finds every number within the guesses that are given. The outcome's `progress` is the
+share of the bits of the number that the answers have settled.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from typing import Any
+
+from components.environments.seeded import GeneratedGame
+from components.environments.tools import Invalid, acts
+from components.specs.registered import registered
+from components.trajectories.schema import Scenario
+
+LEVELS = {1: (10, 5), 2: (50, 7), 3: (100, 7), 4: (500, 9), 5: (1000, 10)}
+"""Numbers to choose from, and guesses, by difficulty. Halving needs 4, 6, 7, 9 and 10."""
+
+
+@registered("environment.guess")
+class Guess(GeneratedGame):
+    """seed: of the generator. train, heldout: scenarios of the two splits. difficulties: those that occur, in turn.
+
+    Scenario types: spare (a guess more than halving needs), tight (none more). Difficulty: see LEVELS.
+    """
+
+    name = "guess"
+    system = "Find the number. Each guess is answered with higher or lower. Give the number alone."
+
+    @staticmethod
+    def task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
+        numbers, guesses = LEVELS[difficulty]
+        low = rng.randrange(1, 1001)
+        task = {"low": low, "high": low + numbers - 1, "number": low + rng.randrange(numbers), "guesses": guesses}
+        return "spare" if 2 ** (guesses - 1) > numbers else "tight", task
+
+    def begin(self, scenario: Scenario) -> str:
+        self.low, self.high = scenario.input["low"], scenario.input["high"]
+        self.used, self.found = 0, False
+        return f"It is one of {self.low} to {self.high}. You have {scenario.input['guesses']} guesses."
+
+    def act(self, action: str) -> str:
+        match = re.fullmatch(r"(?:guess )?([0-9]{1,9})", action.lower())
+        if not match:
+            raise Invalid("a guess is a whole number")
+        guess, number = int(match[1]), self.scenario.input["number"]
+        first, last = self.scenario.input["low"], self.scenario.input["high"]
+        if not first <= guess <= last:
+            raise Invalid(f"the number is one of {first} to {last}")
+        self.used += 1
+        left = self.scenario.input["guesses"] - self.used
+        self.found = guess == number
+        self.done = self.found or left == 0
+        if self.found:
+            self.low = self.high = number
+            return f"{guess} is right"
+        if guess < number:
+            self.low = max(self.low, guess + 1)
+        else:
+            self.high = min(self.high, guess - 1)
+        return f"{'higher' if guess < number else 'lower'}, {left} guesses left"
+
+    def outcome(self, answer: str) -> dict[str, Any]:
+        numbers = self.scenario.input["high"] - self.scenario.input["low"] + 1
+        unsettled = 0.0 if self.found else math.log(self.high - self.low + 2) / math.log(numbers + 1)
+        return {"success": self.found, "progress": 1 - unsettled, "guesses": self.used}
+
+    def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
+        low, high, number = (scenario.input[name] for name in ("low", "high", "number"))
+        guesses = [(low + high) // 2]
+        while guesses[-1] != number:
+            low, high = (guesses[-1] + 1, high) if guesses[-1] < number else (low, guesses[-1] - 1)
+            guesses.append((low + high) // 2)
+        return acts([str(guess) for guess in guesses])
+
+    def save(self) -> list[Any]:
+        return [self.low, self.high, self.used, self.found, self.done, self.invalid_actions]
+
+    def restore(self, scenario: Scenario, state: list[Any]) -> None:
+        self.reset(scenario)
+        self.low, self.high, self.used, self.found, self.done, self.invalid_actions = state

@@ -1,0 +1,198 @@
+"""Find the way through a maze, of which the agent sees more or less.
+
+A maze is a square of cells with walls between some of them. The agent moves `up`, `down`, `left` or `right` (`move up`
+will do). It is shown, by type of scenario:
+
+- map: the whole maze as text;
+- position: where it is, where the goal is, and on which sides of it there are walls;
+- walls: only on which sides there are walls.
+
+A move against a wall is told to be invalid and counts as a move. A `map` scenario allows twice the moves of the
+shortest way; the others allow as many as a search of every cell takes. The outcome's `progress` is the share of the
+shortest way that is behind the agent.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from components.environments.seeded import GeneratedGame
+from components.environments.tools import Invalid, acts
+from components.specs.registered import registered
+from components.trajectories.schema import Scenario
+
+LEVELS = {1: (3, "map"), 2: (5, "map"), 3: (4, "position"), 4: (6, "position"), 5: (6, "walls")}
+"""Cells on a side, and what is shown, by difficulty."""
+MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+BACK = {"up": "down", "down": "up", "left": "right", "right": "left"}
+DOORS = 0.1
+"""Share of the walls that are opened though every cell can be reached without: so there are several ways."""
+
+Cell = tuple[int, int]
+"""Row and column, from 0."""
+
+
+@registered("environment.maze")
+class Maze(GeneratedGame):
+    """seed: of the generator. train, heldout: scenarios of the two splits. difficulties: those that occur, in turn.
+
+    Scenario types: map, position, walls. Difficulty: see LEVELS.
+    """
+
+    name = "maze"
+    system = "Find the way to the goal. Give one move, alone: up, down, left or right."
+
+    @staticmethod
+    def task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
+        size, kind = LEVELS[difficulty]
+        rows = _carved(rng, size)
+        cells = [(row, column) for row in range(size) for column in range(size)]
+        start = rng.choice(cells)
+        far = distances(rows, start)
+        goal = max(rng.sample(cells, len(cells)), key=lambda cell: far[cell])
+        moves = 2 * far[goal] if kind == "map" else 2 * len(cells)
+        return kind, {"rows": rows, "start": list(start), "goal": list(goal), "moves": moves}
+
+    def begin(self, scenario: Scenario) -> str:
+        self.rows, self.goal = scenario.input["rows"], _cell(scenario.input["goal"])
+        self.at = _cell(scenario.input["start"])
+        self.distances = distances(self.rows, self.goal)
+        self.moves = 0
+        legend = "# is a wall, A is you, G the goal.\n" if scenario.type == "map" else ""
+        return f"{legend}You have {scenario.input['moves']} moves.\n{self._view()}"
+
+    def act(self, action: str) -> str:
+        move = action.lower().removeprefix("move ")
+        if move not in MOVES:
+            raise Invalid(f"a move is one of {', '.join(MOVES)}")
+        self.moves += 1
+        wall = not _open(self.rows, self.at, move)
+        if not wall:
+            self.at = _next(self.at, move)
+        left = self.scenario.input["moves"] - self.moves
+        self.done = self.at == self.goal or left == 0
+        if wall:
+            raise Invalid(f"there is a wall, {left} moves left")
+        return "You are at the goal." if self.at == self.goal else f"{self._view()}\n{left} moves left"
+
+    def outcome(self, answer: str) -> dict[str, Any]:
+        ahead = self.distances[self.at] / self.distances[_cell(self.scenario.input["start"])]
+        return {"success": self.at == self.goal, "progress": max(0.0, 1 - ahead), "moves": self.moves}
+
+    def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
+        """The shortest way where the map is shown; else a search that knows no more than the agent can."""
+        rows, start, goal = scenario.input["rows"], _cell(scenario.input["start"]), _cell(scenario.input["goal"])
+        if scenario.type == "map":
+            return acts(shortest(rows, start, goal))
+        return acts(searched(rows, start, goal, sees_goal=scenario.type == "position"))
+
+    def save(self) -> list[Any]:
+        return [self.at, self.moves, self.done, self.invalid_actions]
+
+    def restore(self, scenario: Scenario, state: list[Any]) -> None:
+        self.reset(scenario)
+        self.at, self.moves, self.done, self.invalid_actions = _cell(state[0]), *state[1:]
+
+    def _view(self) -> str:
+        if self.scenario.type == "map":
+            marked = [list(row) for row in self.rows]
+            marked[2 * self.goal[0] + 1][2 * self.goal[1] + 1] = "G"
+            marked[2 * self.at[0] + 1][2 * self.at[1] + 1] = "A"
+            return "\n".join("".join(row) for row in marked)
+        walls = [move for move in MOVES if not _open(self.rows, self.at, move)]
+        told = f"Walls: {', '.join(walls) or 'none'}."
+        if self.scenario.type == "walls":
+            return told
+        return f"You are at {_named(self.at)}, the goal is at {_named(self.goal)}. {told}"
+
+
+def distances(rows: Sequence[str], goal: Cell) -> dict[Cell, int]:
+    """Moves to the goal, from each cell."""
+    found, queue = {goal: 0}, deque([goal])
+    while queue:
+        cell = queue.popleft()
+        for move in MOVES:
+            beside = _next(cell, move)
+            if _open(rows, cell, move) and beside not in found:
+                found[beside] = found[cell] + 1
+                queue.append(beside)
+    return found
+
+
+def shortest(rows: Sequence[str], start: Cell, goal: Cell) -> list[str]:
+    """The moves of a shortest way."""
+    ahead, at, moves = distances(rows, goal), start, []
+    while at != goal:
+        ways = [move for move in MOVES if _open(rows, at, move)]
+        moves.append(min(ways, key=lambda move: ahead[_next(at, move)]))
+        at = _next(at, moves[-1])
+    return moves
+
+
+def searched(rows: Sequence[str], start: Cell, goal: Cell, *, sees_goal: bool) -> list[str]:
+    """The moves of a search in depth: to a new cell where there is one (the one nearest to the goal, if the goal is
+    seen), else back."""
+    at, seen, moves, trail = start, {start}, list[str](), list[str]()
+    while at != goal:
+        ways = [move for move in MOVES if _open(rows, at, move) and _next(at, move) not in seen]
+        if ways:
+            move = min(ways, key=lambda move: _apart(_next(at, move), goal)) if sees_goal else ways[0]
+            trail.append(move)
+        else:
+            move = BACK[trail.pop()]
+        at = _next(at, move)
+        seen.add(at)
+        moves.append(move)
+    return moves
+
+
+def _carved(rng: random.Random, size: int) -> list[str]:
+    """A maze as text: cell (r, c) at row 2r + 1, column 2c + 1, between them a space or a wall, `#`."""
+    grid = [["#"] * (2 * size + 1) for _ in range(2 * size + 1)]
+    trail = [(rng.randrange(size), rng.randrange(size))]
+    seen = set(trail)
+    while trail:
+        row, column = trail[-1]
+        grid[2 * row + 1][2 * column + 1] = " "
+        ways = [
+            (down, right)
+            for down, right in MOVES.values()
+            if 0 <= row + down < size and 0 <= column + right < size and (row + down, column + right) not in seen
+        ]
+        if not ways:
+            trail.pop()
+            continue
+        down, right = rng.choice(ways)
+        grid[2 * row + 1 + down][2 * column + 1 + right] = " "
+        trail.append((row + down, column + right))
+        seen.add(trail[-1])
+    for row in range(1, 2 * size):
+        for column in range(1 + row % 2, 2 * size, 2):
+            if rng.random() < DOORS:
+                grid[row][column] = " "
+    return ["".join(row) for row in grid]
+
+
+def _open(rows: Sequence[str], cell: Cell, move: str) -> bool:
+    down, right = MOVES[move]
+    return rows[2 * cell[0] + 1 + down][2 * cell[1] + 1 + right] != "#"
+
+
+def _next(cell: Cell, move: str) -> Cell:
+    down, right = MOVES[move]
+    return cell[0] + down, cell[1] + right
+
+
+def _apart(one: Cell, other: Cell) -> int:
+    return abs(one[0] - other[0]) + abs(one[1] - other[1])
+
+
+def _cell(given: Sequence[int]) -> Cell:
+    return given[0], given[1]
+
+
+def _named(cell: Cell) -> str:
+    return f"row {cell[0] + 1}, column {cell[1] + 1}"

@@ -1,0 +1,294 @@
+"""Craft an item from raw materials: the agent gets what can be had, and crafts by recipes that build on each other.
+
+The commands are `get 2 oak log` (of what no recipe makes), `craft 4 oak planks using 1 oak log` (as a recipe says, or
+a multiple of it) and `inventory`. The recipes that are needed are listed at the start among others that are not, in no
+order. An episode ends when the item is there, in the number that was asked for.
+
+The recipes are written as patterns over woods, metals, stones and colours, a few hundred in all. The goals of the two
+splits are different items. The outcome's `progress` is the share of the kinds of items to be crafted that have been.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from components.environments.seeded import ALL, GeneratedGame
+from components.environments.tools import Invalid, acts
+from components.specs.registered import registered
+from components.trajectories.schema import Scenario
+
+LEVELS = {1: 2, 2: 4, 3: 6, 4: 8, 5: 10}
+"""Recipes listed that are not needed, by difficulty, which is the depth of the goal's recipe tree."""
+MOST = 999
+"""Of one item in the inventory."""
+HELDOUT = 4
+"""One item of each depth in so many is held out."""
+
+KINDS = {
+    "wood": ("oak", "birch", "spruce", "acacia", "cedar", "willow", "maple", "pine"),
+    "metal": ("iron", "copper", "silver", "tin", "gold"),
+    "stone": ("granite", "basalt", "slate", "marble", "flint"),
+    "colour": ("red", "blue", "green", "yellow", "purple", "orange", "black", "white"),
+}
+PATTERNS = """
+4 {wood} planks: 1 {wood} log
+6 {wood} slab: 3 {wood} planks
+2 {wood} stick: 2 {wood} planks
+1 {wood} bowl: 3 {wood} planks
+1 {wood} crate: 8 {wood} planks
+1 {wood} door: 6 {wood} planks
+1 {wood} barrel: 6 {wood} planks, 2 {wood} slab
+3 {wood} ladder: 7 {wood} stick
+3 {wood} fence: 4 {wood} planks, 2 {wood} stick
+1 {wood} gate: 2 {wood} planks, 4 {wood} stick
+1 {wood} torch: 1 {wood} stick, 1 coal
+1 {wood} fishing rod: 3 {wood} stick, 2 string
+1 {wood} bow: 3 {wood} stick, 3 string
+4 {wood} arrow: 1 {wood} stick, 1 flint chip, 1 feather
+1 {wood} bookcase: 6 {wood} planks, 3 book
+1 {wood} cart: 1 {wood} crate, 2 {wood} wheel
+1 {wood} wheel: 4 {wood} stick, 1 {wood} planks
+1 {wood} stall: 2 {wood} fence, 1 {wood} barrel
+1 {wood} wagon: 2 {wood} cart, 1 rope
+1 {wood} watchtower: 3 {wood} ladder, 2 {wood} gate
+1 {wood} signpost: 1 {wood} gate, 1 lantern
+1 {metal} ingot: 1 {metal} ore, 1 coal
+9 {metal} nugget: 1 {metal} ingot
+1 {metal} block: 9 {metal} ingot
+16 {metal} bars: 6 {metal} ingot
+1 {metal} bucket: 3 {metal} ingot
+1 {metal} chain: 1 {metal} ingot, 2 {metal} nugget
+1 {metal} bell: 1 {metal} block, 1 {metal} chain
+1 {metal} anvil: 3 {metal} block, 4 {metal} ingot
+1 {metal} sword: 2 {metal} ingot, 1 oak stick
+1 {metal} pickaxe: 3 {metal} ingot, 2 oak stick
+1 {metal} axe: 3 {metal} ingot, 2 birch stick
+1 {metal} shears: 2 {metal} ingot
+1 {metal} clock: 4 {metal} ingot, 1 gear
+1 {metal} lamp: 4 {metal} nugget, 1 glass
+1 {metal} belfry: 1 {metal} bell, 2 {metal} bars
+1 {metal} tool rack: 1 {metal} pickaxe, 1 {metal} sword, 2 oak slab
+1 {metal} smithy: 1 {metal} anvil, 1 {metal} tool rack
+4 {stone} bricks: 4 {stone}
+6 {stone} wall: 6 {stone} bricks
+4 {stone} stairs: 6 {stone} bricks
+1 {stone} oven: 8 {stone} bricks, 1 coal
+1 {stone} tower: 2 {stone} wall, 2 {stone} stairs
+1 {stone} castle: 4 {stone} tower, 1 iron chain
+1 {stone} bakery: 1 {stone} oven, 1 oak door
+1 {colour} dye: 1 {colour} flower
+1 {colour} wool: 1 wool, 1 {colour} dye
+3 {colour} carpet: 2 {colour} wool
+1 {colour} banner: 6 {colour} wool, 1 oak stick
+1 {colour} bed: 3 {colour} wool, 3 oak planks
+1 {colour} tent: 4 {colour} carpet, 3 spruce stick
+1 {colour} sail: 1 {colour} banner, 2 rope
+1 {colour} camp: 2 {colour} tent, 1 campfire
+1 {colour} boat: 1 {colour} sail, 1 oak crate
+1 {colour} glass: 1 glass, 1 {colour} dye
+1 {colour} window: 6 {colour} glass, 2 oak stick
+3 paper: 3 reed
+1 book: 3 paper, 1 leather
+1 rope: 4 string
+1 glass: 1 sand
+1 gear: 4 iron ingot
+1 lantern: 8 iron nugget, 1 oak torch
+1 campfire: 3 oak stick, 1 coal
+1 flint chip: 1 flint
+"""
+
+Items = dict[str, int]
+"""How many of each."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    item: str
+    makes: int
+    needs: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"craft {self.makes} {self.item} using {_listed(self.needs)}"
+
+
+@registered("environment.textcraft")
+class TextCraft(GeneratedGame):
+    """seed: of the generator. train, heldout: scenarios of the two splits. difficulties: those that occur, in turn.
+
+    Scenario types: wood, metal, stone, colour, after the goal. Difficulty: the depth of its recipe tree.
+    """
+
+    name = "textcraft"
+    system = (
+        "Craft the item. Give one command, alone: get NUMBER ITEM (of what no recipe makes), craft NUMBER ITEM using "
+        "NUMBER ITEM, NUMBER ITEM (as a recipe says, or a multiple), inventory."
+    )
+
+    @staticmethod
+    def task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
+        item, kind = rng.choice(_goals(split)[difficulty])
+        needed = [one for one in _below(item) if one in recipes()]
+        others = sorted(set(recipes()) - set(needed))
+        listed = sorted([*needed, *rng.sample(others, LEVELS[difficulty])])
+        rng.shuffle(listed)
+        return kind, {"item": item, "count": rng.randrange(1, 5), "listed": listed}
+
+    def begin(self, scenario: Scenario) -> str:
+        self.items: Items = {}
+        self.crafted: set[str] = set()
+        self.wanted, self.count = scenario.input["item"], scenario.input["count"]
+        self.needed = {recipe.item for recipe, _ in plan(self.wanted, self.count)[1]}
+        listed = "\n".join(str(recipes()[item]) for item in scenario.input["listed"])
+        return f"Recipes:\n{listed}\n\nGoal: {self.count} {self.wanted}"
+
+    def act(self, action: str) -> str:
+        words = " ".join(action.lower().split())
+        if words == "inventory":
+            return _listed(self.items) or "nothing"
+        if words.startswith("get "):
+            return self._get(words.removeprefix("get "))
+        if words.startswith("craft ") and " using " in words:
+            made, _, used = words.removeprefix("craft ").partition(" using ")
+            return self._craft(made, used)
+        raise Invalid("a command is get NUMBER ITEM, craft NUMBER ITEM using NUMBER ITEM, ..., or inventory")
+
+    def outcome(self, answer: str) -> dict[str, Any]:
+        success = self.items.get(self.wanted, 0) >= self.count
+        return {"success": success, "progress": len(self.crafted & self.needed) / len(self.needed)}
+
+    def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
+        raw, crafts = plan(scenario.input["item"], scenario.input["count"])
+        commands = [f"get {count} {item}" for item, count in raw.items()]
+        for recipe, times in crafts:
+            needs = {item: count * times for item, count in recipe.needs.items()}
+            commands.append(f"craft {recipe.makes * times} {recipe.item} using {_listed(needs)}")
+        return acts(commands)
+
+    def save(self) -> list[Any]:
+        return [self.items, sorted(self.crafted), self.done, self.invalid_actions]
+
+    def restore(self, scenario: Scenario, state: list[Any]) -> None:
+        self.reset(scenario)
+        self.items, self.crafted = dict(state[0]), set(state[1])
+        self.done, self.invalid_actions = state[2:]
+
+    def _get(self, text: str) -> str:
+        item, count = _counted(text)
+        if item in recipes():
+            raise Invalid(f"{item} must be crafted")
+        if item not in raw_items():
+            raise Invalid(f"no item {item}")
+        self._add(item, count)
+        return f"got {count} {item}"
+
+    def _craft(self, made: str, used: str) -> str:
+        item, count = _counted(made)
+        parts = [_counted(part) for part in used.split(",")]
+        recipe, given = recipes().get(item), dict(parts)
+        if recipe is None:
+            raise Invalid(f"no recipe makes {item}")
+        times, odd = divmod(count, recipe.makes)
+        if odd or len(given) < len(parts) or given != {name: times * each for name, each in recipe.needs.items()}:
+            raise Invalid(f"that is not the recipe of {item}, nor a multiple of it")
+        lacking = {name: each - self.items.get(name, 0) for name, each in given.items()}
+        if short := {name: each for name, each in lacking.items() if each > 0}:
+            raise Invalid(f"{_listed(short)} lacking")
+        self._add(item, count)
+        for name, each in given.items():
+            self.items[name] -= each
+        self.items = {name: each for name, each in self.items.items() if each}
+        self.crafted.add(item)
+        self.done = self.items.get(self.wanted, 0) >= self.count
+        return f"crafted {count} {item}"
+
+    def _add(self, item: str, count: int) -> None:
+        if self.items.get(item, 0) + count > MOST:
+            raise Invalid(f"there is room for {MOST} {item}")
+        self.items[item] = self.items.get(item, 0) + count
+
+
+def plan(item: str, count: int) -> tuple[Items, list[tuple[Recipe, int]]]:
+    """What to get, and what to craft how many times, in an order in which it can be: what is used comes first."""
+    wanted, crafts, raw = Counter({item: count}), [], Items()
+    for name in sorted(_below(item), key=lambda one: (-depth(one), one)):
+        recipe = recipes().get(name)
+        if recipe is None:
+            raw[name] = wanted[name]
+            continue
+        times = -(-wanted[name] // recipe.makes)
+        crafts.append((recipe, times))
+        for part, each in recipe.needs.items():
+            wanted[part] += each * times
+    return raw, crafts[::-1]
+
+
+@functools.cache
+def recipes() -> dict[str, Recipe]:
+    """By what they make."""
+    found: dict[str, Recipe] = {}
+    for pattern in PATTERNS.strip().splitlines():
+        kind = _kind(pattern)
+        for name in KINDS.get(kind, ("",)):
+            made, _, needs = pattern.replace(f"{{{kind}}}", name).partition(": ")
+            item, makes = _counted(made)
+            found[item] = Recipe(item, makes, dict(_counted(part) for part in needs.split(",")))
+    return found
+
+
+@functools.cache
+def raw_items() -> set[str]:
+    """What can be had without a recipe."""
+    return {part for recipe in recipes().values() for part in recipe.needs} - set(recipes())
+
+
+@functools.cache
+def depth(item: str) -> int:
+    """Of the recipe tree: 0 for what can be had, 1 for what is made of it."""
+    recipe = recipes().get(item)
+    return 1 + max(depth(part) for part in recipe.needs) if recipe else 0
+
+
+def _below(item: str) -> set[str]:
+    """An item and all that it is made of."""
+    recipe = recipes().get(item)
+    return {item}.union(*(_below(part) for part in recipe.needs)) if recipe else {item}
+
+
+@functools.cache
+def _goals(split: str) -> dict[int, list[tuple[str, str]]]:
+    """Items of a split by depth, each with its kind; the same for every seed: what is held out stays so."""
+    found: dict[int, list[tuple[str, str]]] = {level: [] for level in ALL}
+    for pattern in PATTERNS.strip().splitlines():
+        kind = _kind(pattern)
+        for name in KINDS.get(kind, ()):
+            item, _ = _counted(pattern.replace(f"{{{kind}}}", name).partition(": ")[0])
+            found[depth(item)].append((item, kind))
+    rng = random.Random("textcraft goals")
+    for goals in found.values():
+        rng.shuffle(goals)
+    return {
+        level: [goal for number, goal in enumerate(goals) if (number % HELDOUT == 0) == (split == "heldout")]
+        for level, goals in found.items()
+    }
+
+
+def _kind(pattern: str) -> str:
+    match = re.search(r"\{(\w+)\}", pattern)
+    return match[1] if match else ""
+
+
+def _counted(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"([1-9][0-9]{0,2}) ([a-z ]{1,40})", text.strip())
+    if not match:
+        raise Invalid(f"expected NUMBER ITEM, found {text.strip()[:60]!r}")
+    return match[2], int(match[1])
+
+
+def _listed(items: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {item}" for item, count in items.items())

@@ -1,6 +1,0 @@
-"""An online shop of 10,000 products, seen as a text browser shows it. `python -m components.environments.webshop`
-serves the same pages to real browsers."""
-
-from components.environments.webshop.environment import Webshop
-
-__all__ = ["Webshop"]

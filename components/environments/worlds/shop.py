@@ -1,0 +1,287 @@
+"""Customer service for a small shop: the quickstart's environment.
+
+A customer writes; the agent looks the order up, checks the policy for its item, does the one right thing
+(refund, exchange, change of address, or declining) and says so. The tools read and change a database of orders. An
+episode succeeds when, at its end, the database is exactly as it should be, no other order touched, and the answer
+tells the customer the fact that matters.
+
+What is right depends on what the customer asks for and on the shop's policy for the item, which differs from
+scenario to scenario (an address can be changed until the order is shipped), so nothing can be learned by heart.
+Scenarios are generated from a seed; order numbers are unique over all splits, so splits share no scenario.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import re
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+from components.environments.protocol import Messages, Step
+from components.environments.scenario_counts import CountOrNone
+from components.specs.registered import registered
+from components.trajectories.schema import Scenario
+
+SYSTEM = """You serve the customers of a shop. Find the order, check the policy for its item, and do what it says. \
+What cannot be done, decline. Then tell the customer."""
+
+ITEMS = (
+    "lamp", "kettle", "jacket", "chair", "radio", "clock", "carpet", "mirror", "bicycle", "camera", "blanket", "guitar",
+    "toaster", "wallet", "helmet", "backpack", "speaker", "teapot", "sweater", "printer",
+)  # fmt: skip
+STREETS = (
+    "Oak Street",
+    "Mill Road",
+    "Lake Avenue",
+    "Park Lane",
+    "Hill Street",
+    "Station Road",
+    "River Lane",
+    "King Street",
+)
+WORDS = {
+    "refund": (
+        "The {item} from order {order} is broken. I want my money back.",
+        "Please refund order {order}, the {item} does not work.",
+        "I am not happy with the {item} (order {order}) and want my money back.",
+        "Order {order}: I do not need the {item} any more. Can I get a refund?",
+        "Can you refund my {item}? The order is {order}.",
+    ),
+    "exchange": (
+        "The {item} from order {order} is broken. I want a new one.",
+        "Please exchange the {item} of order {order}, it does not work.",
+        "Order {order}: the {item} has a scratch. Can I get a new one?",
+        "Can you exchange my {item}? The order is {order}.",
+        "I am not happy with the {item} (order {order}) and want a new one.",
+    ),
+    "address": (
+        "Please send order {order} to {address}.",
+        "I have moved. Order {order} should go to {address}.",
+        "Can you deliver the {item} of order {order} to {address}?",
+        "Order {order}: the address is wrong, it is {address}.",
+        "My new address is {address}. The order is {order}.",
+    ),
+}
+ASIDES = (
+    "",
+    " My order {other} was fine.",
+    " This is not about order {other}.",
+)
+POLICIES = {
+    "refund": "{item}: refund or exchange",
+    "exchange": "{item}: exchange only",
+    "decline": "{item}: final sale, decline",
+}
+"""Of a delivered item, by what is allowed."""
+UNDELIVERED = {
+    "packed": ("change_address", "{item}: change address"),
+    "shipped": ("decline", "{item}: on its way, decline"),
+}
+"""What is right, and the policy, by state of the order."""
+REFUSALS = ("cannot", "can't", "can not", "not possible", "unable", "sorry")
+
+
+def _tool(name: str, description: str, *arguments: str) -> dict[str, Any]:
+    properties = {argument: {"type": "string"} for argument in arguments}
+    parameters = {"type": "object", "properties": properties, "required": list(arguments)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+# No two actions begin with the same token, and the argument that only one tool takes comes first: what a small model
+# never tries after a few demonstrations, reinforcement learning cannot reward.
+TOOLS = [
+    _tool("find_order", "item, price and state of an order", "order"),
+    _tool("check_policy", "what may be done with an item", "item"),
+    _tool("refund", "give the money back", "order"),
+    _tool("exchange", "send a new item", "order"),
+    _tool("change_address", "send it elsewhere", "address", "order"),
+    _tool("decline", "close the request without action", "order"),
+]
+_ARGUMENTS = {tool["function"]["name"]: tool["function"]["parameters"]["required"] for tool in TOOLS}
+
+
+@registered("environment.shop")
+class Shop:
+    """seed: of the generator. train, heldout: scenarios of the two splits.
+
+    Scenario types: refund, exchange, address. Difficulty: 1 the address of an order that is still packed; 2 what the
+    customer asks for is what the policy allows; 3 it must be declined; 4 something else than asked must be done;
+    one more where the customer also names another order.
+    """
+
+    def __init__(self, seed: int = 0, train: CountOrNone = 512, heldout: CountOrNone = 128):
+        if train + heldout > 20_000:
+            raise ValueError(f"train + heldout is {train + heldout}; there are order numbers for 20000 scenarios")
+        self._scenarios = _generate(seed, train, heldout)
+
+    def scenarios(self, split: str) -> Sequence[Scenario]:
+        return [scenario for scenario in self._scenarios if scenario.split == split]
+
+    def tools(self) -> list[dict[str, Any]]:
+        return TOOLS
+
+    def reset(self, scenario: Scenario) -> Messages:
+        self.input = scenario.input
+        self.orders = deepcopy(scenario.input["orders"])
+        self.invalid = 0
+        return [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": scenario.input["request"]},
+        ]
+
+    def step(self, action: dict[str, Any]) -> Step:
+        calls = action.get("tool_calls") or []
+        if not calls:
+            return Step([], done=True, info=self._judge(action.get("content") or ""))
+        observation = []
+        for call in calls:
+            function = call["function"]
+            result = self._call(function["name"], _parsed(function["arguments"]))
+            observation.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+        return Step(observation, info=self._judge(""))
+
+    def close(self) -> None:
+        pass
+
+    def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
+        """A right solution, as assistant messages."""
+        order, target = scenario.input["order"], scenario.input["orders"][scenario.input["order"]]
+        calls = [("find_order", {"order": order}), ("check_policy", {"item": target["item"]})]
+        right = scenario.input["right"]
+        arguments = {"order": order}
+        if right == "change_address":
+            arguments = {"address": scenario.input["address"], "order": order}
+        calls.append((right, arguments))
+        answers = {
+            "refund": f"I have refunded {target['price']} dollars.",
+            "exchange": f"A new {target['item']} is on its way.",
+            "change_address": f"It will go to {scenario.input['address']}.",
+            "decline": "Sorry, that is not possible.",
+        }
+        messages: list[dict[str, Any]] = []
+        for turn, (name, given) in enumerate(calls):
+            function = {"name": name, "arguments": json.dumps(given)}
+            call = {"id": f"call_{turn}_0", "type": "function", "function": function}
+            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        return [*messages, {"role": "assistant", "content": answers[right]}]
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        if name not in _ARGUMENTS:
+            self.invalid += 1
+            return f"error: no tool {name}"
+        if set(arguments) != set(_ARGUMENTS[name]) or not all(isinstance(value, str) for value in arguments.values()):
+            self.invalid += 1
+            return f"error: {name} takes {', '.join(_ARGUMENTS[name])}"
+        if name == "check_policy":
+            if arguments["item"] not in self.input["policies"]:
+                self.invalid += 1
+                return f"error: no item {arguments['item']}"
+            return str(self.input["policies"][arguments["item"]])
+        order = self.orders.get(arguments["order"])
+        if order is None:
+            self.invalid += 1
+            return f"error: no order {arguments['order']}"
+        if name == "find_order":
+            return f"{order['item']}, {order['price']} dollars, {order['state']}"
+        if order["closed"]:
+            self.invalid += 1
+            return f"error: {arguments['order']} is closed"
+        order["closed"] = name
+        if name == "change_address":
+            order["address"] = arguments["address"]
+        return {
+            "refund": f"{order['price']} dollars refunded",
+            "exchange": f"new {order['item']} sent",
+            "change_address": f"address is {order['address']}",
+            "decline": "sorry, not possible",
+        }[name]
+
+    def _judge(self, answer: str) -> dict[str, Any]:
+        """The outcome if the episode ended now."""
+        expected = deepcopy(self.input["orders"])
+        order, right = expected[self.input["order"]], self.input["right"]
+        order["closed"] = right
+        fact = {"refund": str(order["price"]), "exchange": order["item"], "change_address": self.input["address"]}
+        if right == "change_address":
+            order["address"] = self.input["address"]
+        told = _says(answer, fact[right]) if right in fact else any(_says(answer, word) for word in REFUSALS)
+        state = self.orders == expected
+        return {"success": state and told, "state": state, "told": told, "invalid_actions": self.invalid}
+
+
+@functools.lru_cache(maxsize=4)  # a collector makes many shops of the same scenarios
+def _generate(seed: int, train: int, heldout: int) -> tuple[Scenario, ...]:
+    rng = random.Random(f"shop scenarios {seed}")
+    numbers = rng.sample(
+        [f"{letter}{n}" for letter in "ABCDEFGHJKLMNPQRSTUVWXYZ" for n in range(1000, 10000)], 3 * (train + heldout)
+    )
+    return tuple(
+        _scenario(rng, numbers[3 * index : 3 * index + 3], "train" if index < train else "heldout")
+        for index in range(train + heldout)
+    )
+
+
+def _scenario(rng: random.Random, numbers: list[str], split: str) -> Scenario:
+    kind = rng.choice(sorted(WORDS))
+    items = rng.sample(ITEMS, len(numbers))
+    order, other = numbers[0], numbers[1]
+    orders = {
+        number: {
+            "item": item,
+            "price": rng.randrange(10, 100),
+            "state": "delivered",
+            "address": _address(rng),
+            "closed": "",
+        }
+        for number, item in zip(numbers, items, strict=True)
+    }
+    allowed = {item: rng.choice(sorted(POLICIES)) for item in items}
+    policies = {item: POLICIES[allowed[item]].format(item=item) for item in items}
+    address = ""
+    if kind == "address":
+        address = _address(rng)
+        state = "shipped" if rng.random() < 1 / 3 else "packed"
+        orders[order]["state"] = state
+        right, policy = UNDELIVERED[state]
+        policies[items[0]] = policy.format(item=items[0])
+        difficulty = 1 if right == "change_address" else 3
+    else:
+        right = "exchange" if kind == "exchange" and allowed[items[0]] == "refund" else allowed[items[0]]
+        difficulty = 2 if right == kind else 3 if right == "decline" else 4
+    aside = rng.choice(ASIDES)
+    words = rng.choice(WORDS[kind]) + aside
+    return Scenario(
+        id=f"shop-{order}",
+        input={
+            "request": words.format(order=order, other=other, item=items[0], address=address),
+            "order": order,
+            "orders": orders,
+            "policies": policies,
+            "address": address,
+            "right": right,
+        },
+        split=split,
+        type=kind,
+        difficulty=difficulty + bool(aside),
+    )
+
+
+def _parsed(arguments: str) -> dict[str, Any]:
+    """Arguments of a call; none where they are no JSON object, which no tool takes."""
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _says(answer: str, words: str) -> bool:
+    """As whole words: order B4512 does not say 45."""
+    return re.search(rf"\b{re.escape(words)}\b", answer, re.IGNORECASE) is not None
+
+
+def _address(rng: random.Random) -> str:
+    return f"{rng.randrange(1, 100)} {rng.choice(STREETS)}"

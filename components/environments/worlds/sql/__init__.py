@@ -1,0 +1,5 @@
+"""Questions over databases."""
+
+from components.environments.worlds.sql.environment import Sql
+
+__all__ = ["Sql"]

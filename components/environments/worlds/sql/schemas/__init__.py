@@ -1,0 +1,13 @@
+"""The databases and what is asked about them: four schemas, each with its tables, its data and its questions."""
+
+from components.environments.worlds.sql.schemas import flights, library, school, shop
+from components.environments.worlds.sql.schemas.base import Question, Schema
+
+SCHEMAS: dict[str, Schema] = {
+    "shop": shop.SCHEMA,
+    "library": library.SCHEMA,
+    "flights": flights.SCHEMA,
+    "school": school.SCHEMA,
+}
+
+__all__ = ["SCHEMAS", "Question", "Schema"]

@@ -1,0 +1,202 @@
+"""Shopping on a web site: read what is asked for, search, look at products, choose options, buy.
+
+The site is made of real HTML pages (`site.py`); the agent sees them as a text browser shows them (`browser.py`) and
+acts by searching and by clicking on what is shown in brackets, with two tools or with lines of text. Products, goals
+and pages follow from a seed. Buying ends the episode; what was bought is scored as in WebShop:
+
+    r = r_type · (|U_att ∩ Y_att| + |U_opt ∩ Y_opt| + 1[price ≤ u]) / (|U_att| + |U_opt| + 1)
+
+(terms: `goals.py`). The reward of the step that buys is r; success is r = 1.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
+
+from pydantic import Field
+
+from components.environments.protocol import Messages
+from components.environments.scenario_counts import CountOrNone
+from components.environments.tools import Invalid, ToolEnvironment, call, tool
+from components.environments.worlds.webshop.browser import Page
+from components.environments.worlds.webshop.goals import Verdict, fits, judge, scenarios
+from components.environments.worlds.webshop.site import QUERY, Site
+from components.specs.registered import registered
+from components.trajectories.schema import Scenario
+
+SYSTEM = """You shop on a web site for a user. Find a product that has all that is asked for; it may be called by \
+other words. Open it, check its features, choose each option asked for, then click Buy Now. Click only what is shown \
+in brackets. Buying ends the task."""
+LINES = """
+Answer with one action: search[words] or click[label], such as search[red kettle] or click[Buy Now]."""
+
+
+@registered("environment.webshop")
+class Webshop(ToolEnvironment):
+    """seed: of products and goals. products: in the shop. train, heldout: goals of the two splits. results_per_page:
+    products on a page of results (a search finds 50 at most). actions: `tools` offers search and click as tools, `text`
+    none, and takes `search[words]` and `click[label]` from what the agent says (it may in both cases).
+
+    Scenario types: the departments (beauty, clothing, electronics, kitchen, furniture, outdoor). Difficulty 1 to 5:
+    attributes asked for 1, 1, 2, 2, 3; of them called by other words than on the product's pages 0, 0, 1, 2, 3;
+    options 0, 1, 1, 2, 2; and the less may be paid.
+
+    Outcome: `success`; `progress` and `score`, which are r; its parts `type`, `attributes`, `options` (counts that
+    match) and `price`; `bought`, whether it came to that.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        products: Annotated[int, Field(ge=100, le=100_000)] = 10_000,
+        train: CountOrNone = 512,
+        heldout: CountOrNone = 128,
+        results_per_page: Annotated[int, Field(ge=1, le=50)] = 10,
+        actions: Literal["tools", "text"] = "tools",
+    ):
+        if actions not in ("tools", "text"):
+            raise ValueError(f"actions is {actions!r}, expected 'tools' or 'text'")
+        self.system = SYSTEM if actions == "tools" else SYSTEM + LINES
+        self._actions = actions
+        self._scenarios = scenarios(seed, products, train, heldout)
+        self._made = (seed, products, results_per_page)
+
+    @property
+    def site(self) -> Site:
+        """Shared by all instances with the same products; its search index is built when it is first needed."""
+        return _site(*self._made)
+
+    def scenarios(self, split: str) -> Sequence[Scenario]:
+        return [scenario for scenario in self._scenarios if scenario.split == split]
+
+    def tools(self) -> list[dict[str, Any]]:
+        return super().tools() if self._actions == "tools" else []
+
+    def begin(self, scenario: Scenario) -> str:
+        self.verdict: Verdict | None = None
+        self._open("search")
+        return f"{scenario.input['request']}\n\n{self.page.text}"
+
+    @tool
+    def search(self, query: Annotated[str, "a few words"]) -> str:
+        """searches the shop; only on a page with a field for words"""
+        if not query.strip():
+            raise Invalid("no words to search for")
+        address = self.page.search(query.strip()[:QUERY])
+        if address is None:
+            raise Invalid("this page has no field for words; click [Back to Search] first")
+        return self._open(address)
+
+    @tool
+    def click(self, label: Annotated[str, "as shown in brackets, without them"]) -> str:
+        """follows a link, chooses an option or presses a button of the page"""
+        asked = " ".join(label[:200].strip().strip("[]").lower().split())
+        if (target := self.page.links.get(asked)) is not None:
+            return self._open(target)
+        if (target := self.page.buttons.get(asked)) is None:
+            shown = label[:60].encode("utf-8", "replace").decode()
+            raise Invalid(f"no [{shown}] on this page; there is {_labels(self.page)}")
+        product, chosen = self.site.order(target)
+        self.verdict = judge(self.scenario.input, product, chosen)
+        self.reward += self.verdict.score
+        self.done = True
+        return f"Bought: {product.title}, {_told(chosen)}${product.price(chosen) / 100:.2f}"
+
+    def said(self, text: str) -> Messages:
+        try:
+            return [{"role": "user", "content": self._line(text)}]
+        except Invalid as error:
+            self.invalid_actions += 1
+            return [{"role": "user", "content": f"error: {error}"}]
+
+    def outcome(self, answer: str) -> dict[str, Any]:
+        if self.verdict is None:
+            parts: dict[str, Any] = {"type": 0.0, "attributes": 0, "options": 0, "price": False}
+            return {"success": False, "progress": 0.0, "score": 0.0, "bought": False, **parts}
+        verdict = self.verdict._asdict()
+        return {"success": self.verdict.success, "progress": self.verdict.score, "bought": True, **verdict}
+
+    def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
+        """Browses the site until a product that fits is on a page of results: the words of the request first, and all
+        pages of what they find; then fewer; the title of the product that the goal was made from last."""
+        goal = scenario.input
+        for words in _queries(goal, self.site):
+            clicks = self._walk(words, goal)
+            if clicks is None:
+                continue
+            if self._actions == "text":
+                lines = [f"search[{words}]", *(f"click[{label}]" for label in clicks)]
+                return [{"role": "assistant", "content": line} for line in lines]
+            steps = [("search", {"query": words}), *(("click", {"label": label}) for label in clicks)]
+            return [call(name, arguments, number) for number, (name, arguments) in enumerate(steps)]
+        raise AssertionError(f"{scenario.id}: the product of the goal is not found by its title")
+
+    def save(self) -> dict[str, Any]:
+        verdict = self.verdict and list(self.verdict)
+        return {"address": self.address, "verdict": verdict, "done": self.done, "invalid": self.invalid_actions}
+
+    def restore(self, scenario: Scenario, state: dict[str, Any]) -> None:
+        self.reset(scenario)
+        self._open(state["address"])
+        self.verdict = Verdict(*state["verdict"]) if state["verdict"] else None
+        self.done, self.invalid_actions = state["done"], state["invalid"]
+
+    def _open(self, address: str) -> str:
+        self.page = Page(self.site.page(address))
+        self.address = address
+        return self.page.text
+
+    def _line(self, text: str) -> str:
+        """Carries out the last action that a text names."""
+        if self.done:
+            raise Invalid("the episode is over")
+        found = re.findall(r"\b(search|click)\[([^\[\]\n]*)\]", text[-2000:], re.IGNORECASE)
+        if not found:
+            raise Invalid("no action; say search[words] or click[label]")
+        name, argument = found[-1]
+        return self.search(argument) if name.lower() == "search" else self.click(argument)
+
+    def _walk(self, words: str, goal: dict[str, Any]) -> list[str] | None:
+        """What to click after a search, if one of the products that it finds fits."""
+        fitting = {product.code.lower() for product in self.site.find(words) if fits(goal, product)}
+        if not fitting:
+            return None
+        clicks: list[str] = []
+        page = Page(self.site.page(f"results?{urlencode({'q': words})}"))
+        while not (here := [label for label in page.links if label in fitting]):
+            page = Page(self.site.page(page.links["next >"]))
+            clicks.append("Next >")
+        clicks.append(here[0].upper())
+        page = Page(self.site.page(page.links[here[0]]))
+        if not all(name in page.text for name in goal["said"]):  # the page does not say it: look
+            clicks += ["Features", "< Prev"]
+        return [*clicks, *goal["options"].values(), "Buy Now"]
+
+
+@functools.lru_cache(maxsize=4)
+def _site(seed: int, products: int, per_page: int) -> Site:
+    return Site(seed, products, per_page)
+
+
+def _queries(goal: dict[str, Any], site: Site) -> Iterator[str]:
+    kind, said, options = goal["kind"], goal["said"], list(goal["options"].values())
+    yield " ".join([kind, *said])
+    yield " ".join([kind, *said, *options])
+    for one in said:
+        yield f"{kind} {one}"
+    yield kind
+    yield next(product.title for product in site.products if product.code == goal["product"])
+
+
+def _labels(page: Page) -> str:
+    """What can be clicked, in few words."""
+    labels = [*page.links, *page.buttons]
+    return ", ".join(f"[{label}]" for label in labels[:25]) or "nothing to click"
+
+
+def _told(chosen: dict[str, str]) -> str:
+    return "".join(f"{label} {value}, " for label, value in chosen.items())

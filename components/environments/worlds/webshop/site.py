@@ -1,0 +1,213 @@
+"""The shop's pages, as HTML. An address says all that a page depends on, so the site keeps no sessions:
+
+    search                                    the start
+    results?q=WORDS&page=2                    what was found, best first
+    item?id=P012345&q=…&page=…&o.color=navy   a product, with the options chosen so far
+    description?…   features?…                more about it
+    buy?…                                     what the form of the item's page is sent to
+
+Links are relative, so the site works below any prefix.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import NamedTuple
+from urllib.parse import parse_qsl, urlencode
+
+from components.environments.fulltext import Index
+from components.environments.worlds.webshop.catalog import Product, catalog, description, features
+
+FOUND = 50
+"""Products that a search finds at most."""
+QUERY = 200
+"""Characters of a search that are used."""
+STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem }
+a { color: #0b57d0 } a[aria-current] { font-weight: bold; color: inherit } li { margin: .3rem 0 }
+input, button { font: inherit; padding: .3rem .6rem } .goal { background: #f3f3f3; padding: .6rem 1rem }"""
+
+
+class NoPage(Exception):
+    """There is no such page; the message says why."""
+
+
+class Order(NamedTuple):
+    product: Product
+    chosen: dict[str, str]
+    """Options, by label."""
+
+
+class _View(NamedTuple):
+    """What an address asks for."""
+
+    query: str
+    page: int
+    product: Product | None
+    chosen: dict[str, str]
+
+    def link(self, name: str, **changed: str) -> str:
+        """The address of a page that keeps what this one shows, but for the options that are changed."""
+        given = {"q": self.query, "page": str(self.page)}
+        if self.product:
+            chosen = {**self.chosen, **changed}
+            given |= {"id": self.product.code, **{f"o.{label}": value for label, value in chosen.items()}}
+        return f"{name}?{urlencode(given)}"
+
+
+class Site:
+    """seed, products: of the catalog. per_page: products on a page of results."""
+
+    def __init__(self, seed: int, products: int, per_page: int):
+        self.products = catalog(seed, products)
+        self.per_page = per_page
+        self._seed = seed
+        self._by_code = {product.code: product for product in self.products}
+        self._index = _index(seed, products)
+
+    def page(self, address: str) -> str:
+        """The HTML of a page. Raises NoPage."""
+        name, _, query = address.partition("?")
+        if name == "search":
+            return document("Shop", [_form("")])
+        view = self._view(query)
+        if name == "results":
+            return self._results(view)
+        if view.product is None:
+            raise NoPage("no such product")
+        if name == "item":
+            return self._item(view, view.product)
+        if name == "description":
+            return _subpage(view, view.product, f"<p>{escape(description(self._seed, view.product))}</p>")
+        if name == "features":
+            return _subpage(view, view.product, _list(escape(one) for one in features(self._seed, view.product)))
+        raise NoPage(f"no page {name[:40]!r}")
+
+    def order(self, address: str) -> Order:
+        """What is bought by sending the form of an item's page to its address. Raises NoPage."""
+        name, _, query = address.partition("?")
+        view = self._view(query)
+        if name != "buy" or view.product is None:
+            raise NoPage("no such product")
+        return Order(view.product, view.chosen)
+
+    def find(self, query: str) -> Sequence[Product]:
+        return [self.products[number] for number, _ in self._index.search(query, FOUND)]
+
+    def _view(self, query: str) -> _View:
+        try:
+            given = dict(parse_qsl(query[:4000], max_num_fields=20))
+        except ValueError:
+            raise NoPage("too many values in the address") from None
+        page = given.get("page", "1")
+        if not re.fullmatch(r"[0-9]{1,4}", page):
+            raise NoPage("no such page of results")
+        product = self._by_code.get(given.get("id", ""))
+        chosen = {}
+        for label, values in product.options if product else ():
+            value = given.get(f"o.{label}")
+            if value is not None:
+                if value not in {one for one, _ in values}:
+                    raise NoPage(f"no such {label}")
+                chosen[label] = value
+        return _View(given.get("q", "")[:QUERY], int(page), product, chosen)
+
+    def _results(self, view: _View) -> str:
+        found = self.find(view.query)
+        pages = -(-len(found) // self.per_page)
+        if found and not 1 <= view.page <= pages:
+            raise NoPage("no such page of results")
+        shown = found[(view.page - 1) * self.per_page : view.page * self.per_page]
+        turns = []
+        if view.page > 1:
+            turns.append(_link(view._replace(page=view.page - 1).link("results"), "< Prev"))
+        if view.page < pages:
+            turns.append(_link(view._replace(page=view.page + 1).link("results"), "Next >"))
+        head = f"Found: {len(found)} products. Page {view.page} of {pages}." if found else "Nothing found."
+        rows = [
+            f"{_link(view._replace(product=one).link('item'), one.code)} {escape(one.title)}, {_range(one)}"
+            for one in shown
+        ]
+        return document(
+            f"Results for {view.query}", [_form(view.query), f"<p>{head} {' '.join(turns)}</p>", _list(rows)]
+        )
+
+    def _item(self, view: _View, product: Product) -> str:
+        price = f"${product.price(view.chosen) / 100:.2f}"
+        if len(view.chosen) < len(product.options):
+            price = f"{_range(product)} (by options)"
+        groups = []
+        for label, values in product.options:
+            choices = [
+                f'<a href="{escape(view.link("item", **{label: value}))}"'
+                f"{' aria-current=true' if view.chosen.get(label) == value else ''}>{escape(value)}</a>"
+                for value, _ in values
+            ]
+            groups.append(f"<p>{escape(label)}: {' '.join(choices)}</p>")
+        results = view._replace(product=None).link("results")
+        body = [
+            f"<p>{_link('search', 'Back to Search')} {_link(results, '< Prev')}</p>",
+            f"<h1>{escape(product.title)}</h1>",
+            f"<p>{escape(f'{product.department} > {product.section} > {product.kind}')}</p>",
+            f"<p>Price: {price}</p>",
+            *groups,
+            f"<p>{_link(view.link('description'), 'Description')} {_link(view.link('features'), 'Features')}</p>",
+            f'<form method="post" action="{escape(view.link("buy"))}"><button>Buy Now</button></form>',
+        ]
+        return document(product.title, body)
+
+
+@functools.lru_cache(maxsize=4)
+def _index(seed: int, products: int) -> Index:
+    """Built once in a process for each catalog."""
+    fields = {"title": 3.0, "category": 2.0, "features": 2.0, "description": 1.0}
+    return Index(
+        fields,
+        (
+            (
+                one.number,
+                (
+                    one.title,
+                    f"{one.department} {one.section} {one.kind}",
+                    f"{'; '.join(one.said)}; {' '.join(value for _, values in one.options for value, _ in values)}",
+                    description(seed, one),
+                ),
+            )
+            for one in catalog(seed, products)
+        ),
+    )
+
+
+def _subpage(view: _View, product: Product, body: str) -> str:
+    back = f"<p>{_link('search', 'Back to Search')} {_link(view.link('item'), '< Prev')}</p>"
+    return document(product.title, [back, f"<h1>{escape(product.title)}</h1>", body])
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """A page of HTML; body: its parts, as HTML."""
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{STYLE}</style></head>\n<body>\n{chr(10).join(body)}\n</body>\n</html>\n"
+    )
+
+
+def _form(query: str) -> str:
+    return (
+        f'<form action="results"><input type="search" name="q" value="{escape(query)}" maxlength="{QUERY}"> '
+        "<button>Search</button></form>"
+    )
+
+
+def _link(address: str, label: str) -> str:
+    return f'<a href="{escape(address)}">{escape(label)}</a>'
+
+
+def _list(rows: Iterable[str]) -> str:
+    return "<ul>\n" + "\n".join(f"<li>{row}</li>" for row in rows) + "\n</ul>"
+
+
+def _range(product: Product) -> str:
+    low, high = product.range
+    return f"${low / 100:.2f}" if low == high else f"${low / 100:.2f} to ${high / 100:.2f}"

@@ -1,0 +1,53 @@
+"""A reward within bounds: min(high, max(low, r)).
+
+A policy that is trained on a learned reward finds where it errs; what a reward can be is then worth a bound.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import FiniteFloat
+
+from components.errors import Problem, SpecError
+from components.rewards.composition.composed import ComposedAlone, Parts, Value, changed, stepping
+from components.specs.registered import registered
+from components.trajectories.schema import Trajectory
+
+
+@registered("reward.clipped")
+class Clipped(ComposedAlone):
+    """A cap, a floor, or both.
+
+    Args:
+        reward: Any reward.
+        low, high: Least and most that it counts; null is no bound.
+        of: `reward` bounds the reward of an episode, and what that changes falls to the last step; `steps` bounds each
+            step reward, and the reward is their sum.
+    """
+
+    def __init__(
+        self,
+        reward: Any,
+        low: FiniteFloat | None = None,
+        high: FiniteFloat | None = None,
+        of: Literal["reward", "steps"] = "reward",
+    ):
+        if low is None and high is None:
+            raise SpecError([Problem("reward", "low and high are both null; expected a number for one of them")])
+        if low is not None and high is not None and low > high:
+            raise SpecError([Problem("reward.low", f"{low:g} is more than high={high:g}")])
+        super().__init__({"reward": reward})
+        self.low, self.high, self.of = low, high, of
+
+    def value(self, trajectory: Trajectory, parts: Parts) -> Value:
+        score = parts["reward"]
+        assert score.reward is not None
+        if self.of == "steps":
+            steps = [self._clip(step) for step in stepping(score, "reward.of=steps")]
+            return Value(sum(steps), steps)
+        return changed(score, self._clip(score.reward))
+
+    def _clip(self, value: float) -> float:
+        value = value if self.low is None else max(self.low, value)
+        return value if self.high is None else min(self.high, value)

@@ -1,0 +1,1 @@
+"""Rewards given by language models and trained reward models."""

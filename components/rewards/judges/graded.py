@@ -1,0 +1,114 @@
+"""One number for an episode, by a language model that is asked for nothing else.
+
+The plainest of the judges, for models that are too small to write JSON: they are shown examples with their numbers,
+then the episode. A model of such a size is a poor judge; `python -m flows.calibrate` says how poor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from components.errors import JudgeError, ResourceError
+from components.rewards.llm.answers import read_scores
+from components.rewards.llm.spec import JudgeModel
+from components.rewards.llm.transcript import as_text, shown
+from components.rewards.protocol import Means
+from components.specs.registered import registered
+from components.trajectories.schema import Failure, Score, Trajectory
+
+if TYPE_CHECKING:
+    from components.rewards.llm.client import Asker
+    from components.rewards.llm.protocol import Answer, Messages
+
+QUESTION = """\
+How well did the assistant do what the user asked for? Answer with one whole number from 0 (not at all) to 10 \
+(perfectly), and nothing else."""
+EXAMPLES = (
+    ('[{"role":"user","content":"Say hello."},{"role":"assistant","content":"Hello!"}]', "10"),
+    ('[{"role":"user","content":"What is 2 + 2?"},{"role":"assistant","content":"blue blue"}]', "0"),
+    ('[{"role":"user","content":"Name two colours."},{"role":"assistant","content":"Red."}]', "5"),
+)
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:\s*(?:/|out of|of)\s*\d+(?:\.\d+)?|\s*%)?")
+
+
+@registered("reward.graded")
+class Graded:
+    """Scores each episode by itself, from 0 to 1.
+
+    Args:
+        model: Who judges (`judge_model`).
+        question: What is asked of each episode, with the scale; null takes `QUESTION`.
+
+    One whose answer holds no number, twice, is unscored.
+    """
+
+    def __init__(self, model: JudgeModel, question: Annotated[str, Field(min_length=1)] | None = None):
+        self.model = model
+        self.question = question or QUESTION
+        self._asker: Asker | None = None
+
+    @staticmethod
+    def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """For stage keys: what decides the judge's answers."""
+        return {**arguments, "model": arguments["model"].key_part()}
+
+    def use(self, means: Means) -> None:
+        """Raises ResourceError where a key is not in the environment."""
+        from components.rewards.llm.client import Asker
+
+        self._asker = Asker(self.model, means)
+
+    def close(self) -> None:
+        if self._asker is not None:
+            self._asker.close()
+
+    async def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
+        """One Score for each. Raises ResourceError before `use`, BudgetSpent."""
+        if self._asker is None:
+            raise ResourceError("the judge is not at hand yet: call use(means) first")
+        return list(await asyncio.gather(*(self._score(self._asker, one) for one in group)))
+
+    async def _score(self, asker: Asker, one: Trajectory) -> Score:
+        from components.rewards.llm.protocol import added
+
+        said = shown(one)
+        messages = self._messages(as_text(said[0] if len(said) == 1 else said, asker.spec.longest))
+        cost: float | None = 0.0
+        answers: list[Answer] = []
+        try:
+            for _ in range(2):
+                answers.append(await asker.ask(messages, at_once=bool(answers)))  # a correction waits for no batch
+                cost = added(cost, answers[-1].cost)
+                if (score := read(answers[-1].text)) is not None:
+                    asker.keep(*answers)
+                    return Score(one.id, score, {"grade": score}, explanation=answers[-1].text.strip(), cost=cost)
+                again = {"role": "user", "content": "Answer with one number, and nothing else."}
+                messages = [*messages, {"role": "assistant", "content": answers[-1].text or "(nothing)"}, again]
+            why = f"{asker.name} gave no number, twice: {answers[-1].text[:200]!r}"
+        except JudgeError as error:
+            why = str(error)
+        return Score(one.id, None, cost=cost, failure=Failure("judge", "JudgeError", why))
+
+    def _messages(self, episode: str) -> Messages:
+        messages = []
+        for text, number in EXAMPLES:
+            messages += [{"role": "user", "content": self._asked(text)}, {"role": "assistant", "content": number}]
+        return [*messages, {"role": "user", "content": self._asked(episode)}]
+
+    def _asked(self, episode: str) -> str:
+        return f"<trajectory>\n{episode}\n</trajectory>\n\n{self.question}"
+
+
+def read(text: str) -> float | None:
+    """The first number of an answer, on a scale to 10 where it says no other; None where there is none."""
+    found = NUMBER.search(text.rpartition("</think>")[2])
+    if found is None:
+        return None
+    number = found[0]
+    plain = re.fullmatch(r"[-+]?\d+(?:\.\d+)?", number)
+    return read_scores({"": f"{number}/10" if plain else number}).get("")

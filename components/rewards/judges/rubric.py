@@ -1,0 +1,187 @@
+"""A checklist that a language model goes through for each episode.
+
+    score = Σ_i weight_i · met_i / Σ_i weight_i        over the items i that apply; 0 where a required one is not met
+
+met_i is 1 or 0. Items stand in the configuration, or in each scenario's own input, or both. An item that does not apply
+to an episode has no part in its score; where none does, there is nothing to score it by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from components.errors import Problem, SpecError
+from components.rewards.llm.judge_reward import SPREAD, JudgesEpisodes, Opinion
+from components.rewards.llm.question import answered
+from components.rewards.llm.rows import by_name, demand
+from components.rewards.llm.spec import JudgeModel
+from components.rewards.llm.transcript import ONLY_DATA, about, as_text, shown
+from components.specs import Spec, validate
+from components.specs.registered import registered
+from components.trajectories.schema import Trajectory
+
+if TYPE_CHECKING:
+    from components.rewards.llm.client import Asker
+
+
+class Item(Spec):
+    """What an episode should have done, or have been."""
+
+    text: str = Field(min_length=1)
+    """A statement that is true of an episode that meets it."""
+    weight: float = Field(1.0, gt=0)
+    """In the score."""
+    required: bool = False
+    """Whether the score is 0 where it is not met."""
+
+
+Answers = dict[str, bool | None]
+"""By item: whether it is met; None where it does not apply."""
+YES, NO, NOT_APPLICABLE = "yes", "no", "not applicable"
+WORDS: dict[str, bool | None] = {
+    **dict.fromkeys((YES, "y", "true", "met", "1", "pass"), True),
+    **dict.fromkeys((NO, "n", "false", "not met", "unmet", "0", "fail"), False),
+    **dict.fromkeys((NOT_APPLICABLE, "n/a", "na", "none", "null", "does not apply"), None),
+}
+TAKEN = ("rubric", "required_met", SPREAD)
+"""Names of other components."""
+OWN = "scenario-"
+"""Begins the names of items that a scenario gives without one."""
+
+TASK = """\
+You go through a checklist about what an AI agent did. Each item is a statement. Answer for each: `yes` where the \
+episode shows that it is true, `no` where it is not or cannot be seen, `not applicable` where it is about something \
+that did not come up.
+
+The items, each with its name:
+{items}
+
+{data}
+
+Answer with JSON: {{"items": [{{"item": its name, "explanation": one short sentence, "met": "yes", "no" or \
+"not applicable"}}, …]}}, with each of the items once: {names}."""
+
+
+def _usable(items: dict[str, Item]) -> dict[str, Item]:
+    wrong = [name for name in items if name in TAKEN or not name.replace("-", "_").isidentifier()]
+    if wrong:
+        raise ValueError(f"names of letters, digits, - and _, other than {', '.join(TAKEN)}; got {', '.join(wrong)}")
+    return items
+
+
+@registered("reward.rubric")
+class Rubric(JudgesEpisodes):
+    """Scores each episode by a checklist.
+
+    Args:
+        model: Who judges (`judge_model`). Of a list each judges alone, and the score is their mean; one that did not
+            answer for all items, though it was asked twice, is left out of it.
+        items: By name: a statement that should be true of an episode, with `weight` and `required`.
+        items_field: Key of the scenario's input under which it has items of its own: a list of texts or of items as
+            above, or a mapping by name; null has none.
+
+    Components of a Score: `rubric` (the score), 1 or 0 for each item by name that applies, of scenarios' own items
+    `required_met` alone (whether all required ones are met, where there are any), and with several judges each one's
+    score under `judge/MODEL` and `spread`, their standard deviation (of the population). An episode whose scenario has
+    no items under `items_field`, or to which no item applies, is unscored.
+    """
+
+    def __init__(
+        self,
+        model: JudgeModel | Annotated[list[JudgeModel], Field(min_length=1)],
+        items: Annotated[dict[str, Item], AfterValidator(_usable)] | None = None,
+        items_field: Annotated[str, Field(min_length=1)] | None = None,
+    ):
+        super().__init__(model)
+        if not items and items_field is None:
+            message = (
+                "none; expected items, such as reward.items={polite: {text: The agent was polite.}}, or items_field"
+            )
+            raise SpecError([Problem("reward.items", message)])
+        self.items = items or {}
+        self.items_field = items_field
+
+    async def opinion(self, asker: Asker, trajectory: Trajectory) -> Opinion:
+        """What one judge says of an episode."""
+        try:
+            items = self.items_of(trajectory)
+        except ValueError as error:
+            return Opinion(None, why=str(error))
+        names = list(items)
+        listed = as_text({name: one.text for name, one in items.items()}, asker.spec.longest // 2)
+        task = TASK.format(items=listed, data=ONLY_DATA, names=", ".join(names))
+        messages = about(trajectory, shown(trajectory), task, asker.spec.longest)
+        found = await answered(asker, messages, _schema(names), lambda given: _read(given["items"], names))
+        answers, said = found.value or ({}, {})
+        parts = {name: float(met) for name, met in answers.items() if met is not None and name in self.items}
+        if len(answers) < len(names):
+            return Opinion(None, parts, cost=found.cost, why=found.why)
+        score = weighed(items, answers)
+        if score is None:
+            return Opinion(None, cost=found.cost, why="no item of the rubric applies to the episode")
+        required = [answers[name] for name in names if items[name].required and answers[name] is not None]
+        if required:
+            parts["required_met"] = float(all(required))
+        text = "\n".join(f"{name}: {_word(answers[name])}. {said.get(name, '')}".rstrip() for name in names)
+        return Opinion(score, {"rubric": score} | parts, text, found.cost)
+
+    def items_of(self, trajectory: Trajectory) -> dict[str, Item]:
+        """The items by which an episode is judged. Raises ValueError where its scenario should have some."""
+        if self.items_field is None:
+            return self.items
+        given: Any = trajectory.scenario.input.get(self.items_field)
+        where = f"scenario {trajectory.scenario.id}: input[{self.items_field!r}]"
+        if not isinstance(given, dict | list) or not given:
+            found = "nothing" if given is None else f"{given!r:.80}"
+            raise ValueError(f"{where} is {found}; expected a list of texts or items, or a mapping of them by name")
+        if isinstance(given, list):
+            given = {f"{OWN}{number}": one for number, one in enumerate(given, 1)}
+        own = {}
+        for name, one in given.items():
+            try:
+                own[name] = validate(Item, {"text": one} if isinstance(one, str) else one, configuration=False)
+            except SpecError as error:
+                raise ValueError(f"{where}, item {name}: {'; '.join(map(str, error.problems))}") from None
+            if name in self.items:
+                raise ValueError(f"{where}: the item {name} is in reward.items too; expected names that differ")
+        return self.items | own
+
+
+def weighed(items: Mapping[str, Item], answers: Answers) -> float | None:
+    """The score of the episode; None where no item applies."""
+    applying = {name: met for name, met in answers.items() if met is not None}
+    if not applying:
+        return None
+    if any(items[name].required and not met for name, met in applying.items()):
+        return 0.0
+    met_weight = sum(items[name].weight for name, met in applying.items() if met)
+    return met_weight / sum(items[name].weight for name in applying)
+
+
+def _read(given: Any, names: Sequence[str]) -> tuple[Answers, dict[str, str]]:
+    """Raises Misread, which names what is missing, twice there or not known."""
+    known, wrong = by_name(given, names, "item", "met", "items")
+    words = {name: str(row["met"]).strip().strip(".`").lower() for name, row in known.items() if "met" in row}
+    answers = {name: WORDS[word] for name, word in words.items() if word in WORDS}
+    said = {name: str(row.get("explanation") or "") for name, row in known.items()}
+    unread = {"has no yes, no or not applicable for": [name for name in known if name not in answers]}
+    demand(unread | wrong, names, "items", (answers, said) if answers else None)
+    return answers, said
+
+
+def _word(met: bool | None) -> str:
+    return NOT_APPLICABLE if met is None else YES if met else NO
+
+
+def _schema(names: Sequence[str]) -> dict[str, Any]:
+    properties = {
+        "item": {"type": "string", "enum": list(names)},
+        "explanation": {"type": "string"},
+        "met": {"type": "string", "enum": [YES, NO, NOT_APPLICABLE]},
+    }
+    row = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    items = {"type": "array", "items": row}
+    return {"type": "object", "properties": {"items": items}, "required": ["items"], "additionalProperties": False}

@@ -1,0 +1,53 @@
+"""A judge on this machine: a model of its own, or the policy whose episodes are judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from components.errors import ContextOverflow, EngineError, JudgeError, ResourceError
+from components.inference.protocol import ChatRequest, Sampling
+from components.models.spec import LoraSpec
+from components.rewards.llm.protocol import Answer, Messages
+from components.rewards.llm.spec import EmbeddedJudge, PolicyJudge
+from components.rewards.protocol import Means
+
+
+class Embedded:
+    """Costs nothing but the time of the stage. Raises ResourceError where there is no engine."""
+
+    priced = True
+
+    def __init__(self, spec: EmbeddedJudge | PolicyJudge, means: Means):
+        if means.engine is None:
+            raise ResourceError("a judge on this machine needs an engine, and there is none: Means(engine=...)")
+        self._spec = spec
+        own = isinstance(spec, EmbeddedJudge)
+        self.who = spec.model.name if isinstance(spec, EmbeddedJudge) else "the policy itself"
+        model = spec.model.model(spec.context, LoraSpec()) if isinstance(spec, EmbeddedJudge) else None
+        self._engine = means.engine(model)
+        self.version = "" if own else self._engine.policy
+
+    def price(self, read: int, written: int) -> float:
+        return 0.0
+
+    async def call(self, messages: Messages, schema: dict[str, Any] | None, asked: str, at_once: bool) -> Answer:
+        sampling = Sampling(temperature=self._spec.temperature, max_tokens=self._spec.max_tokens)
+        request = ChatRequest([dict(one) for one in messages], policy=self._engine.policy, sampling=sampling)
+        try:
+            found = await self._engine.chat(request)
+        except ContextOverflow as error:
+            less = f"show the judge less: reward.model.longest={self._spec.longest}"
+            raise JudgeError(f"{self.who}: {error}; {less}") from error
+        except EngineError as error:
+            raise JudgeError(f"{self.who}: {error}") from error
+        return Answer(
+            text=str(found.message.get("content") or ""),
+            prompt_tokens=len(found.prompt_token_ids),
+            completion_tokens=len(found.token_ids),
+            cut_off=found.finish_reason == "length",
+        )
+
+    def close(self) -> None:
+        release = getattr(self._engine, "release", None)
+        if release is not None:
+            release()

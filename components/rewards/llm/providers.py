@@ -1,0 +1,115 @@
+"""A judge of any provider that LiteLLM knows, at the price that LiteLLM knows or the configuration says.
+
+LiteLLM sends each request once; how long one is sent again, and after what pause, is the same as for a judge behind a
+URL.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from components.errors import JudgeError, ResourceError
+from components.json_client import AGAIN, SHOWN, Failed, Patience, asked_to_wait, patiently
+from components.redaction import MASK, is_secret
+from components.rewards.llm.litellm_import import completion, listed, litellm
+from components.rewards.llm.openai_endpoint import (
+    LESS,
+    NO_MONEY,
+    NotKnown,
+    Structured,
+    about_format,
+    body,
+    of_completion,
+)
+from components.rewards.llm.protocol import Answer, Messages
+from components.rewards.llm.spec import LiteLLMJudge
+
+SHORTEST_KEY = 8
+"""Characters of a value that is taken for a key."""
+
+
+class Provided:
+    """Raises ResourceError where the provider's key is not in the environment."""
+
+    def __init__(self, spec: LiteLLMJudge):
+        self.who = spec.model
+        self._spec = spec
+        self._key = spec.key()
+        self._structured: Structured = spec.structured
+        self._patience = Patience(spec.timeout, spec.retry_for, "reward.model")
+        self.priced = spec.price is not None or listed(spec.model)
+
+    def price(self, read: int, written: int) -> float:
+        if self._spec.price is not None:
+            return self._spec.price.of(read, written)
+        parts = litellm().cost_per_token(self._spec.model, prompt_tokens=read, completion_tokens=written)
+        return float(sum(parts))
+
+    async def call(self, messages: Messages, schema: dict[str, Any] | None, asked: str, at_once: bool) -> Answer:
+        while True:
+            structured: Structured = self._structured if schema is not None else "none"
+            sent = body(self._spec, self._spec.model, messages, schema, structured)
+            try:
+                return await patiently(lambda: self._once(sent), self._patience)  # noqa: B023  awaited at once
+            except Failed as error:
+                raise JudgeError(f"{self.who}: {error}") from None
+            except NotKnown:
+                if structured not in LESS:
+                    raise
+                if self._structured == structured:
+                    self._structured = LESS[structured]
+
+    async def _once(self, sent: dict[str, Any]) -> Answer:
+        import openai
+
+        try:
+            found = await completion(
+                **sent, api_key=self._key, timeout=self._spec.timeout, num_retries=0, max_retries=0
+            )
+        except openai.OpenAIError as error:  # the root of LiteLLM's own
+            raise self._meaning(error, "response_format" in sent) from None
+        return of_completion(_as_sent(found.model_dump()))
+
+    def _meaning(self, error: Any, structured: bool) -> Exception:
+        """What an error of LiteLLM is to us."""
+        errors = litellm()
+        text = self._printable(error)
+        status = getattr(error, "status_code", None)
+        if isinstance(error, errors.ContextWindowExceededError):
+            return JudgeError(f"{self.who}: {text}; show the judge less: reward.model.longest={self._spec.longest}")
+        if status in (400, 422) and structured and about_format(text):
+            return NotKnown()
+        if isinstance(error, errors.UnsupportedParamsError):
+            hint = "leave out what it does not know, for instance +reward.model.extra.temperature=null"
+            return ResourceError(f"{self.who}: {text}; {hint}")
+        if status in (401, 403):
+            variable = self._spec.key_variable or "the one of its provider, or name another: reward.model.key_variable="
+            return ResourceError(f"{self.who} refuses the key ({text}); set {variable}")
+        if status == 404:
+            return ResourceError(f"{self.who} is not there ({text}); see reward.model.model")
+        codes = (getattr(error, "code", None), (getattr(error, "body", None) or {}).get("code"))
+        if status == 402 or any(code in NO_MONEY for code in codes):
+            return ResourceError(f"the account for {self.who} has no money left ({text})")
+        if status in AGAIN or isinstance(error, errors.APIConnectionError):
+            return Failed(text, pause=asked_to_wait(getattr(error, "litellm_response_headers", None) or {}))
+        return JudgeError(f"{self.who}: {text}")
+
+    def _printable(self, error: object) -> str:
+        """Without keys, should the provider repeat one."""
+        text = str(error).removeprefix("litellm.")[:SHOWN]
+        for name, value in os.environ.items():
+            if len(value) >= SHORTEST_KEY and is_secret(name):
+                text = text.replace(value, MASK)
+        return text.replace(self._key, MASK) if self._key else text
+
+    def close(self) -> None:
+        """LiteLLM keeps its connections, for the next judge of the same provider."""
+
+
+def _as_sent(completion: dict[str, Any]) -> dict[str, Any]:
+    """A completion as providers send it: LiteLLM puts a refusal elsewhere, and counts 0 where nothing was counted."""
+    message = completion["choices"][0]["message"] if completion.get("choices") else {}
+    message["refusal"] = (message.get("provider_specific_fields") or {}).get("refusal")
+    counted = (completion.get("usage") or {}).get("prompt_tokens")
+    return completion if counted else completion | {"usage": None}

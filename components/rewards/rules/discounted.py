@@ -1,0 +1,32 @@
+"""The discounted return of the step rewards: R = Σ_t γ^t r_t, with t from 0."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from components.rewards.composition.composed import ComposedAlone, Parts, Value, stepping
+from components.specs.registered import registered
+from components.trajectories.schema import Trajectory
+
+
+@registered("reward.discounted")
+class Discounted(ComposedAlone):
+    """What is earned early counts more.
+
+    Args:
+        reward: A reward that gives step rewards; `components.rewards.rules.returned.Returned` gives those of the
+        environment. gamma: γ, 0 to 1.
+
+    Step rewards stay as they are: `algorithm.credit=turns` discounts them itself. An episode without any is unscored
+    and says so.
+    """
+
+    def __init__(self, reward: Any, gamma: Annotated[float, Field(ge=0, le=1)] = 0.99):
+        super().__init__({"reward": reward})
+        self.gamma = gamma
+
+    def value(self, trajectory: Trajectory, parts: Parts) -> Value:
+        steps = list(stepping(parts["reward"], "a discounted return"))
+        return Value(sum(self.gamma**t * step for t, step in enumerate(steps)), steps)

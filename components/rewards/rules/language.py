@@ -1,0 +1,64 @@
+"""What it costs to write in another script than the one that was asked for.
+
+Of the letters that an episode's agents wrote, the share that no declared script has. Scripts are those of Unicode
+(`Latin`, `Cyrillic`, `Han`, `Arabic`, …), as the package `regex` knows them: `unicodedata` has no such property.
+Digits, punctuation, blanks, and letters that belong to no script of their own count nowhere.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import regex
+from pydantic import Field
+
+from components.errors import JudgeError, Problem, SpecError
+from components.rewards.rules.answers import last_text, said
+from components.specs.registered import registered
+from components.trajectories.schema import Score, Trajectory
+
+_LETTER = regex.compile(r"[\p{L}--\p{Script=Common}--\p{Script=Inherited}]", flags=regex.V1)
+
+
+@registered("reward.language")
+class Language:
+    """-cost · share of the letters outside of the declared scripts.
+
+    Args:
+        scripts: Unicode scripts, such as [Latin]; Japanese is [Han, Hiragana, Katakana].
+        cost: 0 or more.
+        of: `all` that the agents wrote, or the `last` message.
+
+    The component `share` is that share; of an episode without letters it is 0.
+    """
+
+    def __init__(
+        self,
+        scripts: Annotated[list[str], Field(min_length=1)],
+        cost: Annotated[float, Field(ge=0)] = 1.0,
+        of: Literal["all", "last"] = "all",
+    ):
+        for script in scripts:
+            if not _is_script(script):
+                message = f"{script!r} is no script of Unicode; expected such as Latin, Cyrillic, Han or Arabic"
+                raise SpecError([Problem("reward.scripts", message)])
+        inside = "".join(rf"\p{{Script={script}}}" for script in scripts)
+        self._inside = regex.compile(f"[{inside}]")
+        self.cost, self.of = cost, of
+
+    def __call__(self, trajectory: Trajectory) -> Score:
+        texts = [last_text(trajectory)] if self.of == "last" else [message.content for message in said(trajectory)]
+        if not texts:
+            raise JudgeError("the episode has no message of an agent")
+        letters = [letter for text in texts for letter in _LETTER.findall(text)]
+        outside = sum(self._inside.match(letter) is None for letter in letters)
+        share = outside / len(letters) if letters else 0.0
+        return Score(trajectory.id, -self.cost * share, {"share": share})
+
+
+def _is_script(name: str) -> bool:
+    try:
+        regex.compile(rf"\p{{Script={name}}}")
+    except regex.error:
+        return False
+    return name.replace("_", "").isalpha()

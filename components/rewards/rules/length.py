@@ -1,0 +1,94 @@
+"""What the length of an episode costs, or brings.
+
+    Length   R = r - α · max(0, len - target)      len: tokens that the policy sampled in the episode
+    Steps    R = r + β · steps                     steps: turns, or what a pattern finds in the last message
+
+Both as HelloAgents teaches them, with r the accuracy; here r is the reward of `task`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, FiniteFloat
+
+from components.errors import AnswerTooCostly
+from components.rewards.composition.composed import ComposedAlone, Parts, Value, total
+from components.rewards.rules.answers import count, last_text, sampled_tokens
+from components.rewards.rules.patterns import Pattern
+from components.specs.registered import registered
+from components.trajectories.schema import Score, Trajectory
+
+
+@registered("reward.length")
+class Length(ComposedAlone):
+    """A penalty for long episodes.
+
+    Args:
+        task: Reward r; null is 0.
+        alpha: α, taken off for each sampled token above the target; 0 or more.
+        target: Tokens that cost nothing.
+
+    Components: `task` and `length`, which is what was taken off, with its sign. A demonstration was not sampled and
+    costs nothing; an episode whose tokens nobody counted is unscored.
+    """
+
+    def __init__(
+        self,
+        task: Any = None,
+        alpha: Annotated[float, Field(ge=0)] = 0.001,
+        target: Annotated[int, Field(ge=0)] = 256,
+    ):
+        super().__init__({} if task is None else {"task": task})
+        self.alpha, self.target = alpha, target
+
+    def value(self, trajectory: Trajectory, parts: Parts) -> Value:
+        tokens = sampled_tokens(trajectory)
+        return _with(trajectory, parts, "length", -self.alpha * max(0.0, tokens - self.target))
+
+
+@registered("reward.steps")
+class Steps(ComposedAlone):
+    """A bonus for steps.
+
+    Args:
+        task: Reward r; null is 0.
+        beta: β, added for each step. Steps that earn something without end are made without end: see `most`.
+        pattern: null counts turns (metric `turns`); a regular expression counts its matches in the last message, such
+            as `(?m)^Step \\d+` for steps of reasoning.
+        most: Steps that count; null is no limit.
+
+    Where a pattern takes too long there is no step, and with β below 0 the episode is unscored.
+
+    Components: `task` and `steps`, which is what was added.
+    """
+
+    def __init__(
+        self,
+        task: Any = None,
+        beta: FiniteFloat = 0.1,
+        pattern: str | None = None,
+        most: Annotated[int, Field(ge=1)] | None = None,
+    ):
+        super().__init__({} if task is None else {"task": task})
+        self.beta, self.most = beta, most
+        self._pattern = None if pattern is None else Pattern(pattern)
+
+    def value(self, trajectory: Trajectory, parts: Parts) -> Value:
+        steps = count(trajectory, "turns") if self._pattern is None else self._found(trajectory)
+        return _with(trajectory, parts, "steps", self.beta * (steps if self.most is None else min(steps, self.most)))
+
+    def _found(self, trajectory: Trajectory) -> float:
+        assert self._pattern is not None
+        try:
+            return self._pattern.count(last_text(trajectory))
+        except AnswerTooCostly:
+            if self.beta < 0:
+                raise
+            return 0.0
+
+
+def _with(trajectory: Trajectory, parts: Parts, name: str, more: float) -> Value:
+    """The reward of the task and more, which falls to the last step."""
+    reward, steps = total([*((1.0, score) for score in parts.values()), (1.0, Score(trajectory.id, more))])
+    return Value(reward, steps, {name: more})

@@ -1,0 +1,1 @@
+"""Ways to play an episode: continuation, reflection, roles, self-play, teacher."""

@@ -1,0 +1,1 @@
+"""Measurement of how far a declared reward can be trusted."""

@@ -1,0 +1,1 @@
+"""Execution of stages: placement, overlap, processes of one stage, tracking."""

@@ -1,0 +1,85 @@
+"""One stage in several processes (`components.compute.process_group`): the first one runs it as it would alone, the
+others compute along in its folders and leave nothing of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from components.artifacts import Artifact, Draft
+from components.compute.launch import STOPPED
+from components.compute.process_group import Group
+from components.compute.runners import error_to_json
+from components.errors import EspalierError, ResourceError, SpecError
+from flows.stages.base import Context, Request, silent
+from flows.stages.execute import Status, resolve, run_stage
+
+logger = logging.getLogger(__name__)
+
+
+def lead_stage(request: Request, context: Context, group: Group) -> tuple[Artifact, Status]:
+    """What `run_stage` gives, in the first process. The others hear when the work begins, or that there is none."""
+
+    def begin(draft: Path, scratch: Path) -> None:
+        group.tell({"draft": str(draft), "scratch": str(scratch)})
+
+    try:
+        return run_stage(request, replace(context, begin=begin))
+    finally:
+        group.tell({})
+
+
+def follow_stage(request: Request, context: Context, group: Group) -> None:
+    """Computes along in one of the other processes. Raises WaitTimeout where the first one says nothing."""
+    work = group.hear(context.lock_timeout + group.timeout)
+    if not work:
+        return
+    stage, spec, inputs, key = resolve(request, context)
+    own = replace(context, key=key, seed=request.seed, scratch=Path(work["scratch"]))
+    stage.function(spec, inputs, Draft(Path(work["draft"])), own)
+
+
+def attempt(
+    request: Callable[[], Request], context: Context, timeout: float, say: Callable[[Mapping[str, Any]], None]
+) -> int:
+    """Runs the stage in this process, one of several. say: writes a line of the report; only the first process does.
+    Returns the exit code, as that of `flows.stage`."""
+    group = None
+    try:
+        group = Group(timeout)
+        asked = request()
+        group.join(device(asked.spec))
+        if group.first:
+            artifact, status = lead_stage(asked, context, group)
+            say({"key": artifact.key, "digest": artifact.digest, "status": status})
+        else:
+            follow_stage(asked, replace(context, progress=silent, on_wait=logger.info, watch=None), group)
+        return 0
+    except EspalierError as error:
+        assert group is not None
+        with contextlib.suppress(KeyboardInterrupt):  # the launcher ends those that are left
+            group.failed(error_to_json(error), say, awaited=False)
+        return 2 if isinstance(error, SpecError | ResourceError) else 1
+    except KeyboardInterrupt:  # the launcher sends it where another has failed, too
+        if group is None or not group.first or (failure := group.failure()) is None:
+            return STOPPED
+        say({"error": failure})
+        return 1
+    except Exception as error:
+        logger.exception("the stage failed in one of the processes")
+        if group is None:
+            return 1
+        try:
+            group.failed({"type": type(error).__name__, "message": str(error)}, say, awaited=True)
+        except KeyboardInterrupt:
+            return STOPPED
+        return 1
+
+
+def device(spec: Mapping[str, Any]) -> str:
+    """Where the model of a stage's spec computes, as `model.device` says it."""
+    return str((spec.get("model") or {}).get("device", "auto"))

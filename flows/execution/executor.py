@@ -1,0 +1,365 @@
+"""One run at work: places stages, keeps what became of them, tells the console and MLflow.
+
+`Execution.stage` is a plain function from a request to an artifact. Prefect wraps it (`flows.orchestration.tasks`); a
+benchmark or a notebook calls it as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.artifacts import Artifact
+from components.compute import torchrun
+from components.compute.runners import Event, KeptProcessRunner, LocalRunner, ProcessRunner, Result, Runner
+from components.compute.sky.runner import SkyRunner
+from components.compute.sky.snapshot import RECORD
+from components.compute.sky.spec import SkyPlace
+from components.compute.spec import AcceleratePlace, LocalPlace
+from components.compute.watchdog import Watchdog, watch
+from flows.execution import prefect_credential
+from flows.experiment.guards import RULES
+from flows.experiment.spec import CODE, ExperimentSpec
+from flows.history.lineage_graph import Lineage
+from flows.history.records import Notice, StageRecord, Writer
+from flows.stages import STAGES, episode_failures, selections
+from flows.stages.base import Context, Progress, Request
+from flows.stages.execute import find_stage, run_stage
+from flows.stages.vllm_servers import told
+from flows.terminal.console import Console, duration
+
+if TYPE_CHECKING:
+    from components.tracking.mlflow_tracker import Tracker
+
+logger = logging.getLogger(__name__)
+
+UNITS = {
+    "collect": "episodes",
+    "evaluate": "episodes",
+    "train": "steps",
+    "reward_model": "steps",
+    "judge": "scores",
+    "filter": "decisions",
+    "feedback": "episodes",
+}
+
+_OF_ROUND = re.compile(r"(collect|judge|filter|train)\[\d+(\+\d+)?\]")
+
+SHOWN = ("episodes", "failed", "success", "reward", "loss", "heldout_accuracy", "unscored")
+"""Metrics in the line about a stage."""
+
+
+Watcher = Callable[[str, str], AbstractContextManager[Progress]]
+"""Follows one stage, by its label and what it counts."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of one stage in this run."""
+
+    label: str
+    """Its name in the run: `train[3]`."""
+    step: int
+    """Where it stands on the axis of rounds."""
+    artifact: Artifact
+    status: str
+    """`ran` or `cached`."""
+    seconds: float
+    """Time that it took now."""
+    request: Request
+    ended: float
+    """By the monotonic clock."""
+    cost: float = 0.0
+    """What it cost now: its judges and its machine; nothing where it was found."""
+    unpriced: int = 0
+    """Calls of judges, made now, whose price nobody knows; they are not in the cost."""
+    unnoticed: float = 0.0
+    """Seconds of it in which another stage ran that the run would have waited for anyway."""
+
+    @property
+    def waited(self) -> float:
+        """Seconds that the run waited for it."""
+        return self.seconds - self.unnoticed
+
+    def reference(self) -> dict[str, Any]:
+        """What passes through Prefect."""
+        artifact = self.artifact
+        return {
+            "status": self.status,
+            "kind": artifact.kind,
+            "key": artifact.key,
+            "digest": artifact.digest,
+            "uri": artifact.path.as_uri(),
+        }
+
+
+class Execution:
+    """The stages of one run. `tracker` and `record` may be None: then nothing is tracked, nothing recorded."""
+
+    def __init__(
+        self,
+        spec: ExperimentSpec,
+        context: Context,
+        console: Console,
+        tracker: Tracker | None,
+        log: Path,
+        record: Writer | None = None,
+    ):
+        self.spec = spec
+        self.context = context
+        self.console = console
+        self.tracker = tracker
+        self.record = record
+        self.lineage = Lineage(record.records.root) if record is not None else None
+        self.done: dict[str, Done] = {}
+        """By label, in order."""
+        self.notices: list[Notice] = []
+        self.watchers: list[Watcher] = []
+        """Told how far each stage is, besides the console."""
+        stage = ["flows.stage", *_options(spec)]
+        command = [sys.executable, "-m", *stage]
+        rest = (Path(spec.root), log.with_suffix(".stages.log"), environment(), spec.compute.stage_timeout)
+        self._here = LocalRunner(self._run_here)
+        self._process = ProcessRunner(command, *rest)
+        self._processes = {  # those that train together
+            name: ProcessRunner(torchrun.command(place, stage, rest[1]), *rest)
+            for name, place in spec.compute.places.items()
+            if isinstance(place, AcceleratePlace)
+        }
+        self.second = KeptProcessRunner(command, *rest)
+        """For what runs beside a stage: a process of its own, in which models stay loaded between rounds."""
+        self._log = log
+        self._codes: set[str] = set()
+        self._elsewhere: dict[str, SkyRunner] = {}
+        """By the name of the place; each keeps its machines between stages."""
+
+    def stage(self, label: str, step: int, request: Request) -> Done:
+        """Runs the stage where `compute` places it, or finds it, and tells of it."""
+        done = self.make(label, step, request)
+        self.tell(done)
+        return done
+
+    def artifact(self, label: str, step: int, request: Request) -> Artifact:
+        """Return the artifact of `stage`."""
+        return self.stage(label, step, request).artifact
+
+    def make(self, label: str, step: int, request: Request, beside: ProcessRunner | None = None) -> Done:
+        """Runs the stage where `compute` places it, or finds it. beside: runs it in place of that, in a thread that is
+        not the main one; nothing but the console and the log is told yet, and only they are used by two threads."""
+        start = time.monotonic()
+        artifact, status = self._artifact(label, request, beside)
+        ended = time.monotonic()
+        logger.info("%s %s in %s: %s %s", label, status, duration(ended - start), artifact.kind, artifact.key)
+        cost = self._cost(artifact, status, ended - start)
+        unpriced = 0 if status == "cached" else int(artifact.metrics.get("unpriced_calls", 0))
+        return Done(label, step, artifact, status, ended - start, request, ended, cost, unpriced)
+
+    def beside(self, done: Done, other: str, until: float) -> Done:
+        """The same, of what was done while a stage of the kind `other` ran, which ended then. The machine is paid for
+        once, at the higher price."""
+        unnoticed = min(done.seconds, max(0.0, until - (done.ended - done.seconds)))
+        compute = self.spec.compute
+        prices = [compute.hourly_price(kind) for kind in (done.artifact.stage, other)]  # type: ignore[arg-type]  # a stage's name
+        spared = 0.0 if done.status == "cached" else unnoticed / 3600 * min(prices)
+        return replace(done, unnoticed=unnoticed, cost=done.cost - spared)
+
+    def tell(self, done: Done) -> None:
+        """Writes down what became of a stage, and tells MLflow and the console."""
+        self.write_down(done)
+        self._track(done)
+        if not _OF_ROUND.fullmatch(done.label):  # those are summed up in the line of the round
+            metrics = done.artifact.metrics
+            figures = [f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics]
+            if done.artifact.stage == "filter":
+                figures = [selections.told(metrics)]
+            self.console.line("  ".join([f"{done.label} {done.status} in {duration(done.seconds)}", *figures]))
+        for line in episode_failures.lines(done.label, done.artifact):
+            self.console.line(line)
+
+    def write_down(self, done: Done) -> None:
+        """Into the record of the run."""
+        self.done[done.label] = done
+        if self.record is not None and self.lineage is not None:
+            stage = _recorded(done)
+            self.record.add(stage)
+            self.lineage.add(self.record.run, stage)
+
+    def notice(self, notice: Notice) -> None:
+        """Tells console, log, record and MLflow: a tag with the message, a metric `notice/<kind>` of 1 at the step."""
+        self.notices.append(notice)
+        guard = notice.kind in RULES
+        self.console.line(f"warning: {notice.message}" if guard else notice.message)
+        logger.info("%s at step %d: %s", notice.kind, notice.step, notice.message)
+        if self.record is not None:
+            self.record.note(notice)
+        if self.tracker is not None:
+            tracker = self.tracker
+            tracker.outbox.put(lambda: tracker.set_tags({f"notice.{notice.kind}": notice.message}))
+            tracker.outbox.put(lambda: tracker.log_metrics({f"notice/{notice.kind}": 1.0}, notice.step))
+
+    def _artifact(self, label: str, request: Request, beside: ProcessRunner | None) -> tuple[Artifact, str]:
+        if (found := find_stage(request, self.context)) is not None:
+            return found, "cached"
+        runner = beside or self._runner(self.spec.compute.placement(request.stage))  # type: ignore[arg-type]  # a stage's name
+        limit = self.spec.compute.stall_timeout
+        report = functools.partial(logger.error, "%s has stalled:\n%s", label)
+        unit = UNITS.get(request.stage, "parts")
+        with (
+            ExitStack() as stack,
+            self.console.stage(label, unit) as view,
+            watch(label, limit, report, beside.stop if beside else None) as dog,
+        ):
+            views = [view, *(stack.enter_context(watcher(label, unit)) for watcher in self.watchers)]
+            listen = _listener(views, self.console, dog)
+            if not isinstance(runner, LocalRunner | SkyRunner):  # a process of its own, on this machine
+                request = told(request, replace(self.context, on_wait=lambda text: listen({"waiting": text})))
+            result = runner.run(request.to_json(), listen)
+        if isinstance(runner, SkyRunner):
+            self._note_code(runner)
+        artifact = self.context.store.find(result.key)
+        assert artifact is not None, f"{label}: {result.key} is not in {self.context.store}"
+        return artifact, result.status
+
+    def close(self, wait: float = 1.0) -> None:
+        """Ends the processes that are kept, and has machines taken down; waits so many seconds for that."""
+        self.second.close()
+        for runner in self._elsewhere.values():
+            self.console.line(f"{runner.name} goes down" if runner.place.cluster is None else f"{runner.name} stays up")
+            runner.close(wait)
+
+    def _runner(self, name: str) -> Runner:
+        place = self.spec.compute.places[name]
+        if isinstance(place, SkyPlace):
+            return self._elsewhere.get(name) or self._sky(name, place)
+        if name in self._processes:
+            return self._processes[name]
+        return self._here if isinstance(place, LocalPlace) else self._process
+
+    def _sky(self, name: str, place: SkyPlace) -> SkyRunner:
+        run = self.record.run.short if self.record is not None else str(os.getpid())
+        log = self._log.with_suffix(f".{name}.log")
+        self.console.line(f"{name}: the log of its machines is {log}")
+        runner = self._elsewhere[name] = SkyRunner(
+            place,
+            re.sub(r"[^a-z0-9]+", "-", f"espalier-{run}-{name}".lower()).strip("-"),
+            CODE,
+            self.spec.allow,
+            _options(self.spec),
+            Path(self.spec.root),
+            log,
+            environment(),
+            self.spec.compute.stage_timeout,
+        )
+        return runner
+
+    def _note_code(self, runner: SkyRunner) -> None:
+        """Which code ran elsewhere: into the log and MLflow, once."""
+        code = runner.snapshot
+        if code is None or code.digest in self._codes:
+            return
+        self._codes.add(code.digest)
+        changes = f", {len(code.changed)} files changed" if code.changed else ""
+        logger.info("code on %s: %s (commit %s%s)", runner.name, code.digest, code.commit or "none", changes)
+        if self.tracker is not None:
+            tracker = self.tracker
+            tags = {"code.digest": code.digest, "code.changed": str(len(code.changed))}
+            tracker.outbox.put(lambda: tracker.set_tags(tags))
+            tracker.outbox.put(lambda: tracker.log_file(code.path / RECORD, "code"))
+
+    def _track(self, done: Done) -> None:
+        if self.tracker is None:
+            return
+        tracker, group = self.tracker, _group(done.label)
+        costs = {f"{group}cost/{done.artifact.stage}": done.cost}
+        made = self.lineage.tags(done.artifact.key) if self.lineage and done.artifact.kind == "checkpoint" else None
+        tell = tracker.outbox.put
+        tell(lambda: tracker.log_stage(done.artifact, done.label, done.status, done.seconds, done.step, made, group))
+        tell(lambda: tracker.log_metrics(costs, done.step))
+        if done.artifact.kind == "evaluation":
+            from components.trajectories.store import load_scored, read_scores
+
+            folder = done.artifact.path
+            episodes = load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
+            scores = {score.trajectory_id: score for score in read_scores(folder / "scores.parquet")}
+            tell(lambda: tracker.log_trajectories(episodes, done.label, scores))
+
+    def _cost(self, artifact: Artifact, status: str, seconds: float) -> float:
+        if status == "cached":
+            return 0.0
+        price = self.spec.compute.hourly_price(artifact.stage)  # type: ignore[arg-type]  # a stage's name
+        spent = artifact.metrics.get("spent", artifact.metrics.get("cost", 0.0))
+        return spent + seconds / 3600 * price
+
+    def _run_here(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
+        def progress(done: int, total: int, values: Mapping[str, float] | None = None) -> None:
+            on_event({"progress": [done, total, values]})
+
+        def on_wait(text: str) -> None:
+            on_event({"waiting": text})
+
+        context = replace(self.context, progress=progress, on_wait=on_wait)
+        artifact, status = run_stage(Request.from_json(request), context)
+        return Result(artifact.key, artifact.digest, status)
+
+
+def _recorded(done: Done) -> StageRecord:
+    artifact = done.artifact
+    return StageRecord(
+        label=done.label,
+        step=done.step,
+        request=done.request.to_json(),
+        version=STAGES[artifact.stage].version,
+        key=artifact.key,
+        digest=artifact.digest,
+        kind=artifact.kind,
+        status=done.status,
+        seconds=round(done.seconds, 3),
+        cost=done.cost,
+        unnoticed=round(done.unnoticed, 3),
+    )
+
+
+def _listener(views: Sequence[Progress], console: Console, dog: Watchdog) -> Callable[[Event], None]:
+    def listen(event: Event) -> None:
+        if "progress" in event:
+            dog.touch()
+            for view in views:
+                view(*event["progress"])
+        elif "waiting" in event:
+            dog.rest()
+            console.line(f"  {event['waiting']}")
+
+    return listen
+
+
+def _options(spec: ExperimentSpec) -> list[str]:
+    """Of `flows.stage`, for every stage of this run."""
+    store = ["--store", spec.store] if spec.store else []
+    return [*store, "--lock-timeout", str(spec.compute.lock_timeout)]
+
+
+def environment() -> dict[str, str]:
+    """A process of its own finds our code and the user's packages from any working directory. Stages do not talk to
+    Prefect: they get no credential of its server."""
+    path = [str(CODE), *(entry for entry in sys.path if entry), os.getcwd()]
+    inherited = {name: value for name, value in os.environ.items() if name not in prefect_credential.VARIABLES}
+    return {**inherited, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
+
+
+def _group(label: str) -> str:
+    """What comes before the names of a stage's metrics, so that those of a round are one series: nothing for its own,
+    `refill_1/` for its first further collection, `reward/` and `reward_2/` for what reward models are made from, before
+    the rounds and after them."""
+    name = label.partition("[")[2].rstrip("]")
+    if "+" in name:
+        return f"refill_{name.partition('+')[2]}/"
+    return f"{name.partition('@')[0].replace(' ', '_')}/" if name.startswith("reward") else ""

@@ -1,0 +1,1 @@
+"""Records of past runs, their artifacts and lineage, and live views of running stages."""

@@ -1,0 +1,1 @@
+"""Plans: stages that would run, cached stages, estimated time and cost."""

@@ -1,0 +1,1 @@
+"""Recipes: programs over stages."""

@@ -1,0 +1,1 @@
+"""Release of a trained policy: approval, registration, champion, deployment, retention."""

@@ -1,0 +1,1 @@
+"""Results of runs: console table, report, comparison of runs."""

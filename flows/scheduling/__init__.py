@@ -1,0 +1,1 @@
+"""Experiments served as Prefect deployments."""

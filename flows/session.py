@@ -1,0 +1,188 @@
+"""One run of an experiment: what happens around its recipe.
+
+`run` checks what a run needs, starts the Prefect server, MLflow tracking, the console and the record, runs the recipe,
+registers and releases the trained policy, and prints the results.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from components.artifacts.roots import private_root
+from components.errors import EspalierError, GuardStruck, ResourceError
+from components.redaction import refuse_secrets
+from flows.execution.overlap import Beside, one_by_one
+from flows.experiment import feedback, fork
+from flows.experiment.prerequisites import check_keys
+from flows.experiment.requests import Call
+from flows.experiment.spec import CODE, ExperimentSpec
+from flows.history.records import Records, recording
+from flows.recipes.online_rl import online_rl
+from flows.recipes.outcome import Outcome, Prune
+from flows.release import approval, deployment
+from flows.stages.base import Context
+from flows.terminal.overrides import mask_overrides
+
+logger = logging.getLogger(__name__)
+
+
+def _writable(root: Path) -> None:
+    """Raises ResourceError where nothing can be written below the root."""
+    try:
+        private_root(root)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as error:
+        raise ResourceError(
+            f"root: cannot write below {root}: {error.strerror or error}. Choose another folder: root=DIR"
+        ) from None
+
+
+def run(
+    spec: ExperimentSpec,
+    *,
+    overrides: Sequence[str] = (),
+    sweep: str | None = None,
+    prune: Prune = lambda measured: None,
+) -> dict[str, Any]:
+    """Runs the experiment as a Prefect flow and prints its result: a table on stderr, one JSON object as the last line
+    on stdout, which is returned.
+
+    sweep: id of the sweep that this run belongs to; its MLflow run becomes a child of the sweep's. prune: see
+    `online_rl`. Raises SpecError, ResourceError, whatever a stage raises, and KeyboardInterrupt where a signal stopped
+    it.
+    """
+    from components.models.weights import check_weights
+    from components.tracking.provenance import git_commit
+    from components.tracking.store import check as check_tracking
+    from components.tracking.store import local_uri, ui_command
+    from flows.orchestration import server
+    from flows.terminal.console import Console, hush, logging_to
+    from flows.terminal.interrupt import Interruption
+
+    start = time.monotonic()
+    root = Path(spec.root)
+    refuse_secrets(spec.model_dump(mode="json", by_alias=True))
+    overrides = mask_overrides(overrides)
+    if spec.fork is not None:
+        fork.named(spec, spec.fork.partition("@")[0])  # before anything is made below the root
+    check_keys(spec)
+    approval.check(spec)
+    _writable(root)
+    tracking_uri = spec.tracking.uri or local_uri(root)
+    check_tracking(tracking_uri)
+    context = Context.at(root, spec.store, lock_timeout=spec.compute.lock_timeout)
+    context.store.check()
+    forked = fork.resolve(spec, context.store)
+    said = feedback.resolve(spec.feedback, context.store)
+    hush()
+    stdout = sys.stdout
+    with ExitStack() as stack:
+        interruption = stack.enter_context(Interruption())
+        for model in (spec.model, *spec.teachers(), *spec.judges()):
+            check_weights(model, context.cache)
+        _deployable(spec, context)
+        stack.enter_context(redirect_stdout(sys.stderr))  # what libraries print is no result
+        console = Console()
+        log = root / "logs" / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        stack.enter_context(logging_to(log, console))
+        console.line(f"{spec.name}, seed {spec.seed}; log: {log}")
+        logger.info("overrides: %s", " ".join(overrides) or "none")
+        if forked is not None:
+            console.line(f"begins with the policy of run {forked.run.short} after step {forked.step}")
+        stack.callback(context.warm.close)
+
+        from flows.planning import cached_run
+        from flows.reporting import results
+
+        stages = cached_run.cached_stages(spec, context, forked, said)
+        alone = sweep is None and not server.inside_flow()  # else the sweep or Prefect expects a run of its own
+        earlier = cached_run.same_run(spec, forked, stages) if stages is not None and alone else None
+        if stages is not None and earlier is not None:
+            begun = (forked, said, start)
+            found = cached_run.repeat(spec, context, console, log, stages, earlier, *begun)
+            results.show(found, console, ui_command(tracking_uri), server.ui_command(root))
+            print(found.to_json(), file=stdout, flush=True)
+            return json.loads(found.to_json())
+        prefect = None
+        if stages is None or server.of_user():
+            prefect = stack.enter_context(server.for_run(root, keep=sweep is not None))  # boots while we import
+            interruption.last_words.append(prefect.kill)
+
+        from flows.execution import tracking
+        from flows.execution.executor import Execution
+        from flows.orchestration import tasks
+        from flows.release import registration
+        from flows.reporting import report
+
+        tracker = stack.enter_context(tracking.track(spec, overrides, sweep))
+        interruption.last_words.append(lambda: tracker.finish("KILLED"))
+        records = Records(root)
+        dead = tracking.close_dead(records, tracker)
+        record = stack.enter_context(
+            recording(
+                root,
+                tracker.run_id,
+                name=spec.name,
+                seed=spec.seed,
+                spec=spec.model_dump(mode="json", by_alias=True),
+                overrides=overrides,
+                sweep=sweep,
+                git_commit=git_commit(CODE),
+                forked=forked.checkpoints if forked else {},
+            )
+        )
+        execution = Execution(spec, context, console, tracker, log, record)
+        stack.callback(execution.close)
+        logger.info("MLflow run %s", tracker.run_id)
+        say_round = results.round_teller(execution)
+        deployment_errors: list[EspalierError] = []
+
+        def body(call: Call, beside: Beside) -> results.Results:
+            outcome = Outcome()
+            asked = {"approve": approval.asker(execution)} if spec.deploy.approve else {}
+            try:
+                online_rl(spec, call, say_round, forked, execution.notice, beside, said, outcome, prune, **asked)
+            except GuardStruck as guard:
+                report.struck(execution, outcome, overrides, time.monotonic() - start, str(guard))
+                raise
+            released, error = registration.register(execution, outcome)
+            if error is not None:
+                deployment_errors.append(error)
+            return results.conclude(execution, outcome, overrides, released, seconds=time.monotonic() - start)
+
+        if prefect is None:
+            found = body(execution.artifact, one_by_one(execution.artifact))
+        else:
+            found = tasks.run_flow("online-rl", execution, body, prefect, interruption, dead, records.close)
+        line: dict[str, Any] = json.loads(found.to_json())
+        record.run.result = line
+        results.show(found, console, tracker.ui_command, server.ui_command(root))
+    print(found.to_json(), file=stdout, flush=True)
+    if deployment_errors:
+        raise deployment_errors[0]  # the trained policy is kept and registered, but not in use
+    return line
+
+
+def _deployable(spec: ExperimentSpec, context: Context) -> None:
+    """Raises ResourceError where the model could not be exported as it is wanted, or not deployed there."""
+    from components.models.weights import folder
+
+    deploy, base = spec.deploy, folder(spec.model, context.cache)
+    if deploy.mode == "none":
+        return
+    if "gguf" in deploy.formats and (base / "config.json").is_file():  # else when it is there
+        from components.deployment.gguf import check_architecture
+
+        check_architecture(base)
+    if deploy.target is not None:
+        deployment.check(spec)

@@ -1,0 +1,1 @@
+"""Console output, command-line arguments, signals and exit codes."""

@@ -1,0 +1,73 @@
+"""Options of `python -m flows.run`: those of Hydra that a run supports, and `--fork`. Mistakes are a SpecError."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from components.errors import Problem, SpecError
+from components.redaction import mask_text
+from components.specs import nearest
+from flows.terminal.arguments import refuse_root_option
+from flows.terminal.overrides import mask_override
+
+SHOWN = ("job", "hydra", "all")
+"""Parts of the composed config that --cfg prints."""
+ABOUT = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+"""What --info prints."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        option, colon, reason = mask_text(message).removeprefix("argument ").partition(": ")
+        raise SpecError([Problem(option, reason) if colon else Problem("options", message)])
+
+
+def parsed(argv: list[str], command: str) -> tuple[argparse.Namespace, argparse.ArgumentParser]:
+    """Return the options, overrides among them, and the parser, which Hydra's help prints. Raises SpecError."""
+    parser = _parser(command)
+    refuse_root_option(parser, argv)
+    options, unknown = parser.parse_known_intermixed_args(argv)
+    wrong = [word for word in unknown if word.startswith("-")] or unknown  # others are the values of these
+    problems = [_unknown(word, parser) for word in wrong]
+    for name, value, expected in (("--cfg", options.cfg, SHOWN), ("--info", options.info, ABOUT)):
+        if value is not None and value not in expected:
+            near = nearest(value, expected)
+            text = f"{value!r}: expected one of {', '.join(expected)}"
+            problems.append(Problem(name, text, f"{name} {near}" if near else None))
+    given = [options.run, options.multirun, options.cfg is not None, options.info is not None, options.shell_completion]
+    if sum(given) > 1:
+        text = "only one of --run, --multirun, --cfg, --info and --shell-completion can be given"
+        problems.append(Problem("options", text))
+    for name, value in (("--resolve", options.resolve), ("--package", options.package)):
+        if value and options.cfg is None:
+            problems.append(Problem(name, "goes with --cfg; expected --cfg job", f"--cfg job {name}"))
+    if problems:
+        raise SpecError(problems)
+    return options, parser
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    parser = _Parser(prog=command, add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*", help="+experiment=NAME, group=option, key=value")
+    parser.add_argument("--help", "-h", action="store_true", help="experiments and groups")
+    parser.add_argument("--multirun", "-m", action="store_true", help="sweep: every combination of the given values")
+    parser.add_argument("--run", "-r", action="store_true", help="run; without another option, this is meant")
+    parser.add_argument("--cfg", "-c", metavar="job", help=f"print the composed config: {', '.join(SHOWN)}")
+    parser.add_argument("--resolve", action="store_true", help="with --cfg: print the values of references")
+    parser.add_argument("--package", "-p", help="with --cfg: print this part only")
+    parser.add_argument("--config-dir", "-cd", metavar="DIR", help="folder of your own config groups")
+    parser.add_argument("--fork", metavar="RUN@STEP", help="begin with the policy of another run; the same as fork=")
+    parser.add_argument("--info", "-i", nargs="?", const="all", metavar="all", help=f"of Hydra: {', '.join(ABOUT)}")
+    parser.add_argument("--hydra-help", action="store_true", help="help of Hydra")
+    parser.add_argument("--shell-completion", "-sc", action="store_true", help="install or uninstall it")
+    return parser
+
+
+def _unknown(word: str, parser: argparse.ArgumentParser) -> Problem:
+    name, equals, _ = word.partition("=")
+    actions = [action for action in parser._actions if action.nargs != 0 or not equals]
+    near = nearest(name, [option for action in actions for option in action.option_strings if option.startswith("--")])
+    if equals and near is None:
+        near = mask_override(word.lstrip("-"))
+    return Problem(mask_text(name), "there is no such option", near)
