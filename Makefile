@@ -101,8 +101,9 @@ check: setup docs  ## lint, format, types, import rules, docs
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --no-logo
 
-docs: setup  ## what README and docs say must be so: links, commands, keys, pictures
+docs: setup  ## check the documentation and build its site into site/; warnings are errors
 	$(RUN) -m pytest -q tests/test_packaging.py tests/docs -k docs
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
 # torch pins its own CUDA packages, and its CPU build has none: without them one lock serves both.
 lock: setup  ## resolve pyproject.toml into requirements/lock.txt; UPGRADE=--upgrade takes newer versions
@@ -111,5 +112,5 @@ lock: setup  ## resolve pyproject.toml into requirements/lock.txt; UPGRADE=--upg
 	sed -i -e 's/^\(torch==[^+]*\)+.*/\1/' -e '/^\(nvidia-\|cuda-\|triton==\)/d' $(LOCK)
 
 clean:  ## remove caches; .venv and runs/ stay
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info
+	rm -rf site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

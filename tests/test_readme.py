@@ -22,6 +22,7 @@ from flows.history.records import Records
 from tests.docs.pages import PAGES, ROOT, Block, blocks, commands
 
 README = PAGES[0]
+COMMANDS = ROOT / "docs" / "commands.md"
 pytestmark = pytest.mark.timeout(1800)
 
 SCRIPTS = {
@@ -128,7 +129,7 @@ def test_a_stage_runs_alone(home, monkeypatch):
     monkeypatch.chdir(home.folder)
     execute(SCRIPTS["architecture"][0])
     (command,) = [line for line in commands(ROOT / "docs" / "architecture.md") if "--request" in line]
-    assert command in commands(README)
+    assert command in commands(COMMANDS)
     done = home.shell(f"cd {home.folder} && PYTHONPATH={ROOT} {command}")
     assert json.loads(done.stdout.splitlines()[-1])["status"] in ("ran", "cached")
 
@@ -137,18 +138,18 @@ def test_the_run_is_compared_and_its_lineage_told(home):
     records = Records(home.folder / "runs")
     run = records.get("stock")
     records.write(replace(run, id="0" * 32, name="other"))  # a second run
-    (compare,) = [line for line in commands(README) if "flows.compare" in line]
+    (compare,) = [line for line in commands(COMMANDS) if "flows.compare" in line]
     done = home.shell(compare.partition("#")[0].replace("RUN OTHER", f"stock other root={home.folder}/runs"))
     assert "B after GRPO against A after GRPO" in done.stdout
     assert Path(done.stdout.splitlines()[-1].removeprefix("page: ")).is_file()
-    for line in [line for line in commands(README) if "flows.lineage" in line]:
+    for line in [line for line in commands(COMMANDS) if "flows.lineage" in line]:
         done = home.shell(f"{line.partition('#')[0]} root={home.folder}/runs")
         assert "stock.reward.brief word_cost=0.02" in done.stdout
 
 
 def test_the_export_is_served_and_the_client_gets_an_answer(home, capsys):
-    (command,) = [line for line in commands(README) if "components.inference.server" in line]
-    (client,) = [block for block in blocks(README, "python") if "127.0.0.1" in block.text]
+    (command,) = [line for line in commands(COMMANDS) if "components.inference.server MODEL --name" in line]
+    (client,) = [block for block in blocks(COMMANDS, "python") if "127.0.0.1" in block.text]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
     arguments = command.replace("MODEL", home.result["export"]).replace("8000", port).split()
