@@ -17,7 +17,8 @@ class Discounted(ComposedAlone):
 
     Args:
         reward: A reward that gives step rewards; `components.rewards.rules.returned.Returned` gives those of the
-        environment. gamma: γ, 0 to 1.
+            environment.
+        gamma: γ, 0 to 1.
 
     Step rewards stay as they are: `algorithm.credit=turns` discounts them itself. An episode without any is unscored
     and says so.

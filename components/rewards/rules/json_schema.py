@@ -32,9 +32,10 @@ class JsonSchema:
     """An answer that fits a schema.
 
     Args:
-        schema: The JSON schema; or a field of the episode that holds it, such as `input.schema`. answer: Where the
-        answer stands (`components.rewards.rules.answers`). A fence of three backticks around it is taken off. seconds:
-        Of CPU time that validation may take.
+        schema: The JSON schema; or a field of the episode that holds it, such as `input.schema`.
+        answer: Where the answer stands (`components.rewards.rules.answers`). A fence of three backticks around it is
+            taken off.
+        seconds: Of CPU time that validation may take.
     """
 
     def __init__(

@@ -27,8 +27,9 @@ class Mathematics(Comparison):
 
     Args:
         answer, expected: See `components.rewards.rules.accuracy`. Of an answer that is text, math-verify takes what is
-        boxed, or else the last expression. digits: Decimal digits to which floats are compared. seconds: Of CPU time
-        that one comparison may take.
+            boxed, or else the last expression.
+        digits: Decimal digits to which floats are compared.
+        seconds: Of CPU time that one comparison may take.
 
     Raises ResourceError where math-verify is not installed.
     """

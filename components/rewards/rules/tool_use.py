@@ -26,8 +26,8 @@ class ToolUse:
 
     Args:
         needed: Field of the episode that says how many calls are needed (`components.rewards.rules.answers`), as a
-        number or as a list of them; null where nobody knows. failed: Regular expression of an answer to a call that
-        failed.
+            number or as a list of them; null where nobody knows.
+        failed: Regular expression of an answer to a call that failed.
 
     Components: `calls`, `repeated`, `failed`. A call that was repeated and failed again is counted in both, and wasted
     once. A call without an answer, as the last one of an episode that is over may be, has not failed.
