@@ -244,6 +244,16 @@ def test_the_table_of_keys_is_current():
     assert reference.page() == reference.PAGE.read_text(encoding="utf-8"), "run `python -m docs.reference`"
 
 
+def test_the_table_of_stages_lists_each_stage_with_its_kind():
+    from flows.stages import STAGES
+
+    rows = re.findall(
+        r"^\| (\w+) \| [^|]+ \| ([\w ]+) \| [^|]+ \|$", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE
+    )
+    listed = {name: kind.replace(" ", "_") for name, kind in rows if name != "Stage"}
+    assert listed == {stage.name: stage.kind for stage in STAGES.values()}
+
+
 def test_the_table_of_kills_is_what_was_recorded():
     faults = script("faults")
     assert faults.page() == faults.PAGE.read_text(encoding="utf-8"), "run `python -m docs.faults`"
