@@ -88,7 +88,7 @@ def test_every_key_exists(page):
     for key in set(re.findall(rf"`((?:{'|'.join(groups)})(?:\.[a-z_]+)+)`", prose(page))):
         *parents, last = key.split(".")
         known = {name for one in composed for name in names_below(ExperimentSpec, one, parents)}
-        assert last in known or last in ("yaml", "json", "mjs") or parents[-1] == "stages", key
+        assert last in known or last in ("yaml", "json", "jsonl", "mjs") or parents[-1] == "stages", key
     for option in set(re.findall(rf"`(\+?(?:experiment|{'|'.join(groups)})=\w+)`", prose(page))):
         package = PACKAGES.get(option.partition("=")[2])
         if option != "environment=stock" and (package is None or find_spec(package) is not None):
