@@ -1,12 +1,12 @@
-"""From hidden states to logits: the head, and what some families do to its logits after it.
+"""Hidden states to logits: the output head, and the transforms that some model families apply after it.
 
     Gemma, nanochat     c · tanh(logits / c)      final_logit_softcapping (arXiv:2408.00118, section 2)
     Cohere              logits · s                logit_scale
     Granite             logits / s                logits_scaling; HyperCLOVA X multiplies
     Falcon-H1           logits · s                lm_head_multiplier
 
-These can be made for some rows at a time. What a config names is a guess of what the model computes: `exactness` takes
-the first one that the model confirms.
+All of them can be computed for a subset of rows. The config only suggests a transform: `exactness` uses the first
+candidate that reproduces the model's logits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ After = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Head:
-    """Makes (·, V) logits of (·, D) last hidden states."""
+    """Function from (·, D) last hidden states to (·, V) logits."""
 
     linear: torch.nn.Module
     after: After
@@ -36,12 +36,12 @@ class Head:
 
     @property
     def adapted(self) -> bool:
-        """Whether an adapter of PEFT is on it."""
+        """Return True if the head has a PEFT adapter."""
         return hasattr(self.linear, "lora_A")
 
 
 def guesses(config: PreTrainedConfig) -> Iterator[After]:
-    """What may come after the head, by the model's config; in the end that nothing does."""
+    """Yield the candidate transforms after the head, by the model's config; the identity comes last."""
     text = config.get_text_config()
     if cap := getattr(text, "final_logit_softcapping", None):
         yield partial(_capped, cap=cap)
@@ -57,5 +57,5 @@ def _capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
 
 
 def nothing(logits: torch.Tensor) -> torch.Tensor:
-    """The logits as the head gives them."""
+    """Return the logits unchanged."""
     return logits
