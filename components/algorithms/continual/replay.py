@@ -59,8 +59,8 @@ def mixed(
         [group for group in by_scenario(round_).values() if not compared or _has_spread(group)] for round_ in rounds
     )
     candidates = [group for round_ in earlier_groups for group in round_]
-    count = min(round(len(fresh_groups) * spec.share / (1 - spec.share)), len(candidates))
-    drawn = sorted(random.Random(f"{seed} {version}").sample(range(len(candidates)), count))
+    replay_count = min(round(len(fresh_groups) * spec.share / (1 - spec.share)), len(candidates))
+    drawn = sorted(random.Random(f"{seed} {version}").sample(range(len(candidates)), replay_count))
     replayed = [trajectory for index in drawn for trajectory in candidates[index]]
     if stale:
         listed = ", ".join(trajectory.id for trajectory in stale[:MOST_NAMED])
