@@ -12,7 +12,7 @@ from components.trajectories.schema import Trajectory
 
 log = logging.getLogger(__name__)
 
-NAMED = 5
+MAX_LISTED = 5
 """Largest number of trajectories that a warning lists."""
 
 
@@ -33,7 +33,7 @@ def check(trajectories: Sequence[Trajectory], vocabulary: int) -> None:
                 )
 
 
-def short_enough(trajectories: Sequence[Trajectory], max_length: int) -> list[Trajectory]:
+def drop_too_long(trajectories: Sequence[Trajectory], max_length: int) -> list[Trajectory]:
     """Return the trajectories whose histories all have at most `max_length` tokens. A longer trajectory is left out
     entirely: truncated, it would be credited with an end that it does not contain. A warning counts and lists them."""
     longer = [
@@ -45,7 +45,9 @@ def short_enough(trajectories: Sequence[Trajectory], max_length: int) -> list[Tr
         log.warning(
             "episodes left out of training because a history is longer than model.max_length=%d tokens: %d of %d: %s",
             *(max_length, len(longer), len(trajectories)),
-            ", ".join([*(trajectory.id for trajectory in longer[:NAMED]), *(["…"] if len(longer) > NAMED else [])]),
+            ", ".join(
+                [*(trajectory.id for trajectory in longer[:MAX_LISTED]), *(["…"] if len(longer) > MAX_LISTED else [])]
+            ),
         )
     long_ids = {trajectory.id for trajectory in longer}
     return [trajectory for trajectory in trajectories if trajectory.id not in long_ids]

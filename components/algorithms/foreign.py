@@ -25,7 +25,7 @@ UNKNOWN = "unknown"
 """Value of `TOKENIZER` for a server that does not report its tokenizer."""
 
 
-def in_own_tokens(trajectories: Sequence[Trajectory], base_dir: Path, *, sampled: bool) -> list[Trajectory]:
+def convert_foreign_tokens(trajectories: Sequence[Trajectory], base_dir: Path, *, sampled: bool) -> list[Trajectory]:
     """Return the trajectories without token ids of other tokenizers than that of the model in `base_dir`. sampled: the
     trajectories must be the policy's own samples; raises ArtifactError if one is not."""
     if not any(TOKENIZER in trajectory.sampling for trajectory in trajectories):

@@ -82,16 +82,18 @@ def train(
     from components.algorithms.loop import checkpoint, distributed, schedule
     from components.algorithms.loop.guards import STRIKES, Guards
     from components.algorithms.loop.loss_scale import LossScale
-    from components.algorithms.loop.resume import Unfinished
+    from components.algorithms.loop.resume import UnfinishedTraining
     from components.algorithms.policy import sharded
     from components.algorithms.policy_gradient import cost_constraints
 
-    trajectories = foreign.in_own_tokens(trajectories, base_dir, sampled=isinstance(algorithm, PolicyGradientSpec))
+    trajectories = foreign.convert_foreign_tokens(
+        trajectories, base_dir, sampled=isinstance(algorithm, PolicyGradientSpec)
+    )
     policy = _policy(base_dir, model, seed, start, warm)
     fit.check(trajectories, policy.model.get_input_embeddings().num_embeddings)
     trajectory_count = len(trajectories)
     if isinstance(algorithm, PolicyGradientSpec):
-        trajectories = fit.short_enough(trajectories, model.max_length)
+        trajectories = fit.drop_too_long(trajectories, model.max_length)
     if strategy != "ddp":
         if policy.adapter is None and (anchor is not None or isinstance(algorithm, PPOSpec)):
             raise ResourceError(
@@ -111,12 +113,12 @@ def train(
         policy.penalty = ewc.penalty(policy, anchor, base_dir, pack_tokens=algorithm.pack_tokens, seed=seed)
     teacher = None
     if isinstance(algorithm, DistillSpec):  # before the seed is set, because a new adapter draws random numbers
-        from components.algorithms.distillation.teacher import teacher_of
+        from components.algorithms.distillation.teacher import load_teacher
 
         assert teacher_dir is not None, "algorithm=distill requires teacher_dir"
-        teacher = teacher_of(policy, base_dir, algorithm.teacher, teacher_dir, warm)
+        teacher = load_teacher(policy, base_dir, algorithm.teacher, teacher_dir, warm)
     optimizer = _adamw(algorithm, [list(module.parameters.values()) for module in modules])
-    optimizer.register_step_post_hook(lambda *_: policy.settle())
+    optimizer.register_step_post_hook(lambda *_: policy.reshard())
     optimizer.zero_grad(set_to_none=True)  # a warm policy may have gradients of an interrupted call
     torch.manual_seed(seed)
     policy.loss_scale = LossScale.of(model.dtype)  # a warm policy has the loss scale of the previous training
@@ -126,7 +128,7 @@ def train(
         step = checkpoint.load_state(start, algorithm=algorithm.name, **state)
         if critic is not None and (start / checkpoint.CRITIC).is_dir():
             critic.load(start / checkpoint.CRITIC)
-    unfinished = Unfinished(
+    unfinished = UnfinishedTraining(
         scratch / "unfinished", policy, optimizer, critic, algorithm=algorithm.name, start=step, every=save_every
     )
     unfinished.restore()
@@ -134,7 +136,7 @@ def train(
         on_step(step_metrics)
 
     def record_step(metrics: dict[str, float]) -> None:
-        unfinished.took(metrics)
+        unfinished.record_step(metrics)
         on_step(metrics)
 
     options: dict[str, Any] = {
@@ -151,11 +153,11 @@ def train(
         {"too_long": float(trajectory_count - len(trajectories))} if len(trajectories) < trajectory_count else {}
     )
     if isinstance(algorithm, PolicyGradientSpec) and (algorithm.costs or algorithm.reward_cap is not None):
-        trajectories, multipliers, constrained = cost_constraints.constrained(
+        trajectories, multipliers, cost_metrics = cost_constraints.apply_constraints(
             algorithm, trajectories, start, mean_costs
         )
-        extra_metrics |= constrained
-    with unfinished.saved_when_stopped(), _released(policy):
+        extra_metrics |= cost_metrics
+    with unfinished.save_on_interrupt(), _released(policy):
         if isinstance(algorithm, GRPOSpec):
             from components.algorithms.policy_gradient.trainer import train_policy_gradient
 
@@ -182,7 +184,7 @@ def train(
             step, metrics = train_sft(algorithm, policy, optimizer, base_dir, trajectories, **options)
     if not unfinished.steps:
         log.warning("no trajectory to train on: the new checkpoint equals the one that training started from")
-    broken_names = [name for module in modules for name in sharded.not_finite(module.parameters)]
+    broken_names = [name for module in modules for name in sharded.non_finite_names(module.parameters)]
     if broken_names:
         measured = {"not_finite": float(len(broken_names))}
         Guards(scratch).stop(

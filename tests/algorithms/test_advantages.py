@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.algorithms.policy_gradient.advantages import advantages, group_advantages
-from components.algorithms.policy_gradient.returns import discounted_sums, overlong, penalised, turn_rewards
+from components.algorithms.policy_gradient.returns import discounted_sums, overlong, subtract_kl, turn_rewards
 from tests.algorithms.builders import history, trajectory
 
 REWARDS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12)
@@ -154,8 +154,8 @@ def test_discounted_returns_of_turns():
 
 
 def test_a_kl_by_token_is_that_which_is_still_to_come():
-    assert penalised([2.0], [3], [0.1, 0.2, 0.3], 10.0) == pytest.approx([-4.0, -3.0, -1.0])
-    assert penalised([2.0, 1.0], [1, 2], [0.1, 0.2, 0.3], 1.0) == pytest.approx([1.4, 0.5, 0.7])
+    assert subtract_kl([2.0], [3], [0.1, 0.2, 0.3], 10.0) == pytest.approx([-4.0, -3.0, -1.0])
+    assert subtract_kl([2.0, 1.0], [1, 2], [0.1, 0.2, 0.3], 1.0) == pytest.approx([1.4, 0.5, 0.7])
 
 
 def test_the_soft_punishment_of_length():

@@ -43,22 +43,22 @@ def costly(**changes):
     ],
 )
 def test_a_multiplier_rises_above_the_limit_and_falls_below_it(before, mean, after):
-    found = cost_constraints.ascend({"slips": before}, COSTS, {"slips": mean})
+    found = cost_constraints.update_multipliers({"slips": before}, COSTS, {"slips": mean})
     assert found == {"slips": pytest.approx(after)}
 
 
 def test_a_cost_that_was_not_measured_keeps_its_multiplier():
-    assert cost_constraints.ascend({"slips": 0.3, "calls": 1.0}, COSTS, {}) == {"slips": 0.3, "calls": 1.0}
+    assert cost_constraints.update_multipliers({"slips": 0.3, "calls": 1.0}, COSTS, {}) == {"slips": 0.3, "calls": 1.0}
 
 
 def test_rewards_are_capped_lessened_and_divided():
     one = trajectory("a", 0, [], 3.0)
     one.metrics, one.step_rewards = {"slips": 2.0, "calls": 1.0}, [1.0, 2.0]
     multipliers = {"slips": 0.5, "calls": 1.5}
-    [found] = cost_constraints.penalised(GRPOSpec(costs=COSTS, reward_cap=1.0), [one], multipliers)
+    [found] = cost_constraints.subtract_costs(GRPOSpec(costs=COSTS, reward_cap=1.0), [one], multipliers)
     assert found.reward == pytest.approx((1.0 - 0.5 * 2 - 1.5 * 1) / 3)
     assert found.step_rewards == pytest.approx([1 / 3, (2 - 2.5) / 3])
-    [plain] = cost_constraints.penalised(GRPOSpec(costs=COSTS, cost_scaling=False), [one], multipliers)
+    [plain] = cost_constraints.subtract_costs(GRPOSpec(costs=COSTS, cost_scaling=False), [one], multipliers)
     assert (plain.reward, plain.step_rewards) == (pytest.approx(0.5), [1.0, -0.5])
     assert (one.reward, one.step_rewards) == (3.0, [1.0, 2.0])
 
@@ -174,12 +174,14 @@ def played(base_dir, tmp_path, spec, seed=0) -> tuple[float, float, float]:
             one = trajectory(f"g{index // 8}", index % 8, [told], reward, sampling={"temperature": 1.0})
             one.metrics = {"risk": float(token in RISKY)}
             episodes.append(one)
-        held = cost_constraints.ascend(held, spec.costs or {}, cost_constraints.mean_costs(spec.costs or {}, episodes))
+        held = cost_constraints.update_multipliers(
+            held, spec.costs or {}, cost_constraints.mean_costs(spec.costs or {}, episodes)
+        )
         course.append([*shares, held.get("risk", 0.0)])
         folder = tmp_path / str(number)
         folder.mkdir(parents=True)
         arguments = {"step": step, "seed": number, "scratch": folder, "on_step": lambda _: None}
-        shaped = cost_constraints.penalised(spec, episodes, held)
+        shaped = cost_constraints.subtract_costs(spec, episodes, held)
         step, _ = train_policy_gradient(spec, policy, optimizer, shaped, **arguments)
     risk, safe, multiplier = (sum(column[-25:]) / 25 for column in zip(*course, strict=True))
     return risk, safe, multiplier

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from components.algorithms.distillation import divergence
-from components.algorithms.distillation.teacher import teacher_of
+from components.algorithms.distillation.teacher import load_teacher
 from components.algorithms.distillation.trainer import train_distill
 from components.algorithms.policy import policy as policies
 from components.algorithms.policy.packing import Sequence_, pack
@@ -78,7 +78,7 @@ def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeyp
     given = spec(temperature=0.8, teacher={**TINY, "adapter": adapter})
     episodes, student = batch(), make_policy(base_dir)
     plain = plain_model(base_dir, student)
-    teacher = teacher_of(student, base_dir, given.teacher, base_dir)
+    teacher = load_teacher(student, base_dir, given.teacher, base_dir)
     assert (teacher is student) == (which != "other")
     seeds = {"same": make_policy(base_dir, seed=7)}
     if which == "other":
@@ -119,9 +119,9 @@ def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeyp
 def test_models_that_do_more_to_their_logits_are_read_as_a_whole(base_dir):
     student, teacher = make_policy(base_dir), make_policy(base_dir, seed=7)
     [one] = pack([Sequence_([*range(5, 15)], [6, 8, 9])], 64)
-    alone = divergence.to_teacher(student, teacher, one, 1.0)
-    student._after = teacher._after = None
-    assert torch.allclose(divergence.to_teacher(student, teacher, one, 1.0), alone, atol=1e-6)
+    alone = divergence.teacher_kl(student, teacher, one, 1.0)
+    student._logit_transform = teacher._logit_transform = None
+    assert torch.allclose(divergence.teacher_kl(student, teacher, one, 1.0), alone, atol=1e-6)
 
 
 def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path):
@@ -208,7 +208,7 @@ def test_another_vocabulary_is_refused_by_name(base_dir, tmp_path):
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     file.write_text(json.dumps(tokenizer))
     with pytest.raises(ResourceError, match=r"algorithm\.teacher: .* 2 tokens .* 'a' \(\d+ in model, \d+ in the"):
-        teacher_of(make_policy(base_dir), base_dir, TeacherSpec(name=str(other)), other)
+        load_teacher(make_policy(base_dir), base_dir, TeacherSpec(name=str(other)), other)
 
 
 def test_the_key_of_a_stage_says_what_the_teacher_is_not_where(base_dir, adapters, tmp_path):

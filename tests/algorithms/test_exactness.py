@@ -67,7 +67,7 @@ GIVEN = [
 def test_families_of_full_attention_are_computed_as_tries(tmp_path, family, caplog):
     config = getattr(transformers, f"{family}Config")(**SMALL)
     policy = Policy(tmp_path, save(tmp_path, config), seed=0)
-    assert policy._lay is pack_layout.trie
+    assert policy._layout is pack_layout.trie
     assert not caplog.records
 
 
@@ -79,7 +79,7 @@ def test_families_of_full_attention_are_computed_as_tries(tmp_path, family, capl
 )
 def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why, caplog):
     policy = Policy(tmp_path, save(tmp_path, config), seed=0)
-    assert policy._lay is pack_layout.padded
+    assert policy._layout is pack_layout.padded
     assert "is trained on padded batches" in caplog.text
     assert why in caplog.text
     assert policy.padded
@@ -107,7 +107,7 @@ def wider(folder, config) -> ModelSpec:
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma"])
 def test_rounding_in_bfloat16_is_no_other_attention(tmp_path, family, caplog):
     policy = Policy(tmp_path, wider(tmp_path, getattr(transformers, f"{family}Config")(**SMALL)), seed=0)
-    assert policy._lay is pack_layout.trie
+    assert policy._layout is pack_layout.trie
     assert not caplog.records
 
 
@@ -126,9 +126,9 @@ def test_rounding_is_the_difference_to_a_float32_copy(tmp_path):
     )
     before = {name: parameter.clone() for name, parameter in narrow.named_parameters()}
     wide.load_state_dict(narrow.state_dict())
-    sequences = exactness.likely_sequences(narrow)
-    alone_S = exactness.logprobs_alone(narrow, sequences)
-    expected = (exactness.logprobs_alone(wide, sequences) - alone_S).abs().mean().item()
+    sequences = exactness.probe_sequences(narrow)
+    alone_S = exactness.separate_logprobs(narrow, sequences)
+    expected = (exactness.separate_logprobs(wide, sequences) - alone_S).abs().mean().item()
     assert exactness.rounding(narrow, sequences, alone_S) == pytest.approx(expected, rel=0.05) != 0
     assert all(torch.equal(parameter, before[name]) for name, parameter in narrow.named_parameters())
     assert {parameter.dtype for parameter in narrow.parameters()} == {torch.bfloat16}
@@ -138,7 +138,7 @@ def test_a_trained_model_in_bfloat16_shares_prefixes(tmp_path_factory, caplog):
     """SmolLM2 is a Llama; its unlikely tokens differ by up to half a nat from float32 without any trie."""
     spec = ModelSpec(name="smollm2-135m-instruct", source="package", dtype="bfloat16", device="cpu", max_length=512)
     policy = Policy(prepare(spec, tmp_path_factory.mktemp("weights")), spec, seed=0)
-    assert policy._lay is pack_layout.trie
+    assert policy._layout is pack_layout.trie
     assert not caplog.records
 
 
@@ -180,7 +180,7 @@ def test_capped_and_scaled_logits_are_made_in_parts(tmp_path, monkeypatch, famil
     )
     (packed,) = pack(GIVEN, 100, padded=policy.padded)
     found = []
-    for after in (policy._after, None):
+    for after in (policy._logit_transform, None):
         monkeypatch.setattr(policy, "_after", after)
         policy.model.zero_grad()
         rows.clear()
@@ -199,12 +199,12 @@ def test_capped_and_scaled_logits_are_made_in_parts(tmp_path, monkeypatch, famil
 def test_what_comes_after_the_head_is_found_in_bfloat16_too(tmp_path, family):
     kind, extra = AFTER[family]
     spec = save(tmp_path, kind(**SMALL, **extra), factor=2).model_copy(update={"dtype": "bfloat16"})
-    assert Policy(tmp_path, spec, seed=0)._after not in (None, logits.nothing)
+    assert Policy(tmp_path, spec, seed=0)._logit_transform not in (None, logits.identity)
 
 
 def test_what_a_config_says_of_logits_is_believed_where_the_model_does_it(tmp_path, monkeypatch):
     spec = save(tmp_path, transformers.LlamaConfig(**SMALL, logit_scale=0.3))  # Llama does not look at it
-    assert Policy(tmp_path, spec, seed=0)._after is logits.nothing
+    assert Policy(tmp_path, spec, seed=0)._logit_transform is logits.identity
     forward = transformers.LlamaForCausalLM.forward
 
     def shifted(self, *args, **kwargs):
@@ -213,9 +213,9 @@ def test_what_a_config_says_of_logits_is_believed_where_the_model_does_it(tmp_pa
         return out
 
     monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", shifted)
-    assert Policy(tmp_path, spec, seed=0)._after is None
+    assert Policy(tmp_path, spec, seed=0)._logit_transform is None
 
 
 def test_a_window_as_long_as_the_longest_sequence_is_no_window(tmp_path):
     spec = save(tmp_path, transformers.MistralConfig(**SMALL, sliding_window=16))
-    assert Policy(tmp_path, spec.model_copy(update={"max_length": 16}), seed=0)._lay is pack_layout.trie
+    assert Policy(tmp_path, spec.model_copy(update={"max_length": 16}), seed=0)._layout is pack_layout.trie

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from components.algorithms.foreign import TOKENIZER, UNKNOWN, in_own_tokens
+from components.algorithms.foreign import TOKENIZER, UNKNOWN, convert_foreign_tokens
 from components.algorithms.sft.trainer import examples
 from components.algorithms.spec import DPOSpec, GRPOSpec, SFTSpec
 from components.algorithms.train import train
@@ -45,7 +45,7 @@ def chat(base_dir):
 @pytest.mark.parametrize("tokenizer", ["0" * 64, UNKNOWN])
 def test_what_another_model_said_is_laid_out_anew(base_dir, chat, tokenizer):
     theirs = sampled(tokenizer)
-    found = in_own_tokens(theirs, base_dir, sampled=False)
+    found = convert_foreign_tokens(theirs, base_dir, sampled=False)
     assert examples(chat, found, 512) == examples(chat, demonstrations(4), 512)
     assert theirs[0].histories[0].token_ids[0] == ALIEN  # the given ones are as they were
 
@@ -53,8 +53,8 @@ def test_what_another_model_said_is_laid_out_anew(base_dir, chat, tokenizer):
 def test_tokens_of_the_very_same_tokenizer_are_kept(base_dir, tmp_path):
     own = tokenizer_digest(base_dir)
     theirs = sampled(own)
-    assert in_own_tokens(theirs, base_dir, sampled=True) == theirs
-    assert in_own_tokens(demonstrations(), base_dir, sampled=True) == demonstrations()
+    assert convert_foreign_tokens(theirs, base_dir, sampled=True) == theirs
+    assert convert_foreign_tokens(demonstrations(), base_dir, sampled=True) == demonstrations()
     for change in ("chat_template.jinja", "tokenizer.json"):
         other = tmp_path / change
         shutil.copytree(base_dir, other)
@@ -73,7 +73,7 @@ def test_tokens_of_the_very_same_tokenizer_are_kept(base_dir, tmp_path):
 def test_an_answer_that_was_cut_off_is_not_taught(base_dir, chat, caplog):
     theirs = sampled(UNKNOWN)
     theirs[1].histories[0].messages[-1].finish_reason = "length"
-    found = in_own_tokens(theirs, base_dir, sampled=False)
+    found = convert_foreign_tokens(theirs, base_dir, sampled=False)
     assert [one.id for one in found] == ["d0/0", "d2/0", "d3/0"]
     assert "left out of training, for an answer was cut off: 1 of 4" in caplog.text
 
@@ -85,7 +85,7 @@ def test_no_turn_is_taught_twice(base_dir, chat):
     first = History([replace(message) for message in whole.messages[:3]], list(range(9)), [0.0] * 9)
     helper = History([Message("user", "Count."), Message("assistant", "One.")], agent="helper")
     theirs.histories = [first, helper, whole]
-    [found] = in_own_tokens([theirs], base_dir, sampled=False)
+    [found] = convert_foreign_tokens([theirs], base_dir, sampled=False)
     assert [history.agent for history in found.histories] == ["helper", "main"]
     [own] = demonstrations(1)
     assert examples(chat, [found], 512)[1:] == examples(chat, [own], 512)

@@ -116,7 +116,7 @@ def test_a_model_that_changes_its_logits_after_the_head_is_computed_whole(base_d
     """As some scale them: then its own forward pass is used, and the result is its own."""
     policy = make_policy(base_dir)
     plain = logprobs(policy)
-    assert policy._after is logits.nothing
+    assert policy._logit_transform is logits.identity
     monkeypatch.setattr(policy, "_after", None)
     assert logprobs(policy) == pytest.approx(plain, abs=1e-6)
 

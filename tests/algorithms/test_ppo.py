@@ -428,10 +428,10 @@ def test_loss_and_gradient_are_the_formula(base_dir, tmp_path, name):
         assert 0.0 < logs[1]["value_clip_fraction"] < 1.0
 
 
-@pytest.mark.parametrize("after", [logits.nothing, None])
+@pytest.mark.parametrize("after", [logits.identity, None])
 def test_one_pass_gives_what_two_do(base_dir, after):
     policy = make_policy(base_dir)
-    policy._after = after
+    policy._logit_transform = after
     one = packing.pack([packing.Sequence_([5, 6, 7, 8], [2, 3]), packing.Sequence_([5, 6, 9, 8], [2, 3])], 64)[0]
     with torch.no_grad():
         logprob_S, entropy_S, hidden_UD = policy.logprobs_and_hidden(one, Cut())

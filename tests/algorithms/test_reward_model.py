@@ -410,20 +410,20 @@ def test_a_scenario_never_changes_sides(chat):
     spec = RewardModelSpec(held_out=0.25)
     found = task(24)
     first = gather(spec, chat, judged(found[: 8 * 4]), 128, seed=0)
-    assert (len(first.sides.trained), len(first.sides.held_out)) == (6, 2)
+    assert (len(first.split.trained), len(first.split.held_out)) == (6, 2)
     newest = [Judged(found[4 * 4 :], scores_of(found[4 * 4 :]))]
-    further = gather(spec, chat, [*newest, again(found[: 8 * 4])], 128, seed=5, known=first.sides)
-    assert first.sides.trained < further.sides.trained
-    assert first.sides.held_out < further.sides.held_out
-    assert (len(further.sides.trained), len(further.sides.held_out)) == (18, 6)
+    further = gather(spec, chat, [*newest, again(found[: 8 * 4])], 128, seed=5, known=first.split)
+    assert first.split.trained < further.split.trained
+    assert first.split.held_out < further.split.held_out
+    assert (len(further.split.trained), len(further.split.held_out)) == (18, 6)
     groups = [{one.better.trajectory.group for one in part} for part in (further.train, further.compared)]
-    assert groups[0] == further.sides.trained
-    assert groups[1] <= further.sides.held_out
+    assert groups[0] == further.split.trained
+    assert groups[1] <= further.split.held_out
     assert {"@" in one.better.trajectory.id for one in further.train} == {True, False}
     assert {"@" in one.better.trajectory.id for one in [*further.compared, *further.held_out]} == {False}
-    assert {one.better.trajectory.group for one in further.compared_earlier} == first.sides.held_out
-    forgotten = gather(spec, chat, newest, 128, seed=5, known=further.sides)
-    assert forgotten.sides == further.sides
+    assert {one.better.trajectory.group for one in further.compared_earlier} == first.split.held_out
+    forgotten = gather(spec, chat, newest, 128, seed=5, known=further.split)
+    assert forgotten.split == further.split
 
 
 def test_a_model_is_measured_before_and_after_on_the_newest_and_on_earlier_episodes(base_dir, tmp_path):

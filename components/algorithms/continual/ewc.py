@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from components.algorithms.foreign import in_own_tokens
+from components.algorithms.foreign import convert_foreign_tokens
 from components.algorithms.policy.packing import Sequence_, pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.sft.trainer import examples
@@ -87,7 +87,7 @@ def fisher_information(policy: Policy, anchor: Anchor, base_dir: Path, *, pack_t
     """Return the diagonal of the empirical Fisher information at the policy's current weights, over at most
     `spec.trajectories` trajectories drawn by the seed; zero without any."""
     sequences: dict[str, list[Sequence_]] = defaultdict(list)
-    trajectories = in_own_tokens(anchor.trajectories, base_dir, sampled=False)
+    trajectories = convert_foreign_tokens(anchor.trajectories, base_dir, sampled=False)
     rows = examples(ChatFormat(load_tokenizer(base_dir)), trajectories, policy.spec.max_length)
     for row in rows:
         sequences[row["trajectory_id"]].append(Sequence_(row["input_ids"], row["targets"]))

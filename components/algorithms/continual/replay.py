@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 ROUNDS_AGO = "rounds_ago"
 """Metric of a replayed trajectory: the number of rounds since it was collected."""
-MOST_NAMED = 5
+MAX_LISTED = 5
 """Largest number of stale trajectories that the log lists."""
 
 
@@ -63,11 +63,11 @@ def mixed(
     drawn = sorted(random.Random(f"{seed} {version}").sample(range(len(candidates)), replay_count))
     replayed = [trajectory for index in drawn for trajectory in candidates[index]]
     if stale:
-        listed = ", ".join(trajectory.id for trajectory in stale[:MOST_NAMED])
+        listed = ", ".join(trajectory.id for trajectory in stale[:MAX_LISTED])
         log.warning(
             "%d trajectories are from policies more than replay.max_staleness=%d versions older than the one in "
             "training and are left out: %s%s",
-            *(len(stale), spec.max_staleness, listed, " and others" if len(stale) > MOST_NAMED else ""),
+            *(len(stale), spec.max_staleness, listed, " and others" if len(stale) > MAX_LISTED else ""),
         )
     counts = {"replayed_groups": len(drawn), "replayed": len(replayed), "stale": len(stale)}
     return rounds[0] + replayed, {name: float(count) for name, count in counts.items()}

@@ -29,7 +29,7 @@ def reverse_kl(logits_UV: torch.Tensor, teacher_UV: torch.Tensor, temperature: f
     return (student_logp_UV.exp() * (student_logp_UV - teacher_logp_UV)).sum(-1)
 
 
-def to_teacher(policy: Policy, teacher: Policy, pack: Pack, temperature: float) -> torch.Tensor:
+def teacher_kl(policy: Policy, teacher: Policy, pack: Pack, temperature: float) -> torch.Tensor:
     """Return the (S,) reverse KL divergence at the sampled tokens of the pack, with gradient to the policy. teacher:
     its reference is the target; it may be the policy itself."""
     pack = pack.to(policy.device)

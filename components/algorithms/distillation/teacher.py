@@ -18,13 +18,13 @@ from components.models.spec import LoraSpec, TeacherSpec
 from components.models.weights import pick_device, vocabulary
 
 
-def teacher_of(
+def load_teacher(
     policy: Policy, base_dir: Path, spec: TeacherSpec, teacher_dir: Path, warm: dict[str, Any] | None = None
 ) -> Policy:
     """Return the teacher's policy. base_dir, teacher_dir: local folders of the student's and the teacher's base model.
     warm may cache a loaded teacher for the next call. Raises ResourceError if the vocabularies differ, ArtifactError
     for an adapter that does not fit."""
-    refuse_other_vocabulary(base_dir, teacher_dir)
+    require_same_vocabulary(base_dir, teacher_dir)
     adapter = spec.adapter_dir()
     if _shares(policy, base_dir, spec, teacher_dir, adapter):
         policy.use_reference(adapter)
@@ -42,7 +42,7 @@ def teacher_of(
     return teacher
 
 
-def refuse_other_vocabulary(base_dir: Path, teacher_dir: Path) -> None:
+def require_same_vocabulary(base_dir: Path, teacher_dir: Path) -> None:
     """Raise ResourceError unless both tokenizers map the same tokens to the same ids: otherwise the compared
     distributions are over different tokens."""
     if base_dir == teacher_dir:

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from components.algorithms.distillation.divergence import to_teacher
+from components.algorithms.distillation.divergence import teacher_kl
 from components.algorithms.loop import distributed, schedule
 from components.algorithms.loop.guards import Guards
-from components.algorithms.loop.metrics import of_packs, over_steps
+from components.algorithms.loop.metrics import mean_metrics, token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Sequence_, pack
 from components.algorithms.policy.policy import Policy
@@ -73,7 +73,7 @@ def train_distill(
         }
         logs.append(metrics)
         on_step(metrics)
-    return step + len(logs), {**over_steps(logs), "examples": float(len(rows))}
+    return step + len(logs), {**mean_metrics(logs), "examples": float(len(rows))}
 
 
 def _gradient_step(
@@ -119,11 +119,11 @@ def _backward(
     measured metrics and token counts."""
     sequences = [Sequence_(row["input_ids"], row["targets"]) for row in batch]
     packs = pack(sequences, spec.pack_tokens, padded=policy.padded or teacher.padded)
-    counts = of_packs(packs)
+    counts = token_counts(packs)
     sampled = counts["sampled_tokens"]
     total = 0.0
-    for packed, real in distributed.share_drawing(packs):
-        loss = to_teacher(policy, teacher, packed, spec.temperature).sum() / sampled
+    for packed, real in distributed.share_with_dropout(packs):
+        loss = teacher_kl(policy, teacher, packed, spec.temperature).sum() / sampled
         policy.loss_scale.backward(loss if real else loss * 0)
         total += loss.item() if real else 0.0
     distributed.sum_gradients(policy.parameters.values())

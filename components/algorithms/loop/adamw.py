@@ -14,7 +14,7 @@ import torch
 MASTER = "master"
 
 
-KEPT = ("exp_avg", "exp_avg_sq", MASTER)
+FLOAT32_STATE = ("exp_avg", "exp_avg_sq", MASTER)
 """State entries that are float32 whatever the dtype of the parameter."""
 
 
@@ -29,7 +29,7 @@ class AdamW(torch.optim.AdamW):
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for index, parameter in zip(indices, parameters, strict=True):
             for name, value in state_dict["state"].get(index, {}).items():
-                if name in KEPT:
+                if name in FLOAT32_STATE:
                     self.state[parameter][name] = value.to(parameter.device)
 
     @torch.no_grad()

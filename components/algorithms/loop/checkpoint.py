@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from components.algorithms.loop.adamw import KEPT
+from components.algorithms.loop.adamw import FLOAT32_STATE
 from components.algorithms.loop.loss_scale import LossScale
 from components.algorithms.policy import sharded
 from components.json_text import read_json
@@ -34,9 +34,9 @@ def moments(optimizer: torch.optim.Optimizer, names: list[str]) -> Moments:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for name, parameter in zip(names, parameters, strict=True):
         state = optimizer.state.get(parameter, {})
-        for kind in KEPT:
+        for kind in FLOAT32_STATE:
             if kind in state:
-                tensors[f"{name}/{kind}"] = sharded.whole(state[kind]).cpu().contiguous()
+                tensors[f"{name}/{kind}"] = sharded.gather_tensor(state[kind]).cpu().contiguous()
         if "step" in state:
             steps[name] = float(state["step"])
     return tensors, steps
@@ -80,7 +80,9 @@ def load_state(
             optimizer.state[parameter] = {
                 "step": torch.tensor(trainer["optimizer_steps"][name]),
                 **{
-                    kind: sharded.part(tensors[key], parameter) for kind in KEPT if (key := f"{name}/{kind}") in tensors
+                    kind: sharded.shard_like(tensors[key], parameter)
+                    for kind in FLOAT32_STATE
+                    if (key := f"{name}/{kind}") in tensors
                 },
             }
     loss_scale.load(trainer.get("loss_scale", {}))

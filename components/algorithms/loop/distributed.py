@@ -41,7 +41,7 @@ def wait() -> None:
         distributed.barrier()
 
 
-def alike(value: float) -> bool:
+def all_equal(value: float) -> bool:
     """Return True if all processes have the same value."""
     if size() == 1:
         return True
@@ -50,7 +50,7 @@ def alike(value: float) -> bool:
     return both[0].item() == -both[1].item()
 
 
-def any_of(condition: bool) -> bool:
+def any_process(condition: bool) -> bool:
     """Return True if the condition holds in any process."""
     return sums({"here": float(condition)})["here"] > 0
 
@@ -62,7 +62,7 @@ def share(packs: Sequence[T]) -> list[tuple[T, bool]]:
     return [(packs[index], True) if index < len(packs) else (packs[0], False) for index in _own(len(packs))]
 
 
-def share_drawing(packs: Sequence[T]) -> Iterator[tuple[T, bool]]:
+def share_with_dropout(packs: Sequence[T]) -> Iterator[tuple[T, bool]]:
     """Yield the packs of `share`, with dropout: each pack has its own random seed, derived from one number that all
     processes draw. Afterwards the random state is that after this one draw."""
     seed = int(torch.randint(2**62, ()))
@@ -74,7 +74,7 @@ def share_drawing(packs: Sequence[T]) -> Iterator[tuple[T, bool]]:
 
 
 Share = Callable[[Sequence[T]], Iterable[tuple[T, bool]]]
-"""Signature of `share` and `share_drawing`."""
+"""Signature of `share` and `share_with_dropout`."""
 
 
 def _own(count: int) -> list[int]:
@@ -96,7 +96,7 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
         distributed.all_reduce(parameter.grad)
 
 
-def add_up(tensor: torch.Tensor) -> torch.Tensor:
+def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
     """Replace a tensor by its sum over all processes and return it."""
     if size() > 1:
         whole = tensor.to(_device())

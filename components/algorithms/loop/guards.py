@@ -29,7 +29,7 @@ from components.trajectories.store import write_trajectories
 log = logging.getLogger(__name__)
 
 RECORD, BATCH, STRIKES = "diverged.json", "diverged.parquet", "guards.jsonl"
-MOST_NAMED = 5
+MAX_LISTED = 5
 """Largest number of trajectories in the list of the worst ones."""
 
 Measure = Callable[[Trajectory], Mapping[str, float]]
@@ -65,7 +65,7 @@ class Guards:
         random_states = checkpoint.random_states()
         measured_alone = {trajectory.id: dict(measure(trajectory)) for trajectory in batch}
         checkpoint.set_random_states(random_states)  # measurements must not change what follows a warning
-        worst = sorted(measured_alone, key=lambda name: _size(measured_alone[name][by]), reverse=True)[:MOST_NAMED]
+        worst = sorted(measured_alone, key=lambda name: _size(measured_alone[name][by]), reverse=True)[:MAX_LISTED]
         record: dict[str, Any] = {
             "step": step,
             "guard": guard,

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from components.algorithms.policy.packing import Pack
 
-ADDED = {"skipped_steps", "overflowed_steps", "sampled_tokens", "tokens", "computed_tokens", "seconds"}
+SUMMED_METRICS = {"skipped_steps", "overflowed_steps", "sampled_tokens", "tokens", "computed_tokens", "seconds"}
 """Metrics that are summed over the steps; all others are averaged."""
 
 
-def of_packs(packs: Sequence[Pack]) -> dict[str, float]:
+def token_counts(packs: Sequence[Pack]) -> dict[str, float]:
     """Return the number of tokens trained on, of tokens without prefix sharing, and of computed tokens."""
     return {
         "sampled_tokens": float(sum(len(pack.token_S) for pack in packs)),
@@ -19,9 +19,9 @@ def of_packs(packs: Sequence[Pack]) -> dict[str, float]:
     }
 
 
-def over_steps(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the mean of each metric over the steps that have it (a skipped step has no loss), and the sum of those in
-    `ADDED`. Without any step, return `skipped` = 1."""
+    `SUMMED_METRICS`. Without any step, return `skipped` = 1."""
     if not steps:
         return {"skipped": 1.0}
     values: dict[str, list[float]] = {}
@@ -29,5 +29,5 @@ def over_steps(steps: Sequence[dict[str, float]]) -> dict[str, float]:
         for name, value in step.items():
             values.setdefault(name, []).append(value)
     del values["step"]
-    means = {name: sum(column) / (1 if name in ADDED else len(column)) for name, column in values.items()}
+    means = {name: sum(column) / (1 if name in SUMMED_METRICS else len(column)) for name, column in values.items()}
     return means | {"tokens_per_s": means["tokens"] / means["seconds"]}

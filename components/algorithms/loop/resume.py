@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 STEPS = "steps.json"
 
 
-class Unfinished:
+class UnfinishedTraining:
     """State of one training in its stage's scratch folder.
 
     every: seconds between two saves; 0 saves after each gradient step. `steps` contains the metrics of each gradient
@@ -74,7 +74,7 @@ class Unfinished:
         """Restore the state that an interrupted run saved. Return its number of gradient steps, 0 without one. Raises
         ResourceError if the processes of a training find different states."""
         self._restore()
-        if not distributed.alike(self._saved_steps):
+        if not distributed.all_equal(self._saved_steps):
             raise ResourceError(
                 f"the processes of this training found different saved states in {self._folder}; this process found "
                 f"the one after {self._saved_steps} gradient steps. All processes must read the same scratch folder: "
@@ -102,23 +102,28 @@ class Unfinished:
             log.info("training resumes after gradient step %d", self.steps[-1]["step"])
             return
 
-    def took(self, metrics: dict[str, float]) -> None:
+    def record_step(self, metrics: dict[str, float]) -> None:
         """Record a gradient step; save the state if it is due."""
         self.steps.append(metrics)
         self._random, self._scale = checkpoint.random_states(), self._policy.loss_scale.state()
         self._consistent = True
         due = time.monotonic() - self._saved_at >= self._every
-        if distributed.any_of(due) if self._policy.in_parts else due:
+        if distributed.any_process(due) if self._policy.is_sharded else due:
             self.save()
 
     @contextlib.contextmanager
-    def saved_when_stopped(self) -> Iterator[None]:
+    def save_on_interrupt(self) -> Iterator[None]:
         """Save the state on Ctrl-C or SIGTERM within the context, unless they interrupt the update of the weights."""
         try:
             yield
         except KeyboardInterrupt:
-            sharded = self._policy.in_parts  # the other processes may have been stopped at another step
-            if not sharded and self._consistent and self._policy.itself and len(self.steps) > self._saved_steps:
+            sharded = self._policy.is_sharded  # the other processes may have been stopped at another step
+            if (
+                not sharded
+                and self._consistent
+                and self._policy.has_trained_weights
+                and len(self.steps) > self._saved_steps
+            ):
                 self.save()
             raise
         finally:

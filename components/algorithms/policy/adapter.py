@@ -28,7 +28,7 @@ class Adapter:
     are unchanged at first."""
 
     folder = ADAPTER
-    itself = True
+    has_trained_weights = True
     """True: other weights never take the place of the trained ones, even while the reference computes."""
 
     def __init__(self, model: Any, spec: ModelSpec, seed: int):
@@ -124,7 +124,7 @@ class Adapter:
     def release(self) -> None:
         """Free the reference's memory; an adapter has no copy to free."""
 
-    def copy_as(self, name: str) -> None:
+    def copy_to(self, name: str) -> None:
         """Add or overwrite another adapter on the same base with a copy of the trained one."""
         from peft import LoraConfig, set_peft_model_state_dict
 
@@ -134,7 +134,7 @@ class Adapter:
         set_peft_model_state_dict(self.model, self.tensors(), adapter_name=name)
 
     @contextlib.contextmanager
-    def using(self, name: str) -> Iterator[dict[str, torch.nn.Parameter]]:
+    def activate(self, name: str) -> Iterator[dict[str, torch.nn.Parameter]]:
         """Activate another adapter within the context, for the forward pass and for training. Yield its parameters by
         name. PEFT computes gradients only for the active adapter, so backward passes belong inside the context."""
         self.model.set_adapter(name)

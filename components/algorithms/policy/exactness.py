@@ -19,8 +19,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from components.algorithms.policy import pack_layout
-from components.algorithms.policy.logits import After, guesses
-from components.algorithms.policy.pack_layout import Lay
+from components.algorithms.policy.logits import LogitTransform, candidate_transforms
+from components.algorithms.policy.pack_layout import LayoutFunction
 from components.algorithms.policy.packing import Pack, Sequence_, pack
 from components.errors import ResourceError
 from components.models import attention
@@ -46,33 +46,33 @@ UNKNOWN_ROUNDING = 0.05
 """Assumed mean difference from float32 where it cannot be computed, nats per token."""
 
 
-def choose(policy: Policy, max_length: int) -> tuple[Lay, After | None]:
+def choose(policy: Policy, max_length: int) -> tuple[LayoutFunction, LogitTransform | None]:
     """Return the layout of packs for a policy's model, which has no adapter yet, and the transform of the head's
     logits; None if no known transform reproduces the model's logits. Raises ResourceError if not even padded rows are
     exact."""
     model = policy.model
     _refuse_changing_positions(model, max_length)
-    original_attention, sequences = model.config._attn_implementation, likely_sequences(model)
-    alone_S = logprobs_alone(model, sequences)
+    original_attention, sequences = model.config._attn_implementation, probe_sequences(model)
+    alone_S = separate_logprobs(model, sequences)
     tolerance = _tolerance(model, sequences, alone_S)
     problem = _window(model, max_length)
     if problem is None:
         model.set_attn_implementation(attention.register())
-        policy._lay = pack_layout.trie
+        policy._layout = pack_layout.trie
         problem = _difference(policy, sequences, alone_S, tolerance)
     if problem is not None:
         model.set_attn_implementation(original_attention)
-        policy._lay = pack_layout.padded
+        policy._layout = pack_layout.padded
         log.warning(
             "%s (%s) is trained on padded batches, without prefix sharing: %s",
             *(_name(model), type(model).__name__, problem),
         )
         if (padded_problem := _difference(policy, sequences, alone_S, tolerance)) is not None:
             raise ResourceError(f"{_name(model)} ({type(model).__name__}) cannot be trained exactly: {padded_problem}")
-    return policy._lay, _after(policy, sequences)
+    return policy._layout, _logit_transform(policy, sequences)
 
 
-def _after(policy: Policy, sequences: Sequence[Sequence_]) -> After | None:
+def _logit_transform(policy: Policy, sequences: Sequence[Sequence_]) -> LogitTransform | None:
     """Return the first candidate transform that reproduces the model's logits from the head's, each within one
     rounding. Return None if no candidate does, or if the head reads something other than the last hidden states."""
     model, states, head_calls = policy.model, [], []
@@ -84,13 +84,13 @@ def _after(policy: Policy, sequences: Sequence[Sequence_]) -> After | None:
     ]
     try:
         with torch.no_grad():
-            logits_BTV = model(**policy._lay(_packed(sequences).to(policy.device)).inputs).logits
+            logits_BTV = model(**policy._layout(_packed(sequences).to(policy.device)).inputs).logits
     finally:
         for hook in hooks:
             hook.remove()
     if len(head_calls) != 1 or not torch.equal(head_calls[0][0], states[0]):
         return None
-    for transform in guesses(model.config):
+    for transform in candidate_transforms(model.config):
         transformed_BTV, rounding = transform(head_calls[0][1]), torch.finfo(model.dtype).eps
         if torch.allclose(transformed_BTV.float(), logits_BTV.float(), rtol=rounding, atol=0):
             return transform
@@ -127,7 +127,7 @@ def _window(model: PreTrainedModel, max_length: int) -> str | None:
     return f"it has layers that attend to only {shortest} tokens back, and model.max_length is {max_length}"
 
 
-def likely_sequences(model: PreTrainedModel) -> list[Sequence_]:
+def probe_sequences(model: PreTrainedModel) -> list[Sequence_]:
     """Return two sequences with a shared prefix, made of tokens that are likely under the model itself.
 
     Each token is the first, second or third most likely one, in turn: log-probabilities of unlikely tokens are
@@ -156,7 +156,7 @@ def _logits(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
     return logits_TV.float()
 
 
-def logprobs_alone(model: PreTrainedModel, sequences: Sequence[Sequence_]) -> torch.Tensor:
+def separate_logprobs(model: PreTrainedModel, sequences: Sequence[Sequence_]) -> torch.Tensor:
     """Return the (S,) log-probabilities of the targets, each sequence by itself."""
     logprobs = []
     for sequence in sequences:
@@ -175,7 +175,7 @@ def rounding(model: PreTrainedModel, sequences: Sequence[Sequence_], alone_S: to
     weights in float32."""
     with _widened(model):
         try:
-            exact_S = logprobs_alone(model, sequences)
+            exact_S = separate_logprobs(model, sequences)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001  layers that support one dtype only, such as quantized ones
@@ -223,7 +223,7 @@ def _packed(sequences: Sequence[Sequence_]) -> Pack:
 def _difference(policy: Policy, sequences: Sequence[Sequence_], alone_S: torch.Tensor, tolerance: float) -> str | None:
     """Return the problem if packed and separate log-probabilities of the probe differ by more than rounding, else
     None."""
-    policy._after = None
+    policy._logit_transform = None
     try:
         with torch.no_grad():
             packed_S, _ = policy.logprobs(_packed(sequences), Cut())

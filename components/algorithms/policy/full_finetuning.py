@@ -20,7 +20,7 @@ from components.models.spec import ModelSpec
 from components.models.trained_weights import FILE, WEIGHTS, base_tensors, shapes
 
 
-class Whole:
+class FullFinetuning:
     """All weights of `model`, which was loaded from `base_dir`. Raises ResourceError if the files of the base use other
     names for the weights, because trained weights could not be written back."""
 
@@ -32,8 +32,8 @@ class Whole:
         self._reference: Path | None = None
         self._copy: dict[str, torch.Tensor] = {}
         self._parts: dict[str, torch.nn.Parameter] = {}
-        self._settle: Callable[..., None] = lambda: None
-        self.itself = True
+        self._reshard: Callable[..., None] = lambda: None
+        self.has_trained_weights = True
         """False while some or all weights are those of the reference."""
         for parameter in model.parameters():
             parameter.grad_dtype = torch.float32  # summing gradients of many packs in bfloat16 would round each time
@@ -55,11 +55,11 @@ class Whole:
         """Return the trained parameters by name; tied weights once."""
         return self._parts or dict(self.model.named_parameters())
 
-    def hold_in_parts(self, settle: Callable[..., None]) -> None:
-        """Switch to weights that are sharded over several processes (`sharded`) and are not gathered. settle: called
+    def use_shards(self, reshard: Callable[..., None]) -> None:
+        """Switch to weights that are sharded over several processes (`sharded`) and are not gathered. reshard: called
         before and after other weights take their place."""
         self._parts = dict(self.model.named_parameters())
-        self._settle = settle
+        self._reshard = reshard
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the weights under the names of the base model's files; tied weights under each of their names. Sharded
@@ -67,14 +67,14 @@ class Whole:
         named = self.parameters
         if not self._parts:
             return {name: named[self._same[name]].detach() for name in self._names}
-        gathered = {name: sharded.whole(parameter).cpu() for name, parameter in named.items()}
+        gathered = {name: sharded.gather_tensor(parameter).cpu() for name, parameter in named.items()}
         return {name: gathered[self._same[name]] for name in self._names}
 
     def load(self, folder: Path) -> None:
         """Load saved weights. Raises ArtifactError if they do not fit."""
         with torch.no_grad():
             self._read(folder, self.parameters)
-        self._settle()
+        self._reshard()
 
     def save(self, folder: Path, gathered: dict[str, torch.Tensor] | None = None) -> None:
         """Write the weights. gathered: result of `tensors`."""
@@ -105,26 +105,26 @@ class Whole:
             self._copy = copy
         parameters = self.parameters
         if self._parts:
-            self._settle()
-            with sharded.replaced(parameters, self._copy):
-                self.itself = False
+            self._reshard()
+            with sharded.swap_values(parameters, self._copy):
+                self.has_trained_weights = False
                 try:
                     yield
                 finally:
-                    self._settle()
-                    self.itself = True
-            self._settle(again=True)
+                    self._reshard()
+                    self.has_trained_weights = True
+            self._reshard(again=True)
             return
         trained = {name: parameter.data for name, parameter in parameters.items()}
         try:
-            self.itself = False
+            self.has_trained_weights = False
             for name, parameter in parameters.items():
                 parameter.data = self._copy[name]
             yield
         finally:
             for name, parameter in parameters.items():
                 parameter.data = trained[name]
-            self.itself = True
+            self.has_trained_weights = True
 
     def release(self) -> None:
         """Free the reference's copy; it is made again on the next use."""

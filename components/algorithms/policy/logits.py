@@ -21,7 +21,7 @@ import torch
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-After = Callable[[torch.Tensor], torch.Tensor]
+LogitTransform = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Head:
     """Function from (·, D) last hidden states to (·, V) logits."""
 
     linear: torch.nn.Module
-    after: After
+    transform: LogitTransform
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.after(self.linear(hidden))
+        return self.transform(self.linear(hidden))
 
     @property
     def adapted(self) -> bool:
@@ -40,7 +40,7 @@ class Head:
         return hasattr(self.linear, "lora_A")
 
 
-def guesses(config: PreTrainedConfig) -> Iterator[After]:
+def candidate_transforms(config: PreTrainedConfig) -> Iterator[LogitTransform]:
     """Yield the candidate transforms after the head, by the model's config; the identity comes last."""
     text = config.get_text_config()
     if cap := getattr(text, "final_logit_softcapping", None):
@@ -49,13 +49,13 @@ def guesses(config: PreTrainedConfig) -> Iterator[After]:
         if scale := getattr(text, name, None):
             yield partial(torch.mul, other=scale)
             yield partial(torch.div, other=scale)
-    yield nothing
+    yield identity
 
 
 def _capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
     return torch.tanh(logits / cap) * cap
 
 
-def nothing(logits: torch.Tensor) -> torch.Tensor:
+def identity(logits: torch.Tensor) -> torch.Tensor:
     """Return the logits unchanged."""
     return logits

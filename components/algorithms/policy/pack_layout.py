@@ -29,7 +29,7 @@ class Layout:
         return output_BTX[self.row_U, self.place_U]
 
 
-Lay = Callable[[Pack], Layout]
+LayoutFunction = Callable[[Pack], Layout]
 
 
 def trie(pack: Pack) -> Layout:

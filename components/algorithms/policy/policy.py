@@ -19,8 +19,8 @@ from components.algorithms.loop.loss_scale import LossScale
 from components.algorithms.policy import exactness
 from components.algorithms.policy import pack_layout as layouts
 from components.algorithms.policy.adapter import LEARNING, Adapter
-from components.algorithms.policy.full_finetuning import Whole
-from components.algorithms.policy.logits import Head, nothing
+from components.algorithms.policy.full_finetuning import FullFinetuning
+from components.algorithms.policy.logits import Head, identity
 from components.algorithms.policy.packing import Pack
 from components.errors import ResourceError
 from components.models import distribution
@@ -48,9 +48,9 @@ class Policy:
         self.loss_scale = LossScale.of(spec.dtype)
         self.device = pick_device(spec.device)
         self.model = load_model(base_dir, dtype=spec.dtype, device=self.device, quantization=spec.quantization)
-        self._lay, self._after = exactness.choose(self, spec.max_length)
-        self._learned: Adapter | Whole = (
-            Adapter(self.model, spec, seed) if spec.lora else Whole(self.model, spec, base_dir)
+        self._layout, self._logit_transform = exactness.choose(self, spec.max_length)
+        self._learned: Adapter | FullFinetuning = (
+            Adapter(self.model, spec, seed) if spec.lora else FullFinetuning(self.model, spec, base_dir)
         )
         self.model = self._learned.model
         self._set_dropout()
@@ -70,28 +70,28 @@ class Policy:
 
     def save(self, folder: Path, gathered: dict[str, torch.Tensor] | None = None) -> None:
         """Write the trained weights. gathered: result of `gather`."""
-        if isinstance(self._learned, Whole):
+        if isinstance(self._learned, FullFinetuning):
             self._learned.save(folder, gathered)
         else:
             self._learned.save(folder)
 
-    in_parts = False
+    is_sharded = False
     """True if the trained weights are sharded over several processes (`sharded`)."""
 
-    def hold_in_parts(self, settle: Callable[..., None]) -> None:
-        """Switch to sharded weights. settle: `sharded.settle` of this policy."""
-        assert isinstance(self._learned, Whole), "adapters are replicated, not sharded"
-        self.in_parts = True
-        self.settle = settle  # type: ignore[method-assign]
-        self._learned.hold_in_parts(settle)
+    def use_shards(self, reshard: Callable[..., None]) -> None:
+        """Switch to sharded weights. reshard: `sharded.reshard` of this policy."""
+        assert isinstance(self._learned, FullFinetuning), "adapters are replicated, not sharded"
+        self.is_sharded = True
+        self.reshard = reshard  # type: ignore[method-assign]
+        self._learned.use_shards(reshard)
 
-    def settle(self) -> None:
+    def reshard(self) -> None:
         """Discard what was computed from the trained weights, after these have changed."""
 
     def gather(self) -> dict[str, torch.Tensor] | None:
         """Return the tensors that `save` writes, gathered from all processes, which must all call this; None if each
         process has all weights."""
-        return self._learned.tensors() if self.in_parts else None
+        return self._learned.tensors() if self.is_sharded else None
 
     def use_reference(self, folder: Path | None) -> None:
         """Set the reference: saved weights in a folder, or the base model if `folder` is None."""
@@ -105,9 +105,9 @@ class Policy:
             yield
 
     @property
-    def itself(self) -> bool:
+    def has_trained_weights(self) -> bool:
         """Return False while the reference takes the place of the trained weights."""
-        return self._learned.itself
+        return self._learned.has_trained_weights
 
     def release(self) -> None:
         """Free memory that only training needs."""
@@ -122,7 +122,7 @@ class Policy:
     @property
     def padded(self) -> bool:
         """Return True if packs are computed as padded rows, without prefix sharing."""
-        return self._lay is layouts.padded
+        return self._layout is layouts.padded
 
     def logprobs(self, pack: Pack, cut: Cut, *, entropy_gradient: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the (S,) log-probabilities of the pack's sampled tokens under the distribution that they were sampled
@@ -144,7 +144,7 @@ class Policy:
         order_S = pack.row_S.argsort(stable=True)
         row_S, token_S = pack.row_S[order_S], pack.token_S[order_S]
         states_UX, head, hidden_UD = self._forward(pack)
-        if self._after is None:
+        if self._logit_transform is None:
             logprob_S, entropy_S = _read(states_UX, row_S, token_S, cut, entropy_gradient)
         else:
 
@@ -163,20 +163,20 @@ class Policy:
 
     def hidden(self, pack: Pack) -> torch.Tensor:
         """Return the (U, D) last hidden states, after the final norm, of the nodes that predict a sampled token."""
-        layout = self._lay(pack.to(self.device))
+        layout = self._layout(pack.to(self.device))
         return layout.states(self.base.base_model(**layout.inputs).last_hidden_state)
 
     def add_adapter(self, name: str) -> None:
         """Add or overwrite another adapter on the same base, as a copy of the trained one without dropout."""
         assert self.adapter is not None, "the policy has no adapter: all weights are trained"
-        self.adapter.copy_as(name)
+        self.adapter.copy_to(name)
         self._set_dropout()
 
     @contextlib.contextmanager
-    def using(self, name: str) -> Iterator[dict[str, torch.nn.Parameter]]:
-        """Activate another adapter within the context, for the forward pass and for training (`Adapter.using`)."""
+    def activate(self, name: str) -> Iterator[dict[str, torch.nn.Parameter]]:
+        """Activate another adapter within the context, for the forward pass and for training (`Adapter.activate`)."""
         assert self.adapter is not None, "the policy has no adapter: all weights are trained"
-        with self.adapter.using(name) as parameters:
+        with self.adapter.activate(name) as parameters:
             yield parameters
 
     def rows(self, pack: Pack) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
@@ -187,10 +187,10 @@ class Policy:
 
     def _forward(self, pack: Pack) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor], torch.Tensor]:
         """Return the results of `rows` and `hidden` from one forward pass."""
-        if self._after is not None:
+        if self._logit_transform is not None:
             hidden_UD = self.hidden(pack)
-            return hidden_UD, Head(self.base.get_output_embeddings(), self._after), hidden_UD
-        layout = self._lay(pack.to(self.device))
+            return hidden_UD, Head(self.base.get_output_embeddings(), self._logit_transform), hidden_UD
+        layout = self._layout(pack.to(self.device))
         positions, index_U = layout.place_U.unique(return_inverse=True)
         hidden_states: list[torch.Tensor] = []
         hook = self.base.base_model.register_forward_hook(
@@ -200,7 +200,7 @@ class Policy:
             logits_BKV = self.model(**layout.inputs, logits_to_keep=positions).logits
         finally:
             hook.remove()
-        return replace(layout, place_U=index_U).states(logits_BKV), nothing, layout.states(hidden_states[0])
+        return replace(layout, place_U=index_U).states(logits_BKV), identity, layout.states(hidden_states[0])
 
     penalty: Penalty | None = None
     """Penalty on the parameters that is added to the loss."""

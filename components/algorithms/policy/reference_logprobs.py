@@ -157,4 +157,4 @@ def _measured(
             for name, values_S in zip(names, read(packed, cut), strict=True):
                 if real:
                     columns[name][packed.number_S.cpu()] = values_S.float().cpu()
-    return {name: distributed.add_up(column) for name, column in columns.items()}
+    return {name: distributed.all_reduce_sum(column) for name, column in columns.items()}

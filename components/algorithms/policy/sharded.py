@@ -5,7 +5,7 @@
     zero2    ZeRO stage 2: it stays gathered between the two; gradients and optimizer state are sharded
 
 Under LoRA the base is sharded, and the small adapter is replicated. In full fine-tuning, gradients and optimizer state
-are sharded like the weights. Checkpoints contain whole tensors: `whole` gathers a tensor and `fill` takes this
+are sharded like the weights. Checkpoints contain whole tensors: `gather_tensor` gathers a tensor and `fill` takes this
 process's shard, so a checkpoint is the same for any number of processes.
 
 A sharded tensor is a DTensor; for any other tensor the functions here do what a single process would.
@@ -61,10 +61,10 @@ def shard(policy: Policy, strategy: Strategy = "fsdp") -> None:
         for module in _modules(policy.base):
             module.set_gradient_divide_factor(1.0)  # sum, not mean: token weights refer to the whole batch
             module.set_force_sum_reduction_for_comms(True)  # gloo supports sums only
-        policy.hold_in_parts(partial(settle, policy))
+        policy.use_shards(partial(reshard, policy))
 
 
-def settle(policy: Policy, *, again: bool = False) -> None:
+def reshard(policy: Policy, *, again: bool = False) -> None:
     """Reshard the weights that a forward pass has gathered, because they are outdated after a step or a load. again:
     gather the head's weights again, which the backward pass expects where the forward pass left them."""
     for module in _modules(policy.base):
@@ -79,18 +79,18 @@ def _modules(model: torch.nn.Module) -> Iterator[FSDPModule]:
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
-def own(tensor: torch.Tensor) -> torch.Tensor:
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """Return this process's shard, which shares the tensor's memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return the gathered tensor, detached. All processes must call this."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def part(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def shard_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return a whole tensor, the same in all processes, sharded like `like`."""
     tensor = tensor.to(like.device)
     if not isinstance(like, DTensor):
@@ -101,7 +101,7 @@ def part(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def fill(tensor: torch.Tensor, source: torch.Tensor) -> None:
     """Copy this process's shard of a whole tensor into `tensor`."""
-    own(tensor).copy_(own(part(source, tensor)))
+    local_shard(tensor).copy_(local_shard(shard_like(source, tensor)))
 
 
 def norm(parameters: Iterable[torch.nn.Parameter]) -> float:
@@ -110,7 +110,7 @@ def norm(parameters: Iterable[torch.nn.Parameter]) -> float:
     if not any(isinstance(gradient, DTensor) for gradient in gradients):
         return torch.nn.utils.get_total_norm(gradients).item()
     square = torch.stack(
-        [own(gradient).double().square().sum() for gradient in gradients if isinstance(gradient, DTensor)]
+        [local_shard(gradient).double().square().sum() for gradient in gradients if isinstance(gradient, DTensor)]
     ).sum()
     distributed.all_reduce(square)
     square += sum(gradient.double().square().sum() for gradient in gradients if not isinstance(gradient, DTensor))
@@ -126,30 +126,30 @@ def clip(parameters: Iterable[torch.nn.Parameter], most: float) -> float:
     total_norm = norm(parameters)
     for parameter in parameters:
         if parameter.grad is not None:
-            own(parameter.grad).mul_(min(1.0, most / (total_norm + 1e-6)))
+            local_shard(parameter.grad).mul_(min(1.0, most / (total_norm + 1e-6)))
     return total_norm
 
 
-def not_finite(named: Mapping[str, torch.Tensor]) -> list[str]:
+def non_finite_names(named: Mapping[str, torch.Tensor]) -> list[str]:
     """Return the names of tensors with a value that is not finite, in any shard."""
-    broken = [int(not own(tensor).isfinite().all()) for tensor in named.values()]
+    broken = [int(not local_shard(tensor).isfinite().all()) for tensor in named.values()]
     if any(isinstance(tensor, DTensor) for tensor in named.values()):
-        counts = torch.tensor(broken, device=own(next(iter(named.values()))).device)
+        counts = torch.tensor(broken, device=local_shard(next(iter(named.values()))).device)
         distributed.all_reduce(counts)
         broken = counts.tolist()
     return [name for name, count in zip(named, broken, strict=True) if count]
 
 
 @contextmanager
-def replaced(parameters: Mapping[str, torch.Tensor], by: Mapping[str, torch.Tensor]) -> Iterator[None]:
+def swap_values(parameters: Mapping[str, torch.Tensor], by: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """Overwrite the parameters with other values within the context, in the same memory."""
-    before = {name: own(parameter).detach().clone() for name, parameter in parameters.items()}
+    before = {name: local_shard(parameter).detach().clone() for name, parameter in parameters.items()}
     with torch.no_grad():
         for name, parameter in parameters.items():
-            own(parameter).copy_(own(by[name]))
+            local_shard(parameter).copy_(local_shard(by[name]))
     try:
         yield
     finally:
         with torch.no_grad():
             for name, parameter in parameters.items():
-                own(parameter).copy_(before[name])
+                local_shard(parameter).copy_(before[name])

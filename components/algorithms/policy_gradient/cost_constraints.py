@@ -45,7 +45,9 @@ def mean_costs(costs: Mapping[str, CostSpec], trajectories: Iterable[Trajectory]
     return {name: math.fsum(column) / len(rows) for name, column in zip(costs, zip(*rows, strict=True), strict=False)}
 
 
-def ascend(multipliers: Multipliers, costs: Mapping[str, CostSpec], means: Mapping[str, float]) -> Multipliers:
+def update_multipliers(
+    multipliers: Multipliers, costs: Mapping[str, CostSpec], means: Mapping[str, float]
+) -> Multipliers:
     """Return the multipliers after one step of dual ascent. A cost without a measured mean keeps its multiplier."""
     return {
         name: max(0.0, value + costs[name].learning_rate * (means[name] - costs[name].limit))
@@ -55,7 +57,7 @@ def ascend(multipliers: Multipliers, costs: Mapping[str, CostSpec], means: Mappi
     }
 
 
-def penalised(
+def subtract_costs(
     spec: PolicyGradientSpec, trajectories: Sequence[Trajectory], multipliers: Multipliers
 ) -> list[Trajectory]:
     """Return the trajectories with r' as their reward. With `credit: turns`, step rewards are divided by the same
@@ -75,7 +77,7 @@ def penalised(
     return result
 
 
-def constrained(
+def apply_constraints(
     spec: PolicyGradientSpec, trajectories: Sequence[Trajectory], start: Path | None, means: Mapping[str, float] | None
 ) -> tuple[list[Trajectory], Multipliers, dict[str, float]]:
     """Return the trajectories that a training learns from, its multipliers, and the metrics of both.
@@ -85,10 +87,10 @@ def constrained(
     costs = spec.costs or {}
     if means is None:
         means = mean_costs(costs, trajectories)
-    multipliers = ascend(load(start, costs), costs, means)
+    multipliers = update_multipliers(load(start, costs), costs, means)
     metrics = {f"cost/{name}": value for name, value in means.items()}
     metrics |= {f"multiplier/{name}": value for name, value in multipliers.items()}
-    return penalised(spec, trajectories, multipliers), multipliers, metrics
+    return subtract_costs(spec, trajectories, multipliers), multipliers, metrics
 
 
 def load(checkpoint: Path | None, costs: Mapping[str, CostSpec]) -> Multipliers:

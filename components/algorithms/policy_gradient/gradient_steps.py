@@ -18,7 +18,7 @@ import torch
 from components.algorithms.loop import schedule
 from components.algorithms.loop.guards import Guards
 from components.algorithms.loop.loss_scale import LossScale
-from components.algorithms.loop.metrics import over_steps
+from components.algorithms.loop.metrics import mean_metrics
 from components.algorithms.policy_gradient.training_data import learned_tokens
 from components.algorithms.spec import PolicyGradientSpec
 from components.trajectories.schema import Trajectory
@@ -27,9 +27,9 @@ T = TypeVar("T")
 Group = list[Trajectory]
 Backward = Callable[[list[Trajectory]], tuple[dict[str, float], dict[str, float]]]
 """Function that adds the gradient of the loss on these trajectories to the parameters, scaled down to max_grad_norm. It
-returns the measured metrics (including `JUDGED`) and token counts."""
+returns the measured metrics (including `GUARDED_METRICS`) and token counts."""
 
-JUDGED = ("loss", "grad_norm", "value_grad_norm", "kl_sampler", "kl_old", "entropy")
+GUARDED_METRICS = ("loss", "grad_norm", "value_grad_norm", "kl_sampler", "kl_old", "entropy")
 """Metrics that guards check. value_grad_norm exists if values are learned, kl_old if ratios are not taken to the
 sampler."""
 
@@ -75,7 +75,7 @@ def take_steps(
         metrics = {"step": float(number), **step_metrics}
         logs.append(metrics)
         on_step(metrics)
-    return step + len(logs), over_steps(logs)
+    return step + len(logs), mean_metrics(logs)
 
 
 def batches(groups: list[Group], spec: PolicyGradientSpec, seed: int, step: int) -> Iterator[list[Group]]:
@@ -115,18 +115,18 @@ def _gradient_step(
 def finite_step(
     optimizer: torch.optim.Optimizer,
     backward: Callable[[], tuple[dict[str, float], dict[str, float]]],
-    struck: Callable[[dict[str, float]], bool],
+    non_finite_guard: Callable[[dict[str, float]], bool],
     loss_scale: LossScale,
 ) -> dict[str, float]:
     """Take one gradient step that only the guard `non_finite` checks; return its metrics.
 
-    backward: as `Backward`. struck: called if the loss is not finite, or if the gradient is not finite without an
-    overflow of the scaled gradient; returns True to skip the step.
+    backward: as `Backward`. non_finite_guard: called if the loss is not finite, or if the gradient is not finite
+    without an overflow of the scaled gradient; returns True to skip the step.
     """
     started = time.monotonic()
     measured, counts = backward()
     broken = not all(math.isfinite(measured[name]) for name in ("loss", "grad_norm"))
-    skipped = broken and not loss_scale.overflowed(measured) and struck(measured)
+    skipped = broken and not loss_scale.overflowed(measured) and non_finite_guard(measured)
     return finish(optimizer, measured, counts, loss_scale, skipped=skipped, started=started)
 
 
@@ -167,10 +167,10 @@ def scale_metrics(loss_scale: LossScale, measured: Mapping[str, float]) -> dict[
     return {"loss_scale": loss_scale.value, "overflowed_steps": float(loss_scale.overflowed(measured))}
 
 
-def examples_by_step(found: Sequence[T], epochs: int, size: int, seed: int, step: int) -> Iterator[list[T]]:
+def examples_by_step(examples: Sequence[T], epochs: int, size: int, seed: int, step: int) -> Iterator[list[T]]:
     """Yield the `size` examples of each gradient step; each epoch has its own order."""
     for epoch in range(epochs):
-        order = list(found)
+        order = list(examples)
         random.Random(f"{seed}-{step}-{epoch}").shuffle(order)
         for start in range(0, len(order), size):
             yield order[start : start + size]
@@ -189,7 +189,7 @@ def _struck(
 ) -> bool:
     """Return True if a guard skips the step. If a guard strikes, each trajectory is measured separately; the gradient
     of the batch is restored afterwards."""
-    checked = {name: measured[name] for name in JUDGED if name in measured}
+    checked = {name: measured[name] for name in GUARDED_METRICS if name in measured}
     by_kl = "kl_old" if "kl_old" in checked else "kl_sampler"
     kl, entropy = checked[by_kl], checked["entropy"]
     finite = all(math.isfinite(value) for name, value in checked.items() if name != "entropy")

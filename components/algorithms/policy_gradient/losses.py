@@ -126,11 +126,11 @@ def clipped(ratio_S: torch.Tensor, advantage_S: torch.Tensor, clip_low: float, c
     return ((ratio_S > 1 + clip_high) & (advantage_S > 0)) | ((ratio_S < 1 - clip_low) & (advantage_S < 0))
 
 
-def correction(log_ratio_S: torch.Tensor, limit: float, how: Literal["truncate", "mask"]) -> torch.Tensor:
+def correction(log_ratio_S: torch.Tensor, limit: float, method: Literal["truncate", "mask"]) -> torch.Tensor:
     """Return weights for tokens that another engine sampled, from the log-ratio of trainer to sampler: min(r, limit)
     (truncated importance sampling), or r if 1 / limit <= r <= limit and 0 elsewhere. The weights carry no gradient."""
     ratio_S = ratio(log_ratio_S.detach())
-    if how == "truncate":
+    if method == "truncate":
         return ratio_S.clamp(max=limit)
     return torch.where((ratio_S >= 1 / limit) & (ratio_S <= limit), ratio_S, 0.0)
 

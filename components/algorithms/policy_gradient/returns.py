@@ -42,7 +42,9 @@ def discounted_sums(values: Sequence[float], discount: float) -> list[float]:
     return list(accumulate(reversed(values), lambda future, value: value + discount * future))[::-1]
 
 
-def penalised(returns: Sequence[float], lengths: Sequence[int], kl: Sequence[float], coefficient: float) -> list[float]:
+def subtract_kl(
+    returns: Sequence[float], lengths: Sequence[int], kl: Sequence[float], coefficient: float
+) -> list[float]:
     """Return token returns from turn returns (or from one episode return, with one length), each minus the weighted KL
     divergence of its own and all later tokens. kl: one per sampled token."""
     token_returns = [value for value, length in zip(returns, lengths, strict=True) for _ in range(length)]

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from components.algorithms.loop import distributed, schedule
-from components.algorithms.loop.metrics import of_packs
+from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy.reference_logprobs import Before
@@ -77,7 +77,7 @@ def train_policy_gradient(
         if "kl" not in measured and spec.measure_kl:
             ids = "".join(trajectory.id for trajectory in minibatch)
             measured |= _measured_kl(spec, policy, minibatch, learning, random.Random(f"{seed}-{ids}"))
-        return measured, of_packs([pack for _, pack in packs])
+        return measured, token_counts([pack for _, pack in packs])
 
     options: dict[str, Any] = {
         "outlier": partial(largest_log_ratio, policy, learning),
@@ -147,7 +147,7 @@ def _returns(spec: GRPOSpec, trajectory: Trajectory, before: Before) -> list[flo
     elif spec.turn_baseline != "process":
         rewards = returns.discounted_sums(rewards, spec.discount)
     if spec.kl_coefficient and spec.kl_in == "token_rewards":
-        return returns.penalised(rewards, lengths, before.kl(trajectory, spec.kl_estimator), spec.kl_coefficient)
+        return returns.subtract_kl(rewards, lengths, before.kl(trajectory, spec.kl_estimator), spec.kl_coefficient)
     penalty = _penalty(spec, trajectory, before)
     return [value - penalty for value in rewards]
 
@@ -216,7 +216,7 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: Packs) -> dict[str, float]:
     loss, the L2 norm before scaling, and the metrics of the policy on the packs."""
     sums: dict[str, float] = defaultdict(float)
     count = sum(len(pack.token_S) for _, pack in packs)
-    for (cut, host_pack), real in distributed.share_drawing(packs):
+    for (cut, host_pack), real in distributed.share_with_dropout(packs):
         pack = host_pack.to(policy.device)
         logprob_S, entropy_S = policy.logprobs(pack, cut, entropy_gradient=spec.entropy_coefficient > 0)
         pack_sums: dict[str, float] = defaultdict(float)

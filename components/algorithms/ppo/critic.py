@@ -54,7 +54,7 @@ class Critic:
         self._adapter: dict[str, torch.nn.Parameter] = {}
         if not self.shared:
             policy.add_adapter(ADAPTER)
-            with policy.using(ADAPTER) as self._adapter:
+            with policy.activate(ADAPTER) as self._adapter:
                 pass
 
     @property
@@ -90,7 +90,7 @@ class Critic:
             assert hidden_UD is not None
             yield self.read(hidden_UD.to(self._policy.device), row_S)
         else:
-            with self._policy.using(ADAPTER):
+            with self._policy.activate(ADAPTER):
                 yield self.read(self._policy.hidden(pack), row_S)
 
     def logprobs_and_values(self, pack: Pack, cut: Cut) -> tuple[torch.Tensor, torch.Tensor]:

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from components.algorithms.loop import distributed, schedule
-from components.algorithms.loop.metrics import of_packs
+from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack
 from components.algorithms.policy.policy import Policy
@@ -93,7 +93,7 @@ def train_ppo(
 
     def backward(minibatch: list[Trajectory]) -> tuple[dict[str, float], dict[str, float]]:
         packs = actions.packs(minibatch)
-        return _backward(spec, policy, critic, packs, actions), of_packs([pack for _, pack in packs])
+        return _backward(spec, policy, critic, packs, actions), token_counts([pack for _, pack in packs])
 
     step_options: dict[str, Any] = {
         "outlier": partial(largest_log_ratio, policy, actions),
@@ -197,7 +197,7 @@ def _backward(spec: PPOSpec, policy: Policy, critic: Critic, packs: Packs, actio
     Return the loss, the L2 norms before scaling, and the metrics of policy and critic on the packs."""
     sums: dict[str, float] = defaultdict(float)
     count = sum(len(pack.token_S) for _, pack in packs)
-    for (cut, host_pack), real in distributed.share_drawing(packs):
+    for (cut, host_pack), real in distributed.share_with_dropout(packs):
         pack_sums: dict[str, float] = defaultdict(float)
         pack = host_pack.to(policy.device)
         before_S, return_S, reference_S = (

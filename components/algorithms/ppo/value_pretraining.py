@@ -20,7 +20,7 @@ import torch
 
 from components.algorithms.loop import distributed
 from components.algorithms.loop.guards import Guards
-from components.algorithms.loop.metrics import of_packs
+from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack
 from components.algorithms.policy.policy import Policy
@@ -106,7 +106,7 @@ def _backward(
     grad_norm = sharded.clip(critic.parameters.values(), spec.max_grad_norm)
     packs = [pack for pack, _ in prepared]
     explained = explained_variance(sums, sum(len(pack.token_S) for pack in packs))
-    return {"loss": sums["loss"], "grad_norm": grad_norm, "explained_variance": explained}, of_packs(packs)
+    return {"loss": sums["loss"], "grad_norm": grad_norm, "explained_variance": explained}, token_counts(packs)
 
 
 def _struck(

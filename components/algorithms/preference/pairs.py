@@ -8,11 +8,11 @@ from typing import Literal
 from components.trajectories.groups import by_scenario, have_spread
 from components.trajectories.schema import Trajectory
 
-Which = Literal["best_worst", "all"]
+PairSelection = Literal["best_worst", "all"]
 
 
 def pairs(
-    trajectories: Iterable[Trajectory], value: Callable[[Trajectory], float], which: Which, min_margin: float
+    trajectories: Iterable[Trajectory], value: Callable[[Trajectory], float], which: PairSelection, min_margin: float
 ) -> list[tuple[Trajectory, Trajectory]]:
     """Return the (better, worse) pairs of each scenario by `value`: the best with the worst episode, or every two
     episodes with different values. Pairs that differ by at most `min_margin`, or only by rounding, are left out."""

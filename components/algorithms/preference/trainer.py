@@ -21,7 +21,7 @@ import torch
 from components.algorithms.loop import distributed, schedule
 from components.algorithms.loop.checkpoint import random_states, set_random_states
 from components.algorithms.loop.guards import Guards
-from components.algorithms.loop.metrics import of_packs, over_steps
+from components.algorithms.loop.metrics import mean_metrics, token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack, Sequence_, pack
 from components.algorithms.policy.policy import Policy
@@ -110,7 +110,7 @@ def train_preference(
         metrics = {"step": float(number), **_gradient_step(spec, policy, optimizer, batch, number, guards)}
         logs.append(metrics)
         on_step(metrics)
-    return step + len(logs), {**over_steps(logs), "examples": float(len(training_examples))}
+    return step + len(logs), {**mean_metrics(logs), "examples": float(len(training_examples))}
 
 
 # --- training data --------------------------------------------------------------------------------------------------
@@ -217,19 +217,19 @@ def _backward(
     packs = _packs(policy, trained, spec)
     states = random_states()
     with torch.no_grad():
-        sum_E = torch.tensor(_sums(policy, trained, spec, distributed.share_drawing), device=policy.device)
+        sum_E = torch.tensor(_sums(policy, trained, spec, distributed.share_with_dropout), device=policy.device)
         kl = torch.zeros((), device=policy.device)
         if isinstance(spec, KTOSpec):
             mismatched = [example.episodes[1] for example in batch]
             references = torch.tensor([episode.reference for episode in mismatched])
-            mismatched_sums = torch.tensor(_sums(policy, mismatched, spec, distributed.share_drawing))
+            mismatched_sums = torch.tensor(_sums(policy, mismatched, spec, distributed.share_with_dropout))
             kl = (mismatched_sums - references).mean().clamp(min=0).to(policy.device)
     sum_E.requires_grad_()
     reference_E = torch.tensor([episode.reference for episode in trained], device=policy.device)
     loss, metrics = _loss(spec, batch, sum_E, reference_E, index_of, kl)
     weight_E = torch.autograd.grad(loss, sum_E)[0]
     set_random_states(states)  # repeat the same packs with the same dropout
-    for (owner_Q, packed), real in distributed.share_drawing(packs):
+    for (owner_Q, packed), real in distributed.share_with_dropout(packs):
         logprob_S, _ = policy.logprobs(packed, Cut())
         weight_S = weight_E[owner_Q.to(policy.device)[packed.sequence_S.to(policy.device)]]
         policy.loss_scale.backward((logprob_S * (weight_S if real else 0 * weight_S)).sum())
@@ -238,7 +238,7 @@ def _backward(
     if policy.penalty:
         metrics = {**metrics, "ewc": policy.add_penalty()}
     grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
-    return {"loss": loss.item(), "grad_norm": grad_norm, **metrics}, of_packs([packed for _, packed in packs])
+    return {"loss": loss.item(), "grad_norm": grad_norm, **metrics}, token_counts([packed for _, packed in packs])
 
 
 def _trained_episodes(spec: PreferenceSpec, example: Example) -> tuple[Episode, ...]:
@@ -307,7 +307,7 @@ def _sums(
             if real:
                 owner_S = owner_Q.to(policy.device)[packed.sequence_S.to(policy.device)]
                 total_E += segment_sums(logprob_S, owner_S.bincount(minlength=len(episodes)))
-    return distributed.add_up(total_E).tolist()
+    return distributed.all_reduce_sum(total_E).tolist()
 
 
 def _packs(policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec) -> list[tuple[torch.Tensor, Pack]]:

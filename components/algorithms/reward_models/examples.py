@@ -28,7 +28,7 @@ from components.trajectories.schema import Score, Trajectory
 
 log = logging.getLogger(__name__)
 
-SIDES = "scenarios.json"
+SPLIT = "scenarios.json"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Sides:
+class ScenarioSplit:
     """Split of scenarios into training and held-out, by scenario id."""
 
     trained: frozenset[str] = frozenset()
@@ -83,17 +83,17 @@ class Sides:
     def write(self, folder: Path) -> None:
         """Write the split to the folder of a reward model."""
         data = {"held_out": sorted(self.held_out), "trained": sorted(self.trained)}
-        (folder / SIDES).write_text(json.dumps(data, indent=1) + "\n")
+        (folder / SPLIT).write_text(json.dumps(data, indent=1) + "\n")
 
     @classmethod
-    def read(cls, folder: Path) -> Sides:
+    def read(cls, folder: Path) -> ScenarioSplit:
         """Return the split of the reward model in a folder. Raises ArtifactError if it is missing or unreadable."""
         try:
-            data = read_json(folder / SIDES)
+            data = read_json(folder / SPLIT)
             return cls(frozenset(data["trained"]), frozenset(data["held_out"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArtifactError(
-                f"the reward model in {folder} does not record which scenarios it was trained on ({SIDES}: "
+                f"the reward model in {folder} does not record which scenarios it was trained on ({SPLIT}: "
                 f"{error!r}), so none can be held out: train it again, or start from another checkpoint"
             ) from error
 
@@ -112,7 +112,7 @@ class Data:
     """Pairs of held-out scenarios from the earlier collections."""
     episodes: list[Episode]
     """Episodes that are trained on."""
-    sides: Sides
+    split: ScenarioSplit
     """Split after this training."""
     counts: dict[str, float]
 
@@ -137,7 +137,7 @@ def gather(
     judged: Sequence[Judged],
     max_length: int,
     seed: int,
-    known: Sides | None = None,
+    known: ScenarioSplit | None = None,
 ) -> Data:
     """Return the training examples and the held-out examples.
 
@@ -161,7 +161,7 @@ def gather(
         spec,
         {_scenario(example) for collection in collections for example in collection.examples},
         seed,
-        known or Sides(),
+        known or ScenarioSplit(),
     )
     train = [
         example
@@ -190,8 +190,10 @@ def gather(
     if earlier_compared:
         counts["heldout_pairs_earlier"] = float(len(pairs_earlier))
     episodes = list({id(unit): unit for example in train for unit in example.episodes}.values())
-    sides = Sides(frozenset(map(_scenario, train)) | (known or Sides()).trained, frozenset(held_out_scenarios))
-    return Data(train, held_out_examples, compared, pairs_earlier, episodes, sides, counts)
+    split = ScenarioSplit(
+        frozenset(map(_scenario, train)) | (known or ScenarioSplit()).trained, frozenset(held_out_scenarios)
+    )
+    return Data(train, held_out_examples, compared, pairs_earlier, episodes, split, counts)
 
 
 def _read(spec: RewardTrainingSpec, chat: ChatFormat, judged: Judged, max_length: int) -> _Read:
@@ -269,7 +271,7 @@ def _pairs(
         yield Pair(episodes[better.id], episodes[worse.id], index, margin)
 
 
-def _held_out(spec: RewardTrainingSpec, scenarios: set[str], seed: int, known: Sides) -> set[str]:
+def _held_out(spec: RewardTrainingSpec, scenarios: set[str], seed: int, known: ScenarioSplit) -> set[str]:
     """Return the held-out scenarios: the earlier ones, and as many new ones as it takes to reach the held-out share of
     the current scenarios; at least one, and never all."""
     new = sorted(scenarios - known.trained - known.held_out)

@@ -19,7 +19,7 @@ import torch
 
 from components.algorithms.loop import checkpoint, distributed
 from components.algorithms.loop.guards import Guards
-from components.algorithms.loop.metrics import of_packs
+from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy_gradient.gradient_steps import finite_step
 from components.algorithms.policy_gradient.losses import segment_sums
@@ -57,30 +57,30 @@ def backward(
     episodes = list({id(episode): episode for example in batch for episode in example.episodes}.values())
     packed_readings = packs(episodes, spec.pack_tokens, padded=policy.padded)
     states = checkpoint.random_states()
-    score_RH = policy.scores(episodes, spec.pack_tokens, distributed.share_drawing).requires_grad_()
-    loss, metrics = loss_of(spec, batch, episodes, score_RH)
+    score_RH = policy.scores(episodes, spec.pack_tokens, distributed.share_with_dropout).requires_grad_()
+    loss, metrics = batch_loss(spec, batch, episodes, score_RH)
     weight_RH = torch.autograd.grad(loss, score_RH)[0]
     checkpoint.set_random_states(states)  # repeat the dropout of the scores that this is the gradient of
-    for (number_S, packed), real in distributed.share_drawing(packed_readings):
+    for (number_S, packed), real in distributed.share_with_dropout(packed_readings):
         weight_SH = weight_RH[number_S.to(policy.device)]
         policy.loss_scale.backward((policy.read(packed) * (weight_SH if real else 0 * weight_SH)).sum())
     distributed.sum_gradients(policy.parameters.values())
     policy.loss_scale.unscale(policy.parameters.values())
     grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
-    counts = of_packs([packed for _, packed in packed_readings])
+    counts = token_counts([packed for _, packed in packed_readings])
     del counts["sampled_tokens"]  # a reward model trains on no sampled tokens
     return {"loss": loss.item(), "grad_norm": grad_norm, **metrics}, counts
 
 
-def loss_of(
+def batch_loss(
     spec: RewardTrainingSpec, batch: Sequence[Example], episodes: Sequence[Episode], score_RH: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Return the mean loss of a batch as a function of the readings of its episodes, and its metrics."""
     index_of = {id(episode): index for index, episode in enumerate(episodes)}
     if pair_examples := [example for example in batch if isinstance(example, Pair)]:
-        worth_EH = worth(episodes, score_RH)
+        value_EH = episode_values(episodes, score_RH)
         chosen_P, rejected_P = (
-            worth_EH[
+            value_EH[
                 [index_of[id(pair.episodes[side])] for pair in pair_examples], [pair.head for pair in pair_examples]
             ]
             for side in (0, 1)
@@ -94,7 +94,7 @@ def loss_of(
     return losses.mean_squared_error(score_RH, label_RH), {}
 
 
-def worth(episodes: Sequence[Episode], score_RH: torch.Tensor) -> torch.Tensor:
+def episode_values(episodes: Sequence[Episode], score_RH: torch.Tensor) -> torch.Tensor:
     """Return the (E, H) values of the episodes: the sums of their readings."""
     return segment_sums(score_RH, torch.tensor([episode.readings for episode in episodes], device=score_RH.device))
 

@@ -11,7 +11,7 @@ import torch
 from components.algorithms.loop import distributed
 from components.algorithms.loop.guards import Guards
 from components.algorithms.reward_models.examples import Example, Pair
-from components.algorithms.reward_models.gradient_step import loss_of, worth
+from components.algorithms.reward_models.gradient_step import batch_loss, episode_values
 from components.algorithms.reward_models.model import RewardModel
 from components.algorithms.spec import RewardTrainingSpec
 from components.trajectories.schema import Trajectory
@@ -33,13 +33,13 @@ def held_out(
     if examples:
         example_episodes = list({id(episode): episode for example in examples for episode in example.episodes}.values())
         first_RH = score_RH[: sum(episode.readings for episode in example_episodes)]  # they come first in `episodes`
-        measured["heldout_loss"] = loss_of(spec, examples, example_episodes, first_RH)[0].item()
-    worth_EH = worth(episodes, score_RH)
+        measured["heldout_loss"] = batch_loss(spec, examples, example_episodes, first_RH)[0].item()
+    value_EH = episode_values(episodes, score_RH)
     names = list(spec.heads)
     for suffix, pairs in compared.items():
         margins: dict[str, list[float]] = defaultdict(list)
         for pair in pairs:
-            better, worse = (worth_EH[index_of[id(episode)], pair.head].item() for episode in pair.episodes)
+            better, worse = (value_EH[index_of[id(episode)], pair.head].item() for episode in pair.episodes)
             margins[names[pair.head]].append(better - worse)
         if all_margins := [margin for column in margins.values() for margin in column]:
             measured[f"heldout_accuracy{suffix}"] = sum(margin > 0 for margin in all_margins) / len(all_margins)
@@ -50,7 +50,7 @@ def held_out(
     return measured
 
 
-def demand_finite(
+def require_finite(
     policy: RewardModel, score_RH: torch.Tensor, guards: Guards, step: int, trajectories: Sequence[Trajectory]
 ) -> None:
     """Raise TrainingDiverged if a parameter or a score is not finite."""

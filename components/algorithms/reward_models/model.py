@@ -72,10 +72,10 @@ class RewardModel(Policy):
                 score_SH = self.read(packed)
                 if real:
                     score_RH[number_S.to(self.device)] = score_SH
-        return distributed.add_up(score_RH) if share else score_RH
+        return distributed.all_reduce_sum(score_RH) if share else score_RH
 
     @contextlib.contextmanager
-    def still(self) -> Iterator[None]:
+    def without_any_dropout(self) -> Iterator[None]:
         """Disable dropout within the context."""
         self.model.eval()
         try:
@@ -83,7 +83,7 @@ class RewardModel(Policy):
         finally:
             self._set_dropout()
 
-    def begin(self, folder: Path) -> None:
+    def load_policy_weights(self, folder: Path) -> None:
         """Load a policy's trained weights; the heads stay unchanged. Raises ArtifactError if they do not fit."""
         super().load(folder)
 

@@ -13,14 +13,14 @@ import torch
 from components.algorithms.loop import checkpoint, distributed, schedule
 from components.algorithms.loop.adamw import AdamW
 from components.algorithms.loop.guards import STRIKES, Guards
-from components.algorithms.loop.metrics import over_steps
-from components.algorithms.loop.resume import Unfinished
+from components.algorithms.loop.metrics import mean_metrics
+from components.algorithms.loop.resume import UnfinishedTraining
 from components.algorithms.policy import sharded
 from components.algorithms.policy_gradient.gradient_steps import examples_by_step
 from components.algorithms.reward_models.card import CARD, Card, Head, check_base, read_card, write_card
-from components.algorithms.reward_models.examples import Judged, Sides, gather
+from components.algorithms.reward_models.examples import Judged, ScenarioSplit, gather
 from components.algorithms.reward_models.gradient_step import gradient_step
-from components.algorithms.reward_models.metrics import demand_finite, held_out
+from components.algorithms.reward_models.metrics import held_out, require_finite
 from components.algorithms.reward_models.model import RewardModel, vocabulary_digest
 from components.algorithms.spec import RewardTrainingSpec
 from components.compute.spec import Strategy
@@ -63,7 +63,7 @@ def train_reward_model(
     split = None
     if start is not None and card is not None:
         _require_same_kind(start, card, spec, model)
-        split = Sides.read(start)
+        split = ScenarioSplit.read(start)
     data = gather(spec, ChatFormat(load_tokenizer(base_dir)), judged, model.max_length, seed, split)
     policy = RewardModel(base_dir, model, list(spec.heads), seed)
     if strategy != "ddp":
@@ -89,11 +89,11 @@ def train_reward_model(
         step = checkpoint.load_state(
             start, algorithm=spec.name, optimizer=optimizer, names=names, loss_scale=policy.loss_scale
         )
-        with policy.still():
+        with policy.without_any_dropout():
             measured |= held_out(spec, policy, [], {"_before": data.compared})
     elif start is not None:
-        policy.begin(policy.folder(start))
-    unfinished = Unfinished(
+        policy.load_policy_weights(policy.folder(start))
+    unfinished = UnfinishedTraining(
         scratch / "unfinished", policy, optimizer, algorithm=spec.name, start=step, every=save_every
     )
     unfinished.restore()
@@ -101,7 +101,7 @@ def train_reward_model(
         on_step(taken)
     steps_done = len(unfinished.steps)
     guards = Guards(scratch)
-    with unfinished.saved_when_stopped():
+    with unfinished.save_on_interrupt():
         for number, batch in enumerate(examples_by_step(data.train, spec.epochs, spec.batch_size, seed, step), start=1):
             if number <= steps_done:
                 continue
@@ -110,9 +110,9 @@ def train_reward_model(
                 group["lr"] = spec.learning_rate * share
             step_metrics = gradient_step(spec, policy, optimizer, batch, step + number, guards)
             metrics = {"step": float(step + number), **step_metrics}
-            unfinished.took(metrics)
+            unfinished.record_step(metrics)
             on_step(metrics)
-    with policy.still():
+    with policy.without_any_dropout():
         score_RH = policy.scores(data.episodes, spec.pack_tokens, distributed.share)
         measured |= held_out(spec, policy, data.held_out, {"": data.compared, "_earlier": data.compared_earlier})
     if distributed.first():
@@ -120,7 +120,7 @@ def train_reward_model(
         if strikes := guards.strikes():
             (out / STRIKES).write_text("".join(json.dumps(strike) + "\n" for strike in strikes))
     trajectories = [trajectory for collection in judged for trajectory in collection.trajectories]
-    demand_finite(policy, score_RH, guards, step + len(unfinished.steps), trajectories)
+    require_finite(policy, score_RH, guards, step + len(unfinished.steps), trajectories)
     heads = {
         name: Head(weight, score_RH[:, index].mean().item(), score_RH[:, index].std(correction=0).item())
         if card is None or data.episodes
@@ -130,12 +130,12 @@ def train_reward_model(
     step += len(unfinished.steps)
     if distributed.first():
         policy.save(policy.folder(out))
-        data.sides.write(out)
+        data.split.write(out)
         write_card(out, spec.name, model, vocabulary_digest(base_dir), heads)  # type: ignore[arg-type]
         moments, scale = checkpoint.moments(optimizer, names), policy.loss_scale.state()
         checkpoint.save_state(out, algorithm=spec.name, step=step, moments=moments, loss_scale=scale)
     distributed.wait()
-    return {**over_steps(unfinished.steps), **data.counts, **measured}
+    return {**mean_metrics(unfinished.steps), **data.counts, **measured}
 
 
 def _require_same_kind(start: Path, card: Card, spec: RewardTrainingSpec, model: ModelSpec) -> None:

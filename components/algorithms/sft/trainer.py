@@ -26,7 +26,7 @@ import torch
 
 from components.algorithms.loop import checkpoint, distributed, schedule
 from components.algorithms.loop.guards import Guards
-from components.algorithms.loop.metrics import of_packs, over_steps
+from components.algorithms.loop.metrics import mean_metrics, token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Sequence_, pack
 from components.algorithms.policy.policy import Policy
@@ -79,7 +79,7 @@ def train_sft(
     steps = list(taken)
     batches = list(_batches(rows, spec, seed))
     if len(taken) == len(batches):
-        return step + len(taken), {**over_steps(steps), "examples": float(len(rows))}
+        return step + len(taken), {**mean_metrics(steps), "examples": float(len(rows))}
     clock = [0.0]
     computed: list[dict[str, float]] = []
     guards = Guards(scratch)
@@ -96,14 +96,14 @@ def train_sft(
         target_count = sum(len(sequence.targets) for sequence in sequences)
         packs = pack(sequences, spec.pack_tokens, padded=policy.padded)
         total = 0.0
-        for packed, real in distributed.share_drawing(packs):
+        for packed, real in distributed.share_with_dropout(packs):
             logprob_S, _ = policy.logprobs(packed, Cut())
             loss = -(logprob_S * packed.weight_S.to(policy.device)).sum() / target_count
             policy.loss_scale.backward(loss if real else loss * 0)
             total += loss.item() if real else 0.0
         distributed.sum_gradients(policy.parameters.values())
         policy.loss_scale.unscale(policy.parameters.values())
-        computed.append(of_packs(packs))
+        computed.append(token_counts(packs))
         return distributed.sums({"loss": total})["loss"]
 
     def grad_norm() -> float:
@@ -217,7 +217,7 @@ def train_sft(
     clock[0] = time.monotonic()
     random_state.append(checkpoint.random_states())
     trainer.train()
-    return step + len(steps), {**over_steps(steps), "examples": float(len(rows))}
+    return step + len(steps), {**mean_metrics(steps), "examples": float(len(rows))}
 
 
 def _batches(rows: list[dict[str, Any]], spec: SFTSpec, seed: int) -> Iterator[list[dict[str, Any]]]:
