@@ -183,7 +183,7 @@ def train(
 
             step, metrics = train_sft(algorithm, policy, optimizer, base_dir, trajectories, **options)
     if not unfinished.steps:
-        log.warning("no trajectory to train on: the new checkpoint equals the one that training started from")
+        log.warning("nothing to learn from: the new checkpoint equals the one that training started from")
     broken_names = [name for module in modules for name in sharded.non_finite_names(module.parameters)]
     if broken_names:
         measured = {"not_finite": float(len(broken_names))}

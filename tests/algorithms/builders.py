@@ -15,7 +15,7 @@ VOCABULARY = 259
 TEMPERATURE = 0.7
 
 
-def history(parts: Sequence[tuple[bool, Sequence[int]]], logprobs: Sequence[float]) -> History:
+def make_history(parts: Sequence[tuple[bool, Sequence[int]]], logprobs: Sequence[float]) -> History:
     """parts: (sampled, tokens) in order. logprobs: of the sampled tokens."""
     token_ids: list[int] = []
     messages = []
@@ -24,13 +24,13 @@ def history(parts: Sequence[tuple[bool, Sequence[int]]], logprobs: Sequence[floa
         messages.append(Message("assistant" if sampled else "user", "", span=span))
         token_ids += tokens
     built = History(messages, token_ids)
-    given = iter(logprobs)
-    built.logprobs = [next(given) if sampled else float("nan") for sampled in built.sampled_mask()]
-    assert next(given, None) is None
+    values = iter(logprobs)
+    built.logprobs = [next(values) if sampled else float("nan") for sampled in built.sampled_mask()]
+    assert next(values, None) is None
     return built
 
 
-def trajectory(
+def make_trajectory(
     group: str,
     sample: int,
     histories: list[History],
@@ -50,6 +50,10 @@ def trajectory(
     )
 
 
+# Names that tests outside this folder import.
+history, trajectory = make_history, make_trajectory
+
+
 def batch(seed: int = 0, groups: int = 3, size: int = 3, off_policy: float = 0.4) -> list[Trajectory]:
     """Groups of two-turn episodes that share their prompt and parts of their answers. The log-probabilities scatter
     around those of an untrained model, so that some ratios are clipped on either side."""
@@ -58,7 +62,7 @@ def batch(seed: int = 0, groups: int = 3, size: int = 3, off_policy: float = 0.4
     def tokens(count: int) -> list[int]:
         return [draw.randrange(3, VOCABULARY) for _ in range(count)]
 
-    made = []
+    result = []
     for group in range(groups):
         prompt, first, observation = tokens(12), tokens(4), tokens(6)
         for sample in range(size):
@@ -66,13 +70,13 @@ def batch(seed: int = 0, groups: int = 3, size: int = 3, off_policy: float = 0.4
             last = tokens(draw.randint(2, 6))
             parts = [(False, prompt), (True, answer), (False, observation), (True, last)]
             logprobs = [-5.56 + draw.gauss(0, off_policy) for _ in range(len(answer) + len(last))]
-            made.append(trajectory(f"s{group}", sample, [history(parts, logprobs)], reward=draw.random()))
-    return made
+            result.append(make_trajectory(f"s{group}", sample, [make_history(parts, logprobs)], reward=draw.random()))
+    return result
 
 
 def demonstrations(count: int = 6) -> list[Trajectory]:
     """Written conversations, without tokens."""
-    made = []
+    result = []
     for index in range(count):
         messages = [
             Message("system", "You work in a shop."),
@@ -81,8 +85,8 @@ def demonstrations(count: int = 6) -> list[Trajectory]:
             Message("user", "Thanks."),
             Message("assistant", "You are welcome."),
         ]
-        made.append(Trajectory(f"d{index}/0", Scenario(f"d{index}", {}, "train"), 0, [History(messages)]))
-    return made
+        result.append(Trajectory(f"d{index}/0", Scenario(f"d{index}", {}, "train"), 0, [History(messages)]))
+    return result
 
 
 def make_policy(base_dir: Path, seed: int = 0, model: ModelSpec = MODEL):

@@ -25,7 +25,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (scratch := Path(folder) / "bench").mkdir()
         bench = Bench(prepare(MODEL, Path(folder) / "models"), scratch)
-        specs = [one.spec(**UNGUARDED) for one in combinations.combinations()]
+        specs = [combination.spec(**UNGUARDED) for combination in combinations.combinations()]
         specs += [
             combinations.varied(base, variation, **UNGUARDED)
             for base in combinations.BASES

@@ -18,7 +18,7 @@ import torch
 
 from components.trajectories.schema import Trajectory
 from tests.algorithms import papers
-from tests.algorithms.builders import MODEL, VOCABULARY, history, trajectory
+from tests.algorithms.builders import MODEL, VOCABULARY, make_history, make_trajectory
 from tests.algorithms.papers import Episode
 from tests.algorithms.plain_llama import Adapter, PlainLlama, flat
 
@@ -45,7 +45,7 @@ def episodes(histories: str, seed: int = 0) -> tuple[list[Trajectory], list[Epis
     def tokens(low: int, high: int) -> list[int]:
         return [draw.randrange(3, VOCABULARY) for _ in range(draw.randint(low, high))]
 
-    trajectories, given = [], []
+    trajectories, inputs = [], []
     system = tokens(5, 5)
     for group in range(3):
         task, shared = tokens(4, 4), tokens(2, 2)
@@ -65,7 +65,7 @@ def episodes(histories: str, seed: int = 0) -> tuple[list[Trajectory], list[Epis
                     history_of += [place] * len(answer)
                     states.append(state)
                 count = sum(len(part) for sampled, part in parts if sampled)
-                built.append(history(parts, [0.0] * count))
+                built.append(make_history(parts, [0.0] * count))
                 for message, content in zip(built[-1].messages, contents, strict=True):
                     message.content = content
             reward = round(draw.random(), 3)
@@ -73,11 +73,11 @@ def episodes(histories: str, seed: int = 0) -> tuple[list[Trajectory], list[Epis
             cut_off = (group, sample) == (1, 1)
             if cut_off:
                 built[-1].messages[-1].finish_reason = "length"
-            made = trajectory(f"s{group}", sample, built, reward, sampling={"temperature": TEMPERATURE})
-            made.step_rewards = steps
-            trajectories.append(made)
-            given.append(Episode(f"s{group}", reward, steps, states, turn_of, history_of, cut_off))
-    return trajectories, given
+            result = make_trajectory(f"s{group}", sample, built, reward, sampling={"temperature": TEMPERATURE})
+            result.step_rewards = steps
+            trajectories.append(result)
+            inputs.append(Episode(f"s{group}", reward, steps, states, turn_of, history_of, cut_off))
+    return trajectories, inputs
 
 
 def set_sampler(trajectories: Sequence[Trajectory], old: Sequence[torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
@@ -85,28 +85,28 @@ def set_sampler(trajectories: Sequence[Trajectory], old: Sequence[torch.Tensor],
     and by more at a few tokens. Return them."""
     draw = random.Random(seed)
     result = []
-    for one, old_S in zip(trajectories, old, strict=True):
+    for trajectory, old_S in zip(trajectories, old, strict=True):
         away = [draw.choice([-1.6, 1.6]) if draw.random() < 0.08 else draw.gauss(0, 0.3) for _ in old_S]
         sampler_S = (old_S + torch.tensor(away, dtype=torch.float64)).float()
         result.append(sampler_S.double())
         values = iter(sampler_S.tolist())
-        for each in one.histories:
-            each.logprobs = [next(values) if sampled else float("nan") for sampled in each.sampled_mask()]
+        for history in trajectory.histories:
+            history.logprobs = [next(values) if sampled else float("nan") for sampled in history.sampled_mask()]
     return result
 
 
-def split(one: Trajectory) -> Trajectory:
+def split(trajectory: Trajectory) -> Trajectory:
     """Return the same episode with a history of its own for each turn, which repeats everything before it: every token
     is sampled in the same context."""
     built = []
-    for each in one.histories:
-        for message in each.messages:
+    for history in trajectory.histories:
+        for message in history.messages:
             if message.span is not None:
                 start, end = message.span
-                parts = [(False, each.token_ids[:start]), (True, each.token_ids[start:end])]
-                built.append(history(parts, each.logprobs[start:end]))
+                parts = [(False, history.token_ids[:start]), (True, history.token_ids[start:end])]
+                built.append(make_history(parts, history.logprobs[start:end]))
                 built[-1].messages[-1].finish_reason = message.finish_reason
-    return replace(one, histories=built)
+    return replace(trajectory, histories=built)
 
 
 # --- the formulas' side ---------------------------------------------------------------------------------------------
@@ -127,8 +127,8 @@ class Reading:
 
     def gradient(self, loss: Callable[[Columns], torch.Tensor]) -> torch.Tensor:
         """Return the (P,) gradient of a loss of the columns, by the chain rule."""
-        given = {name: column.clone().requires_grad_() for name, column in self.columns.items()}
-        by_column = torch.autograd.grad(loss(given), list(given.values()), allow_unused=True)
+        inputs = {name: column.clone().requires_grad_() for name, column in self.columns.items()}
+        by_column = torch.autograd.grad(loss(inputs), list(inputs.values()), allow_unused=True)
         pairs = zip(by_column, self.jacobians.values(), strict=True)
         return sum((by_S @ jacobian_SP for by_S, jacobian_SP in pairs if by_S is not None), torch.zeros(()))
 
@@ -142,8 +142,8 @@ def sampled_places(trajectories: Sequence[Trajectory]) -> list[tuple[list[int], 
     """Token ids and indices of the sampled tokens of each history, over all episodes."""
     return [
         (h.token_ids, [at for at, sampled in enumerate(h.sampled_mask()) if sampled])
-        for one in trajectories
-        for h in one.histories
+        for trajectory in trajectories
+        for h in trajectory.histories
     ]
 
 
@@ -303,11 +303,11 @@ class Batch:
 
     def split(self, column_S: torch.Tensor) -> list[torch.Tensor]:
         """A column by episode."""
-        return list(column_S.split([one.tokens for one in self.episodes]))
+        return list(column_S.split([episode.tokens for episode in self.episodes]))
 
-    def columns(self, given: Columns) -> list[papers.Columns]:
+    def columns(self, columns: Columns) -> list[papers.Columns]:
         """The columns of each episode, as the formulas read them."""
-        now, entropy = self.split(given["logprob"]), self.split(given["entropy"])
+        now, entropy = self.split(columns["logprob"]), self.split(columns["entropy"])
         rows = zip(now, self.old, self.sampler, self.reference, entropy, strict=True)
         return [papers.Columns(*row) for row in rows]
 
@@ -332,8 +332,8 @@ def policy_gradient_errors(bench: Bench, spec: Any, histories: str) -> list[floa
     batch, policy = bench.batches[histories], bench.policy
     bench.set(bench.start)
     optimizer = Replaces([policy.parameters], bench.after)
-    rest = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
-    train_policy_gradient(spec, policy, optimizer, batch.trajectories, **rest)
+    options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
+    train_policy_gradient(spec, policy, optimizer, batch.trajectories, **options)
     return relative_errors(
         optimizer, batch.steps, lambda given: papers.policy_gradient(spec, batch.episodes, batch.columns(given))
     )

@@ -108,7 +108,9 @@ def advantages(spec: Any, episodes: Sequence[Episode], kl: Sequence[Sequence[flo
     numbers = range(len(episodes))
     if spec.credit == "episode":
         # GRPO (arXiv:2402.03300, section 4.1.2), RLOO (arXiv:2402.14740, eq. 7), REINFORCE++ (arXiv:2501.03262, eq. 5).
-        returns = [one.reward + overlong(spec, one.tokens) - off_reward[n] for n, one in enumerate(episodes)]
+        returns = [
+            episode.reward + overlong(spec, episode.tokens) - off_reward[n] for n, episode in enumerate(episodes)
+        ]
         if by_token:
             return _of_tokens(
                 spec, episodes, [[returns[n] - later for later in to_come[n]] for n in numbers], lambda n, t: None
@@ -116,12 +118,14 @@ def advantages(spec: Any, episodes: Sequence[Episode], kl: Sequence[Sequence[flo
         whole = normalised(spec, episodes, [(n, None, returns[n]) for n in numbers])
         return [[whole[n]] * episodes[n].tokens for n in numbers]
     # The punishment of length is a part of the reward of the last turn.
-    rewards = [[*one.step_rewards[:-1], one.step_rewards[-1] + overlong(spec, one.tokens)] for one in episodes]
+    rewards = [
+        [*episode.step_rewards[:-1], episode.step_rewards[-1] + overlong(spec, episode.tokens)] for episode in episodes
+    ]
     if spec.turn_baseline == "process":
         # arXiv:2402.03300, section 4.1.3.
         steps = normalised(spec, episodes, [(n, None, reward) for n in numbers for reward in rewards[n]])
-        given = iter(steps)
-        by_turn = [returns_to_go([next(given) for _ in rewards[n]], spec.discount) for n in numbers]
+        iterator = iter(steps)
+        by_turn = [returns_to_go([next(iterator) for _ in rewards[n]], spec.discount) for n in numbers]
         return _spread(episodes, by_turn)
     returns_by_turn = [[value - off_reward[n] for value in returns_to_go(rewards[n], spec.discount)] for n in numbers]
     if by_token:
@@ -132,8 +136,8 @@ def advantages(spec: Any, episodes: Sequence[Episode], kl: Sequence[Sequence[flo
         return _of_tokens(spec, episodes, token_returns, lambda n, t: episodes[n].turn[t])
     cell = {"index": lambda n, turn: turn, "state": lambda n, turn: episodes[n].states[turn]}[spec.turn_baseline]
     values = [(n, cell(n, turn), value) for n in numbers for turn, value in enumerate(returns_by_turn[n])]
-    given = iter(normalised(spec, episodes, values))
-    by_turn = [[next(given) for _ in rewards[n]] for n in numbers]
+    iterator = iter(normalised(spec, episodes, values))
+    by_turn = [[next(iterator) for _ in rewards[n]] for n in numbers]
     if spec.turn_baseline == "state":
         # GiGPO (arXiv:2505.10978): the episode's total return is not discounted (eq. 3), those of steps are (eq. 5).
         totals = [(n, None, sum(rewards[n]) - off_reward[n]) for n in numbers]
@@ -155,12 +159,12 @@ def _of_tokens(
         }
         alone = value if spec.baseline == "none" else 0.0
         result.append(normal if len(compared) > 1 else alone)
-    given = iter(result)
-    return [[next(given) for _ in own] for own in returns]
+    iterator = iter(result)
+    return [[next(iterator) for _ in own] for own in returns]
 
 
 def _spread(episodes: Sequence[Episode], by_turn: Sequence[Sequence[float]]) -> list[list[float]]:
-    return [[values[turn] for turn in one.turn] for one, values in zip(episodes, by_turn, strict=True)]
+    return [[values[turn] for turn in episode.turn] for episode, values in zip(episodes, by_turn, strict=True)]
 
 
 # --- the loss of the policy -----------------------------------------------------------------------------------------
@@ -174,18 +178,18 @@ def surrogate(spec: Any, ratio: torch.Tensor, advantage: torch.Tensor) -> torch.
     return -objective
 
 
-def ratio_base(spec: Any, given: Columns) -> torch.Tensor:
+def ratio_base(spec: Any, columns: Columns) -> torch.Tensor:
     """What ratios are taken to: the sampler, or the policy before the first step where a correction accounts for the
     rest (arXiv:2110.00641), and for ratios of sequences."""
-    return given.old if spec.correction in ("truncate", "mask") or spec.ratio != "token" else given.sampler
+    return columns.old if spec.correction in ("truncate", "mask") or spec.ratio != "token" else columns.sampler
 
 
-def episode_loss(spec: Any, one: Episode, given: Columns, advantage: Sequence[float]) -> torch.Tensor:
+def episode_loss(spec: Any, episode: Episode, columns: Columns, advantage: Sequence[float]) -> torch.Tensor:
     """Return the sum over the tokens of an episode, whose gradient is that of the paper's objective."""
     total = torch.zeros((), dtype=torch.float64)
-    for places in histories(one):
-        now = given.now[places]
-        log_ratio = now - ratio_base(spec, given)[places]
+    for places in histories(episode):
+        now = columns.now[places]
+        log_ratio = now - ratio_base(spec, columns)[places]
         own = torch.tensor([advantage[place] for place in places], dtype=torch.float64)
         level = {"token": log_ratio, "sequence_mean": log_ratio.mean(), "sequence": log_ratio.sum()}[spec.ratio]
         whole = bool((own == own[0]).all()) and (
@@ -201,26 +205,26 @@ def episode_loss(spec: Any, one: Episode, given: Columns, advantage: Sequence[fl
             # The sequence has one advantage and one weight. GSPO (arXiv:2507.18071, eq. 5 and 7) and RLOO: its
             # objective as it stands. Of a mean, each token counts once; a product counts once for each token of the
             # episode.
-            count = len(places) if spec.ratio == "sequence_mean" else one.tokens
+            count = len(places) if spec.ratio == "sequence_mean" else episode.tokens
             loss = count * surrogate(spec, torch.exp(level), own[0])[None]
         else:
             # GSPO-token (arXiv:2507.18071, section 4.3): sg(s) · π / sg(π).
-            times = 1 if spec.ratio == "sequence_mean" else one.tokens
+            times = 1 if spec.ratio == "sequence_mean" else episode.tokens
             loss = surrogate(spec, torch.exp(level.detach()) * torch.exp(times * (now - now.detach())), own)
-        total = total + (loss * _correction(spec, given, places)).sum()
+        total = total + (loss * _correction(spec, columns, places)).sum()
     return total
 
 
-def histories(one: Episode) -> Iterable[list[int]]:
+def histories(episode: Episode) -> Iterable[list[int]]:
     """Return the places of the sampled tokens of each history."""
-    for _, places in groupby(range(one.tokens), key=lambda place: one.history[place]):
+    for _, places in groupby(range(episode.tokens), key=lambda place: episode.history[place]):
         yield list(places)
 
 
-def _correction(spec: Any, given: Columns, places: list[int]) -> torch.Tensor | float:
+def _correction(spec: Any, columns: Columns, places: list[int]) -> torch.Tensor | float:
     if spec.correction in ("auto", "none"):
         return 1.0
-    away = (given.old - given.sampler)[places]
+    away = (columns.old - columns.sampler)[places]
     weight = torch.exp(away if spec.correction_level == "token" else away.sum().expand(len(places)))
     if spec.correction == "truncate":
         weight = weight.clamp(max=spec.correction_limit)
@@ -231,11 +235,11 @@ def _correction(spec: Any, given: Columns, places: list[int]) -> torch.Tensor | 
     return weight if spec.correction_level == "token" else weight[:1]
 
 
-def weight(spec: Any, learned: Sequence[Episode], one: Episode) -> float:
+def weight(spec: Any, learned: Sequence[Episode], episode: Episode) -> float:
     """Return what each token of an episode counts."""
     return {
-        "tokens": 1 / sum(each.tokens for each in learned),
-        "sequences": 1 / (one.tokens * len(learned)),
+        "tokens": 1 / sum(episode.tokens for episode in learned),
+        "sequences": 1 / (episode.tokens * len(learned)),
         "constant": 1 / (spec.constant_length * len(learned)),
     }[spec.normalization]
 
@@ -245,15 +249,15 @@ def policy_gradient(spec: Any, episodes: Sequence[Episode], columns: Sequence[Co
     estimate = ESTIMATORS[spec.kl_estimator]
     kl = [estimate(given.reference - given.old).tolist() for given in columns]
     given_advantages = advantages(spec, episodes, kl)
-    learned = [one for one in episodes if not (spec.mask_truncated and one.cut_off)]
-    tokens = sum(one.tokens for one in learned)
+    learned = [episode for episode in episodes if not (spec.mask_truncated and episode.cut_off)]
+    tokens = sum(episode.tokens for episode in learned)
     total = torch.zeros((), dtype=torch.float64)
-    for one, given, advantage in zip(episodes, columns, given_advantages, strict=True):
-        if spec.mask_truncated and one.cut_off:
+    for episode, trajectory, advantage in zip(episodes, columns, given_advantages, strict=True):
+        if spec.mask_truncated and episode.cut_off:
             continue
-        loss = episode_loss(spec, one, given, advantage)
+        loss = episode_loss(spec, episode, trajectory, advantage)
         if spec.kl_in == "loss":
-            loss = loss + spec.kl_coefficient * estimate(given.reference - given.now).sum()
-        total = total + weight(spec, learned, one) * loss
-        total = total - spec.entropy_coefficient * given.entropy.sum() / tokens
+            loss = loss + spec.kl_coefficient * estimate(trajectory.reference - trajectory.now).sum()
+        total = total + weight(spec, learned, episode) * loss
+        total = total - spec.entropy_coefficient * trajectory.entropy.sum() / tokens
     return total

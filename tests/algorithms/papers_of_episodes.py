@@ -30,32 +30,32 @@ def pairs(spec: Any, groups: Sequence[str], rewards: Sequence[float]) -> list[Pa
     return result
 
 
-def dpo(spec: Any, now: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], found: Sequence[Pair]):
+def dpo(spec: Any, now: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], index_pairs: Sequence[Pair]):
     """arXiv:2305.18290, eq. 7; with label smoothing its conservative form."""
     losses = []
-    for better, worse in found:
+    for better, worse in index_pairs:
         h = spec.beta * ((now[better] - reference[better]).sum() - (now[worse] - reference[worse]).sum())
         e = spec.label_smoothing
         losses.append(-(1 - e) * torch.log(torch.sigmoid(h)) - e * torch.log(torch.sigmoid(-h)))
     return torch.stack(losses).mean()
 
 
-def ipo(spec: Any, now: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], found: Sequence[Pair]):
+def ipo(spec: Any, now: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], index_pairs: Sequence[Pair]):
     """arXiv:2310.12036, eq. 17, with log-ratios by token."""
     losses = []
-    for better, worse in found:
+    for better, worse in index_pairs:
         h = (now[better] - reference[better]).mean() - (now[worse] - reference[worse]).mean()
         losses.append((h - 1 / (2 * spec.beta)) ** 2)
     return torch.stack(losses).mean()
 
 
-def orpo(spec: Any, now: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], found: Sequence[Pair]):
+def orpo(spec: Any, now: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], index_pairs: Sequence[Pair]):
     """arXiv:2403.07691, eq. 6 and 7; the likelihood is the mean over tokens of all chosen, as in its code."""
     losses = []
-    for better, worse in found:
+    for better, worse in index_pairs:
         p, q = torch.exp(now[better].mean()), torch.exp(now[worse].mean())
         losses.append(-torch.log(torch.sigmoid(torch.log(p / (1 - p)) - torch.log(q / (1 - q)))))
-    likelihood = torch.cat([now[better] for better, _ in found]).mean()
+    likelihood = torch.cat([now[better] for better, _ in index_pairs]).mean()
     return -likelihood + spec.beta * torch.stack(losses).mean()
 
 
@@ -82,12 +82,12 @@ History = tuple[list[int], list[int]]
 """Token ids, and indices of the sampled ones."""
 
 
-def mismatched(one: Sequence[History], other: Sequence[History]) -> list[History]:
+def mismatched(history: Sequence[History], other: Sequence[History]) -> list[History]:
     """Return the answers of another episode after the prompts of this one, history by history; after the last prompt
     where it has more of them."""
     result = []
     for place, (token_ids, sampled) in enumerate(other):
-        prompt_ids, prompt_sampled = one[min(place, len(one) - 1)]
+        prompt_ids, prompt_sampled = history[min(place, len(history) - 1)]
         prompt = prompt_ids[: prompt_sampled[0]]
         start = sampled[0]
         result.append((prompt + token_ids[start:], [at - start + len(prompt) for at in sampled]))

@@ -15,23 +15,23 @@ import torch
 from tests.algorithms.papers import EPSILON, ESTIMATORS, Columns, Episode, episode_loss, overlong, weight
 
 
-def rewards(spec: Any, one: Episode, kl: Sequence[float]) -> list[float]:
+def rewards(spec: Any, episode: Episode, kl: Sequence[float]) -> list[float]:
     """Return the reward of each action: less its KL to the reference, and what was judged at the last action of the
     episode or of the turn."""
     result = [-spec.kl_coefficient * value for value in kl]
     if spec.credit == "episode":
-        result[-1] += one.reward
+        result[-1] += episode.reward
     else:
-        for turn, reward in enumerate(one.step_rewards):
-            result[max(place for place, own in enumerate(one.turn) if own == turn)] += reward
-    result[-1] += overlong(spec, one.tokens)
+        for turn, reward in enumerate(episode.step_rewards):
+            result[max(place for place, own in enumerate(episode.turn) if own == turn)] += reward
+    result[-1] += overlong(spec, episode.tokens)
     return result
 
 
-def gae(discount: float, lambda_: float, given: Sequence[float], values: Sequence[float]) -> list[float]:
+def gae(discount: float, lambda_: float, iterator: Sequence[float], values: Sequence[float]) -> list[float]:
     """arXiv:1506.02438, eq. 16, as a sum."""
     later = [*values[1:], 0.0]
-    deltas = [r + discount * after - v for r, after, v in zip(given, later, values, strict=True)]
+    deltas = [r + discount * after - v for r, after, v in zip(iterator, later, values, strict=True)]
     decay = discount * lambda_
     return [sum(decay ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))]
 
@@ -42,9 +42,9 @@ def moments(spec: Any, rewards_of_episodes: Sequence[Sequence[float]]) -> tuple[
     if spec.value_norm_decay is None:
         return 0.0, 1.0
     to_come = [
-        sum(spec.discount ** (k - t) * each[k] for k in range(t, len(each)))
-        for each in rewards_of_episodes
-        for t in range(len(each))
+        sum(spec.discount ** (k - t) * episode[k] for k in range(t, len(episode)))
+        for episode in rewards_of_episodes
+        for t in range(len(episode))
     ]
     deviation, mean = torch.std_mean(torch.tensor(to_come, dtype=torch.float64), correction=0)
     return float(mean), float(deviation)

@@ -94,12 +94,12 @@ def rounds(base_dir, tmp_path_factory) -> Rounds:
         first = one_round(base_dir, name, None, folder / name / "first", warm)
         one_round(base_dir, name, first, folder / name / "second", warm)
     homes = [tmp_path_factory.mktemp(name) for name in ("home", "cwd", "tmp")]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "DO_NOT"))}
+    remaining = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "DO_NOT"))}
     variables = {"HOME": homes[0], "TMPDIR": homes[2], "PYTHONPATH": ROOT, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.algorithms.alone", str(base_dir), str(folder)],
         cwd=homes[1],
-        env={**kept, "OMP_NUM_THREADS": str(torch.get_num_threads()), **{k: str(v) for k, v in variables.items()}},
+        env={**remaining, "OMP_NUM_THREADS": str(torch.get_num_threads()), **{k: str(v) for k, v in variables.items()}},
         capture_output=True,
         text=True,
         timeout=600,
@@ -110,21 +110,23 @@ def rounds(base_dir, tmp_path_factory) -> Rounds:
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_two_rounds_in_one_go_are_one_round_and_one_in_a_fresh_process(rounds, name):
-    made = rounds.folder / name
-    assert differing(made / "second", made / "alone") == []
-    assert {"adapter/adapter_model.safetensors", "rng.safetensors"} <= set(differing(made / "second", made / "first"))
+    folder = rounds.folder / name
+    assert differing(folder / "second", folder / "alone") == []
+    assert {"adapter/adapter_model.safetensors", "rng.safetensors"} <= set(
+        differing(folder / "second", folder / "first")
+    )
 
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_warm_and_cold_give_the_same_bytes(rounds, base_dir, tmp_path, name):
-    made = rounds.folder / name
-    assert differing(made / "first", one_round(base_dir, name, None, tmp_path / "cold", None)) == []
+    folder = rounds.folder / name
+    assert differing(folder / "first", one_round(base_dir, name, None, tmp_path / "cold", None)) == []
     warm: dict = {}
     for other in ("grpo", "sft"):  # a policy that has been through everything
         one_round(base_dir, other, rounds.folder / other / "first", tmp_path / f"before-{other}", warm)
     assert len(warm) == 1
-    assert differing(made / "second", one_round(base_dir, name, made / "first", tmp_path / "warm", warm)) == []
-    assert differing(made / "first", one_round(base_dir, name, None, tmp_path / "anew", warm)) == []
+    assert differing(folder / "second", one_round(base_dir, name, folder / "first", tmp_path / "warm", warm)) == []
+    assert differing(folder / "first", one_round(base_dir, name, None, tmp_path / "anew", warm)) == []
 
 
 def test_nothing_is_printed_and_nothing_written_outside_of_out_and_scratch(rounds):
@@ -144,14 +146,14 @@ def test_optimizer_step_and_random_state_are_restored(rounds, base_dir, name):
     policy = Policy(base_dir, DROPOUT, seed=0)
     names, parameters = list(policy.parameters), list(policy.parameters.values())
     optimizer = torch.optim.AdamW(parameters)
-    kept = torch.get_rng_state()
+    remaining = torch.get_rng_state()
     try:
         step = checkpoint.load_state(
             folder, algorithm=name, optimizer=optimizer, names=names, loss_scale=LossScale.of("float32")
         )
         assert torch.equal(torch.get_rng_state(), load_file(folder / "rng.safetensors")["torch"])
     finally:
-        torch.set_rng_state(kept)
+        torch.set_rng_state(remaining)
     assert step == 4  # two a round
     saved = load_file(folder / "optimizer.safetensors")
     assert len(saved) == 2 * len(names)
@@ -221,8 +223,8 @@ def test_a_saved_adapter_names_no_path(base_dir, tmp_path):
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
-        (LoraSpec(rank=8, alpha=8.0), "has rank 4 and alpha 8, model.lora has rank 8 and alpha 8"),
-        (LoraSpec(rank=4, alpha=16.0), "has rank 4 and alpha 8, model.lora has rank 4 and alpha 16"),
+        (LoraSpec(rank=8, alpha=8.0), "has rank 4 and alpha 8, but model.lora has rank 8 and alpha 8"),
+        (LoraSpec(rank=4, alpha=16.0), "has rank 4 and alpha 8, but model.lora has rank 4 and alpha 16"),
         (LoraSpec(rank=4, alpha=8.0, target_modules=["q_proj"]), "model.lora.target_modules=.'q_proj'."),
     ],
 )

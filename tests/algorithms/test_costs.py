@@ -16,7 +16,7 @@ from components.algorithms.train import train
 from components.errors import ArtifactError
 from components.specs import validate
 from flows.experiment.spec import ExperimentSpec
-from tests.algorithms.builders import MODEL, VOCABULARY, batch, history, make_policy, trajectory
+from tests.algorithms.builders import MODEL, VOCABULARY, batch, make_history, make_policy, make_trajectory
 from tests.algorithms.test_learning import PROMPT
 from tests.flows.test_online_rl import DATA
 from tests.trajectories.builders import FAILURE
@@ -25,10 +25,10 @@ COSTS = {"slips": CostSpec(limit=0.5, learning_rate=0.2), "calls": CostSpec(limi
 
 
 def costly(**changes):
-    made = batch(**changes)
-    for index, one in enumerate(made):
-        one.metrics = {"slips": float(index % 2), "calls": float(index)}
-    return made
+    trajectories = batch(**changes)
+    for index, trajectory in enumerate(trajectories):
+        trajectory.metrics = {"slips": float(index % 2), "calls": float(index)}
+    return trajectories
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def costly(**changes):
     ],
 )
 def test_a_multiplier_rises_above_the_limit_and_falls_below_it(before, mean, after):
-    found = cost_constraints.update_multipliers({"slips": before}, COSTS, {"slips": mean})
-    assert found == {"slips": pytest.approx(after)}
+    actual = cost_constraints.update_multipliers({"slips": before}, COSTS, {"slips": mean})
+    assert actual == {"slips": pytest.approx(after)}
 
 
 def test_a_cost_that_was_not_measured_keeps_its_multiplier():
@@ -52,27 +52,27 @@ def test_a_cost_that_was_not_measured_keeps_its_multiplier():
 
 
 def test_rewards_are_capped_lessened_and_divided():
-    one = trajectory("a", 0, [], 3.0)
-    one.metrics, one.step_rewards = {"slips": 2.0, "calls": 1.0}, [1.0, 2.0]
+    trajectory = make_trajectory("a", 0, [], 3.0)
+    trajectory.metrics, trajectory.step_rewards = {"slips": 2.0, "calls": 1.0}, [1.0, 2.0]
     multipliers = {"slips": 0.5, "calls": 1.5}
-    [found] = cost_constraints.subtract_costs(GRPOSpec(costs=COSTS, reward_cap=1.0), [one], multipliers)
-    assert found.reward == pytest.approx((1.0 - 0.5 * 2 - 1.5 * 1) / 3)
-    assert found.step_rewards == pytest.approx([1 / 3, (2 - 2.5) / 3])
-    [plain] = cost_constraints.subtract_costs(GRPOSpec(costs=COSTS, cost_scaling=False), [one], multipliers)
+    [actual] = cost_constraints.subtract_costs(GRPOSpec(costs=COSTS, reward_cap=1.0), [trajectory], multipliers)
+    assert actual.reward == pytest.approx((1.0 - 0.5 * 2 - 1.5 * 1) / 3)
+    assert actual.step_rewards == pytest.approx([1 / 3, (2 - 2.5) / 3])
+    [plain] = cost_constraints.subtract_costs(GRPOSpec(costs=COSTS, cost_scaling=False), [trajectory], multipliers)
     assert (plain.reward, plain.step_rewards) == (pytest.approx(0.5), [1.0, -0.5])
-    assert (one.reward, one.step_rewards) == (3.0, [1.0, 2.0])
+    assert (trajectory.reward, trajectory.step_rewards) == (3.0, [1.0, 2.0])
 
 
 def test_the_mean_is_over_what_counts_of_this_round():
-    made = costly(groups=2)
-    made[0].failure, made[1].reward, made[5].metrics["rounds_ago"] = FAILURE, None, 1.0
-    made[0].metrics = {}
-    assert cost_constraints.mean_costs(COSTS, made) == {"slips": pytest.approx(1 / 3), "calls": 3.0}
+    trajectories = costly(groups=2)
+    trajectories[0].failure, trajectories[1].reward, trajectories[5].metrics["rounds_ago"] = FAILURE, None, 1.0
+    trajectories[0].metrics = {}
+    assert cost_constraints.mean_costs(COSTS, trajectories) == {"slips": pytest.approx(1 / 3), "calls": 3.0}
     assert cost_constraints.mean_costs(COSTS, []) == {}
 
 
 def test_the_outcome_may_say_what_an_episode_costs_too():
-    one = trajectory("a", 0, [], 1.0)
+    one = make_trajectory("a", 0, [], 1.0)
     one.outcome = {"success": True, "slips": 3, "calls": 2, "said": "text"}
     one.metrics = {"calls": 5.0}
     assert cost_constraints.mean_costs(COSTS, [one]) == {"slips": 3.0, "calls": 5.0}
@@ -80,10 +80,12 @@ def test_the_outcome_may_say_what_an_episode_costs_too():
 
 @pytest.mark.parametrize(("value", "message"), [(None, "has no cost of this name"), (math.nan, "has a cost of nan")])
 def test_a_cost_that_is_missing_is_named(value, message):
-    made = costly()
-    made[4].metrics = {"calls": 1.0} if value is None else {"calls": 1.0, "slips": value}
-    with pytest.raises(ArtifactError, match=rf"algorithm\.costs\.slips: trajectory {made[4].id} {message}.*calls"):
-        cost_constraints.mean_costs(COSTS, made)
+    trajectories = costly()
+    trajectories[4].metrics = {"calls": 1.0} if value is None else {"calls": 1.0, "slips": value}
+    with pytest.raises(
+        ArtifactError, match=rf"algorithm\.costs\.slips: trajectory {trajectories[4].id} {message}.*calls"
+    ):
+        cost_constraints.mean_costs(COSTS, trajectories)
 
 
 def test_a_cap_of_what_is_not_used_is_a_mistake(tmp_path):
@@ -129,8 +131,8 @@ def test_multipliers_go_from_round_to_round_and_through_a_kill(base_dir, tmp_pat
     for file in ("adapter/adapter_model.safetensors", "multipliers.json", "optimizer.safetensors"):
         assert (again / file).read_bytes() == (second / file).read_bytes()
     flat = costly()
-    for one in flat:
-        one.reward = 0.0
+    for trajectory in flat:
+        trajectory.reward = 0.0
     skipping, metrics = run(base_dir, tmp_path / "4", GRPOSpec(costs={"slips": COSTS["slips"]}), flat, start=second)
     assert (metrics["skipped_steps"], set(multipliers(skipping))) == (0.0, {"slips"})  # the costs are what differs
 
@@ -138,16 +140,16 @@ def test_multipliers_go_from_round_to_round_and_through_a_kill(base_dir, tmp_pat
 def test_without_costs_nothing_changes_and_nothing_is_written(base_dir, tmp_path):
     plain, _ = run(base_dir, tmp_path / "plain", GRPOSpec(), costly())
     capped, _ = run(base_dir, tmp_path / "capped", GRPOSpec(reward_cap=10.0), costly())
-    adapters = [(one / "adapter/adapter_model.safetensors").read_bytes() for one in (plain, capped)]
+    adapters = [(trajectory / "adapter/adapter_model.safetensors").read_bytes() for trajectory in (plain, capped)]
     assert adapters[0] == adapters[1]
     assert not (plain / "multipliers.json").exists()
 
 
 def distribution(policy) -> torch.Tensor:
     """(V,) log-probabilities of the answer."""
-    [one] = pack([Sequence_([*PROMPT, 0], [len(PROMPT)])], 64)
+    [packed] = pack([Sequence_([*PROMPT, 0], [len(PROMPT)])], 64)
     with torch.no_grad():
-        rows, head = policy.rows(one)
+        rows, head = policy.rows(packed)
         return torch.log_softmax(head(rows)[0], -1)
 
 
@@ -169,9 +171,9 @@ def played(base_dir, tmp_path, spec, seed=0) -> tuple[float, float, float]:
         drawn = torch.multinomial(logps_V.exp(), 48, replacement=True, generator=generator).tolist()
         episodes = []
         for index, token in enumerate(drawn):
-            told = history([(False, PROMPT), (True, [token])], [float(logps_V[token])])
+            reported = make_history([(False, PROMPT), (True, [token])], [float(logps_V[token])])
             reward = 1.0 if token in RISKY else 0.3 if token in SAFE else 0.0
-            one = trajectory(f"g{index // 8}", index % 8, [told], reward, sampling={"temperature": 1.0})
+            one = make_trajectory(f"g{index // 8}", index % 8, [reported], reward, sampling={"temperature": 1.0})
             one.metrics = {"risk": float(token in RISKY)}
             episodes.append(one)
         held = cost_constraints.update_multipliers(

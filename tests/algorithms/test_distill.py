@@ -27,12 +27,12 @@ from tests.algorithms.builders import (
     VOCABULARY,
     batch,
     demonstrations,
-    history,
+    make_history,
     make_policy,
+    make_trajectory,
     plain_model,
     relative_difference,
     trainable,
-    trajectory,
     write_start,
 )
 from tests.flows.test_online_rl import DATA
@@ -75,10 +75,10 @@ def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeyp
     """On sequences by themselves, one token after another."""
     monkeypatch.setattr(policies, "LOGIT_ROWS", rows)
     adapter = None if which == "base" else str(adapters / which)
-    given = spec(temperature=0.8, teacher={**TINY, "adapter": adapter})
+    distill_spec = spec(temperature=0.8, teacher={**TINY, "adapter": adapter})
     episodes, student = batch(), make_policy(base_dir)
     plain = plain_model(base_dir, student)
-    teacher = load_teacher(student, base_dir, given.teacher, base_dir)
+    teacher = load_teacher(student, base_dir, distill_spec.teacher, base_dir)
     assert (teacher is student) == (which != "other")
     seeds = {"same": make_policy(base_dir, seed=7)}
     if which == "other":
@@ -87,8 +87,8 @@ def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeyp
         )
     frozen = plain_model(base_dir, seeds.get(which, student))
     terms = []
-    for one in episodes:
-        [only] = one.histories
+    for trajectory in episodes:
+        [only] = trajectory.histories
         ids_T = torch.tensor(only.token_ids)
         own_TV = torch.log_softmax(plain(input_ids=ids_T[None]).logits[0] / 0.8, -1)
         with torch.no_grad():
@@ -110,7 +110,7 @@ def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeyp
     )
     logs: list[dict[str, float]] = []
     arguments = {"teacher": teacher, "step": 0, "seed": 0, "scratch": tmp_path, "on_step": logs.append}
-    train_distill(given, student, optimizer, base_dir, episodes, **arguments)
+    train_distill(distill_spec, student, optimizer, base_dir, episodes, **arguments)
     assert logs[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert relative_difference(grads, theirs) <= 1e-5
     assert logs[0]["sampled_tokens"] == len(terms)
@@ -118,10 +118,10 @@ def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeyp
 
 def test_models_that_do_more_to_their_logits_are_read_as_a_whole(base_dir):
     student, teacher = make_policy(base_dir), make_policy(base_dir, seed=7)
-    [one] = pack([Sequence_([*range(5, 15)], [6, 8, 9])], 64)
-    alone = divergence.teacher_kl(student, teacher, one, 1.0)
+    [packed] = pack([Sequence_([*range(5, 15)], [6, 8, 9])], 64)
+    alone = divergence.teacher_kl(student, teacher, packed, 1.0)
     student._logit_transform = teacher._logit_transform = None
-    assert torch.allclose(divergence.teacher_kl(student, teacher, one, 1.0), alone, atol=1e-6)
+    assert torch.allclose(divergence.teacher_kl(student, teacher, packed, 1.0), alone, atol=1e-6)
 
 
 def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path):
@@ -135,7 +135,7 @@ def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path):
     teacher.save(tmp_path / "teacher")
     teacher.use_reference(tmp_path / "teacher")
     [every] = pack([Sequence_([*prompt, token], [4]) for token in range(VOCABULARY)], 4096)
-    given = spec(learning_rate=1e-2)
+    distill_spec = spec(learning_rate=1e-2)
     optimizer = torch.optim.AdamW(student.parameters.values(), lr=1e-2)
     generator = torch.Generator().manual_seed(0)
 
@@ -150,11 +150,11 @@ def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path):
             logps_V = student.logprobs(every, Cut())[0]
         drawn = torch.multinomial(logps_V.exp(), 4, replacement=True, generator=generator).tolist()
         episodes = [
-            trajectory("g", index, [history([(False, prompt), (True, [token])], [0.0])], None)
+            make_trajectory("g", index, [make_history([(False, prompt), (True, [token])], [0.0])], None)
             for index, token in enumerate(drawn)
         ]
         arguments = {"teacher": teacher, "seed": number, "scratch": tmp_path, "on_step": lambda _: None}
-        step, _ = train_distill(given, student, optimizer, base_dir, episodes, step=step, **arguments)
+        step, _ = train_distill(distill_spec, student, optimizer, base_dir, episodes, step=step, **arguments)
     assert step == 40
     assert before > 1.0
     assert kl() < before / 50, kl()
@@ -172,7 +172,7 @@ def run(base_dir, folder, algorithm, trajectories, **more):
 
 @pytest.mark.parametrize("which", ["same", "other"])
 def test_killed_or_warm_it_ends_in_the_same_bytes(base_dir, adapters, tmp_path, which):
-    given = spec(epochs=2, batch_size=5, teacher={**TINY, "adapter": str(adapters / which)})
+    distill_spec = spec(epochs=2, batch_size=5, teacher={**TINY, "adapter": str(adapters / which)})
 
     def stop(metrics: dict[str, float]) -> None:
         if metrics["step"] == 2:
@@ -180,20 +180,20 @@ def test_killed_or_warm_it_ends_in_the_same_bytes(base_dir, adapters, tmp_path, 
 
     warm: dict = {}
     with pytest.raises(KeyboardInterrupt):
-        run(base_dir, tmp_path / "stopped", given, batch(), on_step=stop, warm=warm)
-    whole, metrics, logs = run(base_dir, tmp_path / "whole", given, batch())
-    assert run(base_dir, tmp_path / "stopped", given, batch(), warm=warm)[0] == whole
-    assert run(base_dir, tmp_path / "warm", given, batch(), warm=warm)[0] == whole
+        run(base_dir, tmp_path / "stopped", distill_spec, batch(), on_step=stop, warm=warm)
+    whole, metrics, logs = run(base_dir, tmp_path / "whole", distill_spec, batch())
+    assert run(base_dir, tmp_path / "stopped", distill_spec, batch(), warm=warm)[0] == whole
+    assert run(base_dir, tmp_path / "warm", distill_spec, batch(), warm=warm)[0] == whole
     random = [(tmp_path / name / "out" / "rng.safetensors").read_bytes() for name in ("stopped", "whole", "warm")]
     assert len(set(random)) == 1  # the teacher's adapter is put on before the seed is set
-    assert [one["step"] for one in logs] == [1, 2, 3, 4]
+    assert [metrics["step"] for metrics in logs] == [1, 2, 3, 4]
     assert metrics["examples"] == 9
 
 
 def test_rewards_play_no_part_and_failed_episodes_take_none(base_dir, tmp_path):
     unscored = batch()
-    for one in unscored:
-        one.reward = None
+    for trajectory in unscored:
+        trajectory.reward = None
     assert run(base_dir, tmp_path / "a", spec(), unscored)[0] == run(base_dir, tmp_path / "b", spec(), batch())[0]
     assert run(base_dir, tmp_path / "none", spec(), [])[1]["skipped"] == 1.0
     assert run(base_dir, tmp_path / "shown", spec(), demonstrations(2))[1]["examples"] == 2
@@ -221,7 +221,7 @@ def test_the_key_of_a_stage_says_what_the_teacher_is_not_where(base_dir, adapter
 
     assert key(adapters / "same") == key(moved) == key(moved / "adapter", device="auto")
     assert key(adapters / "same") != key(adapters / "other")
-    with pytest.raises(ArtifactError, match="holds no adapter"):
+    with pytest.raises(ArtifactError, match="contains no adapter"):
         key(tmp_path / "nowhere")
 
 

@@ -99,23 +99,23 @@ KINDS += [(kind, name) for kind in ("all weights learn", "in parts", "in parts, 
 
 
 def episodes() -> list[Trajectory]:
-    found = batch(groups=5)
-    for one in found:
-        assert one.reward is not None
-        one.step_rewards = [one.reward / 2, one.reward]
-    return found
+    trajectories = batch(groups=5)
+    for trajectory in trajectories:
+        assert trajectory.reward is not None
+        trajectory.step_rewards = [trajectory.reward / 2, trajectory.reward]
+    return trajectories
 
 
 def train_reward(spec: RewardTrainingSpec, base_dir: Path, **rest: Any) -> dict[str, float]:
     from components.algorithms.reward_models.examples import Judged
     from components.algorithms.reward_models.trainer import train_reward_model
 
-    found = episodes()
-    return train_reward_model(spec, base_dir=base_dir, judged=[Judged(found, scores(found))], **rest)
+    trajectories = episodes()
+    return train_reward_model(spec, base_dir=base_dir, judged=[Judged(trajectories, scores(trajectories))], **rest)
 
 
-def scores(found: list[Trajectory]) -> list[Score]:
-    return [Score(one.id, one.reward) for one in found]
+def scores(trajectories: list[Trajectory]) -> list[Score]:
+    return [Score(trajectory.id, trajectory.reward) for trajectory in trajectories]
 
 
 def first_steps(base_dir: Path, folder: Path) -> dict[str, Any]:
@@ -140,8 +140,12 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
 
     def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not learning:
-            learning.extend(one for group in optimizer.param_groups for one in group["params"])
-            gradient.extend(sharded.whole(one.grad).flatten().tolist() for one in learning if one.grad is not None)
+            learning.extend(parameter for group in optimizer.param_groups for parameter in group["params"])
+            gradient.extend(
+                sharded.gather_tensor(parameter.grad).flatten().tolist()
+                for parameter in learning
+                if parameter.grad is not None
+            )
 
     logs: list[dict[str, float]] = []
     hook = register_optimizer_step_pre_hook(keep)
@@ -149,9 +153,12 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
         if isinstance(spec, RewardTrainingSpec):
             for made in (out := folder / f"out-{name}", scratch := folder / f"scratch-{name}"):
                 made.mkdir(exist_ok=True)
-            rest = {"start": None, "out": out, "scratch": scratch, "seed": 0, "on_step": logs.append}
-            logs.append(train_reward(spec, base_dir, model=MODEL, **rest))
-            mine = {"gradient": gradient, "after": [sharded.whole(one).flatten().tolist() for one in learning]}
+            options = {"start": None, "out": out, "scratch": scratch, "seed": 0, "on_step": logs.append}
+            logs.append(train_reward(spec, base_dir, model=MODEL, **options))
+            mine = {
+                "gradient": gradient,
+                "after": [sharded.gather_tensor(parameter).flatten().tolist() for parameter in learning],
+            }
             return mine | {"metrics": [_steady(log) for log in logs]}
         lora = MODEL.lora if kind in ("whole", "sharded") else None
         policy = make_policy(base_dir, model=MODEL.model_copy(update={"lora": lora}))
@@ -159,23 +166,23 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
             sharded.shard(policy, "zero2" if kind.endswith("zero2") else "fsdp")
         optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
         with tempfile.TemporaryDirectory() as own:
-            rest = {"step": 0, "seed": 0, "scratch": Path(own), "on_step": logs.append}
+            options = {"step": 0, "seed": 0, "scratch": Path(own), "on_step": logs.append}
             if isinstance(spec, PPOSpec):
                 critic = Critic(policy, spec)
                 optimizer.add_param_group({"params": list(critic.parameters.values())})
-                train_ppo(spec, policy, critic, optimizer, episodes(), **rest)
+                train_ppo(spec, policy, critic, optimizer, episodes(), **options)
             elif isinstance(spec, GRPOSpec):
-                train_policy_gradient(spec, policy, optimizer, episodes(), **rest)
+                train_policy_gradient(spec, policy, optimizer, episodes(), **options)
             elif isinstance(spec, SFTSpec):
-                train_sft(spec, policy, optimizer, base_dir, episodes(), **rest)
+                train_sft(spec, policy, optimizer, base_dir, episodes(), **options)
             elif isinstance(spec, DistillSpec):
-                train_distill(spec, policy, optimizer, base_dir, episodes(), teacher=policy, **rest)
+                train_distill(spec, policy, optimizer, base_dir, episodes(), teacher=policy, **options)
             else:
                 assert isinstance(spec, DPOSpec | KTOSpec)
-                train_preference(spec, policy, optimizer, base_dir, episodes(), **rest)
+                train_preference(spec, policy, optimizer, base_dir, episodes(), **options)
     finally:
         hook.remove()
-    after = [sharded.whole(one).flatten().tolist() for one in learning]
+    after = [sharded.gather_tensor(parameter).flatten().tolist() for parameter in learning]
     return {"gradient": gradient, "after": after, "metrics": [_steady(log) for log in logs]}
 
 
@@ -231,11 +238,11 @@ def one_training(base_dir: Path, name: str, folder: Path, on_step: Callable[[dic
     from components.algorithms.train import train
 
     out, scratch = folder / "out", folder / "scratch"
-    spec, seen = TRAININGS[name], {"seed": 11, "on_step": on_step, "save_every": 0.0}
+    spec, recorded = TRAININGS[name], {"seed": 11, "on_step": on_step, "save_every": 0.0}
     if isinstance(spec, RewardTrainingSpec):
-        train_reward(spec, base_dir, model=DROPOUT, start=None, out=out, scratch=scratch, **seen)
+        train_reward(spec, base_dir, model=DROPOUT, start=None, out=out, scratch=scratch, **recorded)
     else:
-        train(spec, DROPOUT, base_dir, episodes(), start=None, reference=None, out=out, scratch=scratch, **seen)
+        train(spec, DROPOUT, base_dir, episodes(), start=None, reference=None, out=out, scratch=scratch, **recorded)
     return out
 
 
@@ -284,14 +291,14 @@ def test_the_first_process_writes_and_all_go_on_from_it(base_dir, tmp_path):
     first, second = in_two_processes("whole_trainings", base_dir, tmp_path)
     assert first == second
     for name in TRAININGS:
-        made = tmp_path / name
+        folder = tmp_path / name
         assert len(first[name][0]) >= 3
-        assert differing(made / "whole" / "out", made / "stopped" / "out") == []
-        alone = one_training(base_dir, name, made / "alone", lambda _: None)
-        theirs = [json.loads(line) for line in (made / "whole" / "out" / "log.jsonl").read_text().splitlines()]
+        assert differing(folder / "whole" / "out", folder / "stopped" / "out") == []
+        alone = one_training(base_dir, name, folder / "alone", lambda _: None)
+        theirs = [json.loads(line) for line in (folder / "whole" / "out" / "log.jsonl").read_text().splitlines()]
         ours = [json.loads(line) for line in (alone / "log.jsonl").read_text().splitlines()]
         assert [log["loss"] for log in theirs] == pytest.approx([log["loss"] for log in ours], rel=1e-3, abs=1e-5)
-        assert {path.name for path in alone.iterdir()} == {path.name for path in (made / "whole" / "out").iterdir()}
+        assert {path.name for path in alone.iterdir()} == {path.name for path in (folder / "whole" / "out").iterdir()}
     lines = (tmp_path / "grpo" / "whole" / "scratch" / "guards.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
 
@@ -302,19 +309,19 @@ def refusals(base_dir: Path, folder: Path) -> dict[str, str]:
     from components.algorithms.train import train
     from components.errors import ResourceError, TrainingDiverged
 
-    found = {}
+    result = {}
     try:
         one_training(base_dir, "sft", folder / f"apart-{distributed.get_rank()}", lambda _: None)
     except ResourceError as error:
-        found["apart"] = str(error)
+        result["apart"] = str(error)
     places = {"out": folder / "struck" / "out", "scratch": folder / "struck" / "scratch"}
     spec = GRPOSpec(max_kl=1e-9, **SMALL)
     try:
         train(spec, MODEL, base_dir, episodes(), start=None, reference=None, **places, seed=1, on_step=lambda _: None)
     except TrainingDiverged as error:
         assert (folder / "struck" / "scratch" / "diverged.parquet").stat().st_size
-        found["struck"] = str(error)
-    return found
+        result["struck"] = str(error)
+    return result
 
 
 def test_all_processes_end_where_one_cannot_go_on(base_dir, tmp_path):
@@ -330,8 +337,8 @@ def test_all_processes_end_where_one_cannot_go_on(base_dir, tmp_path):
     with pytest.raises(Stopped):
         one_training(base_dir, "sft", tmp_path / "apart-0", stop)
     first, second = in_two_processes("refusals", base_dir, tmp_path)
-    assert "this one that after 1 gradient steps: expected one scratch folder that all of them read" in first["apart"]
-    assert "this one that after 0 gradient steps" in second["apart"]
+    assert "found the one after 1 gradient steps. All processes must read the same scratch folder" in first["apart"]
+    assert "found the one after 0 gradient steps" in second["apart"]
     assert first["struck"] == second["struck"]
     assert "high_kl" in first["struck"]
     assert list((tmp_path / "struck" / "out").iterdir()) == []

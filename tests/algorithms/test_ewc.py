@@ -19,13 +19,13 @@ from tests.algorithms.builders import (
     VOCABULARY,
     batch,
     demonstrations,
-    history,
+    make_history,
     make_policy,
+    make_trajectory,
     plain_logprobs,
     plain_model,
     relative_difference,
     trainable,
-    trajectory,
     write_start,
 )
 
@@ -41,8 +41,8 @@ def there(base_dir, tmp_path_factory):
 def fisher_written_out(base_dir, episodes: Sequence[Trajectory]) -> dict[str, torch.Tensor]:
     model = plain_model(base_dir, make_policy(base_dir, seed=7))
     total = {name: torch.zeros_like(parameter) for name, parameter in trainable(model).items()}
-    for one in episodes:
-        [only] = one.histories
+    for trajectory in episodes:
+        [only] = trajectory.histories
         logprob_T = plain_logprobs(model, only.token_ids, 1.0)
         model.zero_grad()
         sum(logprob_T[at - 1] for at, sampled in enumerate(only.sampled_mask()) if sampled).backward()
@@ -58,16 +58,16 @@ def test_penalty_and_gradient_are_the_formula_and_the_policy_stays_as_it_was(bas
     anchored = {name: p.detach() for name, p in make_policy(base_dir, seed=7).parameters.items()}
     anchor = Anchor(EWCSpec(coefficient=3.0), there, batch())
     torch.set_rng_state(random_state)
-    found = penalty(policy, anchor, base_dir, pack_tokens=64, seed=0)
+    actual = penalty(policy, anchor, base_dir, pack_tokens=64, seed=0)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert all(torch.equal(parameter, before[name]) for name, parameter in policy.parameters.items())
     assert all(parameter.grad is None for parameter in policy.parameters.values())
-    assert relative_difference(found.fisher, fisher_written_out(base_dir, batch())) <= 1e-5
+    assert relative_difference(actual.fisher, fisher_written_out(base_dir, batch())) <= 1e-5
     theta = {name: value.clone().requires_grad_() for name, value in before.items()}
-    expected = 3.0 / 2 * sum((found.fisher[name] * (theta[name] - anchored[name]) ** 2).sum() for name in theta)
+    expected = 3.0 / 2 * sum((actual.fisher[name] * (theta[name] - anchored[name]) ** 2).sum() for name in theta)
     expected.backward()
     next(iter(policy.parameters.values())).grad = torch.ones_like(next(iter(before.values())))
-    assert found.add_gradient(policy.parameters) == pytest.approx(expected.item(), rel=1e-5)
+    assert actual.add_gradient(policy.parameters) == pytest.approx(expected.item(), rel=1e-5)
     first = next(iter(theta))
     theta[first].grad += 1  # what was there before is kept
     grads = {name: parameter.grad for name, parameter in policy.parameters.items()}
@@ -109,11 +109,11 @@ TEACHER = {"name": "tiny", "source": "random", "device": "cpu"}
 )
 def test_every_algorithm_is_held(base_dir, there, tmp_path, spec, made):
     """At the anchor the penalty is 0; after a step it is not, and its gradient is in the one that is clipped."""
-    given = spec.model_copy(update={"learning_rate": 1e-2})
+    distill_spec = spec.model_copy(update={"learning_rate": 1e-2})
     anchor = Anchor(EWCSpec(coefficient=1e3), there, batch())
     arguments = {"start": there, "teacher_dir": base_dir}
-    _, with_it = run(base_dir, tmp_path / "held", given, made(), anchor=anchor, **arguments)
-    _, without = run(base_dir, tmp_path / "free", given, made(), **arguments)
+    _, with_it = run(base_dir, tmp_path / "held", distill_spec, made(), anchor=anchor, **arguments)
+    _, without = run(base_dir, tmp_path / "free", distill_spec, made(), **arguments)
     assert with_it[0]["ewc"] == 0
     assert with_it[-1]["ewc"] > 0
     assert "ewc" not in without[-1]
@@ -148,11 +148,13 @@ def test_killed_or_warm_it_ends_in_the_same_bytes(base_dir, there, tmp_path):
 def task(seed: int) -> list[Trajectory]:
     """Prompts, each with an answer to be learned by heart."""
     draw = random.Random(seed)
-    made = []
+    result = []
     for index in range(8):
         prompt, answer = ([draw.randrange(3, VOCABULARY) for _ in range(count)] for count in (6, 4))
-        made.append(trajectory(f"t{seed}-{index}", 0, [history([(False, prompt), (True, answer)], [0.0] * 4)], 1.0))
-    return made
+        result.append(
+            make_trajectory(f"t{seed}-{index}", 0, [make_history([(False, prompt), (True, answer)], [0.0] * 4)], 1.0)
+        )
+    return result
 
 
 def surprise(base_dir, checkpoint, episodes) -> float:
@@ -161,7 +163,13 @@ def surprise(base_dir, checkpoint, episodes) -> float:
     policy.load(checkpoint / "adapter")
     model = plain_model(base_dir, policy)
     with torch.no_grad():
-        return -sum(plain_logprobs(model, one.histories[0].token_ids, 1.0)[-4:].mean().item() for one in episodes) / 8
+        return (
+            -sum(
+                plain_logprobs(model, trajectory.histories[0].token_ids, 1.0)[-4:].mean().item()
+                for trajectory in episodes
+            )
+            / 8
+        )
 
 
 def test_a_second_task_costs_less_of_the_first(base_dir, tmp_path):

@@ -74,7 +74,7 @@ def test_families_of_full_attention_are_computed_as_tries(tmp_path, family, capl
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # PEFT, of experts that this model does not have
 @pytest.mark.parametrize(
     ("config", "why"),
-    [(WINDOW, "see only 6 tokens back, and model.max_length is 32"), (CAPPED, "softcap"), (RECURRENT, "")],
+    [(WINDOW, "attend to only 6 tokens back, and model.max_length is 32"), (CAPPED, "softcap"), (RECURRENT, "")],
     ids=["window", "capped", "recurrent"],
 )
 def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why, caplog):
@@ -86,7 +86,7 @@ def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why
     (packed,) = pack(GIVEN, 100, padded=True)
     logprob_S, _ = policy.logprobs(packed, Cut())
     (logprob_S * packed.weight_S).sum().backward()
-    found = {name: one.grad for name, one in policy.parameters.items()}
+    actual = {name: parameter.grad for name, parameter in policy.parameters.items()}
     policy.model.zero_grad()
     alone = []
     for sequence in GIVEN:
@@ -96,7 +96,7 @@ def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why
         (own_S.sum() * sequence.weight).backward()
         alone.append(own_S.detach())
     torch.testing.assert_close(logprob_S.detach(), torch.cat(alone), atol=2e-5, rtol=1e-5)
-    assert relative_difference(found, {name: one.grad for name, one in policy.parameters.items()}) <= 1e-4
+    assert relative_difference(actual, {name: parameter.grad for name, parameter in policy.parameters.items()}) <= 1e-4
 
 
 def wider(folder, config) -> ModelSpec:
@@ -144,20 +144,20 @@ def test_a_trained_model_in_bfloat16_shares_prefixes(tmp_path_factory, caplog):
 
 def test_the_budget_and_the_count_are_those_of_the_padded_rows(tmp_path):
     policy = Policy(tmp_path, save(tmp_path, WINDOW).model_copy(update={"max_length": 64}), seed=0)
-    found = batch(groups=3, size=4)
-    for one in found:
-        one.histories[0].token_ids = [token % 47 + 3 for token in one.histories[0].token_ids]
-    seen: list[int] = []
+    trajectories = batch(groups=3, size=4)
+    for trajectory in trajectories:
+        trajectory.histories[0].token_ids = [token % 47 + 3 for token in trajectory.histories[0].token_ids]
+    recorded: list[int] = []
     policy.base.base_model.register_forward_pre_hook(
-        lambda _, __, given: seen.append(given["input_ids"].numel()), with_kwargs=True
+        lambda _, __, row: recorded.append(row["input_ids"].numel()), with_kwargs=True
     )
     logs: list[dict[str, float]] = []
     spec = GRPOSpec(pack_tokens=100, kl_coefficient=0.0, measure_kl=False, max_kl=1e9)
     optimizer = torch.optim.AdamW(policy.parameters.values())
-    train_policy_gradient(spec, policy, optimizer, found, step=0, seed=0, scratch=tmp_path, on_step=logs.append)
-    assert logs[0]["computed_tokens"] == sum(seen)
-    assert max(seen) <= 100
-    assert len(seen) < len(found)  # several rows in each
+    train_policy_gradient(spec, policy, optimizer, trajectories, step=0, seed=0, scratch=tmp_path, on_step=logs.append)
+    assert logs[0]["computed_tokens"] == sum(recorded)
+    assert max(recorded) <= 100
+    assert len(recorded) < len(trajectories)  # several rows in each
 
 
 AFTER = {
@@ -179,16 +179,16 @@ def test_capped_and_scaled_logits_are_made_in_parts(tmp_path, monkeypatch, famil
         lambda _, given, __: rows.append(given[0].shape[:-1].numel())
     )
     (packed,) = pack(GIVEN, 100, padded=policy.padded)
-    found = []
+    result = []
     for after in (policy._logit_transform, None):
-        monkeypatch.setattr(policy, "_after", after)
+        monkeypatch.setattr(policy, "_logit_transform", after)
         policy.model.zero_grad()
         rows.clear()
         logprob_S, entropy_S = policy.logprobs(packed, Cut(0.7), entropy_gradient=True)
         ((logprob_S + 0.1 * entropy_S) * packed.weight_S).sum().backward()
-        grads = {name: one.grad.clone() for name, one in policy.parameters.items()}
-        found.append((max(rows), logprob_S.detach(), entropy_S.detach(), grads))
-    (parts, whole) = found
+        grads = {name: parameter.grad.clone() for name, parameter in policy.parameters.items()}
+        result.append((max(rows), logprob_S.detach(), entropy_S.detach(), grads))
+    (parts, whole) = result
     assert parts[0] == 4 < len(packed.predicting_U) <= whole[0]
     torch.testing.assert_close(parts[1], whole[1], atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(parts[2], whole[2], atol=1e-6, rtol=1e-6)

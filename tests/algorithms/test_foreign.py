@@ -24,17 +24,17 @@ ALIEN = 7_000_000
 
 def sampled(tokenizer: str, count: int = 4):
     """Conversations as another model's engine would record them; in ids that ours cannot have."""
-    made = demonstrations(count)
-    for one in made:
-        [history] = one.histories
+    trajectories = demonstrations(count)
+    for trajectory in trajectories:
+        [history] = trajectory.histories
         for index, message in enumerate(history.messages):
             start = len(history.token_ids)
             history.token_ids += [ALIEN + index] * 3
             if message.role == "assistant":
                 message.span, message.finish_reason = (start, start + 3), "stop"
         history.logprobs = [-1.0] * len(history.token_ids)
-        one.sampling = {"temperature": 0.7, TOKENIZER: tokenizer}
-    return made
+        trajectory.sampling = {"temperature": 0.7, TOKENIZER: tokenizer}
+    return trajectories
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def chat(base_dir):
 @pytest.mark.parametrize("tokenizer", ["0" * 64, UNKNOWN])
 def test_what_another_model_said_is_laid_out_anew(base_dir, chat, tokenizer):
     theirs = sampled(tokenizer)
-    found = convert_foreign_tokens(theirs, base_dir, sampled=False)
-    assert examples(chat, found, 512) == examples(chat, demonstrations(4), 512)
+    trajectories = convert_foreign_tokens(theirs, base_dir, sampled=False)
+    assert examples(chat, trajectories, 512) == examples(chat, demonstrations(4), 512)
     assert theirs[0].histories[0].token_ids[0] == ALIEN  # the given ones are as they were
 
 
@@ -73,9 +73,9 @@ def test_tokens_of_the_very_same_tokenizer_are_kept(base_dir, tmp_path):
 def test_an_answer_that_was_cut_off_is_not_taught(base_dir, chat, caplog):
     theirs = sampled(UNKNOWN)
     theirs[1].histories[0].messages[-1].finish_reason = "length"
-    found = convert_foreign_tokens(theirs, base_dir, sampled=False)
-    assert [one.id for one in found] == ["d0/0", "d2/0", "d3/0"]
-    assert "left out of training, for an answer was cut off: 1 of 4" in caplog.text
+    trajectories = convert_foreign_tokens(theirs, base_dir, sampled=False)
+    assert [trajectory.id for trajectory in trajectories] == ["d0/0", "d2/0", "d3/0"]
+    assert "left out of training because an answer was truncated: 1 of 4" in caplog.text
 
 
 def test_no_turn_is_taught_twice(base_dir, chat):
@@ -85,10 +85,10 @@ def test_no_turn_is_taught_twice(base_dir, chat):
     first = History([replace(message) for message in whole.messages[:3]], list(range(9)), [0.0] * 9)
     helper = History([Message("user", "Count."), Message("assistant", "One.")], agent="helper")
     theirs.histories = [first, helper, whole]
-    [found] = convert_foreign_tokens([theirs], base_dir, sampled=False)
-    assert [history.agent for history in found.histories] == ["helper", "main"]
+    [converted] = convert_foreign_tokens([theirs], base_dir, sampled=False)
+    assert [history.agent for history in converted.histories] == ["helper", "main"]
     [own] = demonstrations(1)
-    assert examples(chat, [found], 512)[1:] == examples(chat, [own], 512)
+    assert examples(chat, [converted], 512)[1:] == examples(chat, [own], 512)
 
 
 def test_training_never_sees_a_foreign_id(base_dir, tmp_path):
@@ -108,5 +108,5 @@ def test_training_never_sees_a_foreign_id(base_dir, tmp_path):
     out.mkdir()
     metrics = train(DPOSpec(), MODEL, base_dir, pair, **{**arguments, "out": out, "scratch": tmp_path})
     assert metrics["examples"] == 1
-    with pytest.raises(ArtifactError, match="d0/0 was played by a model with another tokenizer"):
+    with pytest.raises(ArtifactError, match="d0/0 was sampled from a model with another tokenizer"):
         train(GRPOSpec(), MODEL, base_dir, sampled(UNKNOWN), out=tmp_path, **arguments)

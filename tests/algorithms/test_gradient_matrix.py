@@ -66,8 +66,8 @@ def test_an_episode_weighs_the_same_in_one_history_and_in_one_for_each_turn(benc
     for trajectories in (whole, [*map(split, whole[:-1]), whole[-1]]):
         bench.set(bench.start)
         optimizer = Replaces([bench.policy.parameters], bench.after)
-        rest = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
-        train_policy_gradient(spec, bench.policy, optimizer, trajectories, **rest)
+        options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
+        train_policy_gradient(spec, bench.policy, optimizer, trajectories, **options)
         gradients += optimizer.gradients
     assert relative_error(*gradients) <= TOLERANCE
 
@@ -120,11 +120,11 @@ def test_the_episodes_reach_every_branch(bench, histories, level, clip):
     rounding decides."""
     batch = bench.batches[histories]
     spec = combinations.ALGORITHMS["grpo"](ratio=level, credit="turns")
-    advantages = papers.advantages(spec, batch.episodes, [[0.0] * one.tokens for one in batch.episodes])
+    advantages = papers.advantages(spec, batch.episodes, [[0.0] * episode.tokens for episode in batch.episodes])
     rows = []
-    for one, given, own in zip(batch.episodes, batch.columns(batch.steps[1].columns), advantages, strict=True):
-        log_ratio_S = given.now - papers.ratio_base(spec, given)
-        for places in papers.histories(one):
+    for episode, metrics, own in zip(batch.episodes, batch.columns(batch.steps[1].columns), advantages, strict=True):
+        log_ratio_S = metrics.now - papers.ratio_base(spec, metrics)
+        for places in papers.histories(episode):
             level_S = log_ratio_S[places]
             if level != "token":
                 level_S = (level_S.mean() if level == "sequence_mean" else level_S.sum()).expand(len(places))
@@ -135,5 +135,5 @@ def test_the_episodes_reach_every_branch(bench, histories, level, clip):
     assert any(low < ratio < high for ratio, _ in rows)
     assert level == "sequence_mean" or any(ratio > dual and advantage < 0 for ratio, advantage in rows)
     assert min(abs(ratio - limit) for ratio, _ in rows for limit in (low, high, dual)) > 1e-4
-    assert {one.cut_off for one in batch.episodes} == {True, False}
-    assert len({len(one.step_rewards) for one in batch.episodes}) > 1
+    assert {episode.cut_off for episode in batch.episodes} == {True, False}
+    assert len({len(trajectory.step_rewards) for trajectory in batch.episodes}) > 1

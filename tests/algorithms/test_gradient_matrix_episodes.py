@@ -55,31 +55,31 @@ def errors(bench: Bench, name: str, histories: str) -> list[float]:
     spec, batch, policy = SPECS[name], bench.batches[histories], bench.policy
     bench.set(bench.start)
     optimizer = Replaces([policy.parameters], bench.after)
-    rest = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
-    given = (spec, policy, optimizer, bench.base_dir, batch.trajectories)
+    options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
+    inputs = (spec, policy, optimizer, bench.base_dir, batch.trajectories)
     if isinstance(spec, DistillSpec):
-        train_distill(*given, teacher=policy, **rest)
+        train_distill(*inputs, teacher=policy, **options)
         return _of_distillation(bench, spec, batch, optimizer)
     if isinstance(spec, SFTSpec):
-        train_sft(*given, **rest)
+        train_sft(*inputs, **options)
         weights = papers.softmax_weights(_rewards(batch), spec.weight_temperature)
         return relative_errors(
             optimizer, batch.plain_steps, lambda columns: papers.sft(batch.split(columns["logprob"]), weights)
         )
-    train_preference(*given, **rest)
+    train_preference(*inputs, **options)
     if isinstance(spec, KTOSpec):
         return _of_kto(bench, spec, batch, optimizer)
-    found = papers.pairs(spec, [one.group for one in batch.episodes], _rewards(batch))
+    actual = papers.pairs(spec, [trajectory.group for trajectory in batch.episodes], _rewards(batch))
     formula = getattr(papers, spec.name)
     return relative_errors(
         optimizer,
         batch.plain_steps,
-        lambda columns: formula(spec, batch.split(columns["logprob"]), batch.plain_reference, found),
+        lambda columns: formula(spec, batch.split(columns["logprob"]), batch.plain_reference, actual),
     )
 
 
 def _rewards(batch: Batch) -> list[float]:
-    return [one.reward for one in batch.episodes]
+    return [trajectory.reward for trajectory in batch.episodes]
 
 
 def _of_kto(bench: Bench, spec: KTOSpec, batch: Batch, optimizer: Replaces) -> list[float]:
@@ -93,9 +93,9 @@ def _of_kto(bench: Bench, spec: KTOSpec, batch: Batch, optimizer: Replaces) -> l
         for at, one in enumerate(order):
             following = [*order[at + 1 :], *order[:at]]
             other = next(each for each in following if batch.episodes[each].group != batch.episodes[one].group)
-            made = papers.mismatched(*(sampled_places([batch.trajectories[each]]) for each in (one, other)))
+            output = papers.mismatched(*(sampled_places([batch.trajectories[each]]) for each in (one, other)))
             now, reference = (
-                sum(_total(bench, adapter, *history) for history in made)
+                sum(_total(bench, adapter, *history) for history in output)
                 for adapter in ((bench.start, bench.after)[number], bench.reference)
             )
             ratios.append(now - reference)
@@ -128,7 +128,7 @@ def _of_distillation(bench: Bench, spec: DistillSpec, batch: Batch, optimizer: R
                 teacher_TV = bench.model.logps(bench.model.hidden(token_ids, bench.reference), spec.temperature)
             rows.append((own_TV[before], teacher_TV[before]))
         papers.reverse_kl(*(torch.cat(side) for side in zip(*rows, strict=True))).backward()
-        result.append(relative_error(ours, flat({name: each.grad for name, each in parameters.items()})))
+        result.append(relative_error(ours, flat({name: parameter.grad for name, parameter in parameters.items()})))
     return result
 
 

@@ -74,7 +74,10 @@ def varied(kind: str, variation: str) -> PPOSpec:
 
 def specs(kind: str) -> list[PPOSpec]:
     """Return all that are compared."""
-    return [*(combined(kind, *each) for each in COMBINATIONS), *(varied(kind, each) for each in VARIATIONS)]
+    return [
+        *(combined(kind, *combination) for combination in COMBINATIONS),
+        *(varied(kind, variation) for variation in VARIATIONS),
+    ]
 
 
 class CriticBench:
@@ -127,13 +130,13 @@ def errors(critics: CriticBench, spec: PPOSpec, histories: str) -> list[float]:
         for name, parameter in critic.parameters.items():
             parameter.copy_(critics.start[name])
     optimizer = Replaces([bench.policy.parameters, critic.parameters], critics.after)
-    rest = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
-    train_ppo(spec, bench.policy, critic, optimizer, batch.trajectories, **rest)
+    options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
+    train_ppo(spec, bench.policy, critic, optimizer, batch.trajectories, **options)
     steps = critics.steps(histories)
     old_values = batch.split(steps[0].columns["value"])
 
-    def loss(given: Columns) -> torch.Tensor:
-        return ppo(spec, batch.episodes, batch.columns(given), batch.split(given["value"]), old_values)
+    def loss(columns: Columns) -> torch.Tensor:
+        return ppo(spec, batch.episodes, batch.columns(columns), batch.split(columns["value"]), old_values)
 
     return relative_errors(optimizer, steps, loss)
 

@@ -27,7 +27,7 @@ from components.algorithms.spec import (
     RLOOSpec,
 )
 from components.models.distribution import Cut
-from tests.algorithms.builders import VOCABULARY, history, make_policy, trajectory
+from tests.algorithms.builders import VOCABULARY, make_history, make_policy, make_trajectory
 
 PROMPT = [5, 6, 7, 8]
 RIGHT = list(range(0, VOCABULARY, 11))
@@ -39,9 +39,9 @@ ALGORITHMS |= {f"ppo, {kind}": PPOSpec(**COMMON, value=kind, epochs=1, kl_target
 
 def distribution(policy) -> torch.Tensor:
     """(V,) log-probabilities of the answer."""
-    [one] = pack([Sequence_([*PROMPT, token], [len(PROMPT)]) for token in range(VOCABULARY)], 4096)
+    [packed] = pack([Sequence_([*PROMPT, token], [len(PROMPT)]) for token in range(VOCABULARY)], 4096)
     with torch.no_grad():
-        return policy.logprobs(one, Cut())[0]
+        return policy.logprobs(packed, Cut())[0]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -54,7 +54,9 @@ def test_it_finds_the_right_answers(base_dir, tmp_path, name):
         critic = Critic(policy, spec)
         groups, trainer = [policy.parameters, critic.parameters], partial(train_ppo, spec, policy, critic)
     optimizer = torch.optim.AdamW(
-        [{"params": list(one.values())} for one in groups], betas=(spec.beta1, spec.beta2), weight_decay=0.0
+        [{"params": list(trajectory.values())} for trajectory in groups],
+        betas=(spec.beta1, spec.beta2),
+        weight_decay=0.0,
     )
     generator = torch.Generator().manual_seed(0)
     right, step = [], 0
@@ -63,10 +65,10 @@ def test_it_finds_the_right_answers(base_dir, tmp_path, name):
         right.append(float(logps_V[RIGHT].exp().sum()))
         drawn = torch.multinomial(logps_V.exp(), 48, replacement=True, generator=generator).tolist()
         episodes = [
-            trajectory(
+            make_trajectory(
                 f"g{index // 8}",
                 index % 8,
-                [history([(False, PROMPT), (True, [token])], [float(logps_V[token])])],
+                [make_history([(False, PROMPT), (True, [token])], [float(logps_V[token])])],
                 float(token in RIGHT),
                 sampling={"temperature": 1.0},
             )

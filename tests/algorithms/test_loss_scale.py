@@ -196,11 +196,11 @@ def test_the_scale_falls_until_a_step_can_be_taken_and_the_next_round_goes_on_wi
 
 
 def test_a_loss_that_is_not_finite_is_the_guards(run):
-    made = batch()
-    made[0].reward = 1e38  # its square, and so the deviation of the batch, is not finite in float32
+    trajectories = batch()
+    trajectories[0].reward = 1e38  # its square, and so the deviation of the batch, is not finite in float32
     spec = PPOSpec(value_norm_decay=None, value_pretraining_steps=0)
-    with pytest.raises(TrainingDiverged, match=r"model\.dtype=float32: float16 ends at 65504"):
-        run(spec, made)
+    with pytest.raises(TrainingDiverged, match=r"model\.dtype=float32: the largest float16 is 65504"):
+        run(spec, trajectories)
 
 
 def test_an_engine_computes_in_it(base_dir):

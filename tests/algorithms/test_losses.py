@@ -47,13 +47,13 @@ def test_clipped_is_where_the_gradient_is_gone(rows):
     logprob_S.requires_grad_()
     ratio_S = ratio(logprob_S, old_S)
     losses.clipped_policy_loss(ratio_S, advantage_S, LOW, HIGH).sum().backward()
-    told = losses.clipped(ratio_S, advantage_S, LOW, HIGH)
+    reported = losses.clipped(ratio_S, advantage_S, LOW, HIGH)
     for index, (logprob, old, advantage) in enumerate(rows):
         r = math.exp(logprob - old)
         if min(abs(r - (1 - LOW)), abs(r - (1 + HIGH))) < 1e-4 or abs(advantage) < 1e-3:
             continue
         gone = (r > 1 + HIGH and advantage > 0) or (r < 1 - LOW and advantage < 0)
-        assert bool(told[index]) == gone
+        assert bool(reported[index]) == gone
         expected = 0.0 if gone else -r * advantage
         assert logprob_S.grad[index].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 

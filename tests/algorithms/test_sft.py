@@ -23,12 +23,12 @@ from tests.algorithms.builders import (
     MODEL,
     batch,
     demonstrations,
-    history,
+    make_history,
     make_policy,
+    make_trajectory,
     plain_model,
     relative_difference,
     trainable,
-    trajectory,
     write_start,
 )
 from tests.trajectories.builders import FAILURE
@@ -49,13 +49,13 @@ def adamw(spec: SFTSpec, parameters) -> torch.optim.AdamW:
 
 def watch(optimizer, parameters: dict) -> list[dict[str, torch.Tensor]]:
     """The gradients of each step to come."""
-    seen: list[dict[str, torch.Tensor]] = []
+    recorded: list[dict[str, torch.Tensor]] = []
 
     def note(*_) -> None:
-        seen.append({name: parameter.grad.clone() for name, parameter in parameters.items()})
+        recorded.append({name: parameter.grad.clone() for name, parameter in parameters.items()})
 
     optimizer.register_step_pre_hook(note)
-    return seen
+    return recorded
 
 
 def trl(spec: SFTSpec, base_dir: Path, rows: list[dict], folder: Path):
@@ -141,7 +141,7 @@ def test_only_what_the_assistant_says_is_learned(chat):
 def test_sampled_tokens_are_learned_as_they_were_sampled(chat):
     tokens = [7, 7, 200, 201, 202, 9]  # no text would be tokenised so
     (row,) = examples(
-        chat, [trajectory("a", 0, [history([(False, tokens[:3]), (True, tokens[3:])], [0.0] * 3)], 1.0)], LONG
+        chat, [make_trajectory("a", 0, [make_history([(False, tokens[:3]), (True, tokens[3:])], [0.0] * 3)], 1.0)], LONG
     )
     assert (row["input_ids"], row["targets"]) == (tokens, [3, 4, 5])
 
@@ -153,11 +153,11 @@ def test_other_tokens_leave_no_gradient(base_dir, chat, tmp_path):
         parts = [(False, [5, 6, 7]), (True, [8, 9]), (False, [10, last])]
         policy = make_policy(base_dir)
         optimizer = torch.optim.SGD(policy.parameters.values(), lr=0.0)
-        seen = watch(optimizer, policy.parameters)
-        one = trajectory("a", 0, [history(parts, [0.0, 0.0])], 1.0)
+        recorded = watch(optimizer, policy.parameters)
+        one = make_trajectory("a", 0, [make_history(parts, [0.0, 0.0])], 1.0)
         spec = SPEC.model_copy(update={"epochs": 1})
         train_sft(spec, policy, optimizer, base_dir, [one], step=0, seed=0, scratch=tmp_path, on_step=lambda _: None)
-        grads += seen
+        grads += recorded
     assert relative_difference(grads[0], grads[1]) == 0
 
 
@@ -166,8 +166,8 @@ def test_long_histories_and_failed_episodes_are_left_out(chat, caplog):
     demos[1].failure = FAILURE
     long = len(examples(chat, demos[:1], LONG)[0]["input_ids"])
     with caplog.at_level(logging.WARNING):
-        kept = examples(chat, [*demos, *batch(groups=1, size=1)], long - 1)
-    assert [row["trajectory_id"] for row in kept] == ["s0/0"]
+        kept_rows = examples(chat, [*demos, *batch(groups=1, size=1)], long - 1)
+    assert [row["trajectory_id"] for row in kept_rows] == ["s0/0"]
     assert f"longer than model.max_length={long - 1} tokens" in caplog.text
 
 
@@ -230,7 +230,7 @@ def test_a_warm_policy_keeps_its_own_forward(base_dir, tmp_path):
 
 def test_no_examples_change_nothing(base_dir, start, tmp_path):
     empty = batch(groups=1, size=1)
-    empty[0].histories = [history([(False, [5, 6])], [])]
+    empty[0].histories = [make_history([(False, [5, 6])], [])]
     out, metrics = run(base_dir, SPEC, empty, tmp_path, start=start)
     assert metrics == {"skipped": 1.0}
     name = "adapter/adapter_model.safetensors"
@@ -255,46 +255,46 @@ def test_a_loss_that_is_no_number_stops_before_a_checkpoint_is_written(base_dir,
 
 
 def test_weights_are_a_softmax_of_the_rewards_with_a_mean_of_one():
-    given = [trajectory("a", index, [], reward) for index, reward in enumerate([1.0, 0.0, 0.5, None])]
-    found = reward_weights(given, 0.5)
+    inputs = [make_trajectory("a", index, [], reward) for index, reward in enumerate([1.0, 0.0, 0.5, None])]
+    actual = reward_weights(inputs, 0.5)
     powers = [math.exp(value / 0.5) for value in (1.0, 0.0, 0.5)]
-    assert list(found) == ["a/0", "a/1", "a/2"]
-    assert list(found.values()) == pytest.approx([3 * power / sum(powers) for power in powers])
-    assert set(reward_weights(given, None).values()) == {1.0}
-    given[0].reward = 1e6  # does not overflow
-    assert list(reward_weights(given, 0.5).values()) == [3.0, 0.0, 0.0]
+    assert list(actual) == ["a/0", "a/1", "a/2"]
+    assert list(actual.values()) == pytest.approx([3 * power / sum(powers) for power in powers])
+    assert set(reward_weights(inputs, None).values()) == {1.0}
+    inputs[0].reward = 1e6  # does not overflow
+    assert list(reward_weights(inputs, 0.5).values()) == [3.0, 0.0, 0.0]
     assert reward_weights([], 0.5) == {}
 
 
 def test_each_trajectory_counts_by_its_weight(base_dir, tmp_path):
     """One step on all of them: the gradient is the weighted sum of those of each by itself."""
     spec = SPEC.model_copy(update={"batch_size": 64, "epochs": 1, "max_grad_norm": 1e9, "weight_temperature": 0.3})
-    given = batch(groups=2, size=3)
+    episodes_ = batch(groups=2, size=3)
 
     def gradients(trajectories, spec, folder) -> dict[str, torch.Tensor]:
         policy = make_policy(base_dir)
         optimizer = torch.optim.SGD(policy.parameters.values(), lr=0.0)
-        seen = watch(optimizer, policy.parameters)
+        recorded = watch(optimizer, policy.parameters)
         folder.mkdir()
         options = {"step": 0, "seed": 5, "scratch": folder, "on_step": lambda _: None}
         train_sft(spec, policy, optimizer, base_dir, trajectories, **options)
-        return seen[0]
+        return recorded[0]
 
-    weighted = gradients(given, spec, tmp_path / "all")
-    weights = reward_weights(given, 0.3)
+    weighted = gradients(episodes_, spec, tmp_path / "all")
+    weights = reward_weights(episodes_, 0.3)
     plain = spec.model_copy(update={"weight_temperature": None})
-    sizes = {one.id: sum(one.histories[0].sampled_mask()) for one in given}
+    sizes = {trajectory.id: sum(trajectory.histories[0].sampled_mask()) for trajectory in episodes_}
     expected: dict[str, torch.Tensor] = {}
-    for one in given:
-        share = weights[one.id] * sizes[one.id] / sum(sizes.values())
-        for name, value in gradients([one], plain, tmp_path / one.id.replace("/", "-")).items():
+    for trajectory in episodes_:
+        share = weights[trajectory.id] * sizes[trajectory.id] / sum(sizes.values())
+        for name, value in gradients([trajectory], plain, tmp_path / trajectory.id.replace("/", "-")).items():
             expected[name] = expected.get(name, 0) + share * value
     assert relative_difference(weighted, expected) <= 1e-5
 
 
 def test_of_a_correction_only_the_last_message_is_learned(chat):
     said = [Message("user", "a"), Message("assistant", "wrong"), Message("user", "b"), Message("assistant", "right")]
-    shown = trajectory("s", 0, [History(said)], None)
+    shown = make_trajectory("s", 0, [History(said)], None)
     (whole,) = examples(chat, [shown], LONG)
     shown.policy = CORRECTION
     (row,) = examples(chat, [shown], LONG)

@@ -11,7 +11,7 @@ from tests.benchmarks import train_step
 
 
 def distinct(episodes) -> int:
-    return len({one.token_ids[:end] for one in episodes for end in range(1, len(one.token_ids))})
+    return len({stream.token_ids[:end] for stream in episodes for end in range(1, len(stream.token_ids))})
 
 
 @pytest.mark.parametrize(
@@ -24,13 +24,13 @@ def distinct(episodes) -> int:
 )
 def test_workloads_share_what_they_say(name, tokens, nodes):
     episodes = train_step.workload(name, 49152, 1.0)
-    assert sum(len(one.token_ids) for one in episodes) == tokens
+    assert sum(len(stream.token_ids) for stream in episodes) == tokens
     assert distinct(episodes) == nodes  # the last token of a sequence is predicted, not read
 
 
 def test_nothing_is_shared_in_the_third():
     episodes = train_step.workload("c", 49152, 1.0)
-    assert [len(one.token_ids) for one in episodes] == [100, 300, 500, 700, 900, 1100, 1300, 1500]
+    assert [len(stream.token_ids) for stream in episodes] == [100, 300, 500, 700, 900, 1100, 1300, 1500]
     assert distinct(episodes) >= 5800 - 8 - 8  # but for first tokens that are equal by chance
 
 

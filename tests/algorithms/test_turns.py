@@ -14,7 +14,7 @@ from components.algorithms.policy_gradient.trainer import prepare
 from components.algorithms.policy_gradient.turn_credit import process_advantages, turn_advantages, turn_states
 from components.algorithms.spec import GRPOSpec, RLOOSpec
 from components.trajectories.schema import Trajectory
-from tests.algorithms.builders import history, make_policy, trajectory
+from tests.algorithms.builders import make_history, make_policy, make_trajectory
 
 REWARDS = st.lists(st.floats(-10, 10).map(lambda value: round(value, 3)), min_size=1, max_size=5)
 FORMS = ["index", "state", "process"]
@@ -24,19 +24,19 @@ def episode(sample: int, step_rewards: list[float], observations: list[str] | No
     parts: list = [(False, [5, 6])]
     for turn in range(len(step_rewards)):
         parts += [(True, [7 + sample, 8 + turn]), (False, [9])]
-    made = trajectory("s", sample, [history(parts, [-1.0] * 2 * len(step_rewards))], 1.0)
-    made.step_rewards = step_rewards
+    result = make_trajectory("s", sample, [make_history(parts, [-1.0] * 2 * len(step_rewards))], 1.0)
+    result.step_rewards = step_rewards
     spoken = iter(["task", *(observations or [f"turn {turn}" for turn in range(len(step_rewards))])])
-    for message in made.histories[0].messages:
+    for message in result.histories[0].messages:
         if message.role == "user":
             message.content = next(spoken)
-    return made
+    return result
 
 
 def token_advantages(base_dir, tmp_path, spec: GRPOSpec, group: list[Trajectory]) -> list[list[float]]:
     """The advantage of the first token of each turn."""
     _, learning = prepare(spec, make_policy(base_dir), group, tmp_path)
-    return [learning.advantages[one.id][::2] for one in group]
+    return [learning.advantages[trajectory.id][::2] for trajectory in group]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -47,8 +47,8 @@ def test_identical_episodes_have_no_advantage(base_dir, tmp_path, form, spec, re
     1.34, 0.45, -0.45 and -1.34."""
     group = [episode(sample, list(rewards)) for sample in range(4)]
     settings = spec(credit="turns", turn_baseline=form, kl_coefficient=0.0)
-    kept, learning = prepare(settings, make_policy(base_dir), group, tmp_path)
-    assert kept == []
+    remaining, learning = prepare(settings, make_policy(base_dir), group, tmp_path)
+    assert remaining == []
     assert all(value == 0.0 for values in learning.advantages.values() for value in values)
 
 
@@ -68,8 +68,8 @@ def test_process_supervision_written_out(rewards, discount):
     mean, deviation = statistics.fmean(everything), statistics.pstdev(everything)
     if deviation < 1e-3 or all(one == rewards[0] for one in rewards):
         return
-    [found] = process_advantages([rewards], baseline="group", scale="group", discount=discount)
-    for own, values in zip(rewards, found, strict=True):
+    [actual] = process_advantages([rewards], baseline="group", scale="group", discount=discount)
+    for own, values in zip(rewards, actual, strict=True):
         normalised = [(value - mean) / (deviation + EPSILON) for value in own]
         for turn, value in enumerate(values):
             expected = sum(discount**later * one for later, one in enumerate(normalised[turn:]))
@@ -104,9 +104,9 @@ def test_states_written_out():
                 for name, value in zip(names, values, strict=True)
             ]
         )
-    how = {"turn_baseline": "state", "baseline": "group", "scale": "group", "state_weight": weight}
-    [found] = turn_advantages([returns], [whole], [group], **how)
-    assert found == [pytest.approx(values) for values in expected]
+    options = {"turn_baseline": "state", "baseline": "group", "scale": "group", "state_weight": weight}
+    [actual] = turn_advantages([returns], [whole], [group], **options)
+    assert actual == [pytest.approx(values) for values in expected]
     named = {
         state: name for one, names in zip(group, states, strict=True)
         for state, name in zip(turn_states(one), names, strict=True)
@@ -149,15 +149,15 @@ def test_tokens_of_a_single_episode_are_not_compared_with_each_other(base_dir, t
         credit="turns", baseline=baseline, scale=baseline, kl_coefficient=1e-3, kl_in="token_rewards", kl_estimator="k1"
     )
     _, learning = prepare(spec, make_policy(base_dir), group, tmp_path)
-    first, second = (learning.advantages[one.id] for one in group)
+    first, second = (learning.advantages[trajectory.id] for trajectory in group)
     assert first[2:] == [0.0, 0.0]
     assert first[0] > 0 > second[0]
 
 
 def test_an_episode_of_no_turns_is_no_obstacle():
     silent = episode(2, [])
-    how = {"baseline": "group", "scale": "none", "state_weight": 1.0}
+    options = {"baseline": "group", "scale": "none", "state_weight": 1.0}
     for form in ("index", "state"):
         group = [episode(0, [1.0]), episode(1, [0.0]), silent]
-        [found] = turn_advantages([[[1.0], [0.0], []]], [[1.0, 0.0, 0.0]], [group], turn_baseline=form, **how)
-        assert [len(values) for values in found] == [1, 1, 0]
+        [actual] = turn_advantages([[[1.0], [0.0], []]], [[1.0, 0.0, 0.0]], [group], turn_baseline=form, **options)
+        assert [len(values) for values in actual] == [1, 1, 0]

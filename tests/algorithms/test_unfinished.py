@@ -105,16 +105,16 @@ def lines(out: Path) -> list[dict[str, float]]:
 def test_killed_and_stopped_again_it_ends_in_the_same_bytes(base_dir, tmp_path, undisturbed, name):
     killed_after(base_dir, name, tmp_path, 1)
     stopped_after(base_dir, name, tmp_path, 3)
-    seen: list[dict[str, float]] = []
-    out = run(base_dir, name, tmp_path, seen.append)
+    recorded: list[dict[str, float]] = []
+    out = run(base_dir, name, tmp_path, recorded.append)
     assert differing(undisturbed[name], out) == []
     whole = lines(undisturbed[name])
     assert len(whole) >= 4
-    assert [one["step"] for one in seen] == [one["step"] for one in whole]
+    assert [metrics["step"] for metrics in recorded] == [metrics["step"] for metrics in whole]
     spec, _ = ALGORITHMS[name]
     first = 1 - spec.value_pretraining_steps if isinstance(spec, PPOSpec) else 1
-    assert [one["step"] for one in whole] == list(range(first, first + len(whole)))
-    assert [one["loss"] for one in lines(out)] == [one["loss"] for one in whole]
+    assert [metrics["step"] for metrics in whole] == list(range(first, first + len(whole)))
+    assert [metrics["loss"] for metrics in lines(out)] == [metrics["loss"] for metrics in whole]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -166,8 +166,8 @@ def test_a_damaged_state_is_not_used(base_dir, tmp_path, undisturbed, file, capl
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
-    seen: list[dict[str, float]] = []
-    out = run(base_dir, "grpo", tmp_path, seen.append)
+    recorded: list[dict[str, float]] = []
+    out = run(base_dir, "grpo", tmp_path, recorded.append)
     assert differing(undisturbed["grpo"], out) == []
     assert str(state) in caplog.text
 

@@ -57,8 +57,8 @@ def trained(base_dir, tmp_path_factory):
 def run(base_dir, folder, trajectories, spec, model=WHOLE, start=None, reference=None):
     out = folder / "out"
     out.mkdir()
-    rest = {"out": out, "scratch": folder, "seed": 1, "on_step": lambda _: None}
-    train(spec, model, base_dir, trajectories, start=start, reference=reference, **rest)
+    options = {"out": out, "scratch": folder, "seed": 1, "on_step": lambda _: None}
+    train(spec, model, base_dir, trajectories, start=start, reference=reference, **options)
     return out
 
 
@@ -81,17 +81,17 @@ def test_the_gradient_of_every_weight_is_that_of_the_formula(base_dir, moved, tm
         other.save(other.folder(tmp_path / "reference"))
         policy.use_reference(policy.folder(tmp_path / "reference"))
 
-    optimizer, found = torch.optim.AdamW(policy.parameters.values(), lr=0.0), {}
+    optimizer, actual = torch.optim.AdamW(policy.parameters.values(), lr=0.0), {}
     optimizer.register_step_pre_hook(
-        lambda *_: found.update({name: one.grad.clone() for name, one in policy.parameters.items()})
+        lambda *_: actual.update({name: parameter.grad.clone() for name, parameter in policy.parameters.items()})
     )
-    rest = {"step": 0, "seed": 0, "scratch": tmp_path, "on_step": lambda _: None}
+    options = {"step": 0, "seed": 0, "scratch": tmp_path, "on_step": lambda _: None}
     still = SPEC.model_copy(update={"learning_rate": 0.0})
-    trainer.train_policy_gradient(still, policy, optimizer, trajectories, **rest)
+    trainer.train_policy_gradient(still, policy, optimizer, trajectories, **options)
 
-    total, loss = sum(sum(h.sampled_mask()) for one in trajectories for h in one.histories), 0.0
-    for one in trajectories:
-        for row in one.histories:
+    total, loss = sum(sum(h.sampled_mask()) for trajectory in trajectories for h in trajectory.histories), 0.0
+    for trajectory in trajectories:
+        for row in trajectory.histories:
             at = torch.tensor(row.sampled_mask()[1:])
             logp = plain_logprobs(plain, row.token_ids, TEMPERATURE)[at]
             with torch.no_grad():
@@ -100,11 +100,11 @@ def test_the_gradient_of_every_weight_is_that_of_the_formula(base_dir, moved, tm
             ratio = (logp - old.where(~old.isnan(), logp.detach())).exp()
             clipped = ratio.clamp(1 - SPEC.clip_low, 1 + SPEC.clip_high)
             kl = (ref - logp).exp() - (ref - logp) - 1
-            surrogate = torch.minimum(ratio * one.advantage, clipped * one.advantage)
+            surrogate = torch.minimum(ratio * trajectory.advantage, clipped * trajectory.advantage)
             loss = loss + (SPEC.kl_coefficient * kl - surrogate).sum() / total
     loss.backward()
     expected = {name: parameter.grad for name, parameter in plain.named_parameters()}
-    assert relative_difference(found, expected) < 1e-5
+    assert relative_difference(actual, expected) < 1e-5
     for name, parameter in policy.parameters.items():
         assert torch.equal(parameter, own[name]), name  # the reference gave the weights back
 
@@ -183,7 +183,9 @@ def test_gradients_of_many_packs_add_up(base_dir):
     assert weight.grad.eq(600).all()
 
 
-@pytest.mark.parametrize(("model", "kind", "message"), [(WHOLE, MODEL, "no weights"), (MODEL, WHOLE, "no adapter")])
+@pytest.mark.parametrize(
+    ("model", "kind", "message"), [(WHOLE, MODEL, "no full weights"), (MODEL, WHOLE, "no adapter")]
+)
 def test_a_checkpoint_of_the_other_kind_is_refused(base_dir, moved, start, tmp_path, model, kind, message):
     other = start if kind is MODEL else moved
     with pytest.raises(ArtifactError, match=rf"{message}.*model\.lora"):
