@@ -1,5 +1,5 @@
-"""Prints, by algorithm, how many combinations of settings were compared with their formulas in float64, how many are
-refused, and the largest relative error of a gradient.
+"""Table of gradient errors: per algorithm, the number of combinations of settings that were compared with their
+formulas in float64, the number that are rejected, and the largest relative error of a gradient.
 
     python -m tests.algorithms.gradient_errors
 

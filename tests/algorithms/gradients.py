@@ -1,7 +1,7 @@
-"""Gradients of the trainers beside those of the formulas (`papers`) on the same episodes, in float64 (`plain_llama`).
+"""Gradients of the trainers and of the formulas (`papers`) on the same episodes, in float64 (`plain_llama`).
 
-A training takes two gradient steps. After the first one the parameters are replaced by others, so that in the second
-the policy has moved from the one before the first step, by a known amount and whatever the gradient was.
+A training takes two gradient steps. After the first step the parameters are replaced, so that in the second step the
+policy differs from the one before the first step by a known amount, whatever the gradient was.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.algorithms.plain_llama import Adapter, PlainLlama, flat
 
 TEMPERATURE = 0.7
 FREE: dict[str, Any] = {"max_grad_norm": 1e9, "pack_tokens": 64}
-"""Settings under which the gradient is neither clipped nor computed in a single pack."""
+"""Settings without gradient clipping and with more than one pack."""
 UNGUARDED: dict[str, Any] = {**FREE, "max_kl": 1e9, "epochs": 2, "measure_kl": False}
 HISTORIES = ("one history", "three histories")
 
@@ -33,13 +33,14 @@ HISTORIES = ("one history", "three histories")
 
 
 def layouts(histories: str) -> list[list[int]]:
-    """Turns of each history, of the three episodes of a group. A history ends where the context was rewritten."""
+    """Return the number of turns of each history, for the three episodes of a group. A history ends where the context
+    was rewritten."""
     return [[3], [2], [3]] if histories == "one history" else [[1, 1, 1], [3], [2, 1, 1]]
 
 
 def episodes(histories: str, seed: int = 0) -> tuple[list[Trajectory], list[Episode]]:
-    """Return three groups of three episodes, as the trainers and as the formulas read them. Log-probabilities of the
-    engine are not set yet."""
+    """Return three groups of three episodes, as trajectories and as inputs of the formulas. The engine's
+    log-probabilities are not set yet."""
     draw = random.Random(f"{seed}-{histories}")
 
     def tokens(low: int, high: int) -> list[int]:
@@ -55,7 +56,7 @@ def episodes(histories: str, seed: int = 0) -> tuple[list[Trajectory], list[Epis
                 parts: list[tuple[bool, list[int]]] = []
                 contents = []
                 for turn in range(turns):
-                    # Later histories begin with a summary in the place of the task.
+                    # Later histories begin with a summary instead of the task.
                     state = "task" if place == turn == 0 else draw.choice(["hall", "door"])
                     prompt = system + (task if place == 0 else tokens(2, 4)) if turn == 0 else tokens(1, 3)
                     answer = [*(shared[: draw.randint(1, 2)] if place == turn == 0 else []), *tokens(1, 4)]
@@ -81,7 +82,7 @@ def episodes(histories: str, seed: int = 0) -> tuple[list[Trajectory], list[Epis
 
 
 def set_sampler(trajectories: Sequence[Trajectory], old: Sequence[torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
-    """Set the log-probabilities of the engine: those of the policy before the first step, off by 0.3 nats on average
+    """Set the engine's log-probabilities: those of the policy before the first step, perturbed by 0.3 nats on average
     and by more at a few tokens. Return them."""
     draw = random.Random(seed)
     result = []
@@ -96,8 +97,8 @@ def set_sampler(trajectories: Sequence[Trajectory], old: Sequence[torch.Tensor],
 
 
 def split(trajectory: Trajectory) -> Trajectory:
-    """Return the same episode with a history of its own for each turn, which repeats everything before it: every token
-    is sampled in the same context."""
+    """Return the same episode with one history per turn, which repeats everything before the turn: every token is
+    sampled in the same context."""
     built = []
     for history in trajectory.histories:
         for message in history.messages:
@@ -113,17 +114,17 @@ def split(trajectory: Trajectory) -> Trajectory:
 
 
 Columns = dict[str, torch.Tensor]
-"""(S,) each."""
+"""Columns of shape (S,), by name."""
 
 
 @dataclass
 class Reading:
-    """Columns of numbers that a policy gives for the sampled tokens of all episodes, and their Jacobians by its
+    """Columns of a policy for the sampled tokens of all episodes, and their Jacobians with respect to its
     parameters."""
 
     columns: Columns
     jacobians: dict[str, torch.Tensor]
-    """(S, P) each."""
+    """Jacobians of shape (S, P), by column."""
 
     def gradient(self, loss: Callable[[Columns], torch.Tensor]) -> torch.Tensor:
         """Return the (P,) gradient of a loss of the columns, by the chain rule."""
@@ -139,7 +140,7 @@ def learned(adapter: Adapter) -> dict[str, torch.Tensor]:
 
 
 def sampled_places(trajectories: Sequence[Trajectory]) -> list[tuple[list[int], list[int]]]:
-    """Token ids and indices of the sampled tokens of each history, over all episodes."""
+    """Return the token ids and the indices of the sampled tokens of each history, over all episodes."""
     return [
         (h.token_ids, [at for at, sampled in enumerate(h.sampled_mask()) if sampled])
         for trajectory in trajectories
@@ -169,7 +170,8 @@ def logprobs(
 
 
 def reading(parameters: Mapping[str, torch.Tensor], histories: Iterable[Columns]) -> Reading:
-    """parameters: as `learned` gives them. histories: columns of each, with the graph of their forward pass."""
+    """Return the reading. parameters: result of `learned`. histories: columns of each history, with the graph of their
+    forward pass."""
     columns, jacobians = defaultdict(list), defaultdict(list)
     for history_columns in histories:
         for number, (name, values) in enumerate(history_columns.items(), start=1):
@@ -206,7 +208,8 @@ def policy_reading(
 
 
 class Replaces(torch.optim.Optimizer):
-    """Keeps the gradient of each step; after the first one, the parameters are those given."""
+    """Optimizer that records the gradient of each step and replaces the parameters by given ones after the first
+    step."""
 
     def __init__(self, groups: Sequence[Mapping[str, torch.nn.Parameter]], then: Adapter):
         self.named = {name: parameter for group in groups for name, parameter in group.items()}
@@ -226,8 +229,8 @@ def moved(adapter: Adapter, by: float, generator: torch.Generator) -> dict[str, 
 
 
 class Bench:
-    """The tiny model with four adapters: of the policy before the first step, of that after it, of the reference; and
-    the episodes. Weights are larger than those of a fresh model, which says nearly the same of every token."""
+    """The tiny model, its episodes, and its adapters: before the first step, after it, and the reference. Weights are
+    scaled up, because a fresh model assigns nearly the same probability to every token."""
 
     def __init__(self, base_dir: Path, folder: Path):
         """base_dir: a tiny model. folder: empty."""
@@ -252,7 +255,7 @@ class Bench:
         generator = torch.Generator().manual_seed(1)
         self.start = moved(fresh, 0.05, generator)
         self.after = moved(self.start, 0.02, generator)
-        # The seed is of a reference for which KTO's reference point is above 0.
+        # With this seed, KTO's reference point is above 0.
         self.reference = moved(self.start, 0.012, torch.Generator().manual_seed(29))
         self.set(self.reference)
         self.policy.save(folder / "reference")
@@ -276,7 +279,7 @@ class Bench:
 
 
 class Batch:
-    """Episodes of one kind, and what the policies say of them at the temperature of their sampling, or at 1."""
+    """Episodes of one kind, and the policies' columns at the sampling temperature and at temperature 1."""
 
     def __init__(self, bench: Bench, histories: str):
         self.bench = bench
@@ -287,7 +290,7 @@ class Batch:
         self.sampler = set_sampler(self.trajectories, self.old)
 
     def _steps(self, temperature: float) -> list[Reading]:
-        """Readings of the policy in the first and in the second step."""
+        """Return the readings of the policy in the first and in the second step."""
         return [
             policy_reading(self.bench.model, adapter, self.trajectories, temperature)
             for adapter in (self.bench.start, self.bench.after)
@@ -302,11 +305,11 @@ class Batch:
         return self.split(logprobs(self.bench.model, self.bench.reference, self.trajectories, 1.0))
 
     def split(self, column_S: torch.Tensor) -> list[torch.Tensor]:
-        """A column by episode."""
+        """Return a column by episode."""
         return list(column_S.split([episode.tokens for episode in self.episodes]))
 
     def columns(self, columns: Columns) -> list[papers.Columns]:
-        """The columns of each episode, as the formulas read them."""
+        """Return the columns of each episode, as the formulas read them."""
         now, entropy = self.split(columns["logprob"]), self.split(columns["entropy"])
         rows = zip(now, self.old, self.sampler, self.reference, entropy, strict=True)
         return [papers.Columns(*row) for row in rows]

@@ -1,7 +1,7 @@
-"""Formulas of the algorithms as the papers write them, in plain torch. It imports nothing of the library.
+"""Formulas of the algorithms as in the papers, in plain torch, independent of the library.
 
 `spec` is any object with the keys of conf/algorithm/*.yaml. An episode has n sampled tokens, over all its turns and
-histories in their order; columns of numbers have one entry for each of them.
+histories in their order; columns have one entry per sampled token.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ ESTIMATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @dataclass
 class Episode:
-    """What is known of an episode beside its tokens."""
+    """Properties of an episode besides its tokens."""
 
     group: str
     reward: float
     step_rewards: list[float]
-    """Of each turn."""
+    """Step reward of each turn."""
     states: list[str]
-    """In which each turn was taken."""
+    """State in which each turn was taken."""
     turn: list[int]
     """Index of the turn that each sampled token belongs to."""
     history: list[int]
@@ -50,21 +50,21 @@ class Columns:
     """Log-probabilities of the sampled tokens of an episode, (n,) each."""
 
     now: torch.Tensor
-    """Of the policy in training, with gradient."""
+    """Log-probabilities under the policy in training, with gradient."""
     old: torch.Tensor
-    """Of the policy before the first gradient step."""
+    """Log-probabilities under the policy before the first gradient step."""
     sampler: torch.Tensor
-    """Of the engine."""
+    """Log-probabilities of the engine."""
     reference: torch.Tensor
     entropy: torch.Tensor
-    """Of the distributions that the tokens were drawn from, with gradient."""
+    """Entropies of the distributions that the tokens were sampled from, with gradient."""
 
 
 # --- advantages -----------------------------------------------------------------------------------------------------
 
 
 def overlong(spec: Any, tokens: int) -> float:
-    """Soft punishment of length (DAPO, arXiv:2503.14476, eq. 13), as a part of the reward."""
+    """Return the soft length penalty (DAPO, arXiv:2503.14476, eq. 13), as a part of the reward."""
     if not spec.overlong or tokens <= spec.overlong - spec.overlong_buffer:
         return 0.0
     late = tokens - (spec.overlong - spec.overlong_buffer)
@@ -76,11 +76,12 @@ def returns_to_go(rewards: Sequence[float], discount: float) -> list[float]:
 
 
 Value = tuple[int, Hashable, float]
-"""Number of the episode, what the value is compared within, value."""
+"""Number of the episode, cell that the value is compared within, value."""
 
 
 def normalised(spec: Any, episodes: Sequence[Episode], values: Sequence[Value]) -> list[float]:
-    """Return each value less its baseline, over its scale; both from the values of the same cell."""
+    """Return each value minus its baseline, divided by its scale; both are computed from the values of the same
+    cell."""
     result = []
     for number, cell, value in values:
         batch = [v for n, c, v in values if c == cell]
@@ -99,8 +100,8 @@ def normalised(spec: Any, episodes: Sequence[Episode], values: Sequence[Value]) 
 
 
 def advantages(spec: Any, episodes: Sequence[Episode], kl: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the advantage of each sampled token of each episode. kl: estimates of the policy before the first step to
-    the reference, by token."""
+    """Return the advantage of each sampled token of each episode. kl: estimates per token of the KL divergence of the
+    policy before the first step from the reference."""
     coefficient = spec.kl_coefficient
     off_reward = [coefficient * sum(own) if spec.kl_in == "reward" else 0.0 for own in kl]
     by_token = bool(coefficient) and spec.kl_in == "token_rewards"
@@ -117,7 +118,7 @@ def advantages(spec: Any, episodes: Sequence[Episode], kl: Sequence[Sequence[flo
             )
         whole = normalised(spec, episodes, [(n, None, returns[n]) for n in numbers])
         return [[whole[n]] * episodes[n].tokens for n in numbers]
-    # The punishment of length is a part of the reward of the last turn.
+    # The length penalty is part of the reward of the last turn.
     rewards = [
         [*episode.step_rewards[:-1], episode.step_rewards[-1] + overlong(spec, episode.tokens)] for episode in episodes
     ]
@@ -139,7 +140,7 @@ def advantages(spec: Any, episodes: Sequence[Episode], kl: Sequence[Sequence[flo
     iterator = iter(normalised(spec, episodes, values))
     by_turn = [[next(iterator) for _ in rewards[n]] for n in numbers]
     if spec.turn_baseline == "state":
-        # GiGPO (arXiv:2505.10978): the episode's total return is not discounted (eq. 3), those of steps are (eq. 5).
+        # GiGPO (arXiv:2505.10978): the episode's total return is undiscounted (eq. 3), step returns are not (eq. 5).
         totals = [(n, None, sum(rewards[n]) - off_reward[n]) for n in numbers]
         whole = normalised(spec, episodes, totals)
         by_turn = [[whole[n] + spec.state_weight * value for value in by_turn[n]] for n in numbers]
@@ -149,7 +150,8 @@ def advantages(spec: Any, episodes: Sequence[Episode], kl: Sequence[Sequence[flo
 def _of_tokens(
     spec: Any, episodes: Sequence[Episode], returns: list[list[float]], cell: Callable[[int, int], Hashable]
 ) -> list[list[float]]:
-    """Advantages of tokens from their returns. A token that no token of another episode is compared with has none."""
+    """Return the advantages of tokens from their returns. A token that is compared with no token of another episode has
+    none."""
     values = [(n, cell(n, t), value) for n, own in enumerate(returns) for t, value in enumerate(own)]
     result = []
     for (number, at, value), normal in zip(values, normalised(spec, episodes, values), strict=True):
@@ -171,7 +173,7 @@ def _spread(episodes: Sequence[Episode], by_turn: Sequence[Sequence[float]]) -> 
 
 
 def surrogate(spec: Any, ratio: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
-    """PPO's clipped objective (arXiv:1707.06347, eq. 7) with a dual clip (arXiv:1912.09729, eq. 5), negated."""
+    """Return PPO's negated clipped objective (arXiv:1707.06347, eq. 7) with a dual clip (arXiv:1912.09729, eq. 5)."""
     objective = torch.minimum(ratio * advantage, ratio.clamp(1 - spec.clip_low, 1 + spec.clip_high) * advantage)
     if spec.dual_clip is not None:
         objective = torch.where(advantage < 0, torch.maximum(objective, spec.dual_clip * advantage), objective)
@@ -179,13 +181,13 @@ def surrogate(spec: Any, ratio: torch.Tensor, advantage: torch.Tensor) -> torch.
 
 
 def ratio_base(spec: Any, columns: Columns) -> torch.Tensor:
-    """What ratios are taken to: the sampler, or the policy before the first step where a correction accounts for the
-    rest (arXiv:2110.00641), and for ratios of sequences."""
+    """Return the denominator of the ratios: the sampler, or the policy before the first step if a correction accounts
+    for the difference (arXiv:2110.00641), and for sequence ratios."""
     return columns.old if spec.correction in ("truncate", "mask") or spec.ratio != "token" else columns.sampler
 
 
 def episode_loss(spec: Any, episode: Episode, columns: Columns, advantage: Sequence[float]) -> torch.Tensor:
-    """Return the sum over the tokens of an episode, whose gradient is that of the paper's objective."""
+    """Return the sum over the tokens of an episode, whose gradient equals that of the paper's objective."""
     total = torch.zeros((), dtype=torch.float64)
     for places in histories(episode):
         now = columns.now[places]
@@ -202,9 +204,9 @@ def episode_loss(spec: Any, episode: Episode, columns: Columns, advantage: Seque
         elif spec.ratio == "token":
             loss = surrogate(spec, torch.exp(log_ratio), own)
         elif whole:
-            # The sequence has one advantage and one weight. GSPO (arXiv:2507.18071, eq. 5 and 7) and RLOO: its
-            # objective as it stands. Of a mean, each token counts once; a product counts once for each token of the
-            # episode.
+            # The sequence has one advantage and one weight, so the objective of GSPO (arXiv:2507.18071, eq. 5 and 7)
+            # and RLOO applies unchanged. In a mean each token counts once; a product counts once for each token of
+            # the episode.
             count = len(places) if spec.ratio == "sequence_mean" else episode.tokens
             loss = count * surrogate(spec, torch.exp(level), own[0])[None]
         else:
@@ -216,7 +218,7 @@ def episode_loss(spec: Any, episode: Episode, columns: Columns, advantage: Seque
 
 
 def histories(episode: Episode) -> Iterable[list[int]]:
-    """Return the places of the sampled tokens of each history."""
+    """Yield the positions of the sampled tokens of each history."""
     for _, places in groupby(range(episode.tokens), key=lambda place: episode.history[place]):
         yield list(places)
 
@@ -231,12 +233,12 @@ def _correction(spec: Any, columns: Columns, places: list[int]) -> torch.Tensor 
     else:
         inside = (weight >= 1 / spec.correction_limit) & (weight <= spec.correction_limit)
         weight = weight * inside
-    # The literal objective of a sequence has one entry.
+    # The unchanged objective of a sequence has one entry.
     return weight if spec.correction_level == "token" else weight[:1]
 
 
 def weight(spec: Any, learned: Sequence[Episode], episode: Episode) -> float:
-    """Return what each token of an episode counts."""
+    """Return the weight of each token of an episode."""
     return {
         "tokens": 1 / sum(episode.tokens for episode in learned),
         "sequences": 1 / (episode.tokens * len(learned)),

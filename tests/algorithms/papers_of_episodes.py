@@ -1,5 +1,5 @@
-"""Losses of whole episodes as the papers write them, in plain torch: preferences, supervised fine-tuning, distillation.
-It imports nothing of the library.
+"""Losses of whole episodes as in the papers, in plain torch: preferences, supervised fine-tuning, distillation.
+Independent of the library.
 
 The log-probability of an episode is the sum over its sampled tokens, in all its histories.
 """
@@ -17,7 +17,7 @@ Pair = tuple[int, int]
 
 
 def pairs(spec: Any, groups: Sequence[str], rewards: Sequence[float]) -> list[Pair]:
-    """Return the pairs of each group: the best and the worst episode, or every two of which one is better."""
+    """Return the pairs of each group: the best and the worst episode, or every two episodes of which one is better."""
     result = []
     for name in dict.fromkeys(groups):
         members = [number for number, group in enumerate(groups) if group == name]
@@ -31,7 +31,7 @@ def pairs(spec: Any, groups: Sequence[str], rewards: Sequence[float]) -> list[Pa
 
 
 def dpo(spec: Any, now: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], index_pairs: Sequence[Pair]):
-    """arXiv:2305.18290, eq. 7; with label smoothing its conservative form."""
+    """Return the loss of arXiv:2305.18290, eq. 7; with label smoothing, its conservative form."""
     losses = []
     for better, worse in index_pairs:
         h = spec.beta * ((now[better] - reference[better]).sum() - (now[worse] - reference[worse]).sum())
@@ -41,7 +41,7 @@ def dpo(spec: Any, now: Sequence[torch.Tensor], reference: Sequence[torch.Tensor
 
 
 def ipo(spec: Any, now: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], index_pairs: Sequence[Pair]):
-    """arXiv:2310.12036, eq. 17, with log-ratios by token."""
+    """Return the loss of arXiv:2310.12036, eq. 17, with log-ratios per token."""
     losses = []
     for better, worse in index_pairs:
         h = (now[better] - reference[better]).mean() - (now[worse] - reference[worse]).mean()
@@ -50,7 +50,8 @@ def ipo(spec: Any, now: Sequence[torch.Tensor], reference: Sequence[torch.Tensor
 
 
 def orpo(spec: Any, now: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], index_pairs: Sequence[Pair]):
-    """arXiv:2403.07691, eq. 6 and 7; the likelihood is the mean over tokens of all chosen, as in its code."""
+    """Return the loss of arXiv:2403.07691, eq. 6 and 7; the likelihood is the mean over the tokens of all chosen
+    episodes, as in its code."""
     losses = []
     for better, worse in index_pairs:
         p, q = torch.exp(now[better].mean()), torch.exp(now[worse].mean())
@@ -66,11 +67,11 @@ def kto(
     rewards: Sequence[float],
     reference_point: float,
 ) -> torch.Tensor:
-    """arXiv:2402.01306, eq. 8. reference_point: the mean log-ratio of mismatched episodes."""
+    """Return the loss of arXiv:2402.01306, eq. 8. reference_point: mean log-ratio of mismatched episodes."""
     z = max(0.0, reference_point)
     losses = []
-    for own, their, reward in zip(now, reference, rewards, strict=True):
-        ratio = (own - their).sum()
+    for logprob, reference_logprob, reward in zip(now, reference, rewards, strict=True):
+        ratio = (logprob - reference_logprob).sum()
         if reward >= spec.threshold:
             losses.append(spec.good_weight * (1 - torch.sigmoid(spec.beta * (ratio - z))))
         else:
@@ -79,12 +80,12 @@ def kto(
 
 
 History = tuple[list[int], list[int]]
-"""Token ids, and indices of the sampled ones."""
+"""Token ids, and indices of the sampled tokens."""
 
 
 def mismatched(history: Sequence[History], other: Sequence[History]) -> list[History]:
-    """Return the answers of another episode after the prompts of this one, history by history; after the last prompt
-    where it has more of them."""
+    """Return another episode's answers after the prompts of this one, history by history; after the last prompt if the
+    other episode has more histories."""
     result = []
     for place, (token_ids, sampled) in enumerate(other):
         prompt_ids, prompt_sampled = history[min(place, len(history) - 1)]
@@ -95,7 +96,8 @@ def mismatched(history: Sequence[History], other: Sequence[History]) -> list[His
 
 
 def sft(now: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    """Mean negative log-likelihood of the tokens (arXiv:2203.02155), each weighted as its episode."""
+    """Return the mean negative log-likelihood of the tokens (arXiv:2203.02155), each weighted by its episode's
+    weight."""
     tokens = sum(len(own) for own in now)
     return -sum(weight * own.sum() for own, weight in zip(now, weights, strict=True)) / tokens
 
@@ -109,5 +111,6 @@ def softmax_weights(rewards: Sequence[float], temperature: float | None) -> list
 
 
 def reverse_kl(own_SV: torch.Tensor, teacher_SV: torch.Tensor) -> torch.Tensor:
-    """Mean over tokens of KL(student || teacher) from log-probabilities (arXiv:2306.13649; arXiv:2306.08543, eq. 1)."""
+    """Return the mean over tokens of KL(student || teacher) from log-probabilities (arXiv:2306.13649; arXiv:2306.08543,
+    eq. 1)."""
     return (own_SV.exp() * (own_SV - teacher_SV)).sum(-1).mean()

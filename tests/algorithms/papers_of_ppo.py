@@ -1,8 +1,8 @@
-"""PPO with a critic as the papers write it, in plain torch (arXiv:1707.06347, arXiv:2203.02155). It imports nothing of
-the library. See `papers`.
+"""PPO with a critic as in the papers, in plain torch (arXiv:1707.06347, arXiv:2203.02155), independent of the library.
+See `papers`.
 
-The actions of an episode are its sampled tokens, over all turns and histories, one chain in their order. The critic has
-a λ of its own (arXiv:2504.05118, section 4.1) and reads normalised values (arXiv:2103.01955, section 5.1).
+The actions of an episode are its sampled tokens, over all turns and histories, as one chain in their order. The critic
+has its own λ (arXiv:2504.05118, section 4.1) and learns normalised values (arXiv:2103.01955, section 5.1).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from tests.algorithms.papers import EPSILON, ESTIMATORS, Columns, Episode, episo
 
 
 def rewards(spec: Any, episode: Episode, kl: Sequence[float]) -> list[float]:
-    """Return the reward of each action: less its KL to the reference, and what was judged at the last action of the
-    episode or of the turn."""
+    """Return the reward of each action: minus its weighted KL divergence from the reference, plus the judged reward at
+    the last action of the episode, or the step reward at the last action of each turn."""
     result = [-spec.kl_coefficient * value for value in kl]
     if spec.credit == "episode":
         result[-1] += episode.reward
     else:
         for turn, reward in enumerate(episode.step_rewards):
-            result[max(place for place, own in enumerate(episode.turn) if own == turn)] += reward
+            result[max(position for position, turn_index in enumerate(episode.turn) if turn_index == turn)] += reward
     result[-1] += overlong(spec, episode.tokens)
     return result
 
 
 def gae(discount: float, lambda_: float, iterator: Sequence[float], values: Sequence[float]) -> list[float]:
-    """arXiv:1506.02438, eq. 16, as a sum."""
+    """Return the advantages of arXiv:1506.02438, eq. 16, as a sum."""
     later = [*values[1:], 0.0]
     deltas = [r + discount * after - v for r, after, v in zip(iterator, later, values, strict=True)]
     decay = discount * lambda_
@@ -38,7 +38,7 @@ def gae(discount: float, lambda_: float, iterator: Sequence[float], values: Sequ
 
 def moments(spec: Any, rewards_of_episodes: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Return mean and standard deviation of the discounted returns of a critic's first round, over its tokens; 0 and 1
-    where it does not normalise."""
+    if it does not normalise."""
     if spec.value_norm_decay is None:
         return 0.0, 1.0
     to_come = [
@@ -57,8 +57,8 @@ def ppo(
     values: Sequence[torch.Tensor],
     old_values: Sequence[torch.Tensor],
 ) -> torch.Tensor:
-    """Return a loss whose gradient is that of a gradient step in a critic's first round. values: normalised, of the
-    critic in training, with gradient. old_values: normalised, of the critic before the first step."""
+    """Return a loss whose gradient is that of a gradient step in a critic's first round. values: normalised values of
+    the critic in training, with gradient. old_values: normalised values of the critic before the first step."""
     rows = [
         row
         for row in zip(episodes, columns, values, old_values, strict=True)

@@ -1,4 +1,4 @@
-"""Advantages against the formula written out, and against TRL's own."""
+"""Advantages compared with the formula written out, and with TRL's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_group_by_hand():
 def test_the_formula(rewards):
     mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
     size = max(map(abs, rewards))
-    if deviation <= 1e-6 * size:  # next to nothing but rounding: told apart from equal rewards below
+    if deviation <= 1e-6 * size:  # differences near rounding; equal rewards are tested separately below
         return
     centred = [reward - mean for reward in rewards]
     assert group_advantages(rewards, scale=False) == pytest.approx(centred, abs=1e-9 * size)
@@ -79,8 +79,8 @@ def test_tiny_rewards_carry_little_signal_because_of_the_constant_in_the_denomin
 @settings(deadline=None)
 @given(REWARDS)
 def test_trl_divides_by_the_sample_deviation_instead(rewards):
-    """TRL 1.16: (r - mean) / (nanstd + 1e-4), Bessel-corrected. Up to the two constants, ours is sqrt(G / (G - 1)) of
-    it: the papers' population deviation."""
+    """TRL 1.16: (r - mean) / (nanstd + 1e-4), Bessel-corrected. Apart from the two constants, ours is sqrt(G / (G - 1))
+    times TRL's: the papers' population deviation."""
     import torch
     from trl.trainer.utils import nanstd
 
@@ -96,7 +96,7 @@ def test_trl_divides_by_the_sample_deviation_instead(rewards):
 
 
 def test_what_is_known_to_give_nothing_and_what_not():
-    """Cases of ART's: rewards that are equal, huge or differ by rounding only; and one with a spread."""
+    """Cases from ART: rewards that are equal, huge or differ only by rounding; and one with a spread."""
     for rewards in ([0.1] * 3, [7e199] * 5, [5e-13 + 1.0, -5e-13 + 1.0]):
         for baseline in ("group", "leave_one_out"):
             for scale in ("group", "none"):
@@ -110,7 +110,7 @@ def test_what_is_known_to_give_nothing_and_what_not():
 @settings(deadline=None)
 @given(REWARDS)
 def test_leave_one_out_is_g_over_g_minus_one_of_the_centred_reward(rewards):
-    """And so it is in TRL's RLOO: reward minus the mean of the siblings."""
+    """TRL's RLOO computes the same: reward minus the mean of the siblings."""
     [actual] = advantages([[[reward] for reward in rewards]], baseline="leave_one_out", scale="none")
     count, total = len(rewards), sum(rewards)
     expected = [reward - (total - reward) / (count - 1) for reward in rewards]
@@ -139,7 +139,7 @@ def test_returns_are_compared_within_their_cell():
     assert actual == [[1.5, -4.0], [0.0], [-1.5, 4.0]]
     [actual] = advantages([group], baseline="group", scale="group", cells=[cells])
     assert actual[0][1] == pytest.approx(-2.0 / (2.0 + 1e-6))
-    # A return alone in its cell is compared with nothing.
+    # A return alone in its cell has no others to be compared with.
     for baseline in ("group", "leave_one_out", "batch"):
         [actual] = advantages([[[3.0, 9.0], [2.0]]], baseline=baseline, scale="none", cells=[[["a", "b"], ["a"]]])
         assert actual[0][1] == 0.0

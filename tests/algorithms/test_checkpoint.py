@@ -1,4 +1,4 @@
-"""A checkpoint continues training as if it had never stopped: bit for bit, in any process, warm or cold."""
+"""Checkpoints continue a training bitwise identically, in any process, with a warm or a cold model cache."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = ["adapter/adapter_model.safetensors", "adapter/adapter_config.json", "optimizer.safetensors", "trainer.json"]
 FILES += ["rng.safetensors"]
 DROPOUT = MODEL.model_copy(update={"lora": LoraSpec(rank=4, alpha=8.0, dropout=0.2)})
-"""With dropout, what comes out hangs on the random state."""
+"""Model with dropout, so that results depend on the random state."""
 ROUNDS: dict[str, tuple[Any, Any]] = {
     "grpo": (GRPOSpec(learning_rate=1e-3, kl_coefficient=0.1, minibatches=2, warmup_steps=5), batch),
     "sft": (SFTSpec(learning_rate=1e-3, batch_size=4, warmup_steps=5, schedule="constant"), demonstrations),
 }
-"""Algorithm and what it is trained on, in each round the same."""
+"""Algorithm and training data, the same in each round."""
 
 
 def one_round(base_dir: Path, name: str, begin: Path | None, out: Path, warm: dict | None) -> Path:
@@ -68,7 +68,7 @@ def one_round(base_dir: Path, name: str, begin: Path | None, out: Path, warm: di
 
 
 def differing(left: Path, right: Path) -> list[str]:
-    """Names of the files that differ."""
+    """Return the names of the files that differ."""
     critic = [f"critic/{path.name}" for path in sorted((left / "critic").glob("*"))]
     learned = ["weights/model.safetensors"] if (left / "weights").is_dir() else FILES[:2]
     return [
@@ -86,8 +86,8 @@ class Rounds:
 
 @pytest.fixture(scope="module")
 def rounds(base_dir, tmp_path_factory) -> Rounds:
-    """first and second round with one warm policy, and the second again in a process of its own, which has nothing but
-    the first round's folder; its home, working directory and temporary files are empty folders."""
+    """Run a first and a second round with one warm policy, and the second again in a separate process, which has only
+    the first round's folder; its home, working directory and temporary folder are empty."""
     folder = tmp_path_factory.mktemp("rounds")
     for name in ROUNDS:
         warm: dict = {}
@@ -122,7 +122,7 @@ def test_warm_and_cold_give_the_same_bytes(rounds, base_dir, tmp_path, name):
     folder = rounds.folder / name
     assert differing(folder / "first", one_round(base_dir, name, None, tmp_path / "cold", None)) == []
     warm: dict = {}
-    for other in ("grpo", "sft"):  # a policy that has been through everything
+    for other in ("grpo", "sft"):  # a policy that was used in all earlier trainings
         one_round(base_dir, other, rounds.folder / other / "first", tmp_path / f"before-{other}", warm)
     assert len(warm) == 1
     assert differing(folder / "second", one_round(base_dir, name, folder / "first", tmp_path / "warm", warm)) == []
@@ -154,7 +154,7 @@ def test_optimizer_step_and_random_state_are_restored(rounds, base_dir, name):
         assert torch.equal(torch.get_rng_state(), load_file(folder / "rng.safetensors")["torch"])
     finally:
         torch.set_rng_state(remaining)
-    assert step == 4  # two a round
+    assert step == 4  # two steps per round
     saved = load_file(folder / "optimizer.safetensors")
     assert len(saved) == 2 * len(names)
     for label, parameter in zip(names, parameters, strict=True):

@@ -1,4 +1,4 @@
-"""Constraints: multipliers by hand, and a task whose best policy breaks the limit unless it is held to it."""
+"""Constraints: multipliers computed by hand, and a task whose unconstrained optimum exceeds the limit."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_multipliers_go_from_round_to_round_and_through_a_kill(base_dir, tmp_pat
     first, metrics = run(base_dir, tmp_path / "1", spec, costly())
     assert metrics["cost/slips"] == pytest.approx(4 / 9)
     assert multipliers(first) == {"slips": 0.0, "calls": pytest.approx(1 + 0.1 * (4 - 2))}
-    measured = {"slips": 0.75, "calls": 0.0}  # of all episodes, though a filter has left these
+    measured = {"slips": 0.75, "calls": 0.0}  # mean over all episodes, although the filter kept only these
     second, metrics = run(base_dir, tmp_path / "2", spec, costly(), start=first, mean_costs=measured)
     expected = {"slips": pytest.approx(0.05), "calls": pytest.approx(1.0)}
     assert multipliers(second) == expected
@@ -134,7 +134,7 @@ def test_multipliers_go_from_round_to_round_and_through_a_kill(base_dir, tmp_pat
     for trajectory in flat:
         trajectory.reward = 0.0
     skipping, metrics = run(base_dir, tmp_path / "4", GRPOSpec(costs={"slips": COSTS["slips"]}), flat, start=second)
-    assert (metrics["skipped_steps"], set(multipliers(skipping))) == (0.0, {"slips"})  # the costs are what differs
+    assert (metrics["skipped_steps"], set(multipliers(skipping))) == (0.0, {"slips"})  # only the costs differ
 
 
 def test_without_costs_nothing_changes_and_nothing_is_written(base_dir, tmp_path):
@@ -146,7 +146,7 @@ def test_without_costs_nothing_changes_and_nothing_is_written(base_dir, tmp_path
 
 
 def distribution(policy) -> torch.Tensor:
-    """(V,) log-probabilities of the answer."""
+    """Return the (V,) log-probabilities of the answer."""
     [packed] = pack([Sequence_([*PROMPT, 0], [len(PROMPT)])], 64)
     with torch.no_grad():
         rows, head = policy.rows(packed)
@@ -158,8 +158,8 @@ SAFE = range(11, VOCABULARY, 22)
 
 
 def played(base_dir, tmp_path, spec, seed=0) -> tuple[float, float, float]:
-    """One token to say: risky ones are worth 1 and cost 1, safe ones are worth 0.3. Returns the share of risky and of
-    safe answers, and the multiplier, over the last rounds."""
+    """Train on a task with one token as the answer: risky tokens have reward 1 and cost 1, safe ones have reward 0.3.
+    Return the share of risky and of safe answers, and the multiplier, over the last rounds."""
     policy = make_policy(base_dir)
     policy.model.get_base_model().get_output_embeddings().weight.data.mul_(10)
     optimizer = torch.optim.AdamW(policy.parameters.values(), betas=(0.9, 0.9), weight_decay=0.0)
@@ -190,8 +190,8 @@ def played(base_dir, tmp_path, spec, seed=0) -> tuple[float, float, float]:
 
 
 def test_the_free_policy_breaks_the_limit_and_the_constrained_one_ends_at_it(base_dir, tmp_path):
-    """With an entropy bonus α the best policy says token i with a probability in proportion to exp((r_i - λ c_i) / α).
-    λ is where its risk is the limit; a policy that is free has λ = 0."""
+    """With an entropy bonus α, the optimal policy samples token i with a probability proportional to exp((r_i - λ c_i)
+    / α). λ is the value at which the risk equals the limit; without constraints λ = 0."""
     bonus, limit = 0.2, 0.3
     count, safe_count = len(RISKY), len(SAFE)
     others = safe_count * math.exp(0.3 / bonus) + VOCABULARY - count - safe_count

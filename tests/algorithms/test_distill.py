@@ -1,4 +1,5 @@
-"""On-policy distillation against the formula written out on single sequences, and on tasks whose optimum is known."""
+"""On-policy distillation compared with the formula written out on single sequences, and on tasks with a known
+optimum."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def spec(**changes) -> DistillSpec:
 
 @pytest.fixture(scope="module")
 def adapters(base_dir, tmp_path_factory):
-    """Checkpoints of teachers: one whose adapter has the student's shape, and one of another rank."""
+    """Write teacher checkpoints: one adapter with the student's shape, and one with another rank."""
     folder = tmp_path_factory.mktemp("teachers")
     write_start(base_dir, folder / "same", seed=7)
     other = make_policy(base_dir, seed=9, model=MODEL.model_copy(update={"lora": LoraSpec(rank=2, alpha=8.0)}))
@@ -58,7 +59,7 @@ def adapters(base_dir, tmp_path_factory):
 
 def test_the_kl_is_a_sum_over_the_vocabulary():
     logits_UV, teacher_UV = torch.randn(3, 5), torch.randn(3, 7)
-    teacher_UV[:, 5:] = 30.0  # rows of a longer head that belong to no token
+    teacher_UV[:, 5:] = 30.0  # rows of a longer head without a token
     found_U = divergence.reverse_kl(logits_UV, teacher_UV, temperature=0.5)
     for row in range(3):
         p, q = ([math.exp(2 * value) for value in each[row, :5].tolist()] for each in (logits_UV, teacher_UV))
@@ -72,7 +73,7 @@ def test_the_kl_is_a_sum_over_the_vocabulary():
 @pytest.mark.parametrize("which", ["base", "same", "other"])
 @pytest.mark.parametrize("rows", [7, 512])
 def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeypatch, which, rows):
-    """On sequences by themselves, one token after another."""
+    """The formula runs on separate sequences, one token after another."""
     monkeypatch.setattr(policies, "LOGIT_ROWS", rows)
     adapter = None if which == "base" else str(adapters / which)
     distill_spec = spec(temperature=0.8, teacher={**TINY, "adapter": adapter})
@@ -125,7 +126,7 @@ def test_models_that_do_more_to_their_logits_are_read_as_a_whole(base_dir):
 
 
 def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path):
-    """One prompt, one token to answer with. The teacher's head is sharp; 40 steps on the student's own tokens."""
+    """One prompt with one token as the answer. The teacher's head is sharp; 40 steps on the student's own samples."""
     prompt = [5, 6, 7, 8]
     student, teacher = make_policy(base_dir), make_policy(base_dir, seed=7)
     for one in (student, teacher):
@@ -185,7 +186,7 @@ def test_killed_or_warm_it_ends_in_the_same_bytes(base_dir, adapters, tmp_path, 
     assert run(base_dir, tmp_path / "stopped", distill_spec, batch(), warm=warm)[0] == whole
     assert run(base_dir, tmp_path / "warm", distill_spec, batch(), warm=warm)[0] == whole
     random = [(tmp_path / name / "out" / "rng.safetensors").read_bytes() for name in ("stopped", "whole", "warm")]
-    assert len(set(random)) == 1  # the teacher's adapter is put on before the seed is set
+    assert len(set(random)) == 1  # the teacher's adapter is created before the seed is set
     assert [metrics["step"] for metrics in logs] == [1, 2, 3, 4]
     assert metrics["examples"] == 9
 

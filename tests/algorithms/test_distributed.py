@@ -1,4 +1,4 @@
-"""Two processes, with whole or with sharded base weights, take the steps of one; the first one alone writes."""
+"""Two processes, with replicated or sharded base weights, take the same steps as one; only the first one writes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ distributed.destroy_process_group()
 
 
 def in_two_processes(function: str, base_dir: Path, folder: Path) -> list[Any]:
-    """What each of two processes says of `function(base_dir, folder)`."""
+    """Return the results of `function(base_dir, folder)` in each of two processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -82,7 +82,7 @@ COMMON = {"pack_tokens": 64, "max_grad_norm": 1e9}
 TEACHER = {"name": "tiny", "source": "random", "device": "cpu"}
 STEPS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
     "grpo": GRPOSpec(kl_coefficient=0.1, **COMMON),
-    # AdamW magnifies rounding in the steps of the critic alone, and the advantages are computed with its values.
+    # AdamW magnifies rounding in the pretraining steps of the critic, whose values enter the advantages.
     "ppo": PPOSpec(epochs=1, **COMMON, value_pretraining_steps=0),
     "sft": SFTSpec(batch_size=15, weight_temperature=0.5, **COMMON),
     "dpo": DPOSpec(**COMMON),
@@ -93,7 +93,7 @@ STEPS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
 }
 """Five groups in more packs than processes, an odd number."""
 ALONE = ("whole", "all weights learn")
-"""What one process does, too."""
+"""Kinds that a single process also runs."""
 KINDS = [("whole", name) for name in STEPS] + [("sharded", name) for name in ("grpo", "sft")]
 KINDS += [(kind, name) for kind in ("all weights learn", "in parts", "in parts, zero2") for name in ("grpo", "sft")]
 
@@ -123,7 +123,7 @@ def first_steps(base_dir: Path, folder: Path) -> dict[str, Any]:
 
 
 def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, Any]:
-    """The gradient before the first step, the metrics, and the parameters in the end."""
+    """Return the gradient before the first step, the metrics, and the final parameters."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     from components.algorithms.distillation.trainer import train_distill
@@ -192,7 +192,7 @@ def _steady(metrics: dict[str, float]) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def together(base_dir, tmp_path_factory) -> list[dict[str, Any]]:
-    """What each of two processes says of the steps."""
+    """Run the steps in two processes and return the results of each."""
     return in_two_processes("first_steps", base_dir, tmp_path_factory.mktemp("together"))
 
 
@@ -202,12 +202,12 @@ def test_two_processes_take_the_step_of_one(base_dir, tmp_path, together, kind, 
         base_dir, tmp_path, kind if kind in ALONE else "whole" if kind == "sharded" else "all weights learn", name
     )
     first, second = (found[f"{kind} {name}"] for found in together)
-    assert first == second  # the same everywhere, bit for bit
+    assert first == second  # bitwise identical in all processes
     assert any(any(values) for values in alone["gradient"])
     for part in ("gradient", "after"):
         for ours, expected in zip(first[part], alone[part], strict=True):
             scale = max(map(abs, expected)) or 1.0
-            # AdamW's first step is nearly the sign of the gradient: where that is next to zero, rounding shows.
+            # AdamW's first step is nearly the sign of the gradient, so rounding matters where a gradient is near 0.
             step = 0.01 * STEPS[name].learning_rate if part == "after" else 0.0
             assert ours == pytest.approx(expected, abs=2e-6 * scale + step)
     assert len(first["metrics"]) == len(alone["metrics"])
@@ -219,7 +219,7 @@ def test_two_processes_take_the_step_of_one(base_dir, tmp_path, together, kind, 
 
 SMALL = {"learning_rate": 1e-3, "pack_tokens": 64}
 TRAININGS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
-    "grpo": GRPOSpec(  # each step strikes a guard, and each begins with what the policy said before
+    "grpo": GRPOSpec(  # a guard strikes in each step, and each training measures old log-probabilities
         minibatches=2, epochs=2, kl_coefficient=0.1, kl_in="reward", max_kl=1e-9, high_kl="warn", **SMALL
     ),
     "ppo": PPOSpec(epochs=2, minibatches=2, value="model", **SMALL, value_pretraining_steps=2),
@@ -227,11 +227,11 @@ TRAININGS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
     "dpo": DPOSpec(batch_size=2, **SMALL),
     "reward_model": RewardModelSpec(batch_size=4, **SMALL),
 }
-"""Of three gradient steps or more."""
+"""Trainings of at least three gradient steps."""
 
 
 class Stopped(Exception):
-    """The try ends here."""
+    """Raised by the test to interrupt a run."""
 
 
 def one_training(base_dir: Path, name: str, folder: Path, on_step: Callable[[dict[str, float]], None]) -> Path:
@@ -247,8 +247,8 @@ def one_training(base_dir: Path, name: str, folder: Path, on_step: Callable[[dic
 
 
 def whole_trainings(base_dir: Path, folder: Path) -> dict[str, Any]:
-    """Each training in one go, and one that is stopped after its second step and goes on. The second process fails
-    where it opens a file of theirs for writing."""
+    """Run each training in one go, and one that is interrupted after its second step and resumed. The second process
+    fails if it opens a file of theirs for writing."""
     import safetensors.torch
     from torch import distributed
 
@@ -276,14 +276,14 @@ def whole_trainings(base_dir: Path, folder: Path) -> dict[str, Any]:
         states[name] = [_steady(log) for log in logs], checkpoint.random_states()["torch"].tolist()
         with pytest.raises(Stopped):
             one_training(base_dir, name, folder / name / "stopped", stop)
-        distributed.barrier()  # the next try begins when all of this one have ended
+        distributed.barrier()  # the next run starts after all processes of this one have ended
         one_training(base_dir, name, folder / name / "stopped", lambda _: None)
     finished.append(True)
     return states
 
 
 def test_the_first_process_writes_and_all_go_on_from_it(base_dir, tmp_path):
-    """With dropout: it is the same in any number of processes, and after a try that was stopped."""
+    """With dropout: it is the same for any number of processes, and after an interrupted run."""
     for name in TRAININGS:
         for part in ("whole", "stopped", "alone"):
             for sub in ("out", "scratch"):
@@ -325,8 +325,8 @@ def refusals(base_dir: Path, folder: Path) -> dict[str, str]:
 
 
 def test_all_processes_end_where_one_cannot_go_on(base_dir, tmp_path):
-    """Where their scratch folders are not the same one, of which a training that was stopped shows only a part; and
-    where a guard stops."""
+    """Cases: different scratch folders, of which only one has the state of an interrupted training; and a guard that
+    stops."""
 
     def stop(metrics: dict[str, float]) -> None:
         raise Stopped

@@ -1,4 +1,4 @@
-"""Elastic weight consolidation against the formula on a plain model, and what it is for: less is forgotten."""
+"""Elastic weight consolidation compared with the formula on a plain model, and its effect on forgetting."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DROPOUT = MODEL.model_copy(update={"lora": LoraSpec(rank=4, alpha=8.0, dropout=0
 
 @pytest.fixture(scope="module")
 def there(base_dir, tmp_path_factory):
-    """The checkpoint that is held on to."""
+    """Checkpoint of the anchor."""
     return write_start(base_dir, tmp_path_factory.mktemp("anchor") / "checkpoint", seed=7)
 
 
@@ -52,7 +52,7 @@ def fisher_written_out(base_dir, episodes: Sequence[Trajectory]) -> dict[str, to
 
 
 def test_penalty_and_gradient_are_the_formula_and_the_policy_stays_as_it_was(base_dir, there):
-    """With dropout, which plays no part in what is measured."""
+    """With dropout, which must not affect the measurement."""
     policy, random_state = make_policy(base_dir, model=DROPOUT), torch.get_rng_state()
     before = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
     anchored = {name: p.detach() for name, p in make_policy(base_dir, seed=7).parameters.items()}
@@ -69,7 +69,7 @@ def test_penalty_and_gradient_are_the_formula_and_the_policy_stays_as_it_was(bas
     next(iter(policy.parameters.values())).grad = torch.ones_like(next(iter(before.values())))
     assert actual.add_gradient(policy.parameters) == pytest.approx(expected.item(), rel=1e-5)
     first = next(iter(theta))
-    theta[first].grad += 1  # what was there before is kept
+    theta[first].grad += 1  # existing gradients are kept
     grads = {name: parameter.grad for name, parameter in policy.parameters.items()}
     assert relative_difference(grads, {name: value.grad for name, value in theta.items()}) <= 1e-5
 
@@ -108,7 +108,7 @@ TEACHER = {"name": "tiny", "source": "random", "device": "cpu"}
     ids=lambda one: getattr(one, "name", ""),
 )
 def test_every_algorithm_is_held(base_dir, there, tmp_path, spec, made):
-    """At the anchor the penalty is 0; after a step it is not, and its gradient is in the one that is clipped."""
+    """At the anchor the penalty is 0; after a step it is positive, and its gradient is part of the clipped gradient."""
     distill_spec = spec.model_copy(update={"learning_rate": 1e-2})
     anchor = Anchor(EWCSpec(coefficient=1e3), there, batch())
     arguments = {"start": there, "teacher_dir": base_dir}
@@ -141,12 +141,12 @@ def test_killed_or_warm_it_ends_in_the_same_bytes(base_dir, there, tmp_path):
         (out / "adapter" / "adapter_model.safetensors").read_bytes() for out in (whole, stopped, plain, alone)
     )
     assert whole == stopped
-    assert plain == alone  # a warm policy lets go of the penalty
+    assert plain == alone  # a warm policy does not keep the penalty
     assert whole != plain
 
 
 def task(seed: int) -> list[Trajectory]:
-    """Prompts, each with an answer to be learned by heart."""
+    """Return prompts, each with an answer to memorise."""
     draw = random.Random(seed)
     result = []
     for index in range(8):
@@ -158,7 +158,7 @@ def task(seed: int) -> list[Trajectory]:
 
 
 def surprise(base_dir, checkpoint, episodes) -> float:
-    """Mean negative log-likelihood of the answers, in nats a token."""
+    """Return the mean negative log-likelihood of the answers, in nats per token."""
     policy = Policy(base_dir, MODEL, 0)
     policy.load(checkpoint / "adapter")
     model = plain_model(base_dir, policy)

@@ -1,4 +1,5 @@
-"""The common families are computed as tries; what a trie cannot say is computed in padded rows, with a warning."""
+"""Common model families are computed as tries; models that a trie cannot represent are computed as padded rows, with a
+warning."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def save(folder, config, factor: float = 5) -> ModelSpec:
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(factor)  # so that attention is far from uniform
+            parameter.mul_(factor)  # makes attention far from uniform
     model.save_pretrained(folder)
     return ModelSpec(name="some", source="random", device="cpu", max_length=32)
 
@@ -100,7 +101,7 @@ def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why
 
 
 def wider(folder, config) -> ModelSpec:
-    """A model in bfloat16 whose rounding is that of a trained one: it is not blown up."""
+    """Return a bfloat16 model with the rounding of a trained model: it is not magnified."""
     return save(folder, config, factor=2).model_copy(update={"dtype": "bfloat16"})
 
 
@@ -135,7 +136,8 @@ def test_rounding_is_the_difference_to_a_float32_copy(tmp_path):
 
 
 def test_a_trained_model_in_bfloat16_shares_prefixes(tmp_path_factory, caplog):
-    """SmolLM2 is a Llama; its unlikely tokens differ by up to half a nat from float32 without any trie."""
+    """SmolLM2 is a Llama; even without a trie, its log-probabilities of unlikely tokens differ by up to half a nat from
+    float32."""
     spec = ModelSpec(name="smollm2-135m-instruct", source="package", dtype="bfloat16", device="cpu", max_length=512)
     policy = Policy(prepare(spec, tmp_path_factory.mktemp("weights")), spec, seed=0)
     assert policy._layout is pack_layout.trie
@@ -157,7 +159,7 @@ def test_the_budget_and_the_count_are_those_of_the_padded_rows(tmp_path):
     train_policy_gradient(spec, policy, optimizer, trajectories, step=0, seed=0, scratch=tmp_path, on_step=logs.append)
     assert logs[0]["computed_tokens"] == sum(recorded)
     assert max(recorded) <= 100
-    assert len(recorded) < len(trajectories)  # several rows in each
+    assert len(recorded) < len(trajectories)  # several rows in each pack
 
 
 AFTER = {
@@ -170,7 +172,7 @@ AFTER = {
 
 @pytest.mark.parametrize("family", AFTER)
 def test_capped_and_scaled_logits_are_made_in_parts(tmp_path, monkeypatch, family):
-    """The same as those of the model's own forward pass."""
+    """The result equals that of the model's own forward pass."""
     kind, extra = AFTER[family]
     policy = Policy(tmp_path, save(tmp_path, kind(**SMALL, **extra)), seed=0)
     monkeypatch.setattr(policy_module, "LOGIT_ROWS", 4)
@@ -203,7 +205,7 @@ def test_what_comes_after_the_head_is_found_in_bfloat16_too(tmp_path, family):
 
 
 def test_what_a_config_says_of_logits_is_believed_where_the_model_does_it(tmp_path, monkeypatch):
-    spec = save(tmp_path, transformers.LlamaConfig(**SMALL, logit_scale=0.3))  # Llama does not look at it
+    spec = save(tmp_path, transformers.LlamaConfig(**SMALL, logit_scale=0.3))  # Llama ignores this key
     assert Policy(tmp_path, spec, seed=0)._logit_transform is logits.identity
     forward = transformers.LlamaForCausalLM.forward
 

@@ -1,4 +1,4 @@
-"""Trajectories that cannot be learned from: an error that names one, or a counted omission; nothing silently."""
+"""Trajectories that cannot be trained on: an error that names one, or a counted omission; never silently."""
 
 from __future__ import annotations
 

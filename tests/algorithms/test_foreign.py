@@ -1,4 +1,4 @@
-"""Episodes of another model are learned in the tokens of the one in training, or not at all."""
+"""Episodes of another model are converted to the tokens of the model in training, or left out."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from components.trajectories.schema import History, Message
 from tests.algorithms.builders import MODEL, demonstrations
 
 ALIEN = 7_000_000
-"""No id of any vocabulary here."""
+"""Token id outside any vocabulary in these tests."""
 
 
 def sampled(tokenizer: str, count: int = 4):
-    """Conversations as another model's engine would record them; in ids that ours cannot have."""
+    """Return conversations as another model's engine would record them, with ids outside our vocabulary."""
     trajectories = demonstrations(count)
     for trajectory in trajectories:
         [history] = trajectory.histories
@@ -47,7 +47,7 @@ def test_what_another_model_said_is_laid_out_anew(base_dir, chat, tokenizer):
     theirs = sampled(tokenizer)
     trajectories = convert_foreign_tokens(theirs, base_dir, sampled=False)
     assert examples(chat, trajectories, 512) == examples(chat, demonstrations(4), 512)
-    assert theirs[0].histories[0].token_ids[0] == ALIEN  # the given ones are as they were
+    assert theirs[0].histories[0].token_ids[0] == ALIEN  # the inputs are unchanged
 
 
 def test_tokens_of_the_very_same_tokenizer_are_kept(base_dir, tmp_path):
@@ -79,7 +79,7 @@ def test_an_answer_that_was_cut_off_is_not_taught(base_dir, chat, caplog):
 
 
 def test_no_turn_is_taught_twice(base_dir, chat):
-    """Where the other template rewrites the past, each turn has a history that begins with what was said before."""
+    """If the other template rewrites the past, each turn has its own history with all earlier messages."""
     [theirs] = sampled(UNKNOWN, 1)
     [whole] = theirs.histories
     first = History([replace(message) for message in whole.messages[:3]], list(range(9)), [0.0] * 9)
@@ -92,7 +92,7 @@ def test_no_turn_is_taught_twice(base_dir, chat):
 
 
 def test_training_never_sees_a_foreign_id(base_dir, tmp_path):
-    """An id that the model does not have would end the training with an error."""
+    """An id outside the model's vocabulary would end the training with an error."""
     adapters = []
     for name, made in (("theirs", sampled(UNKNOWN)), ("written", demonstrations(4))):
         out, scratch = tmp_path / name, tmp_path / f"{name}-scratch"

@@ -1,8 +1,8 @@
-"""The gradient of every combination of a policy gradient's settings is that of its formula, or the combination is
-refused.
+"""Gradients of every combination of a policy gradient's settings equal those of its formula, or the combination is
+rejected.
 
-The trainers compute in float32 on prefix tries; the formulas (`papers`) are in float64, on single sequences in plain
-torch (`plain_llama`). Each training takes two steps; in the second the policy has moved (`gradients`).
+The trainers compute in float32 on prefix tries; the formulas (`papers`) compute in float64, on single sequences in
+plain torch (`plain_llama`). Each training takes two steps; in the second the policy has changed (`gradients`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMBINATIONS = list(combinations.combinations())
 
 
 def check(bench: Bench, spec, histories: str) -> None:
-    """The combination is refused with a message that says what to do, or its gradients are those of the formula."""
+    """Check that the combination is rejected with a remedy, or that its gradients equal those of the formula."""
     if problems := combinations.problems(spec):
         for problem in problems:
             key = problem.path.removeprefix("algorithm.")
@@ -59,7 +59,7 @@ def test_so_is_that_of_each_other_setting(bench, base, variation, histories):
 @pytest.mark.parametrize("credit", combinations.options("credit"))
 @pytest.mark.parametrize("algorithm", combinations.ALGORITHMS)
 def test_an_episode_weighs_the_same_in_one_history_and_in_one_for_each_turn(bench, algorithm, credit):
-    """Where the ratio of a sequence is 1, as before the first step, it does not matter what counts as a sequence."""
+    """If the sequence ratio is 1, as before the first step, the split into sequences does not matter."""
     spec = combinations.ALGORITHMS[algorithm](**UNGUARDED | {"epochs": 1}, credit=credit)
     whole = bench.batches["one history"].trajectories
     gradients = []
@@ -77,7 +77,7 @@ def test_an_episode_weighs_the_same_in_one_history_and_in_one_for_each_turn(benc
 
 @pytest.mark.parametrize("adapted", [False, True], ids=["base", "adapter"])
 def test_the_plain_model_is_that_of_transformers(bench, adapted):
-    """In float64 with eager attention; its adapter is merged by PEFT."""
+    """Transformers runs in float64 with eager attention; PEFT merges its adapter."""
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 
     from tests.algorithms.builders import MODEL
@@ -116,7 +116,7 @@ def test_the_formulas_import_nothing_of_the_library(module):
 @pytest.mark.parametrize(("level", "clip"), [("token", 0.2), ("sequence_mean", 0.05), ("sequence", 0.2)])
 @pytest.mark.parametrize("histories", HISTORIES)
 def test_the_episodes_reach_every_branch(bench, histories, level, clip):
-    """In the second step ratios are clipped on both sides, and by the dual clip. None is so near to a limit that
+    """In the second step ratios are clipped on both sides, and by the dual clip. None is so close to a limit that
     rounding decides."""
     batch = bench.batches[histories]
     spec = combinations.ALGORITHMS["grpo"](ratio=level, credit="turns")

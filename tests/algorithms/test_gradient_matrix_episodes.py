@@ -1,5 +1,5 @@
-"""The gradients of preference algorithms, supervised fine-tuning and distillation are those of their formulas in
-float64 (`papers_of_episodes`), for episodes of one and of several histories. See `test_gradient_matrix`."""
+"""Gradients of preference algorithms, supervised fine-tuning and distillation equal those of their formulas in float64
+(`papers_of_episodes`), for episodes with one and with several histories. See `test_gradient_matrix`."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def _rewards(batch: Batch) -> list[float]:
 
 
 def _of_kto(bench: Bench, spec: KTOSpec, batch: Batch, optimizer: Replaces) -> list[float]:
-    """Each step has a reference point of its own: episodes are shuffled, and each is paired with the next of another
-    scenario."""
+    """Return the KTO loss of each step. Each step has its own reference point: episodes are shuffled, and each is
+    paired with the next one of another scenario."""
     result = []
     for number, step in enumerate(batch.plain_steps):
         order = list(range(len(batch.episodes)))
@@ -116,7 +116,7 @@ def _total(bench: Bench, adapter, token_ids: Sequence[int], sampled: Sequence[in
 
 
 def _of_distillation(bench: Bench, spec: DistillSpec, batch: Batch, optimizer: Replaces) -> list[float]:
-    """The teacher is the reference."""
+    """Return the distillation loss; the teacher is the reference."""
     result = []
     for ours, adapter in zip(optimizer.gradients, (bench.start, bench.after), strict=True):
         parameters = learned(adapter)

@@ -1,4 +1,4 @@
-"""The gradient of PPO, its critic's included, is that of the formula in float64 (`papers_of_ppo`). See
+"""Gradients of PPO, including its critic's, equal those of the formula in float64 (`papers_of_ppo`). See
 `test_gradient_matrix`."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "mask by sequence": {"correction": "mask", "correction_level": "sequence", "correction_limit": 3.0},
 }
 VARIED = {"head": {"credit": "episode", "ratio": "token"}, "model": {"credit": "turns", "ratio": "sequence"}}
-"""What each variation is combined with."""
+"""Base settings that the variations are combined with."""
 
 
 def combined(kind: str, credit: str, ratio: str, estimator: str) -> PPOSpec:
@@ -73,7 +73,7 @@ def varied(kind: str, variation: str) -> PPOSpec:
 
 
 def specs(kind: str) -> list[PPOSpec]:
-    """Return all that are compared."""
+    """Return all specs that are compared."""
     return [
         *(combined(kind, *combination) for combination in COMBINATIONS),
         *(varied(kind, variation) for variation in VARIATIONS),
@@ -81,7 +81,7 @@ def specs(kind: str) -> list[PPOSpec]:
 
 
 class CriticBench:
-    """Critics of one kind: before the first step and after it."""
+    """Critics of one kind, before the first step and after it."""
 
     def __init__(self, bench: Bench, kind: str):
         self.bench, self.kind = bench, kind
@@ -112,7 +112,7 @@ class CriticBench:
             for token_ids, places in sampled_places(batch.trajectories):
                 hidden_TD = self.bench.model.hidden(token_ids, values)
                 value_T = hidden_TD @ parameters["critic.weight"] + parameters["critic.bias"]
-                # The value is first: its graph is freed with the last of the columns that share it.
+                # The value comes first, because its graph is freed with the last of the columns that share it.
                 yield {
                     "value": value_T[[at - 1 for at in places]],
                     **logprobs_and_entropies(self.bench.model, policy, token_ids, places, TEMPERATURE),

@@ -1,4 +1,4 @@
-"""Guards strike before a bad checkpoint is written, and say which trajectories did it."""
+"""Guards strike before a bad checkpoint is written, and name the trajectories that contributed most."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def strikes(out: Path) -> list[dict]:
 
 @pytest.fixture
 def poison(monkeypatch):
-    """poison(tokens): whatever holds these tokens has a gradient that is no number."""
+    """Return poison(tokens), which makes the gradient of any sequence with these tokens NaN."""
     logprobs = Policy.logprobs
 
     def apply(tokens: list[int]) -> None:
@@ -52,7 +52,7 @@ def poison(monkeypatch):
 
 
 def tokens_of(base_dir: Path, which: str) -> list[int]:
-    """Tokens that one trajectory alone holds."""
+    """Return tokens that only one trajectory contains."""
     if which == "grpo":
         (episode,) = [trajectory for trajectory in batch() if trajectory.id == batch()[4].id]
         return episode.histories[0].token_ids[-6:-1]
@@ -92,7 +92,7 @@ def test_a_skipped_step_leaves_weights_and_optimizer_alone(base_dir, tmp_path, p
 
 @pytest.mark.parametrize(("changes", "guard"), [({"max_kl": 1e-9}, "high_kl"), ({"min_entropy": 100.0}, "low_entropy")])
 def test_each_guard_warns_skips_or_stops(base_dir, tmp_path, changes, guard, caplog):
-    """With dropout: to measure the trajectories of a step by themselves is no draw."""
+    """With dropout: measuring the trajectories of a step separately must draw no random numbers."""
     spec = GRPO.model_copy(update=changes)
     plain, _ = run(base_dir, GRPO, tmp_path / "plain", model=DROPOUT)
     assert not (plain / "guards.jsonl").exists()
@@ -125,7 +125,7 @@ def test_the_worst_are_measured_by_themselves(base_dir, tmp_path):
     [strike] = strikes(out)
     values = [entry["kl_sampler"] for entry in strike["worst"]]
     assert values == sorted(values, reverse=True)
-    assert values[0] > strike["kl_sampler"]  # the mean of all is below the worst
+    assert values[0] > strike["kl_sampler"]  # the mean over all trajectories is below the worst
     policy = Policy(base_dir, MODEL, 3)
     (worst,) = [trajectory for trajectory in batch() if trajectory.id == strike["worst"][0]["trajectory"]]
     from components.algorithms.policy_gradient.trainer import prepare

@@ -1,7 +1,7 @@
-"""Every online algorithm finds the optimum of a task whose optimum is known.
+"""Every online algorithm finds the optimum of a task with a known optimum.
 
-One prompt and one token to answer with; 24 of the 259 tokens are right. The optimum is to say one of these always. The
-head of the tiny model is scaled up: as it is, no direction of the last layer makes any token likely.
+One prompt and one token as the answer; 24 of the 259 tokens are right. The optimum is to always sample a right token.
+The head of the tiny model is scaled up, because otherwise no direction of the last layer makes any token likely.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ALGORITHMS |= {f"ppo, {kind}": PPOSpec(**COMMON, value=kind, epochs=1, kl_target
 
 
 def distribution(policy) -> torch.Tensor:
-    """(V,) log-probabilities of the answer."""
+    """Return the (V,) log-probabilities of the answer."""
     [packed] = pack([Sequence_([*PROMPT, token], [len(PROMPT)]) for token in range(VOCABULARY)], 4096)
     with torch.no_grad():
         return policy.logprobs(packed, Cut())[0]

@@ -1,5 +1,5 @@
-"""Training in float16: the rule is torch's own, the gradient is that of float32 up to rounding, an overflow changes
-nothing but the scale."""
+"""Training in float16: the scaling rule is torch's, the gradient equals that of float32 up to rounding, and an overflow
+changes only the scale."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(base_dir, tmp_path):
 
 @pytest.fixture
 def begins_at(monkeypatch):
-    """Set the scale with which trainings in float16 begin."""
+    """Set the initial loss scale of trainings in float16."""
 
     def call(value: float) -> None:
         monkeypatch.setattr(LossScale, "of", lambda dtype: LossScale(True, value) if dtype == "float16" else OFF)
@@ -60,7 +60,7 @@ OFF = LossScale(False, 1.0)
 
 
 def gradients(run, monkeypatch, spec, made, model) -> torch.Tensor:
-    """Return the gradient of the first step, in one vector."""
+    """Return the gradient of the first step as one vector."""
     first: list[torch.Tensor] = []
 
     def look(optimizer: AdamW, closure=None) -> None:
@@ -74,7 +74,7 @@ def gradients(run, monkeypatch, spec, made, model) -> torch.Tensor:
 
 
 def without_gradients(optimizer: AdamW, closure=None) -> None:
-    """Stand for a step that changes nothing: TRL calls the optimizer in any case."""
+    """Replace the optimizer step by one that changes nothing, because TRL always calls the optimizer."""
     assert all(parameter.grad is None for group in optimizer.param_groups for parameter in group["params"])
 
 
@@ -116,7 +116,7 @@ def test_it_does_not_fall_below_one():
     assert scale.overflowed({"loss": 0.0, "grad_norm": math.inf})
     scale.update(True)
     assert scale.value == 1.0
-    assert not scale.overflowed({"loss": 0.0, "grad_norm": math.inf})  # the guard decides
+    assert not scale.overflowed({"loss": 0.0, "grad_norm": math.inf})  # the guard responds
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

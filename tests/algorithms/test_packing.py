@@ -1,4 +1,4 @@
-"""Packs against their definition (hypothesis), and against each sequence computed alone with the plain model."""
+"""Packs compared with their definition (hypothesis), and with each sequence computed separately by the plain model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.algorithms.builders import make_policy, plain_logprobs, plain_model, 
 
 @st.composite
 def sequences(draw) -> list[Sequence_]:
-    """Of few different tokens, so that they share prefixes at many depths."""
+    """Generate sequences of few different tokens, so that they share prefixes at many depths."""
     result = []
     for index in range(draw(st.integers(0, 8))):
         token_ids = draw(st.lists(st.integers(0, 2), min_size=2, max_size=10))
@@ -32,7 +32,7 @@ def sequences(draw) -> list[Sequence_]:
 
 
 def by_pack(sequences: list[Sequence_], packs: list[Pack]) -> list[tuple[Pack, list[Sequence_]]]:
-    """Each pack with the sequences that it says it holds; each sequence is in one."""
+    """Return each pack with its member sequences; each sequence is in exactly one pack."""
     members = [member for packed in packs for member in packed.members]
     assert sorted(members) == [index for index, sequence in enumerate(sequences) if sequence.targets]
     assert all(packed.members == sorted(packed.members) for packed in packs)
@@ -40,7 +40,7 @@ def by_pack(sequences: list[Sequence_], packs: list[Pack]) -> list[tuple[Pack, l
 
 
 def read(sequence: Sequence_) -> list[int]:
-    """The tokens that have to be computed: those before the last target."""
+    """Return the tokens that have to be computed: those before the last target."""
     return list(sequence.token_ids[: max(sequence.targets)])
 
 
@@ -49,13 +49,13 @@ def prefixes(sequences: list[Sequence_]) -> set[tuple[int, ...]]:
 
 
 def mask(packed: Pack) -> torch.Tensor:
-    """(N, N) True where the row's node may see the column's node."""
+    """Return the (N, N) mask: True where the row's node attends to the column's node."""
     nodes_N = torch.arange(len(packed.ends_N))
     return (nodes_N <= nodes_N[:, None]) & (nodes_N[:, None] < packed.ends_N)
 
 
 def path(packed: Pack, node: int) -> list[int]:
-    """The node and its ancestors, root first, by the mask alone."""
+    """Return the node and its ancestors, root first, from the mask alone."""
     mask_NN = mask(packed)
     recorded = mask_NN[node].nonzero()[:, 0].tolist()
     return sorted(recorded, key=lambda other: int(mask_NN[other].sum()))
@@ -97,7 +97,7 @@ def test_positions_count_depth_and_the_mask_holds_ancestors(given, most):
             nodes = path(packed, node)
             assert nodes[-1] == node
             assert packed.positions_N[nodes].tolist() == list(range(len(nodes)))
-            for ancestor in nodes:  # a chain: what an ancestor sees, its descendants see
+            for ancestor in nodes:  # a chain: descendants attend to what their ancestors attend to
                 assert bool((mask_NN[node] | ~mask_NN[ancestor]).all())
         assert not bool(mask_NN.triu(1).any())
 
@@ -110,13 +110,13 @@ def test_packs_are_full(given, most):
         assert packed.computed == len(packed.token_ids_N)
         assert packed.computed <= most or len(held) == 1
     smallest = sorted(len(packed.token_ids_N) for packed, _ in actual)[:2]
-    assert len(smallest) < 2 or sum(smallest) > most  # or they would be one
+    assert len(smallest) < 2 or sum(smallest) > most  # otherwise they would be one pack
 
 
 @settings(deadline=None)
 @given(sequences(), st.integers(1, 40))
 def test_packs_of_padded_rows_are_bounded_by_what_the_rows_hold(given, most):
-    """As many rows as sequences that are no beginning of another, all as long as the longest of them."""
+    """One row per sequence that is not a prefix of another, all padded to the longest of them."""
     packs = pack(given, most, padded=True)
     longest = []
     for packed, pack_ in by_pack(given, packs):
@@ -130,14 +130,14 @@ def test_packs_of_padded_rows_are_bounded_by_what_the_rows_hold(given, most):
             assert tuple(row_T[: len(leaf)].tolist()) == leaf
         longest.append((max(map(len, leaves)), min(map(len, leaves))))
     longest.sort(reverse=True)
-    assert all(upper[1] >= lower[0] for upper, lower in pairwise(longest))  # rows of one length lie together
+    assert all(upper[1] >= lower[0] for upper, lower in pairwise(longest))  # rows of equal length are packed together
     assert sum(packed.computed for packed in packs) <= len(given) * max(
         [len(read(sequence)) for sequence in given if sequence.targets] or [0]
     )
 
 
 def test_padding_is_what_a_budget_in_nodes_would_not_see():
-    """Of one long sequence and many short ones."""
+    """One long sequence and many short ones."""
     inputs = [Sequence_(list(range(100)), [99]), *(Sequence_([200 + one, 1, 2], [2]) for one in range(50))]
     (together,) = pack(inputs, 200)
     assert pack_layout.padded(together).inputs["input_ids"].numel() == 51 * 99
@@ -149,7 +149,7 @@ def test_what_shares_most_is_packed_together():
     prompts = [[rng.randrange(100) for _ in range(50)] for _ in range(4)]
     inputs = [Sequence_([*prompt, *(rng.randrange(100) for _ in range(11))], [60]) for prompt in prompts * 6]
     rng.shuffle(inputs)
-    packs = pack(inputs, 120)  # one prompt with six answers, or less of two
+    packs = pack(inputs, 120)  # one prompt with six answers, or parts of two prompts
     assert len(packs) == 4
     assert all(len(packed.token_ids_N) == 50 + 6 * 10 for packed in packs)
 
@@ -162,7 +162,7 @@ def test_the_blocks_of_attention_are_the_mask(given, most):
         for first, last, start, stop, causal in trie_attention.blocks(packed.ends_N):
             block = torch.ones(last - first, stop - start, dtype=torch.long)
             seen_NN[first:last, start:stop] += block.tril() if causal else block
-        assert torch.equal(seen_NN, mask(packed).long())  # each pair once
+        assert torch.equal(seen_NN, mask(packed).long())  # each pair of nodes once
 
 
 def test_nothing_to_learn_gives_no_pack():
@@ -181,7 +181,8 @@ def test_the_first_token_cannot_be_a_target():
 
 
 def shared_at_several_depths(seed: int) -> list[Sequence_]:
-    """Twelve sequences: a common prompt, then a tree of answers, lengths from 12 to 45; targets all over."""
+    """Return twelve sequences: a common prompt, then a tree of answers, lengths from 12 to 45, with targets
+    throughout."""
     draw = random.Random(seed)
 
     def tokens(count: int) -> list[int]:

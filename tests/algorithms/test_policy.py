@@ -1,4 +1,4 @@
-"""The policy and its reference: what drops out, what the reference computes, what learns."""
+"""The policy and its reference: dropout, reference log-probabilities, trained parameters."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_logits_a_few_rows_at_a_time_change_nothing(base_dir, monkeypatch, entro
 
 
 def test_a_model_that_changes_its_logits_after_the_head_is_computed_whole(base_dir, monkeypatch):
-    """As some scale them: then its own forward pass is used, and the result is its own."""
+    """Some models scale their logits: then the model's own forward pass is used, and the result equals it."""
     policy = make_policy(base_dir)
     plain = logprobs(policy)
     assert policy._logit_transform is logits.identity

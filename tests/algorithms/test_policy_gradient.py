@@ -1,5 +1,5 @@
-"""GRPO against a straightforward implementation (plain PEFT model, one sequence after another, AdamW), and against
-TRL's own loss."""
+"""GRPO compared with a straightforward implementation (plain PEFT model, one sequence after another, AdamW), and with
+TRL's loss."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def adapter(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def written_out(spec: GRPOSpec, groups: list[list[Trajectory]], model, reference) -> torch.Tensor:
-    """The loss as the papers write it (`papers`), on one sequence after another."""
+    """Return the loss as in the papers (`papers`), on one sequence after another."""
     episodes, columns = [], []
     for trajectory in (trajectory for group in groups for trajectory in group):
         spans = [(place, message.span) for place, h in enumerate(trajectory.histories) for message in h.messages]
@@ -108,7 +108,7 @@ def written_out(spec: GRPOSpec, groups: list[list[Trajectory]], model, reference
             at = [index for index, is_sampled in enumerate(h.sampled_mask()) if is_sampled]
             before = [index - 1 for index in at]
             sampler_S = torch.tensor([h.logprobs[index] for index in at])
-            # The policy before the first step is the one at hand.
+            # The policy before the first step is the current one.
             parts.append((now_T[before], now_T[before].detach(), sampler_S, reference_T[before]))
         joined = [torch.cat(each) for each in zip(*parts, strict=True)]
         columns.append(papers.Columns(*joined, entropy=torch.zeros(())))
@@ -116,7 +116,7 @@ def written_out(spec: GRPOSpec, groups: list[list[Trajectory]], model, reference
 
 
 def reference_step(spec: GRPOSpec, base_dir: Path, groups, reference=None):
-    """(loss, gradient norm, tensors of the adapter after one step)."""
+    """Return (loss, gradient norm, tensors of the adapter after one step)."""
     policy = make_policy(base_dir)
     model = plain_model(base_dir, policy)
     if reference is None:
@@ -139,7 +139,7 @@ def by_group(trajectories: list[Trajectory]) -> list[list[Trajectory]]:
 
 COMMON = {"learning_rate": 1e-3, "weight_decay": 0.01, "pack_tokens": 64}
 VARIANTS = {
-    # `test_gradient_matrix` has the gradients of all settings; here are loss, metrics and the step of AdamW.
+    # `test_gradient_matrix` covers the gradients of all settings; these tests cover loss, metrics and AdamW's step.
     "grpo": SPEC,
     "dr_grpo": DrGRPOSpec(**COMMON, constant_length=20),
     "dapo": DAPOSpec(**COMMON, overlong=10, overlong_buffer=4),
@@ -154,7 +154,7 @@ VARIANTS = {
 
 
 def varied() -> list[Trajectory]:
-    """A batch with step rewards, and an episode that was cut off."""
+    """Return a batch with step rewards, and with a truncated episode."""
     trajectories = batch()
     for index, trajectory in enumerate(trajectories):
         trajectory.step_rewards = [0.1 * index, 0.5 - 0.07 * index]
@@ -170,7 +170,7 @@ def test_one_step_is_the_papers(run, base_dir, start, name):
     assert log["loss"] == pytest.approx(loss, abs=1e-5)
     assert log["grad_norm"] == pytest.approx(norm, rel=1e-5)
     if not spec.token_weights and spec.objective == "clip" and spec.ratio == "token":
-        assert 0.05 < log["clip_fraction"] < 0.95  # both branches of the clip are in the test
+        assert 0.05 < log["clip_fraction"] < 0.95  # the test covers both branches of the clip
     before, after = adapter(start), adapter(out)
     moved = {name: after[name] - before[name] for name in after}
     assert relative_difference(moved, {name: expected[name] - before[name] for name in after}) <= 1e-3
@@ -269,8 +269,8 @@ def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
         loss.backward()
         theirs = {name: parameter.grad for name, parameter in trainable(trainer.model).items()}
 
-        # Ratios of sequences are taken to the trainer's log-probabilities before the first step. TRL was given those of
-        # the batch: they are left here as what was measured, and a second epoch is taken.
+        # Sequence ratios are taken to the trainer's log-probabilities before the first step, but TRL got those of the
+        # batch: these are used as the measured ones here, and a second epoch is taken.
         spec = spec.model_copy(update={"epochs": 2})
         old_S = torch.tensor([value for row in rows for value in row.logprobs if not math.isnan(value)])
         save_file({"old": old_S}, tmp_path / "before.safetensors")
@@ -320,8 +320,8 @@ CUTS = {"top_p": st.floats(0.2, 0.95), "top_k": st.integers(2, 60), "min_p": st.
     suppress_health_check=list(HealthCheck),
 )
 def test_under_a_cut_the_gradient_does_not_depend_on_the_size_of_packs(policy, tmp_path_factory, kind, data):
-    """Most tokens of another policy lie outside of the cut of this one: each is moved into its own distribution, and
-    into that of no other episode which shares the same prefix."""
+    """Most tokens of another policy lie outside this policy's truncated distribution: each is added to its own
+    distribution, and not to that of another episode with the same prefix."""
     cut = {kind: data.draw(CUTS[kind], kind)}
     seed, sizes = data.draw(st.integers(0, 99), "seed"), (64, data.draw(st.integers(65, 300), "pack_tokens"), 4096)
     gradients, losses = [], []
@@ -345,14 +345,16 @@ def policy(base_dir):
 
 
 def test_what_the_policy_did_not_sample_is_in_no_loss(run):
-    """A last observation stands after the last answer; one before it changes the gradient only as what is answered."""
+    """One observation follows the last answer; an earlier one affects the gradient only through the answers to it."""
 
     def made(observation: list[int], role: str) -> list[Trajectory]:
         trajectories = batch()
         for trajectory in trajectories:
             history = trajectory.histories[0]
             history.token_ids += observation
-            history.logprobs += [0.5 if role == "known" else float("nan")] * 3  # of no sampled token: never read
+            history.logprobs += [
+                0.5 if role == "known" else float("nan")
+            ] * 3  # belongs to no sampled token and is never read
         return trajectories
 
     first = run(SPEC, made([7, 8, 9], "unknown"))[0]
@@ -398,7 +400,7 @@ def test_greedy_episodes_are_refused(run):
 
 @pytest.mark.parametrize("sampling", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.3}, {"top_k": 9, "min_p": 0.1}])
 def test_the_ratio_is_taken_to_the_cut_distribution(run, base_dir, sampling):
-    """On policy, the KL to the sampler is 0 only where both cut the distribution alike."""
+    """On policy, the KL divergence from the sampler is 0 only if both truncate the distribution in the same way."""
     model = plain_model(base_dir, make_policy(base_dir))
     trajectories = batch()
     for trajectory in trajectories:
@@ -408,7 +410,7 @@ def test_the_ratio_is_taken_to_the_cut_distribution(run, base_dir, sampling):
             with torch.no_grad():
                 logits_V = model(input_ids=torch.tensor([h.token_ids[:at]])).logits[0, -1]
             logps_V = truncate((logits_V / TEMPERATURE).log_softmax(-1), Cut(TEMPERATURE, **sampling))
-            h.token_ids[at] = int(logps_V.argmax())  # what could be drawn
+            h.token_ids[at] = int(logps_V.argmax())  # tokens that could be sampled
             h.logprobs[at] = float(logps_V.max())
     _, _, (log,) = run(SPEC, trajectories)
     assert log["kl_sampler"] == pytest.approx(0.0, abs=1e-5)
@@ -459,7 +461,7 @@ def test_failed_and_unscored_episodes_take_no_part(run):
     odd = batch(seed=5, groups=2, size=2)
     for trajectory in odd[:2]:
         trajectory.failure = FAILURE
-    odd[2].reward = None  # leaves a group of one, which has nothing to be compared with
+    odd[2].reward = None  # leaves a group of one, without another episode to compare with
     several = batch(groups=3, size=4)
     several[0].failure, several[5].reward = FAILURE, None
     several[0].reward = 1e6
@@ -467,7 +469,7 @@ def test_failed_and_unscored_episodes_take_no_part(run):
     for trajectory in odd:
         trajectory.scenario = type(trajectory.scenario)(f"odd-{trajectory.group}", {}, "train")
         trajectory.id = f"{trajectory.group}/{trajectory.sample}"
-    spec = SPEC.model_copy(update={"scale": "group"})  # a group of one is in the deviation of the batch
+    spec = SPEC.model_copy(update={"scale": "group"})  # a group of one counts in the standard deviation of the batch
     assert adapter_bytes(run(spec, [*several, *odd])[0]) == adapter_bytes(run(spec, alone)[0])
 
 
@@ -494,7 +496,7 @@ def test_groups_without_spread_do_not_change_the_others(run):
         trajectory.reward = 1.0
         trajectory.scenario = type(trajectory.scenario)(f"flat-{trajectory.group}", {}, "train")
         trajectory.id = f"{trajectory.group}/{trajectory.sample}"
-    spec = SPEC.model_copy(update={"scale": "group"})  # they are in the deviation of the batch
+    spec = SPEC.model_copy(update={"scale": "group"})  # they count in the standard deviation of the batch
     with_them, without = run(spec, [*batch(), *extra]), run(spec, batch())
     assert with_them[1]["sampled_tokens"] == without[1]["sampled_tokens"]
     assert with_them[2][0]["loss"] == pytest.approx(without[2][0]["loss"], abs=1e-6)

@@ -1,4 +1,4 @@
-"""PPO against the formulas written out: advantages by sums over deltas, loss and gradient on padded sequences."""
+"""PPO compared with the formulas written out: advantages as sums over deltas, loss and gradient on padded sequences."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_advantages_by_hand():
     assert gae([1.0], [0.25], 1.0, 0.95) == [0.75]
     assert gae([], [], 1.0, 0.95) == []
     rewards, values = [0.0, 0.5, 0.0, 1.0], [0.1, 0.2, 0.3, 0.4]
-    assert gae(rewards, values, 1.0, 1.0) == pytest.approx([1.4, 1.3, 0.7, 0.6])  # what comes, less the value
+    assert gae(rewards, values, 1.0, 1.0) == pytest.approx([1.4, 1.3, 0.7, 0.6])  # future rewards minus the value
     assert gae(rewards, values, 1.0, 0.0) == pytest.approx([0.1, 0.6, 0.1, 0.6])  # one step and the next value
     assert gae(rewards, values, 0.5, 0.5) == pytest.approx(
         [0.0 + 0.25 * (0.45 + 0.25 * (-0.1 + 0.25 * 0.6)), 0.45 + 0.25 * (-0.1 + 0.25 * 0.6), -0.1 + 0.25 * 0.6, 0.6]
@@ -116,14 +116,14 @@ def test_advantages_by_hand():
 
 
 def discounts(length: int, factor: float) -> torch.Tensor:
-    """(A, A) factor^(l - t) where l >= t, else 0."""
+    """Return the (A, A) matrix of factor^(l - t) where l >= t, else 0."""
     apart = torch.arange(length)[None] - torch.arange(length)[:, None]
     return torch.where(apart >= 0, torch.tensor(factor, dtype=torch.float64) ** apart.clamp(min=0), 0.0)
 
 
 @pytest.mark.parametrize("lambdas", [(1.0, 1.0), (0.95, 1.0), (0.9, 0.7)])
 def test_policy_and_critic_have_a_lambda_each(base_dir, tmp_path, lambdas):
-    """Decoupled GAE as a product of matrices: A = (γλ)^(l - t) · δ with the policy's λ, R = A + V with the critic's."""
+    """Decoupled GAE as a matrix product: A = (γλ)^(l - t) · δ with the policy's λ, R = A + V with the critic's."""
     spec = SPEC.model_copy(
         update={"gae_lambda": lambdas[0], "value_gae_lambda": lambdas[1], "discount": 0.97, "whiten": False}
     )
@@ -165,7 +165,7 @@ def test_statistics_are_weighted_means_over_the_rounds(rounds, decay):
 
 
 def test_statistics_of_what_has_no_unit():
-    """Constant returns, and returns whose variance is beyond the floats."""
+    """Constant returns, and returns whose variance overflows."""
     constant = ReturnStatistics().updated([2.0, 2.0], 0.7)
     assert constant.normalised([2.0, 2.001]) == pytest.approx([0.0, 10.0])
     assert constant.denormalised([0.0]) == [2.0]
@@ -236,8 +236,8 @@ def test_the_value_loss_written_out(rows, clip):
 
 
 def episodes() -> list[Trajectory]:
-    """Two turns with an observation between them and step rewards; one episode of two histories, one of a single token,
-    one that was cut off."""
+    """Return two-turn episodes with an observation in between and step rewards; one episode with two histories, one
+    with a single token, one truncated."""
     trajectories = batch()
     for index, trajectory in enumerate(trajectories):
         trajectory.step_rewards = [0.1 * index, 0.5 - 0.07 * index]
@@ -250,7 +250,7 @@ def episodes() -> list[Trajectory]:
 
 
 def make_critic(policy, spec: PPOSpec) -> Critic:
-    """One that says something."""
+    """Return a critic with non-zero values."""
     critic = Critic(policy, spec)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -263,7 +263,7 @@ class Plain:
     """Policy and critic as plain models, on padded sequences."""
 
     def __init__(self, base_dir: Path, policy, critic: Critic, tensors: dict[str, torch.Tensor]):
-        """tensors: what policy and critic hold, by their names."""
+        """Load the tensors of policy and critic, by their names."""
         self.model = plain_model(base_dir, policy)
         self._fill(self.model, {name: t for name, t in tensors.items() if ".default." in name})
         self.value_model = self.model
@@ -281,7 +281,8 @@ class Plain:
         assert not done.unexpected_keys
 
     def columns(self, trajectories: list[Trajectory]) -> dict[str, list[dict[str, torch.Tensor]]]:
-        """Of each history, (S,) each: log-probabilities of its sampled tokens, of the reference, values, entropies."""
+        """Return, for each history, the (S,) log-probabilities of its sampled tokens, those of the reference, values
+        and entropies."""
         result: dict[str, list[dict[str, torch.Tensor]]] = {}
         flat = [(trajectory, h) for trajectory in trajectories for h in trajectory.histories]
         longest = max(len(h.token_ids) for _, h in flat)
@@ -309,7 +310,7 @@ class Plain:
         return {name: {key: torch.cat([h[key] for h in each]) for key in each[0]} for name, each in result.items()}
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Under the names of policy and critic."""
+        """Return the gradients under the names of policy and critic."""
         actual = {name: p.grad for name, p in trainable(self.model).items()}
         if self.value_model is not self.model:
             actual |= {
@@ -319,7 +320,8 @@ class Plain:
 
 
 def written_out(spec: PPOSpec, trajectories: list[Trajectory], start: Plain, now: Plain) -> torch.Tensor:
-    """The loss of a critic's first round: advantages from what `start` says, the rest from what `now` says."""
+    """Return the loss of a critic's first round: advantages from the columns of `start`, everything else from those of
+    `now`."""
     trajectories = [trajectory for trajectory in trajectories if not (spec.mask_truncated and cut_off(trajectory))]
     first = {
         name: {key: column.detach() for key, column in columns.items()}
@@ -386,7 +388,7 @@ def cut_off(trajectory: Trajectory) -> bool:
 
 
 def steps(base_dir, folder, spec: PPOSpec, trajectories: list[Trajectory]):
-    """(policy, critic, tensors at each step, gradients at each step, logs)."""
+    """Return (policy, critic, tensors at each step, gradients at each step, logs)."""
     folder.mkdir(parents=True, exist_ok=True)
     policy = make_policy(base_dir)
     critic = make_critic(policy, spec)
@@ -409,7 +411,7 @@ def steps(base_dir, folder, spec: PPOSpec, trajectories: list[Trajectory]):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_loss_and_gradient_are_the_formula(base_dir, tmp_path, name):
-    """In the first step, and in the second, when policy and values have moved away from those before the first."""
+    """In the first step, and in the second, when policy and values differ from those before the first."""
     spec = VARIANTS[name].model_copy(update={"learning_rate": 0.2, "value_learning_rate_ratio": 1.0})
     policy, critic, tensors, gradients, logs = steps(base_dir, tmp_path, spec, episodes())
     start = Plain(base_dir, policy, critic, tensors[0])
@@ -425,7 +427,7 @@ def test_loss_and_gradient_are_the_formula(base_dir, tmp_path, name):
                 {key: tensor for key, tensor in metrics.items() if part in key} for metrics in (step_metrics, expected)
             )
             assert relative_difference(mine, theirs) <= 1e-5, part
-    assert 0.05 < logs[0]["clip_fraction"] < 0.95  # both branches of the clip are in the test
+    assert 0.05 < logs[0]["clip_fraction"] < 0.95  # the test covers both branches of the clip
     if spec.value_clip is not None:
         assert logs[0]["value_clip_fraction"] == 0.0
         assert 0.0 < logs[1]["value_clip_fraction"] < 1.0
@@ -466,7 +468,7 @@ def test_neither_the_size_of_packs_nor_their_order_changes_anything(base_dir, tm
 
 
 def test_the_value_model_leaves_the_gradient_of_the_policy_alone(base_dir, tmp_path):
-    """That of a head reaches the policy's adapter, that of a model of its own does not."""
+    """The gradient of a head reaches the policy's adapter, that of a separate value model does not."""
     policy = {}
     for kind in KINDS:
         for weight in (0.1, 5.0):
@@ -529,7 +531,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_learn_what_comes(run, kind):
-    """Rewards that the first tokens of a scenario tell."""
+    """The first tokens of a scenario determine its reward."""
     trajectories = batch(groups=4, size=2)
     for trajectory in trajectories:
         trajectory.reward = float(int(trajectory.group[1:]) % 2)
@@ -545,14 +547,14 @@ def test_values_learn_what_comes(run, kind):
     )
     _, _, logs = run(spec, trajectories)
     assert logs[-1]["value_loss"] < 0.2 * logs[0]["value_loss"]
-    assert abs(logs[0]["explained_variance"]) < 1e-6  # the head begins at zero
+    assert abs(logs[0]["explained_variance"]) < 1e-6  # the head starts at zero
     assert logs[-1]["explained_variance"] > 0.7
     for name in ("kl", "kl_coefficient", "kl_sampler", "clip_fraction", "value_clip_fraction", "entropy", "grad_norm"):
         assert all(math.isfinite(log[name]) for log in logs)
 
 
 def values_of(base_dir: Path, folder: Path, spec: PPOSpec, trajectories: Sequence[Trajectory]) -> list[float]:
-    """What the critic of a checkpoint says of each sampled token, in the unit of the rewards."""
+    """Return the values of a checkpoint's critic for each sampled token, in the unit of the rewards."""
     policy = make_policy(base_dir)
     policy.load(policy.folder(folder))
     critic = Critic(policy, spec)
@@ -572,7 +574,8 @@ def values_of(base_dir: Path, folder: Path, spec: PPOSpec, trajectories: Sequenc
 @pytest.mark.parametrize("reward", [1.0, -250.0])
 @pytest.mark.parametrize("before", [0, 3], ids=["from the start", "after three rounds without one"])
 def test_ten_rounds_on_a_constant_reward_bring_the_values_to_it(run, base_dir, reward, before):
-    """With the defaults of conf/algorithm/ppo.yaml, on new episodes each round; to 5 %, at every token of new ones."""
+    """With the defaults of conf/algorithm/ppo.yaml, on new episodes each round; within 5 %, at every token of new
+    episodes."""
     begin, reference = None, None
     for number in range(before + 10):
         trajectories = batch(seed=number, groups=6, size=2, off_policy=0.0)
@@ -602,9 +605,9 @@ def test_a_new_critic_learns_before_the_policy_moves(run, monkeypatch, kind):
     out, metrics, logs = run(spec, batch())
     again, _, next_logs = run(spec, batch(seed=1), begin=out)
     assert [log["step"] for log in logs] == [-2, -1, 0, 1, 2]
-    assert [log["step"] for log in next_logs] == [3, 4]  # a critic that goes on is not pretrained
+    assert [log["step"] for log in next_logs] == [3, 4]  # a critic from a checkpoint is not pretrained
     rate, rising = spec.learning_rate, (0.25, 0.5, 0.75, 1.0)
-    assert learning == [[False, True]] * 3 + [[True, True]] * 4  # of the policy, of the critic
+    assert learning == [[False, True]] * 3 + [[True, True]] * 4  # learning rates of the policy and of the critic
     assert [critic for _, critic in rates] == pytest.approx([10 * rate] * 3 + [10 * rate * share for share in rising])
     assert [policy for policy, _ in rates[3:]] == pytest.approx([rate * share for share in rising])
     trainer = json.loads((out / "trainer.json").read_text())
@@ -619,8 +622,8 @@ def test_a_new_critic_learns_before_the_policy_moves(run, monkeypatch, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_step_of_a_new_critic_is_least_squares(base_dir, tmp_path, kind):
-    """The gradient by the head is that of 1/2 (v - (G - mean) / deviation)² at v = 0, with the policy's hidden states
-    as they are, and G the rewards that come, whatever λ is."""
+    """The head's gradient is that of 1/2 (v - (G - mean) / deviation)² at v = 0, with the policy's hidden states and
+    the future rewards G, for any λ."""
     spec = SPEC.model_copy(update={"value": kind, "value_pretraining_steps": 1, "value_gae_lambda": 0.5})
     result, policy = batch(), make_policy(base_dir)
     critic = Critic(policy, spec)
@@ -730,7 +733,7 @@ def test_a_critic_of_another_kind_is_refused(run):
 
 
 def test_what_the_policy_did_not_sample_is_no_action(run, base_dir, tmp_path):
-    """What stands after the last answer is in no loss at all, and of what stands before it only the sampled tokens."""
+    """Tokens after the last answer are in no loss, and of the tokens before it only the sampled ones are."""
     result, changed = episodes(), episodes()
     for trajectory in (*result, *changed):
         for h in trajectory.histories:
@@ -784,13 +787,13 @@ def test_values_that_leave_the_floats_stop_the_training(run):
     for spec in (raw, raw.model_copy(update={"value_pretraining_steps": 2})):
         with pytest.raises(TrainingDiverged, match="non_finite"):
             run(spec, trajectories)
-    for values in run(SPEC, trajectories)[2]:  # normalised returns do not
+    for values in run(SPEC, trajectories)[2]:  # normalised returns do not overflow
         assert math.isfinite(values["value_loss"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_guard_that_warns_changes_nothing_and_one_that_skips_leaves_all_as_it_is(run, start, kind):
-    """Each trajectory is measured by itself in between; the gradients of policy and critic are put back."""
+    """Each trajectory is measured separately in between; the gradients of policy and critic are restored."""
     spec = SPEC.model_copy(update={"value": kind})
     strict = spec.model_copy(update={"max_kl": 1e-9, "high_kl": "warn"})
     warned = files(run(strict, episodes())[0])
@@ -810,7 +813,9 @@ def test_the_critic_has_a_learning_rate_of_its_own(run, start):
     name = "adapter/adapter_model.safetensors"
     assert (out / name).read_bytes() == (start / name).read_bytes()
     weight = load_file(out / "critic" / "critic.safetensors")["critic.weight"]
-    assert float(weight.abs().max()) == pytest.approx(0.02, rel=0.1)  # AdamW: about the rate for each of two steps
+    assert float(weight.abs().max()) == pytest.approx(
+        0.02, rel=0.1
+    )  # AdamW: about the learning rate per step, for two steps
 
 
 def test_a_single_token_is_a_whole_episode(run):
@@ -818,4 +823,4 @@ def test_a_single_token_is_a_whole_episode(run):
     trajectories[0].histories = [make_history([(False, [5, 6]), (True, [7])], [-5.5])]
     _, _, logs = run(SPEC, trajectories)
     assert all(math.isfinite(value) for log in logs for value in log.values())
-    assert "explained_variance" not in logs[0]  # one return has no variance
+    assert "explained_variance" not in logs[0]  # a single return has no variance

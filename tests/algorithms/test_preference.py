@@ -1,4 +1,5 @@
-"""Preference losses against the formulas and TRL's; their gradients against a plain model, one episode at a time."""
+"""Preference losses compared with the formulas and with TRL's; their gradients compared with a plain model, one episode
+at a time."""
 
 from __future__ import annotations
 
@@ -96,12 +97,12 @@ def test_kto_written_out(rows, kl, beta):
 
 
 def episodes() -> list[Trajectory]:
-    """Two-turn episodes with an observation between the turns; rewards around the threshold of KTO."""
+    """Return two-turn episodes with an observation between the turns; rewards around the threshold of KTO."""
     return batch(seed=2, groups=3, size=3)
 
 
 def totals(model, trajectories, grad: bool) -> dict[str, torch.Tensor]:
-    """The log-probability of each episode: of its sampled tokens only."""
+    """Return the log-probability of each episode, over its sampled tokens only."""
     with torch.set_grad_enabled(grad):
         result = {}
         for trajectory in trajectories:
@@ -120,7 +121,7 @@ def written_out(spec: PreferenceSpec, trajectories: list[Trajectory], model) -> 
     with model.disable_adapter():
         reference = totals(model, trajectories, grad=False)
     if isinstance(spec, KTOSpec):
-        # Each with the answers of the next one of another scenario, in the shuffled order of the batch.
+        # Each with the answers of the next episode of another scenario, in the shuffled order of the batch.
         shuffled = list(trajectories)
         random.Random("0-4-0").shuffle(shuffled)
         mismatched = []
@@ -205,7 +206,7 @@ def test_loss_and_gradient_are_the_papers(base_dir, tmp_path, name):
 
 @pytest.mark.parametrize("sizes", [[3, 3, 3], [6, 1, 2], [8, 1], [5]])
 def test_the_reference_point_of_kto_is_measured_across_scenarios(base_dir, sizes):
-    """And from another episode where all are of one scenario."""
+    """If all episodes are of one scenario, it is measured with another episode of that scenario."""
     trajectories = [
         trajectory for group, size in enumerate(sizes) for trajectory in batch(seed=group, groups=1, size=size)
     ]
@@ -250,7 +251,7 @@ def test_training_raises_the_margin(base_dir, tmp_path, name):
 
 
 def test_what_the_policy_did_not_sample_changes_no_gradient_but_through_what_follows(base_dir, tmp_path):
-    """The last observation stands after the last answer: its tokens are in no loss at all."""
+    """The last observation follows the last answer: its tokens are in no loss."""
     inputs, changed = episodes(), episodes()
     for trajectory in (*inputs, *changed):
         trajectory.histories[0].token_ids += [7, 8, 9] if trajectory in inputs else [20, 21, 22]

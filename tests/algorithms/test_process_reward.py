@@ -1,5 +1,5 @@
-"""R = α·R_task + β·ΣR_step - γ·KL, from the judge to the advantages, against the formula written out with a process
-reward model and a policy as PEFT and transformers make them, one sequence at a time."""
+"""The reward R = α·R_task + β·ΣR_step - γ·KL, from the judge to the advantages, compared with the formula written out
+with a process reward model and a policy as PEFT and transformers build them, one sequence at a time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def process_model(cache, tmp_path_factory):
-    """Has learned labels of turns, a little."""
+    """Train a process reward model briefly on labels of turns."""
     trajectories = batch(seed=1, groups=2, size=3)
     scores = [Score(trajectory.id, 0.0, {"good/0": trajectory.reward, "good/1": 0.5}) for trajectory in trajectories]
     out, scratch = tmp_path_factory.mktemp("process"), tmp_path_factory.mktemp("scratch")
@@ -51,14 +51,14 @@ def process_model(cache, tmp_path_factory):
 
 
 def steps_alone(process_model, cache, one) -> list[float]:
-    """R_step of each turn."""
+    """Return R_step of each turn."""
     model, _ = reward_model.load(process_model, prepare_weights(MODEL, cache), MODEL)
     chat = ChatFormat(load_tokenizer(prepare_weights(MODEL, cache)))
     return model.scores([episode(chat, one, turns=True)], 1024)[:, 0].tolist()
 
 
 def kl_alone(policy, base_dir, trajectory) -> list[float]:
-    """log π - log π_ref of each sampled token: the k1 estimate."""
+    """Return log π - log π_ref of each sampled token: the k1 estimate."""
     model = plain_model(base_dir, policy)
     (history,) = trajectory.histories
     with torch.no_grad():
@@ -71,7 +71,7 @@ def kl_alone(policy, base_dir, trajectory) -> list[float]:
 
 @pytest.fixture
 def played(process_model, cache, tmp_path):
-    """Episodes as training reads them: judged, stored, joined."""
+    """Return episodes as training reads them: judged, stored, joined."""
     trajectories = batch(seed=7, groups=2, size=2)
     for trajectory in trajectories:
         trajectory.reward = None
@@ -84,7 +84,7 @@ def played(process_model, cache, tmp_path):
 
 
 PLAIN = {"baseline": "none", "scale": "none", "kl_coefficient": GAMMA, "kl_estimator": "k1", "pack_tokens": 64}
-"""Settings in which the advantage of an episode is R itself."""
+"""Settings under which the advantage of an episode is R itself."""
 
 
 def test_the_advantage_of_an_episode_is_the_formula(played, process_model, cache, tmp_path):
@@ -95,11 +95,12 @@ def test_the_advantage_of_an_episode_is_the_formula(played, process_model, cache
         kl = kl_alone(policy, base_dir, trajectory)
         parts = ALPHA * task(trajectory), BETA * sum(steps_alone(process_model, cache, trajectory)), -GAMMA * sum(kl)
         assert trajectory.advantage == pytest.approx(sum(parts), rel=1e-4)
-        assert min(map(abs, parts)) > 1e-3  # each counts
+        assert min(map(abs, parts)) > 1e-3  # each term is non-zero
 
 
 def test_with_credit_by_turn_each_turn_has_its_part_and_all_add_up(played, process_model, cache, tmp_path):
-    """Discount 0: of turn t, β·R_step_t, and α·R_task at the last one; each token less the KL from it on."""
+    """With discount 0, turn t gets β·R_step_t, and the last turn also α·R_task; each token is reduced by the KL penalty
+    from it on."""
     base_dir = prepare_weights(MODEL, cache)
     policy = make_policy(base_dir)
     spec = GRPOSpec(**PLAIN, kl_in="token_rewards", credit="turns", discount=0.0)

@@ -1,4 +1,4 @@
-"""What a training learns from beside the episodes of its own round."""
+"""Replayed groups of earlier rounds in a training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.trajectories.builders import FAILURE
 
 
 def of(policy: str, seed: int = 0, groups: int = 6) -> list[Trajectory]:
-    """A round that this policy has played; every round has the same scenarios."""
+    """Return a round sampled by this policy; every round has the same scenarios."""
     trajectories = batch(seed=seed, groups=groups, size=3)
     for trajectory in trajectories:
         trajectory.policy = policy
@@ -26,7 +26,7 @@ def of(policy: str, seed: int = 0, groups: int = 6) -> list[Trajectory]:
 
 FRESH = of("c")
 ROUNDS = [of("b", 1), of("a", 2)]
-"""Those before the round of policy `c`, the nearest first."""
+"""Rounds before that of policy `c`, the latest first."""
 
 
 def draw(spec: ReplaySpec, fresh=None, earlier=ROUNDS, seed=0, compared=True, version="c"):
@@ -66,7 +66,7 @@ def test_which_groups_is_a_matter_of_the_seed_and_of_the_policy():
     every = Counter(
         trajectory.id for seed in range(60) for trajectory in draw(ReplaySpec(share=0.25), seed=seed)[0][18:]
     )
-    assert len(every) == 36  # none is never drawn
+    assert len(every) == 36  # each is drawn at least once
     assert max(every.values()) < 4 * min(every.values())
 
 
@@ -93,13 +93,13 @@ def test_what_is_older_than_the_limit_is_left_out_and_named(caplog):
     only = everything.model_copy(update={"max_staleness": 0})
     assert draw(only)[0] == FRESH
     assert draw(only, version="d") == ([], {"replayed_groups": 0, "replayed": 0, "stale": 54})
-    # A round that trained nothing left the policy as it was: its episodes are as new as these.
+    # A round that trained nothing did not change the policy, so its episodes are not stale.
     assert {one.policy for one in draw(only, earlier=[of("c", 1), of("b", 2)])[0]} == {"c"}
     assert draw(only, earlier=[of("c", 1), of("b", 2)])[1] == {"replayed_groups": 6, "replayed": 18, "stale": 18}
 
 
 def test_the_gradient_is_that_of_groups_by_themselves_with_their_own_log_probabilities(base_dir, start, tmp_path):
-    """Though the scenarios of the rounds are the same."""
+    """Even though the scenarios of the rounds are the same."""
     spec = GRPOSpec(learning_rate=1e-3, pack_tokens=64, kl_coefficient=0.05)
     actual, _ = draw(ReplaySpec(share=0.5), of("c", groups=2), [of("b", 1, groups=2)])
     assert len(actual) == 12

@@ -1,5 +1,5 @@
-"""Reward models: losses against the formulas and TRL's, gradients against a plain model, one sequence at a time; what
-they read, what they learn, and what they refuse."""
+"""Reward models: losses compared with the formulas and TRL's, gradients compared with a plain model, one sequence at a
+time; inputs, training, and rejected inputs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def judged(trajectories: list[Trajectory], components=lambda one: {}) -> list[Ju
 
 
 def make(base_dir: Path, heads=("overall",), seed: int = 0) -> RewardModel:
-    """A reward model whose adapter and biases do something."""
+    """Return a reward model with a non-zero adapter and biases."""
     model = RewardModel(base_dir, MODEL, heads, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
@@ -96,7 +96,7 @@ def test_a_label_that_is_missing_counts_for_nothing():
 
 @pytest.mark.parametrize(("margin", "centering"), [("none", 0.0), ("reward", 0.0), ("reward", 0.05)])
 def test_loss_and_gradient_are_trls(base_dir, chat, margin, centering):
-    """TRL 1.16's `compute_loss` on padded rows, with the classifier of transformers, which reads the last token."""
+    """TRL 1.16's `compute_loss` on padded rows, with the classifier of transformers, which scores the last token."""
     from transformers import LlamaForSequenceClassification
     from trl import RewardTrainer
 
@@ -149,7 +149,7 @@ def _couples(pairs):
 
 
 def _turns(trajectory: Trajectory) -> list[int]:
-    """The last tokens of the two answers of an episode of `batch`."""
+    """Return the positions of the last tokens of the two answers of an episode of `batch`."""
     mask = trajectory.histories[0].sampled_mask()
     return [at for at, sampled in enumerate(mask) if sampled and not [*mask, False][at + 1]]
 
@@ -164,7 +164,7 @@ def _turns(trajectory: Trajectory) -> list[int]:
     ids=["episodes", "turns", "turns, compared"],
 )
 def test_loss_and_gradient_are_those_of_a_plain_model(base_dir, chat, spec):
-    """Two-turn episodes with an observation between the turns, one sequence at a time; each head by its own label."""
+    """Two-turn episodes with an observation between the turns, one sequence at a time; each head has its own labels."""
     trajectories = batch(seed=3, groups=3, size=3)
     labels = {}
     for index, trajectory in enumerate(trajectories):
@@ -211,7 +211,7 @@ def test_loss_and_gradient_are_those_of_a_plain_model(base_dir, chat, spec):
     assert relative_difference({name: parameter.grad for name, parameter in model.parameters.items()}, theirs) <= 1e-5
 
 
-# --- what is read ---------------------------------------------------------------------------------------------------
+# --- inputs ---------------------------------------------------------------------------------------------------------
 
 
 def test_each_turn_is_read_at_its_last_token_whatever_stands_between(chat):
@@ -235,7 +235,7 @@ def test_a_written_conversation_is_read_where_a_sampled_one_would_be(chat):
 
 
 def test_scores_do_not_depend_on_what_else_is_in_the_pack(base_dir, chat):
-    """An episode may be the beginning of another, or the same."""
+    """An episode may be a prefix of another, or identical to it."""
     shared = make_history([(False, [5] * 6), (True, [7, 8])], [-1.0] * 2)
     longer = make_history([(False, [5] * 6), (True, [7, 8]), (False, [9, 9]), (True, [10])], [-1.0] * 3)
     actual = [make_trajectory("a", n, [h], 1.0) for n, h in enumerate((shared, longer, shared))]
@@ -261,7 +261,8 @@ GOOD, BAD = 200, 100
 
 
 def task(groups: int, size: int = 4) -> list[Trajectory]:
-    """Episodes of two answers; an answer is good where it says GOOD. The reward is how many are."""
+    """Return episodes with two answers; an answer that contains GOOD is good. The reward is the number of good
+    answers."""
     result = []
     for number, trajectory in enumerate(batch(seed=9, groups=groups, size=size)):
         answers = [m for m in trajectory.histories[0].messages if m.span is not None]
@@ -331,7 +332,7 @@ def test_it_keeps_the_mean_and_spread_of_its_scores(base_dir, tmp_path, chat):
 
 
 def test_a_killed_training_goes_on_to_the_same_bytes(base_dir, tmp_path, start):
-    """With dropout, whose random state is part of what is kept."""
+    """With dropout, whose random state is part of the saved state."""
     spec = ProcessRewardModelSpec(**{**LEARNING, "epochs": 3})
 
     def stop(metrics: dict[str, float]) -> None:
@@ -379,7 +380,7 @@ def test_it_begins_with_the_adapter_of_a_policy_and_goes_on_from_a_reward_model(
             run(base_dir, tmp_path / f"heads{number}", other_heads, trajectories, scores, start=out)
     by_turn = ProcessRewardModelSpec(epochs=1)
     with pytest.raises(
-        ArtifactError, match=r"which scores whole episodes, and algorithm\.name is process_reward_model"
+        ArtifactError, match=r"which scores whole episodes, but algorithm\.name is process_reward_model"
     ):
         run(base_dir, tmp_path / "kind", by_turn, trajectories, start=out)
     other = MODEL.model_copy(update={"name": "other"})
@@ -387,11 +388,11 @@ def test_it_begins_with_the_adapter_of_a_policy_and_goes_on_from_a_reward_model(
         run(base_dir, tmp_path / "base", none, trajectories, start=out, model=other)
 
 
-# --- trained further ------------------------------------------------------------------------------------------------
+# --- further training -----------------------------------------------------------------------------------------------
 
 
 def again(trajectories: list[Trajectory], ago: int = 1) -> Judged:
-    """The same episodes as an earlier collection."""
+    """Return the same episodes as an earlier collection."""
     (trajectory,) = judged(
         [dataclasses.replace(trajectory, id=f"{trajectory.id}@-{ago}") for trajectory in trajectories]
     )
@@ -399,7 +400,7 @@ def again(trajectories: list[Trajectory], ago: int = 1) -> Judged:
 
 
 def test_two_trainings_are_one_of_twice_the_epochs(base_dir, tmp_path):
-    """Moments and counts of AdamW go on: a second step that began anew would be another one."""
+    """AdamW's moments and step counts are restored: without them the second training would differ."""
     trajectories = task(4)
     specs = [ProcessRewardModelSpec(**{**COMMON, "batch_size": 999, "epochs": epochs}) for epochs in (1, 2)]
     first, _ = run(base_dir, tmp_path / "first", specs[0], trajectories)
@@ -415,7 +416,7 @@ def test_two_trainings_are_one_of_twice_the_epochs(base_dir, tmp_path):
 
 
 def test_episodes_of_different_collections_are_never_a_pair(chat):
-    """A judge may have ranked the episodes of one among themselves only."""
+    """A judge may have ranked the episodes only within a collection."""
     trajectories = task(2)
     spec = RewardModelSpec(held_out=0.0)
     alone = gather(spec, chat, judged(trajectories), 128, seed=0)
@@ -498,7 +499,7 @@ def test_a_model_that_does_not_say_what_it_learned_from_is_not_trained_further(b
 
 
 def test_a_training_that_diverges_stops_before_a_model_is_written(base_dir, tmp_path):
-    spec = RewardModelSpec(epochs=2).model_copy(update={"learning_rate": 1e30})  # which a spec refuses
+    spec = RewardModelSpec(epochs=2).model_copy(update={"learning_rate": 1e30})  # a spec would reject this value
     with pytest.raises(TrainingDiverged, match="non_finite"):
         run(base_dir, tmp_path / "stop", spec, task(3))
     assert not (tmp_path / "stop" / "out" / "reward_model.json").exists()
@@ -507,7 +508,7 @@ def test_a_training_that_diverges_stops_before_a_model_is_written(base_dir, tmp_
     assert not (tmp_path / "skip" / "out" / "reward_model.json").exists()
 
 
-# --- what it refuses ------------------------------------------------------------------------------------------------
+# --- rejected inputs ------------------------------------------------------------------------------------------------
 
 
 def no_difference(found):
@@ -579,7 +580,7 @@ def test_what_cannot_be_used_is_counted_and_left_out(chat, caplog):
         trajectories[3].id,
     }
     assert math.isnan(used[trajectories[1].id][1][0])
-    assert data.counts["unlabelled"] == 2.0  # the sum over the turns of these two is not known
+    assert data.counts["unlabelled"] == 2.0  # these two have no sum over turns, because a label is missing
 
 
 def test_held_out_scenarios_are_whole_and_never_all(chat):

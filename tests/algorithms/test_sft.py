@@ -1,4 +1,4 @@
-"""SFT on packs against TRL's SFTTrainer on padded rows: the same loss, gradient and weights."""
+"""SFT on packs compared with TRL's SFTTrainer on padded rows: the same loss, gradient and weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def adamw(spec: SFTSpec, parameters) -> torch.optim.AdamW:
 
 
 def watch(optimizer, parameters: dict) -> list[dict[str, torch.Tensor]]:
-    """The gradients of each step to come."""
+    """Record the gradients of each later step."""
     recorded: list[dict[str, torch.Tensor]] = []
 
     def note(*_) -> None:
@@ -59,7 +59,7 @@ def watch(optimizer, parameters: dict) -> list[dict[str, torch.Tensor]]:
 
 
 def trl(spec: SFTSpec, base_dir: Path, rows: list[dict], folder: Path):
-    """(losses by step, gradients by step, weights in the end) of TRL's trainer with its own collator and loss."""
+    """Return (losses by step, gradients by step, final weights) of TRL's trainer with its own collator and loss."""
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
@@ -139,7 +139,7 @@ def test_only_what_the_assistant_says_is_learned(chat):
 
 
 def test_sampled_tokens_are_learned_as_they_were_sampled(chat):
-    tokens = [7, 7, 200, 201, 202, 9]  # no text would be tokenised so
+    tokens = [7, 7, 200, 201, 202, 9]  # no text is tokenized like this
     (row,) = examples(
         chat, [make_trajectory("a", 0, [make_history([(False, tokens[:3]), (True, tokens[3:])], [0.0] * 3)], 1.0)], LONG
     )
@@ -147,7 +147,7 @@ def test_sampled_tokens_are_learned_as_they_were_sampled(chat):
 
 
 def test_other_tokens_leave_no_gradient(base_dir, chat, tmp_path):
-    """The gradient for tokens of users and tools is that of no loss at all: changing the last one changes nothing."""
+    """Tokens of users and tools contribute nothing to the loss: changing the last one changes nothing."""
     grads = []
     for last in (20, 21):
         parts = [(False, [5, 6, 7]), (True, [8, 9]), (False, [10, last])]
@@ -267,7 +267,7 @@ def test_weights_are_a_softmax_of_the_rewards_with_a_mean_of_one():
 
 
 def test_each_trajectory_counts_by_its_weight(base_dir, tmp_path):
-    """One step on all of them: the gradient is the weighted sum of those of each by itself."""
+    """One step on all trajectories: the gradient is the weighted sum of those of each trajectory."""
     spec = SPEC.model_copy(update={"batch_size": 64, "epochs": 1, "max_grad_norm": 1e9, "weight_temperature": 0.3})
     episodes_ = batch(groups=2, size=3)
 

@@ -1,4 +1,4 @@
-"""The benchmark of a gradient step: its workloads are what it says, its bound is a plain count."""
+"""The benchmark of a gradient step: checks of its workloads and of its bound, which is a plain count."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def distinct(episodes) -> int:
 def test_workloads_share_what_they_say(name, tokens, nodes):
     episodes = train_step.workload(name, 49152, 1.0)
     assert sum(len(stream.token_ids) for stream in episodes) == tokens
-    assert distinct(episodes) == nodes  # the last token of a sequence is predicted, not read
+    assert distinct(episodes) == nodes  # the last token of a sequence is predicted and is no input
 
 
 def test_nothing_is_shared_in_the_third():
     episodes = train_step.workload("c", 49152, 1.0)
     assert [len(stream.token_ids) for stream in episodes] == [100, 300, 500, 700, 900, 1100, 1300, 1500]
-    assert distinct(episodes) >= 5800 - 8 - 8  # but for first tokens that are equal by chance
+    assert distinct(episodes) >= 5800 - 8 - 8  # except for first tokens that are equal by chance
 
 
 def test_the_bound_of_equal_rows_without_sharing_is_that_of_the_last_token():
@@ -51,4 +51,4 @@ def test_the_record_holds_what_the_page_shows():
         assert one["ratio_vs_trl"] == pytest.approx(
             one["trl_seconds"]["median"] / one["ours_seconds"]["median"], rel=2e-3
         )
-        assert one["grad_rel_error"] < 1e-3  # float32, advantages that add up to nothing
+        assert one["grad_rel_error"] < 1e-3  # float32, advantages that sum to zero

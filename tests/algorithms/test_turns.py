@@ -1,4 +1,4 @@
-"""Credit of turns: what is compared with what, each form against its formula written out."""
+"""Turn-level credit: the compared turns, and each form compared with its formula written out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def episode(sample: int, step_rewards: list[float], observations: list[str] | No
 
 
 def token_advantages(base_dir, tmp_path, spec: GRPOSpec, group: list[Trajectory]) -> list[list[float]]:
-    """The advantage of the first token of each turn."""
+    """Return the advantage of the first token of each turn."""
     _, learning = prepare(spec, make_policy(base_dir), group, tmp_path)
     return [learning.advantages[trajectory.id][::2] for trajectory in group]
 
@@ -43,8 +43,8 @@ def token_advantages(base_dir, tmp_path, spec: GRPOSpec, group: list[Trajectory]
 @pytest.mark.parametrize("spec", [GRPOSpec, RLOOSpec])
 @pytest.mark.parametrize("rewards", [[1.0, 1.0, 1.0, 1.0], [0.0, 1.0], [-2.0, 0.0, 5.0]])
 def test_identical_episodes_have_no_advantage(base_dir, tmp_path, form, spec, rewards):
-    """With one baseline for all turns, four episodes with a reward of 1 in each of four turns had advantages of
-    1.34, 0.45, -0.45 and -1.34."""
+    """With a single baseline for all turns, four episodes with a reward of 1 in each of four turns would have
+    advantages of 1.34, 0.45, -0.45 and -1.34."""
     group = [episode(sample, list(rewards)) for sample in range(4)]
     settings = spec(credit="turns", turn_baseline=form, kl_coefficient=0.0)
     remaining, learning = prepare(settings, make_policy(base_dir), group, tmp_path)
@@ -53,7 +53,7 @@ def test_identical_episodes_have_no_advantage(base_dir, tmp_path, form, spec, re
 
 
 def test_a_good_late_turn_is_not_pushed_down(base_dir, tmp_path):
-    """Both episodes earn in every turn; the first does better in the last."""
+    """Both episodes get a reward in every turn; the first gets more in the last turn."""
     group = [episode(0, [1.0, 1.0, 2.0]), episode(1, [1.0, 1.0, 1.0])]
     better, worse = token_advantages(base_dir, tmp_path, GRPOSpec(credit="turns"), group)
     assert better == pytest.approx([1.0] * 3, abs=1e-5)
@@ -77,13 +77,14 @@ def test_process_supervision_written_out(rewards, discount):
 
 
 def test_states_written_out():
-    """GiGPO (arXiv:2505.10978, eq. 4, 7 and 8): the episode's advantage plus that among turns in the same state."""
+    """GiGPO (arXiv:2505.10978, eq. 4, 7 and 8): the episode's advantage plus the advantage among turns in the same
+    state."""
     group = [
         episode(0, [0.0, 0.0, 1.0], ["hall", "door", "end"]),
         episode(1, [0.0, 0.0, 0.0], ["door", "hall", "end"]),
         episode(2, [0.0, 0.5, 0.0], ["hall", "hall", "end"]),
     ]
-    # The first state is the task; the others are what was observed before the turn.
+    # The first state is the task; the others are the observations before the turn.
     states = [["task", "hall", "door"], ["task", "door", "hall"], ["task", "hall", "hall"]]
     returns = [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
     weight = 0.7
@@ -123,7 +124,8 @@ def test_a_state_that_occurs_once_has_the_advantage_of_its_episode(base_dir, tmp
 
 
 def test_the_total_return_of_an_episode_is_not_discounted(base_dir, tmp_path):
-    """GiGPO, eq. 3: both episodes earn 1 in all, the first one later. Discounted, it had a lower episode advantage."""
+    """GiGPO, eq. 3: both episodes get 1 in total, the first one later. With discounting it would have a lower episode
+    advantage."""
     group = [episode(0, [0.0, 1.0], ["left", "end"]), episode(1, [1.0, 0.0], ["right", "end"])]
     spec = GRPOSpec(credit="turns", turn_baseline="state", state_weight=0.0, scale="none", discount=0.5)
     assert token_advantages(base_dir, tmp_path, spec, group) == [[0.0, 0.0], [0.0, 0.0]]
@@ -131,10 +133,10 @@ def test_the_total_return_of_an_episode_is_not_discounted(base_dir, tmp_path):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_turn_answers_for_the_length_of_its_episode(base_dir, tmp_path, form):
-    """The punishment of length is part of the last step reward: of the second episode, whose 4 tokens are full length,
-    it takes 1 off the return of each turn up to the last."""
+    """The length penalty is part of the last step reward: it reduces the return of each turn of the second episode,
+    whose 4 tokens reach the full penalty, by 1."""
     plain, long = episode(0, [0.0, 0.0]), episode(1, [0.0, 0.0])
-    plain.histories[0].messages[3].span = None  # one turn less: 2 tokens
+    plain.histories[0].messages[3].span = None  # one turn fewer: 2 tokens
     plain.step_rewards = [0.0]
     spec = GRPOSpec(credit="turns", turn_baseline=form, scale="none", overlong=4, overlong_buffer=2)
     _, learning = prepare(spec, make_policy(base_dir), [plain, long], tmp_path)
@@ -143,7 +145,8 @@ def test_every_turn_answers_for_the_length_of_its_episode(base_dir, tmp_path, fo
 
 @pytest.mark.parametrize("baseline", ["group", "batch"])
 def test_tokens_of_a_single_episode_are_not_compared_with_each_other(base_dir, tmp_path, baseline):
-    """They differ by the KL alone, which divided by its own deviation would have an advantage of 1, however small."""
+    """They differ only by the KL penalty, which would be divided by its own standard deviation to an advantage of 1,
+    however small."""
     group = [episode(0, [0.0, 1.0]), episode(1, [0.5])]
     spec = GRPOSpec(
         credit="turns", baseline=baseline, scale=baseline, kl_coefficient=1e-3, kl_in="token_rewards", kl_estimator="k1"

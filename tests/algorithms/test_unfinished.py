@@ -1,4 +1,4 @@
-"""A training that is killed goes on at the same sample, and ends in the same bytes as one that never was."""
+"""Killed trainings resume at the same sample and produce the same bytes as uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ MODELS = {
     "grpo, whole": MODEL.model_copy(update={"lora": None, "dtype": "bfloat16"}),
     "grpo, float16": DROPOUT.model_copy(update={"dtype": "float16"}),
 }
-"""Others train an adapter with dropout."""
+"""Models of some trainings; all others train an adapter with dropout."""
 OnStep = Callable[[dict[str, float]], None]
 
 
 def run(base_dir: Path, name: str, folder: Path, on_step: OnStep = lambda _: None, every: float = 0.0) -> Path:
-    """One training; a second call with the same folder is the next try. Returns the folder of the checkpoint."""
+    """Run one training, or resume it in a second call with the same folder. Return the folder of the checkpoint."""
     spec, make = ALGORITHMS[name]
     out, scratch = folder / "out", folder / "scratch"
     shutil.rmtree(out, ignore_errors=True)
@@ -56,7 +56,7 @@ def run(base_dir: Path, name: str, folder: Path, on_step: OnStep = lambda _: Non
 
 
 def killed_after(base_dir: Path, name: str, folder: Path, step: int) -> None:
-    """Runs a try in a process of its own that ends by SIGKILL when it has taken `step` steps."""
+    """Run a training in a subprocess that is killed with SIGKILL after `step` steps."""
     code = f"""
 import os, signal
 from pathlib import Path
@@ -74,11 +74,11 @@ run(Path({str(base_dir)!r}), {name!r}, Path({str(folder)!r}), on_step)
 
 
 class Stopped(Exception):
-    """The try ends here."""
+    """Raised by the test to interrupt a run."""
 
 
 def stopped_after(base_dir: Path, name: str, folder: Path, step: int) -> None:
-    """Runs a try that ends, with its last step saved, when the training has taken `step` steps."""
+    """Run a training that is interrupted after `step` steps, with the last step saved."""
     left = step
 
     def on_step(_: dict[str, float]) -> None:
@@ -121,7 +121,7 @@ def test_killed_and_stopped_again_it_ends_in_the_same_bytes(base_dir, tmp_path, 
 def test_stopped_after_its_last_step_it_takes_none_again(base_dir, tmp_path, undisturbed, name, monkeypatch):
     steps = len(lines(undisturbed[name]))
     stopped_after(base_dir, name, tmp_path, steps)
-    monkeypatch.setattr(torch.optim.AdamW, "step", None)  # whoever takes a step fails
+    monkeypatch.setattr(torch.optim.AdamW, "step", None)  # any optimizer step fails
     assert differing(undisturbed[name], run(base_dir, name, tmp_path)) == []
 
 
