@@ -16,7 +16,7 @@ from components.errors import Problem
 from flows.experiment.checks import learning
 
 ALGORITHMS: dict[str, type[GRPOSpec]] = {
-    one.model_fields["name"].default: one for one in (GRPOSpec, *GRPOSpec.__subclasses__())
+    spec_class.model_fields["name"].default: spec_class for spec_class in (GRPOSpec, *GRPOSpec.__subclasses__())
 }
 COEFFICIENT = 0.1
 """Weight of the KL penalty, if there is one."""
@@ -64,12 +64,14 @@ def combinations() -> Iterator[Combination]:
     estimators with grpo and with the algorithms whose KL penalty is not in the loss. Other combinations are settings of
     the same code."""
     for name, algorithm in ALGORITHMS.items():
-        own = algorithm.model_fields["kl_estimator"].default
-        every = name == "grpo" or algorithm.model_fields["kl_in"].default != "loss"
+        default_estimator = algorithm.model_fields["kl_estimator"].default
+        all_estimators = name == "grpo" or algorithm.model_fields["kl_in"].default != "loss"
         for credit, form in FORMS if name == "grpo" else FORMS[:2]:
             for ratio in options("ratio"):
                 for kl_in in KL_PLACES:
-                    for estimator in options("kl_estimator") if every and kl_in != NO_KL else (own,):
+                    for estimator in (
+                        options("kl_estimator") if all_estimators and kl_in != NO_KL else (default_estimator,)
+                    ):
                         yield Combination(name, credit, form, ratio, kl_in, estimator)
 
 
@@ -109,8 +111,8 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "overlong without buffer": {"overlong": 8, "discount": 0.8},
     "cut-off episodes left out": {"mask_truncated": True},
     **{
-        f"{how} by {level}": {"correction": how, "correction_level": level, "correction_limit": limit}
-        for how in ("truncate", "mask")
+        f"{method} by {level}": {"correction": method, "correction_level": level, "correction_limit": limit}
+        for method in ("truncate", "mask")
         for level, limit in (("token", 1.3), ("sequence", 3.0))
     },
 }

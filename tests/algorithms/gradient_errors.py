@@ -44,8 +44,8 @@ def main() -> None:
             for name, spec in test_gradient_matrix_episodes.SPECS.items():
                 errors[spec.name] += [max(test_gradient_matrix_episodes.errors(bench, name, histories))]
     print("| Algorithm | Compared | Refused | Largest relative error |\n|---|---|---|---|")
-    for name, each in errors.items():
-        print(f"| {name} | {len(each)} | {refused[name]} | {max(each):.1e} |")
+    for name, algorithm_errors in errors.items():
+        print(f"| {name} | {len(algorithm_errors)} | {refused[name]} | {max(algorithm_errors):.1e} |")
 
 
 if __name__ == "__main__":

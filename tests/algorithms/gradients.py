@@ -52,18 +52,18 @@ def episodes(histories: str, seed: int = 0) -> tuple[list[Trajectory], list[Epis
         task, shared = tokens(4, 4), tokens(2, 2)
         for sample, layout in enumerate(layouts(histories)):
             built, states, turn_of, history_of = [], [], [], []
-            for place, turns in enumerate(layout):
+            for index, turns in enumerate(layout):
                 parts: list[tuple[bool, list[int]]] = []
                 contents = []
                 for turn in range(turns):
                     # Later histories begin with a summary instead of the task.
-                    state = "task" if place == turn == 0 else draw.choice(["hall", "door"])
-                    prompt = system + (task if place == 0 else tokens(2, 4)) if turn == 0 else tokens(1, 3)
-                    answer = [*(shared[: draw.randint(1, 2)] if place == turn == 0 else []), *tokens(1, 4)]
+                    state = "task" if index == turn == 0 else draw.choice(["hall", "door"])
+                    prompt = system + (task if index == 0 else tokens(2, 4)) if turn == 0 else tokens(1, 3)
+                    answer = [*(shared[: draw.randint(1, 2)] if index == turn == 0 else []), *tokens(1, 4)]
                     parts += [(False, prompt), (True, answer)]
                     contents += [state, ""]
                     turn_of += [len(states)] * len(answer)
-                    history_of += [place] * len(answer)
+                    history_of += [index] * len(answer)
                     states.append(state)
                 count = sum(len(part) for sampled, part in parts if sampled)
                 built.append(make_history(parts, [0.0] * count))
@@ -87,8 +87,8 @@ def set_sampler(trajectories: Sequence[Trajectory], old: Sequence[torch.Tensor],
     draw = random.Random(seed)
     result = []
     for trajectory, old_S in zip(trajectories, old, strict=True):
-        away = [draw.choice([-1.6, 1.6]) if draw.random() < 0.08 else draw.gauss(0, 0.3) for _ in old_S]
-        sampler_S = (old_S + torch.tensor(away, dtype=torch.float64)).float()
+        noise = [draw.choice([-1.6, 1.6]) if draw.random() < 0.08 else draw.gauss(0, 0.3) for _ in old_S]
+        sampler_S = (old_S + torch.tensor(noise, dtype=torch.float64)).float()
         result.append(sampler_S.double())
         values = iter(sampler_S.tolist())
         for history in trajectory.histories:
@@ -142,18 +142,18 @@ def learned(adapter: Adapter) -> dict[str, torch.Tensor]:
 def sampled_places(trajectories: Sequence[Trajectory]) -> list[tuple[list[int], list[int]]]:
     """Return the token ids and the indices of the sampled tokens of each history, over all episodes."""
     return [
-        (h.token_ids, [at for at, sampled in enumerate(h.sampled_mask()) if sampled])
+        (history_.token_ids, [index for index, sampled in enumerate(history_.sampled_mask()) if sampled])
         for trajectory in trajectories
-        for h in trajectory.histories
+        for history_ in trajectory.histories
     ]
 
 
 def logprobs_and_entropies(
-    model: PlainLlama, adapter: Adapter | None, token_ids: list[int], places: list[int], temperature: float
+    model: PlainLlama, adapter: Adapter | None, token_ids: list[int], positions: list[int], temperature: float
 ) -> Columns:
     """Return the columns of one history."""
-    logps_SV = model.logps(model.hidden(token_ids, adapter)[[at - 1 for at in places]], temperature)
-    chosen_S1 = logps_SV.gather(-1, torch.tensor([token_ids[at] for at in places])[:, None])
+    logps_SV = model.logps(model.hidden(token_ids, adapter)[[position - 1 for position in positions]], temperature)
+    chosen_S1 = logps_SV.gather(-1, torch.tensor([token_ids[position] for position in positions])[:, None])
     return {"logprob": chosen_S1[:, 0], "entropy": -(logps_SV.exp() * logps_SV).sum(-1)}
 
 
@@ -162,11 +162,11 @@ def logprobs(
 ) -> torch.Tensor:
     """Return the (S,) log-probabilities of the sampled tokens, without gradient."""
     with torch.no_grad():
-        each = [
+        columns = [
             logprobs_and_entropies(model, adapter, *place, temperature)["logprob"]
             for place in sampled_places(trajectories)
         ]
-    return torch.cat(each)
+    return torch.cat(columns)
 
 
 def reading(parameters: Mapping[str, torch.Tensor], histories: Iterable[Columns]) -> Reading:
@@ -184,14 +184,14 @@ def reading(parameters: Mapping[str, torch.Tensor], histories: Iterable[Columns]
                 allow_unused=True,
             )
             filled = [
-                torch.zeros(len(values), each.numel(), dtype=torch.float64)
+                torch.zeros(len(values), parameter.numel(), dtype=torch.float64)
                 if row is None
                 else row.reshape(len(values), -1)
-                for row, each in zip(rows, parameters.values(), strict=True)
+                for row, parameter in zip(rows, parameters.values(), strict=True)
             ]
             columns[name].append(values.detach())
             jacobians[name].append(torch.cat(filled, 1))
-    return Reading(*({name: torch.cat(parts) for name, parts in each.items()} for each in (columns, jacobians)))
+    return Reading(*({name: torch.cat(parts) for name, parts in by_name.items()} for by_name in (columns, jacobians)))
 
 
 def policy_reading(
@@ -310,8 +310,8 @@ class Batch:
 
     def columns(self, columns: Columns) -> list[papers.Columns]:
         """Return the columns of each episode, as the formulas read them."""
-        now, entropy = self.split(columns["logprob"]), self.split(columns["entropy"])
-        rows = zip(now, self.old, self.sampler, self.reference, entropy, strict=True)
+        logprob, entropy = self.split(columns["logprob"]), self.split(columns["entropy"])
+        rows = zip(logprob, self.old, self.sampler, self.reference, entropy, strict=True)
         return [papers.Columns(*row) for row in rows]
 
 
@@ -338,5 +338,5 @@ def policy_gradient_errors(bench: Bench, spec: Any, histories: str) -> list[floa
     options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
     train_policy_gradient(spec, policy, optimizer, batch.trajectories, **options)
     return relative_errors(
-        optimizer, batch.steps, lambda given: papers.policy_gradient(spec, batch.episodes, batch.columns(given))
+        optimizer, batch.steps, lambda columns: papers.policy_gradient(spec, batch.episodes, batch.columns(columns))
     )

@@ -103,9 +103,11 @@ def advantages(spec: Any, episodes: Sequence[Episode], kl: Sequence[Sequence[flo
     """Return the advantage of each sampled token of each episode. kl: estimates per token of the KL divergence of the
     policy before the first step from the reference."""
     coefficient = spec.kl_coefficient
-    off_reward = [coefficient * sum(own) if spec.kl_in == "reward" else 0.0 for own in kl]
+    off_reward = [coefficient * sum(episode_kl) if spec.kl_in == "reward" else 0.0 for episode_kl in kl]
     by_token = bool(coefficient) and spec.kl_in == "token_rewards"
-    to_come = [[coefficient * sum(own[t:]) if by_token else 0.0 for t in range(len(own))] for own in kl]
+    remaining_kl = [
+        [coefficient * sum(episode_kl[t:]) if by_token else 0.0 for t in range(len(episode_kl))] for episode_kl in kl
+    ]
     numbers = range(len(episodes))
     if spec.credit == "episode":
         # GRPO (arXiv:2402.03300, section 4.1.2), RLOO (arXiv:2402.14740, eq. 7), REINFORCE++ (arXiv:2501.03262, eq. 5).
@@ -114,10 +116,13 @@ def advantages(spec: Any, episodes: Sequence[Episode], kl: Sequence[Sequence[flo
         ]
         if by_token:
             return _of_tokens(
-                spec, episodes, [[returns[n] - later for later in to_come[n]] for n in numbers], lambda n, t: None
+                spec,
+                episodes,
+                [[returns[n] - remaining for remaining in remaining_kl[n]] for n in numbers],
+                lambda n, t: None,
             )
-        whole = normalised(spec, episodes, [(n, None, returns[n]) for n in numbers])
-        return [[whole[n]] * episodes[n].tokens for n in numbers]
+        episode_advantages = normalised(spec, episodes, [(n, None, returns[n]) for n in numbers])
+        return [[episode_advantages[n]] * episodes[n].tokens for n in numbers]
     # The length penalty is part of the reward of the last turn.
     rewards = [
         [*episode.step_rewards[:-1], episode.step_rewards[-1] + overlong(spec, episode.tokens)] for episode in episodes
@@ -125,25 +130,28 @@ def advantages(spec: Any, episodes: Sequence[Episode], kl: Sequence[Sequence[flo
     if spec.turn_baseline == "process":
         # arXiv:2402.03300, section 4.1.3.
         steps = normalised(spec, episodes, [(n, None, reward) for n in numbers for reward in rewards[n]])
-        iterator = iter(steps)
-        by_turn = [returns_to_go([next(iterator) for _ in rewards[n]], spec.discount) for n in numbers]
+        advantage_iterator = iter(steps)
+        by_turn = [returns_to_go([next(advantage_iterator) for _ in rewards[n]], spec.discount) for n in numbers]
         return _spread(episodes, by_turn)
     returns_by_turn = [[value - off_reward[n] for value in returns_to_go(rewards[n], spec.discount)] for n in numbers]
     if by_token:
         token_returns = [
-            [returns_by_turn[n][turn] - later for turn, later in zip(episodes[n].turn, to_come[n], strict=True)]
+            [
+                returns_by_turn[n][turn] - remaining
+                for turn, remaining in zip(episodes[n].turn, remaining_kl[n], strict=True)
+            ]
             for n in numbers
         ]
         return _of_tokens(spec, episodes, token_returns, lambda n, t: episodes[n].turn[t])
     cell = {"index": lambda n, turn: turn, "state": lambda n, turn: episodes[n].states[turn]}[spec.turn_baseline]
     values = [(n, cell(n, turn), value) for n in numbers for turn, value in enumerate(returns_by_turn[n])]
-    iterator = iter(normalised(spec, episodes, values))
-    by_turn = [[next(iterator) for _ in rewards[n]] for n in numbers]
+    advantage_iterator = iter(normalised(spec, episodes, values))
+    by_turn = [[next(advantage_iterator) for _ in rewards[n]] for n in numbers]
     if spec.turn_baseline == "state":
         # GiGPO (arXiv:2505.10978): the episode's total return is undiscounted (eq. 3), step returns are not (eq. 5).
         totals = [(n, None, sum(rewards[n]) - off_reward[n]) for n in numbers]
-        whole = normalised(spec, episodes, totals)
-        by_turn = [[whole[n] + spec.state_weight * value for value in by_turn[n]] for n in numbers]
+        episode_advantages = normalised(spec, episodes, totals)
+        by_turn = [[episode_advantages[n] + spec.state_weight * value for value in by_turn[n]] for n in numbers]
     return _spread(episodes, by_turn)
 
 
@@ -152,17 +160,19 @@ def _of_tokens(
 ) -> list[list[float]]:
     """Return the advantages of tokens from their returns. A token that is compared with no token of another episode has
     none."""
-    values = [(n, cell(n, t), value) for n, own in enumerate(returns) for t, value in enumerate(own)]
+    values = [
+        (n, cell(n, t), value) for n, episode_returns in enumerate(returns) for t, value in enumerate(episode_returns)
+    ]
     result = []
-    for (number, at, value), normal in zip(values, normalised(spec, episodes, values), strict=True):
+    for (number, cell_, value), normal in zip(values, normalised(spec, episodes, values), strict=True):
         same_group = spec.baseline in ("group", "leave_one_out")
         compared = {
-            n for n, c, _ in values if c == at and (not same_group or episodes[n].group == episodes[number].group)
+            n for n, c, _ in values if c == cell_ and (not same_group or episodes[n].group == episodes[number].group)
         }
-        alone = value if spec.baseline == "none" else 0.0
-        result.append(normal if len(compared) > 1 else alone)
-    iterator = iter(result)
-    return [[next(iterator) for _ in own] for own in returns]
+        default = value if spec.baseline == "none" else 0.0
+        result.append(normal if len(compared) > 1 else default)
+    result_iterator = iter(result)
+    return [[next(result_iterator) for _ in episode_returns] for episode_returns in returns]
 
 
 def _spread(episodes: Sequence[Episode], by_turn: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -189,45 +199,47 @@ def ratio_base(spec: Any, columns: Columns) -> torch.Tensor:
 def episode_loss(spec: Any, episode: Episode, columns: Columns, advantage: Sequence[float]) -> torch.Tensor:
     """Return the sum over the tokens of an episode, whose gradient equals that of the paper's objective."""
     total = torch.zeros((), dtype=torch.float64)
-    for places in histories(episode):
-        now = columns.now[places]
-        log_ratio = now - ratio_base(spec, columns)[places]
-        own = torch.tensor([advantage[place] for place in places], dtype=torch.float64)
+    for positions in histories(episode):
+        logprob_S = columns.now[positions]
+        log_ratio = logprob_S - ratio_base(spec, columns)[positions]
+        advantage_S = torch.tensor([advantage[position] for position in positions], dtype=torch.float64)
         level = {"token": log_ratio, "sequence_mean": log_ratio.mean(), "sequence": log_ratio.sum()}[spec.ratio]
-        whole = bool((own == own[0]).all()) and (
+        same_advantage = bool((advantage_S == advantage_S[0]).all()) and (
             spec.correction in ("auto", "none") or spec.correction_level == "sequence"
         )
         if spec.objective == "cispo":
             # arXiv:2506.13585, eq. 4.
             weight = torch.exp(level).detach().clamp(1 - spec.clip_low, 1 + spec.clip_high)
-            loss = -weight * own * now
+            loss = -weight * advantage_S * logprob_S
         elif spec.ratio == "token":
-            loss = surrogate(spec, torch.exp(log_ratio), own)
-        elif whole:
+            loss = surrogate(spec, torch.exp(log_ratio), advantage_S)
+        elif same_advantage:
             # The sequence has one advantage and one weight, so the objective of GSPO (arXiv:2507.18071, eq. 5 and 7)
             # and RLOO applies unchanged. In a mean each token counts once; a product counts once for each token of
             # the episode.
-            count = len(places) if spec.ratio == "sequence_mean" else episode.tokens
-            loss = count * surrogate(spec, torch.exp(level), own[0])[None]
+            count = len(positions) if spec.ratio == "sequence_mean" else episode.tokens
+            loss = count * surrogate(spec, torch.exp(level), advantage_S[0])[None]
         else:
             # GSPO-token (arXiv:2507.18071, section 4.3): sg(s) · π / sg(π).
             times = 1 if spec.ratio == "sequence_mean" else episode.tokens
-            loss = surrogate(spec, torch.exp(level.detach()) * torch.exp(times * (now - now.detach())), own)
-        total = total + (loss * _correction(spec, columns, places)).sum()
+            loss = surrogate(
+                spec, torch.exp(level.detach()) * torch.exp(times * (logprob_S - logprob_S.detach())), advantage_S
+            )
+        total = total + (loss * _correction(spec, columns, positions)).sum()
     return total
 
 
 def histories(episode: Episode) -> Iterable[list[int]]:
     """Yield the positions of the sampled tokens of each history."""
-    for _, places in groupby(range(episode.tokens), key=lambda place: episode.history[place]):
-        yield list(places)
+    for _, positions in groupby(range(episode.tokens), key=lambda position: episode.history[position]):
+        yield list(positions)
 
 
-def _correction(spec: Any, columns: Columns, places: list[int]) -> torch.Tensor | float:
+def _correction(spec: Any, columns: Columns, positions: list[int]) -> torch.Tensor | float:
     if spec.correction in ("auto", "none"):
         return 1.0
-    away = (columns.old - columns.sampler)[places]
-    weight = torch.exp(away if spec.correction_level == "token" else away.sum().expand(len(places)))
+    log_ratio = (columns.old - columns.sampler)[positions]
+    weight = torch.exp(log_ratio if spec.correction_level == "token" else log_ratio.sum().expand(len(positions)))
     if spec.correction == "truncate":
         weight = weight.clamp(max=spec.correction_limit)
     else:
@@ -249,17 +261,17 @@ def weight(spec: Any, learned: Sequence[Episode], episode: Episode) -> float:
 def policy_gradient(spec: Any, episodes: Sequence[Episode], columns: Sequence[Columns]) -> torch.Tensor:
     """Return a loss whose gradient is that of a gradient step."""
     estimate = ESTIMATORS[spec.kl_estimator]
-    kl = [estimate(given.reference - given.old).tolist() for given in columns]
+    kl = [estimate(column.reference - column.old).tolist() for column in columns]
     given_advantages = advantages(spec, episodes, kl)
     learned = [episode for episode in episodes if not (spec.mask_truncated and episode.cut_off)]
     tokens = sum(episode.tokens for episode in learned)
     total = torch.zeros((), dtype=torch.float64)
-    for episode, trajectory, advantage in zip(episodes, columns, given_advantages, strict=True):
+    for episode, episode_columns, advantage in zip(episodes, columns, given_advantages, strict=True):
         if spec.mask_truncated and episode.cut_off:
             continue
-        loss = episode_loss(spec, episode, trajectory, advantage)
+        loss = episode_loss(spec, episode, episode_columns, advantage)
         if spec.kl_in == "loss":
-            loss = loss + spec.kl_coefficient * estimate(trajectory.reference - trajectory.now).sum()
+            loss = loss + spec.kl_coefficient * estimate(episode_columns.reference - episode_columns.now).sum()
         total = total + weight(spec, learned, episode) * loss
-        total = total - spec.entropy_coefficient * trajectory.entropy.sum() / tokens
+        total = total - spec.entropy_coefficient * episode_columns.entropy.sum() / tokens
     return total

@@ -28,10 +28,10 @@ def rewards(spec: Any, episode: Episode, kl: Sequence[float]) -> list[float]:
     return result
 
 
-def gae(discount: float, lambda_: float, iterator: Sequence[float], values: Sequence[float]) -> list[float]:
+def gae(discount: float, lambda_: float, rewards_A: Sequence[float], values: Sequence[float]) -> list[float]:
     """Return the advantages of arXiv:1506.02438, eq. 16, as a sum."""
-    later = [*values[1:], 0.0]
-    deltas = [r + discount * after - v for r, after, v in zip(iterator, later, values, strict=True)]
+    next_values = [*values[1:], 0.0]
+    deltas = [r + discount * next_value - v for r, next_value, v in zip(rewards_A, next_values, values, strict=True)]
     decay = discount * lambda_
     return [sum(decay ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))]
 
@@ -41,12 +41,12 @@ def moments(spec: Any, rewards_of_episodes: Sequence[Sequence[float]]) -> tuple[
     if it does not normalise."""
     if spec.value_norm_decay is None:
         return 0.0, 1.0
-    to_come = [
+    returns = [
         sum(spec.discount ** (k - t) * episode[k] for k in range(t, len(episode)))
         for episode in rewards_of_episodes
         for t in range(len(episode))
     ]
-    deviation, mean = torch.std_mean(torch.tensor(to_come, dtype=torch.float64), correction=0)
+    deviation, mean = torch.std_mean(torch.tensor(returns, dtype=torch.float64), correction=0)
     return float(mean), float(deviation)
 
 
@@ -65,28 +65,36 @@ def ppo(
         if not (spec.mask_truncated and row[0].cut_off)
     ]
     estimate = ESTIMATORS[spec.kl_estimator]
-    given_rewards = [rewards(spec, one, estimate(given.reference - given.old).tolist()) for one, given, _, _ in rows]
+    given_rewards = [
+        rewards(spec, episode, estimate(episode_columns.reference - episode_columns.old).tolist())
+        for episode, episode_columns, _, _ in rows
+    ]
     mean, deviation = moments(spec, given_rewards)
     advantages, targets = [], []
     for reward, (_, _, _, old) in zip(given_rewards, rows, strict=True):
-        before = mean + deviation * old
+        old_value = mean + deviation * old
         estimates = [
-            torch.tensor(gae(spec.discount, lambda_, reward, before.tolist()), dtype=torch.float64)
+            torch.tensor(gae(spec.discount, lambda_, reward, old_value.tolist()), dtype=torch.float64)
             for lambda_ in (spec.gae_lambda, spec.value_gae_lambda)
         ]
         advantages.append(estimates[0])
-        targets.append((estimates[1] + before - mean) / deviation)
-    whole = torch.cat(advantages)
+        targets.append((estimates[1] + old_value - mean) / deviation)
+    all_advantages = torch.cat(advantages)
     if spec.whiten:
-        advantages = [(each - whole.mean()) / (whole.std(correction=0) + EPSILON) for each in advantages]
-    learned = [one for one, _, _, _ in rows]
+        advantages = [
+            (episode_advantages - all_advantages.mean()) / (all_advantages.std(correction=0) + EPSILON)
+            for episode_advantages in advantages
+        ]
+    learned = [episode for episode, _, _, _ in rows]
     total = torch.zeros((), dtype=torch.float64)
-    for (one, given, value, old), advantage, target in zip(rows, advantages, targets, strict=True):
+    for (episode, episode_columns, value, old), advantage, target in zip(rows, advantages, targets, strict=True):
         error = (value - target) ** 2
         if spec.value_clip is not None:
-            near = old + (value - old).clamp(-spec.value_clip, spec.value_clip)
-            error = torch.maximum(error, (near - target) ** 2)
-        loss = episode_loss(spec, one, given, advantage.tolist()) + spec.value_coefficient * error.sum() / 2
-        total = total + weight(spec, learned, one) * loss
-        total = total - spec.entropy_coefficient * given.entropy.sum() / len(whole)
+            clipped = old + (value - old).clamp(-spec.value_clip, spec.value_clip)
+            error = torch.maximum(error, (clipped - target) ** 2)
+        loss = (
+            episode_loss(spec, episode, episode_columns, advantage.tolist()) + spec.value_coefficient * error.sum() / 2
+        )
+        total = total + weight(spec, learned, episode) * loss
+        total = total - spec.entropy_coefficient * episode_columns.entropy.sum() / len(all_advantages)
     return total

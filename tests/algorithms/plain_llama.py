@@ -31,8 +31,8 @@ class PlainLlama:
         heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
         size = config["hidden_size"] // heads
         theta = config["rope_parameters"]["rope_theta"]
-        turns = theta ** -(torch.arange(0, size, 2).double() / size)
-        angle_TE = torch.arange(length).double()[:, None] * torch.cat([turns, turns])
+        frequencies = theta ** -(torch.arange(0, size, 2).double() / size)
+        angle_TE = torch.arange(length).double()[:, None] * torch.cat([frequencies, frequencies])
         later_TT = torch.ones(length, length).triu(1).bool()
 
         def rotated(x_HTE: torch.Tensor) -> torch.Tensor:

@@ -115,7 +115,9 @@ def test_leave_one_out_is_g_over_g_minus_one_of_the_centred_reward(rewards):
     count, total = len(rewards), sum(rewards)
     expected = [reward - (total - reward) / (count - 1) for reward in rewards]
     if not math.isclose(min(rewards), max(rewards), rel_tol=1e-9):
-        assert [one for (one,) in actual] == pytest.approx(expected, abs=1e-9 * max(1.0, *map(abs, rewards)))
+        assert [advantage for (advantage,) in actual] == pytest.approx(
+            expected, abs=1e-9 * max(1.0, *map(abs, rewards))
+        )
 
 
 def test_the_whole_batch_as_baseline_and_scale():

@@ -190,8 +190,8 @@ def test_the_state_of_another_algorithm_is_left_alone(rounds, base_dir, tmp_path
 @pytest.mark.parametrize("name", ROUNDS)
 def test_warm_up_goes_on_over_rounds(rounds, name):
     spec, _ = ROUNDS[name]
-    lines = [(rounds.folder / name / one / "log.jsonl").read_text().splitlines() for one in ("first", "second")]
-    logs = [json.loads(line) for each in lines for line in each]
+    lines = [(rounds.folder / name / round_ / "log.jsonl").read_text().splitlines() for round_ in ("first", "second")]
+    logs = [json.loads(line) for round_lines in lines for line in round_lines]
     assert [log["step"] for log in logs] == [1, 2, 3, 4]
     rates = [spec.learning_rate * share for share in (0.2, 0.4, 0.6, 0.8)]
     assert [log["learning_rate"] for log in logs] == pytest.approx(rates)

@@ -72,10 +72,10 @@ def test_the_mean_is_over_what_counts_of_this_round():
 
 
 def test_the_outcome_may_say_what_an_episode_costs_too():
-    one = make_trajectory("a", 0, [], 1.0)
-    one.outcome = {"success": True, "slips": 3, "calls": 2, "said": "text"}
-    one.metrics = {"calls": 5.0}
-    assert cost_constraints.mean_costs(COSTS, [one]) == {"slips": 3.0, "calls": 5.0}
+    trajectory = make_trajectory("a", 0, [], 1.0)
+    trajectory.outcome = {"success": True, "slips": 3, "calls": 2, "said": "text"}
+    trajectory.metrics = {"calls": 5.0}
+    assert cost_constraints.mean_costs(COSTS, [trajectory]) == {"slips": 3.0, "calls": 5.0}
 
 
 @pytest.mark.parametrize(("value", "message"), [(None, "has no cost of this name"), (math.nan, "has a cost of nan")])
@@ -164,28 +164,30 @@ def played(base_dir, tmp_path, spec, seed=0) -> tuple[float, float, float]:
     policy.model.get_base_model().get_output_embeddings().weight.data.mul_(10)
     optimizer = torch.optim.AdamW(policy.parameters.values(), betas=(0.9, 0.9), weight_decay=0.0)
     generator = torch.Generator().manual_seed(seed)
-    held, course, step = cost_constraints.load(None, spec.costs or {}), [], 0
+    multipliers, trace, step = cost_constraints.load(None, spec.costs or {}), [], 0
     for number in range(160):
         logps_V = distribution(policy)
         shares = [float(logps_V[list(tokens)].exp().sum()) for tokens in (RISKY, SAFE)]
         drawn = torch.multinomial(logps_V.exp(), 48, replacement=True, generator=generator).tolist()
         episodes = []
         for index, token in enumerate(drawn):
-            reported = make_history([(False, PROMPT), (True, [token])], [float(logps_V[token])])
+            sampled_history = make_history([(False, PROMPT), (True, [token])], [float(logps_V[token])])
             reward = 1.0 if token in RISKY else 0.3 if token in SAFE else 0.0
-            one = make_trajectory(f"g{index // 8}", index % 8, [reported], reward, sampling={"temperature": 1.0})
-            one.metrics = {"risk": float(token in RISKY)}
-            episodes.append(one)
-        held = cost_constraints.update_multipliers(
-            held, spec.costs or {}, cost_constraints.mean_costs(spec.costs or {}, episodes)
+            episode = make_trajectory(
+                f"g{index // 8}", index % 8, [sampled_history], reward, sampling={"temperature": 1.0}
+            )
+            episode.metrics = {"risk": float(token in RISKY)}
+            episodes.append(episode)
+        multipliers = cost_constraints.update_multipliers(
+            multipliers, spec.costs or {}, cost_constraints.mean_costs(spec.costs or {}, episodes)
         )
-        course.append([*shares, held.get("risk", 0.0)])
+        trace.append([*shares, multipliers.get("risk", 0.0)])
         folder = tmp_path / str(number)
         folder.mkdir(parents=True)
         arguments = {"step": step, "seed": number, "scratch": folder, "on_step": lambda _: None}
-        shaped = cost_constraints.subtract_costs(spec, episodes, held)
-        step, _ = train_policy_gradient(spec, policy, optimizer, shaped, **arguments)
-    risk, safe, multiplier = (sum(column[-25:]) / 25 for column in zip(*course, strict=True))
+        penalised_episodes = cost_constraints.subtract_costs(spec, episodes, multipliers)
+        step, _ = train_policy_gradient(spec, policy, optimizer, penalised_episodes, **arguments)
+    risk, safe, multiplier = (sum(column[-25:]) / 25 for column in zip(*trace, strict=True))
     return risk, safe, multiplier
 
 

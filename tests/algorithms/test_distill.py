@@ -60,13 +60,11 @@ def adapters(base_dir, tmp_path_factory):
 def test_the_kl_is_a_sum_over_the_vocabulary():
     logits_UV, teacher_UV = torch.randn(3, 5), torch.randn(3, 7)
     teacher_UV[:, 5:] = 30.0  # rows of a longer head without a token
-    found_U = divergence.reverse_kl(logits_UV, teacher_UV, temperature=0.5)
+    kl_U = divergence.reverse_kl(logits_UV, teacher_UV, temperature=0.5)
     for row in range(3):
-        p, q = ([math.exp(2 * value) for value in each[row, :5].tolist()] for each in (logits_UV, teacher_UV))
-        p, q = ([value / sum(each) for value in each] for each in (p, q))
-        assert found_U[row].item() == pytest.approx(
-            sum(a * math.log(a / b) for a, b in zip(p, q, strict=True)), rel=1e-4
-        )
+        p, q = ([math.exp(2 * value) for value in logits[row, :5].tolist()] for logits in (logits_UV, teacher_UV))
+        p, q = ([value / sum(weights) for value in weights] for weights in (p, q))
+        assert kl_U[row].item() == pytest.approx(sum(a * math.log(a / b) for a, b in zip(p, q, strict=True)), rel=1e-4)
     assert divergence.reverse_kl(logits_UV, logits_UV).abs().max() < 1e-6
 
 
@@ -129,8 +127,8 @@ def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path):
     """One prompt with one token as the answer. The teacher's head is sharp; 40 steps on the student's own samples."""
     prompt = [5, 6, 7, 8]
     student, teacher = make_policy(base_dir), make_policy(base_dir, seed=7)
-    for one in (student, teacher):
-        one.model.get_base_model().get_output_embeddings().weight.data.mul_(10)
+    for policy in (student, teacher):
+        policy.model.get_base_model().get_output_embeddings().weight.data.mul_(10)
     for name, parameter in teacher.parameters.items():
         parameter.data.mul_(10 if "lora_B" in name else 1)
     teacher.save(tmp_path / "teacher")
@@ -142,8 +140,8 @@ def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path):
 
     def kl() -> float:
         with torch.no_grad():
-            own_V, their_V = (one.logprobs(every, Cut())[0] for one in (student, teacher))
-            return (own_V.exp() * (own_V - their_V)).sum().item()
+            student_V, teacher_V = (policy.logprobs(every, Cut())[0] for policy in (student, teacher))
+            return (student_V.exp() * (student_V - teacher_V)).sum().item()
 
     before, step = kl(), 0
     for number in range(40):

@@ -151,22 +151,22 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
     hook = register_optimizer_step_pre_hook(keep)
     try:
         if isinstance(spec, RewardTrainingSpec):
-            for made in (out := folder / f"out-{name}", scratch := folder / f"scratch-{name}"):
-                made.mkdir(exist_ok=True)
+            for path in (out := folder / f"out-{name}", scratch := folder / f"scratch-{name}"):
+                path.mkdir(exist_ok=True)
             options = {"start": None, "out": out, "scratch": scratch, "seed": 0, "on_step": logs.append}
             logs.append(train_reward(spec, base_dir, model=MODEL, **options))
-            mine = {
+            tensors = {
                 "gradient": gradient,
                 "after": [sharded.gather_tensor(parameter).flatten().tolist() for parameter in learning],
             }
-            return mine | {"metrics": [_steady(log) for log in logs]}
+            return tensors | {"metrics": [_steady(log) for log in logs]}
         lora = MODEL.lora if kind in ("whole", "sharded") else None
         policy = make_policy(base_dir, model=MODEL.model_copy(update={"lora": lora}))
         if kind not in ALONE:
             sharded.shard(policy, "zero2" if kind.endswith("zero2") else "fsdp")
         optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
-        with tempfile.TemporaryDirectory() as own:
-            options = {"step": 0, "seed": 0, "scratch": Path(own), "on_step": logs.append}
+        with tempfile.TemporaryDirectory() as scratch_name:
+            options = {"step": 0, "seed": 0, "scratch": Path(scratch_name), "on_step": logs.append}
             if isinstance(spec, PPOSpec):
                 critic = Critic(policy, spec)
                 optimizer.add_param_group({"params": list(critic.parameters.values())})
@@ -201,7 +201,7 @@ def test_two_processes_take_the_step_of_one(base_dir, tmp_path, together, kind, 
     alone = one_step(
         base_dir, tmp_path, kind if kind in ALONE else "whole" if kind == "sharded" else "all weights learn", name
     )
-    first, second = (found[f"{kind} {name}"] for found in together)
+    first, second = (results[f"{kind} {name}"] for results in together)
     assert first == second  # bitwise identical in all processes
     assert any(any(values) for values in alone["gradient"])
     for part in ("gradient", "after"):
@@ -257,9 +257,9 @@ def whole_trainings(base_dir: Path, folder: Path) -> dict[str, Any]:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the second process writes tensors")
 
-    def watch(event: str, given: tuple) -> None:
-        if event == "open" and str(given[0]).startswith(str(folder)) and set(str(given[1])) & set("wax+"):
-            raise AssertionError(f"the second process writes {given[0]}")
+    def watch(event: str, arguments: tuple) -> None:
+        if event == "open" and str(arguments[0]).startswith(str(folder)) and set(str(arguments[1])) & set("wax+"):
+            raise AssertionError(f"the second process writes {arguments[0]}")
 
     def stop(metrics: dict[str, float]) -> None:
         if metrics["step"] == 2:
@@ -267,7 +267,7 @@ def whole_trainings(base_dir: Path, folder: Path) -> dict[str, Any]:
 
     if distributed.get_rank() == 1:
         safetensors.torch.save_file = refuse
-        sys.addaudithook(lambda event, given: watch(event, given) if not finished else None)
+        sys.addaudithook(lambda event, arguments: watch(event, arguments) if not finished else None)
     finished: list[bool] = []
     states: dict[str, Any] = {}
     for name in TRAININGS:
@@ -314,10 +314,10 @@ def refusals(base_dir: Path, folder: Path) -> dict[str, str]:
         one_training(base_dir, "sft", folder / f"apart-{distributed.get_rank()}", lambda _: None)
     except ResourceError as error:
         result["apart"] = str(error)
-    places = {"out": folder / "struck" / "out", "scratch": folder / "struck" / "scratch"}
+    folders = {"out": folder / "struck" / "out", "scratch": folder / "struck" / "scratch"}
     spec = GRPOSpec(max_kl=1e-9, **SMALL)
     try:
-        train(spec, MODEL, base_dir, episodes(), start=None, reference=None, **places, seed=1, on_step=lambda _: None)
+        train(spec, MODEL, base_dir, episodes(), start=None, reference=None, **folders, seed=1, on_step=lambda _: None)
     except TrainingDiverged as error:
         assert (folder / "struck" / "scratch" / "diverged.parquet").stat().st_size
         result["struck"] = str(error)

@@ -98,22 +98,22 @@ TEACHER = {"name": "tiny", "source": "random", "device": "cpu"}
 
 
 @pytest.mark.parametrize(
-    ("spec", "made"),
+    ("spec", "make"),
     [
         (SFTSpec(epochs=2), demonstrations),
         (GRPOSpec(epochs=2), batch),
         (DPOSpec(epochs=2), batch),
         (DistillSpec(epochs=2, teacher=TEACHER), batch),
     ],
-    ids=lambda one: getattr(one, "name", ""),
+    ids=lambda value: getattr(value, "name", ""),
 )
-def test_every_algorithm_is_held(base_dir, there, tmp_path, spec, made):
+def test_every_algorithm_is_held(base_dir, there, tmp_path, spec, make):
     """At the anchor the penalty is 0; after a step it is positive, and its gradient is part of the clipped gradient."""
-    distill_spec = spec.model_copy(update={"learning_rate": 1e-2})
+    faster_spec = spec.model_copy(update={"learning_rate": 1e-2})
     anchor = Anchor(EWCSpec(coefficient=1e3), there, batch())
     arguments = {"start": there, "teacher_dir": base_dir}
-    _, with_it = run(base_dir, tmp_path / "held", distill_spec, made(), anchor=anchor, **arguments)
-    _, without = run(base_dir, tmp_path / "free", distill_spec, made(), **arguments)
+    _, with_it = run(base_dir, tmp_path / "held", faster_spec, make(), anchor=anchor, **arguments)
+    _, without = run(base_dir, tmp_path / "free", faster_spec, make(), **arguments)
     assert with_it[0]["ewc"] == 0
     assert with_it[-1]["ewc"] > 0
     assert "ewc" not in without[-1]
@@ -175,11 +175,15 @@ def surprise(base_dir, checkpoint, episodes) -> float:
 def test_a_second_task_costs_less_of_the_first(base_dir, tmp_path):
     first, second = task(1), task(2)
     learn = SFTSpec(epochs=50, batch_size=8, learning_rate=2e-2, schedule="constant", pack_tokens=256)
-    known, _ = run(base_dir, tmp_path / "first", learn, first)
-    free, _ = run(base_dir, tmp_path / "free", learn, second, start=known)
-    anchor = Anchor(EWCSpec(coefficient=100.0), known, first)
-    held, _ = run(base_dir, tmp_path / "held", learn, second, start=known, anchor=anchor)
-    before, forgotten, kept = (surprise(base_dir, one, first) for one in (known, free, held))
-    unknown, learned = (surprise(base_dir, one, second) for one in (known, held))
-    assert kept - before < 0.6 * (forgotten - before)
+    first_checkpoint, _ = run(base_dir, tmp_path / "first", learn, first)
+    free_checkpoint, _ = run(base_dir, tmp_path / "free", learn, second, start=first_checkpoint)
+    anchor = Anchor(EWCSpec(coefficient=100.0), first_checkpoint, first)
+    anchored_checkpoint, _ = run(base_dir, tmp_path / "held", learn, second, start=first_checkpoint, anchor=anchor)
+    before, forgotten, remembered = (
+        surprise(base_dir, checkpoint, first) for checkpoint in (first_checkpoint, free_checkpoint, anchored_checkpoint)
+    )
+    unknown, learned = (
+        surprise(base_dir, checkpoint, second) for checkpoint in (first_checkpoint, anchored_checkpoint)
+    )
+    assert remembered - before < 0.6 * (forgotten - before)
     assert learned < 0.9 * unknown

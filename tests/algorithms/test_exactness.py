@@ -178,23 +178,23 @@ def test_capped_and_scaled_logits_are_made_in_parts(tmp_path, monkeypatch, famil
     monkeypatch.setattr(policy_module, "LOGIT_ROWS", 4)
     rows: list[int] = []
     policy.base.get_output_embeddings().register_forward_hook(
-        lambda _, given, __: rows.append(given[0].shape[:-1].numel())
+        lambda _, inputs, __: rows.append(inputs[0].shape[:-1].numel())
     )
     (packed,) = pack(GIVEN, 100, padded=policy.padded)
-    result = []
-    for after in (policy._logit_transform, None):
-        monkeypatch.setattr(policy, "_logit_transform", after)
+    results = []
+    for transform in (policy._logit_transform, None):
+        monkeypatch.setattr(policy, "_logit_transform", transform)
         policy.model.zero_grad()
         rows.clear()
         logprob_S, entropy_S = policy.logprobs(packed, Cut(0.7), entropy_gradient=True)
         ((logprob_S + 0.1 * entropy_S) * packed.weight_S).sum().backward()
         grads = {name: parameter.grad.clone() for name, parameter in policy.parameters.items()}
-        result.append((max(rows), logprob_S.detach(), entropy_S.detach(), grads))
-    (parts, whole) = result
-    assert parts[0] == 4 < len(packed.predicting_U) <= whole[0]
-    torch.testing.assert_close(parts[1], whole[1], atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(parts[2], whole[2], atol=1e-6, rtol=1e-6)
-    assert relative_difference(parts[3], whole[3]) <= 1e-5
+        results.append((max(rows), logprob_S.detach(), entropy_S.detach(), grads))
+    (in_parts, in_one_pass) = results
+    assert in_parts[0] == 4 < len(packed.predicting_U) <= in_one_pass[0]
+    torch.testing.assert_close(in_parts[1], in_one_pass[1], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(in_parts[2], in_one_pass[2], atol=1e-6, rtol=1e-6)
+    assert relative_difference(in_parts[3], in_one_pass[3]) <= 1e-5
 
 
 @pytest.mark.parametrize("family", AFTER)

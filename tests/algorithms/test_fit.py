@@ -54,23 +54,24 @@ def replace_length(length: int):
 
 
 def fresh(folder: Path) -> Path:
-    made = folder / "again"
-    made.mkdir()
-    return made
+    subfolder = folder / "again"
+    subfolder.mkdir()
+    return subfolder
 
 
 @pytest.mark.parametrize("case", ["empty", "groups of one", "equal rewards"])
 def test_nothing_to_learn_from_is_said(base_dir, tmp_path, case, caplog):
-    result = batch()
+    trajectories = batch()
     if case == "groups of one":
-        result = result[::3]
-    result = (
+        trajectories = trajectories[::3]
+    trajectories = (
         []
         if case == "empty"
         else [
-            replace(trajectory, reward=0.5 if case == "equal rewards" else trajectory.reward) for trajectory in result
+            replace(trajectory, reward=0.5 if case == "equal rewards" else trajectory.reward)
+            for trajectory in trajectories
         ]
     )
-    metrics = run(base_dir, tmp_path, result)
+    metrics = run(base_dir, tmp_path, trajectories)
     assert "nothing to learn from: the new checkpoint" in caplog.text
     assert "loss" not in metrics

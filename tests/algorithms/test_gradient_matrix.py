@@ -122,13 +122,17 @@ def test_the_episodes_reach_every_branch(bench, histories, level, clip):
     spec = combinations.ALGORITHMS["grpo"](ratio=level, credit="turns")
     advantages = papers.advantages(spec, batch.episodes, [[0.0] * episode.tokens for episode in batch.episodes])
     rows = []
-    for episode, metrics, own in zip(batch.episodes, batch.columns(batch.steps[1].columns), advantages, strict=True):
-        log_ratio_S = metrics.now - papers.ratio_base(spec, metrics)
-        for places in papers.histories(episode):
-            level_S = log_ratio_S[places]
+    for episode, columns, advantage_S in zip(
+        batch.episodes, batch.columns(batch.steps[1].columns), advantages, strict=True
+    ):
+        log_ratio_S = columns.now - papers.ratio_base(spec, columns)
+        for positions in papers.histories(episode):
+            level_S = log_ratio_S[positions]
             if level != "token":
-                level_S = (level_S.mean() if level == "sequence_mean" else level_S.sum()).expand(len(places))
-            rows += [(float(value.exp()), own[at]) for value, at in zip(level_S, places, strict=True)]
+                level_S = (level_S.mean() if level == "sequence_mean" else level_S.sum()).expand(len(positions))
+            rows += [
+                (float(value.exp()), advantage_S[position]) for value, position in zip(level_S, positions, strict=True)
+            ]
     low, high, dual = 1 - clip, 1 + clip, spec.dual_clip
     assert any(ratio > high and advantage > 0 for ratio, advantage in rows)
     assert any(ratio < low and advantage < 0 for ratio, advantage in rows)
@@ -136,4 +140,4 @@ def test_the_episodes_reach_every_branch(bench, histories, level, clip):
     assert level == "sequence_mean" or any(ratio > dual and advantage < 0 for ratio, advantage in rows)
     assert min(abs(ratio - limit) for ratio, _ in rows for limit in (low, high, dual)) > 1e-4
     assert {episode.cut_off for episode in batch.episodes} == {True, False}
-    assert len({len(trajectory.step_rewards) for trajectory in batch.episodes}) > 1
+    assert len({len(episode.step_rewards) for episode in batch.episodes}) > 1

@@ -56,30 +56,30 @@ def errors(bench: Bench, name: str, histories: str) -> list[float]:
     bench.set(bench.start)
     optimizer = Replaces([policy.parameters], bench.after)
     options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
-    inputs = (spec, policy, optimizer, bench.base_dir, batch.trajectories)
+    arguments = (spec, policy, optimizer, bench.base_dir, batch.trajectories)
     if isinstance(spec, DistillSpec):
-        train_distill(*inputs, teacher=policy, **options)
+        train_distill(*arguments, teacher=policy, **options)
         return _of_distillation(bench, spec, batch, optimizer)
     if isinstance(spec, SFTSpec):
-        train_sft(*inputs, **options)
+        train_sft(*arguments, **options)
         weights = papers.softmax_weights(_rewards(batch), spec.weight_temperature)
         return relative_errors(
             optimizer, batch.plain_steps, lambda columns: papers.sft(batch.split(columns["logprob"]), weights)
         )
-    train_preference(*inputs, **options)
+    train_preference(*arguments, **options)
     if isinstance(spec, KTOSpec):
         return _of_kto(bench, spec, batch, optimizer)
-    actual = papers.pairs(spec, [trajectory.group for trajectory in batch.episodes], _rewards(batch))
+    index_pairs = papers.pairs(spec, [episode.group for episode in batch.episodes], _rewards(batch))
     formula = getattr(papers, spec.name)
     return relative_errors(
         optimizer,
         batch.plain_steps,
-        lambda columns: formula(spec, batch.split(columns["logprob"]), batch.plain_reference, actual),
+        lambda columns: formula(spec, batch.split(columns["logprob"]), batch.plain_reference, index_pairs),
     )
 
 
 def _rewards(batch: Batch) -> list[float]:
-    return [trajectory.reward for trajectory in batch.episodes]
+    return [episode.reward for episode in batch.episodes]
 
 
 def _of_kto(bench: Bench, spec: KTOSpec, batch: Batch, optimizer: Replaces) -> list[float]:
@@ -90,15 +90,15 @@ def _of_kto(bench: Bench, spec: KTOSpec, batch: Batch, optimizer: Replaces) -> l
         order = list(range(len(batch.episodes)))
         random.Random(f"0-0-{number}").shuffle(order)
         ratios = []
-        for at, one in enumerate(order):
-            following = [*order[at + 1 :], *order[:at]]
-            other = next(each for each in following if batch.episodes[each].group != batch.episodes[one].group)
-            output = papers.mismatched(*(sampled_places([batch.trajectories[each]]) for each in (one, other)))
-            now, reference = (
-                sum(_total(bench, adapter, *history) for history in output)
+        for position, number_ in enumerate(order):
+            following = [*order[position + 1 :], *order[:position]]
+            other = next(index for index in following if batch.episodes[index].group != batch.episodes[number_].group)
+            mismatched = papers.mismatched(*(sampled_places([batch.trajectories[index]]) for index in (number_, other)))
+            logprob, reference = (
+                sum(_total(bench, adapter, *history) for history in mismatched)
                 for adapter in ((bench.start, bench.after)[number], bench.reference)
             )
-            ratios.append(now - reference)
+            ratios.append(logprob - reference)
         point = sum(ratios) / len(ratios)
         assert point > 0, "a reference point of 0 would show nothing"
 
@@ -122,11 +122,11 @@ def _of_distillation(bench: Bench, spec: DistillSpec, batch: Batch, optimizer: R
         parameters = learned(adapter)
         rows = []
         for token_ids, sampled in sampled_places(batch.trajectories):
-            before = [at - 1 for at in sampled]
-            own_TV = bench.model.logps(bench.model.hidden(token_ids, parameters), spec.temperature)
+            predicting = [index - 1 for index in sampled]
+            student_TV = bench.model.logps(bench.model.hidden(token_ids, parameters), spec.temperature)
             with torch.no_grad():
                 teacher_TV = bench.model.logps(bench.model.hidden(token_ids, bench.reference), spec.temperature)
-            rows.append((own_TV[before], teacher_TV[before]))
+            rows.append((student_TV[predicting], teacher_TV[predicting]))
         papers.reverse_kl(*(torch.cat(side) for side in zip(*rows, strict=True))).backward()
         result.append(relative_error(ours, flat({name: parameter.grad for name, parameter in parameters.items()})))
     return result

@@ -106,16 +106,16 @@ class CriticBench:
         values = policy
         if self.kind == "model":
             name_of = f".{ADAPTER}."
-            values = {n.replace(name_of, ".default."): each for n, each in parameters.items() if name_of in n}
+            values = {n.replace(name_of, ".default."): tensor for n, tensor in parameters.items() if name_of in n}
 
         def columns() -> Iterator[Columns]:
-            for token_ids, places in sampled_places(batch.trajectories):
+            for token_ids, positions in sampled_places(batch.trajectories):
                 hidden_TD = self.bench.model.hidden(token_ids, values)
                 value_T = hidden_TD @ parameters["critic.weight"] + parameters["critic.bias"]
                 # The value comes first, because its graph is freed with the last of the columns that share it.
                 yield {
-                    "value": value_T[[at - 1 for at in places]],
-                    **logprobs_and_entropies(self.bench.model, policy, token_ids, places, TEMPERATURE),
+                    "value": value_T[[position - 1 for position in positions]],
+                    **logprobs_and_entropies(self.bench.model, policy, token_ids, positions, TEMPERATURE),
                 }
 
         return reading(parameters, columns())

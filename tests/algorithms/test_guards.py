@@ -43,8 +43,8 @@ def poison(monkeypatch):
         def poisoned(self, pack, cut, **options):
             logprob_S, entropy_S = logprobs(self, pack, cut, **options)
             ids = pack.token_ids_N.tolist()
-            held = any(ids[at : at + len(tokens)] == tokens for at in range(len(ids)))
-            return (logprob_S * math.nan if held else logprob_S), entropy_S
+            contains = any(ids[start : start + len(tokens)] == tokens for start in range(len(ids)))
+            return (logprob_S * math.nan if contains else logprob_S), entropy_S
 
         monkeypatch.setattr(Policy, "logprobs", poisoned)
 

@@ -32,8 +32,10 @@ from tests.algorithms.builders import VOCABULARY, make_history, make_policy, mak
 PROMPT = [5, 6, 7, 8]
 RIGHT = list(range(0, VOCABULARY, 11))
 COMMON = {"learning_rate": 1e-2, "beta2": 0.9, "max_kl": 1e9}
-KIN = [GRPOSpec, DrGRPOSpec, DAPOSpec, GSPOSpec, CISPOSpec, RLOOSpec, ReinforcePPSpec]
-ALGORITHMS: dict[str, PolicyGradientSpec] = {one.model_fields["name"].default: one(**COMMON) for one in KIN}
+GRPO_VARIANTS = [GRPOSpec, DrGRPOSpec, DAPOSpec, GSPOSpec, CISPOSpec, RLOOSpec, ReinforcePPSpec]
+ALGORITHMS: dict[str, PolicyGradientSpec] = {
+    spec_class.model_fields["name"].default: spec_class(**COMMON) for spec_class in GRPO_VARIANTS
+}
 ALGORITHMS |= {f"ppo, {kind}": PPOSpec(**COMMON, value=kind, epochs=1, kl_target=None) for kind in ("head", "model")}
 
 

@@ -34,13 +34,13 @@ def run(base_dir, tmp_path):
     """Train, and return the checkpoint's folder and the metrics of each step."""
     counted = iter(range(100))
 
-    def call(spec, made, model=HALF, begin=None):
+    def call(spec, trajectories, model=HALF, begin=None):
         out, scratch = (tmp_path / f"{name}{next(counted)}" for name in ("out", "scratch"))
         out.mkdir()
         scratch.mkdir()
         logs: list[dict[str, float]] = []
         arguments = {"start": begin, "reference": begin, "out": out, "scratch": scratch, "seed": 5}
-        train(spec, model, base_dir, made, on_step=logs.append, **arguments)
+        train(spec, model, base_dir, trajectories, on_step=logs.append, **arguments)
         return out, logs
 
     return call
@@ -59,7 +59,7 @@ def begins_at(monkeypatch):
 OFF = LossScale(False, 1.0)
 
 
-def gradients(run, monkeypatch, spec, made, model) -> torch.Tensor:
+def gradients(run, monkeypatch, spec, trajectories, model) -> torch.Tensor:
     """Return the gradient of the first step as one vector."""
     first: list[torch.Tensor] = []
 
@@ -69,7 +69,7 @@ def gradients(run, monkeypatch, spec, made, model) -> torch.Tensor:
 
     with monkeypatch.context() as patch:
         patch.setattr(AdamW, "step", look)
-        run(spec, made, model)
+        run(spec, trajectories, model)
     return first[0]
 
 
@@ -139,7 +139,7 @@ def test_the_gradient_is_that_of_float32_up_to_rounding(run, monkeypatch, name):
         gradients(run, monkeypatch, spec, make(), MODEL.model_copy(update={"dtype": dtype}))
         for dtype in ("float32", "float16", "bfloat16")
     )
-    half_error, brain_error = ((found - exact).norm() / exact.norm() for found in (half, brain))
+    half_error, brain_error = ((gradient - exact).norm() / exact.norm() for gradient in (half, brain))
     assert half_error < 2e-2
     assert half_error < brain_error / 2
 

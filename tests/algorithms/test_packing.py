@@ -45,7 +45,7 @@ def read(sequence: Sequence_) -> list[int]:
 
 
 def prefixes(sequences: list[Sequence_]) -> set[tuple[int, ...]]:
-    return {tuple(read(one)[:end]) for one in sequences for end in range(1, len(read(one)) + 1)}
+    return {tuple(read(sequence)[:end]) for sequence in sequences for end in range(1, len(read(sequence)) + 1)}
 
 
 def mask(packed: Pack) -> torch.Tensor:
@@ -57,41 +57,41 @@ def mask(packed: Pack) -> torch.Tensor:
 def path(packed: Pack, node: int) -> list[int]:
     """Return the node and its ancestors, root first, from the mask alone."""
     mask_NN = mask(packed)
-    recorded = mask_NN[node].nonzero()[:, 0].tolist()
-    return sorted(recorded, key=lambda other: int(mask_NN[other].sum()))
+    ancestors = mask_NN[node].nonzero()[:, 0].tolist()
+    return sorted(ancestors, key=lambda other: int(mask_NN[other].sum()))
 
 
 @settings(deadline=None)
 @given(sequences(), st.integers(1, 40))
-def test_every_target_is_predicted_at_the_end_of_its_own_prefix(given, most):
-    for packed, pack_ in by_pack(given, pack(given, most)):
-        at = 0
-        for index, sequence in enumerate(pack_):
+def test_every_target_is_predicted_at_the_end_of_its_own_prefix(generated, most):
+    for packed, members in by_pack(generated, pack(generated, most)):
+        index_S = 0
+        for index, sequence in enumerate(members):
             for target, logprob in zip(sequence.targets, sequence.logprobs, strict=True):
-                nodes = path(packed, int(packed.predicting_U[packed.row_S[at]]))
+                nodes = path(packed, int(packed.predicting_U[packed.row_S[index_S]]))
                 assert packed.token_ids_N[nodes].tolist() == list(sequence.token_ids[:target])
-                assert packed.token_S[at] == sequence.token_ids[target]
-                assert packed.logprob_S[at] == logprob
-                assert packed.advantage_S[at] == sequence.advantages[0]
-                assert packed.weight_S[at] == pytest.approx(sequence.weight)
-                assert packed.sequence_S[at] == index
-                at += 1
-        assert at == len(packed.token_S)
-        assert packed.lengths == [len(sequence.token_ids) for sequence in pack_]
+                assert packed.token_S[index_S] == sequence.token_ids[target]
+                assert packed.logprob_S[index_S] == logprob
+                assert packed.advantage_S[index_S] == sequence.advantages[0]
+                assert packed.weight_S[index_S] == pytest.approx(sequence.weight)
+                assert packed.sequence_S[index_S] == index
+                index_S += 1
+        assert index_S == len(packed.token_S)
+        assert packed.lengths == [len(sequence.token_ids) for sequence in members]
 
 
 @settings(deadline=None)
 @given(sequences(), st.integers(1, 40))
-def test_each_distinct_prefix_is_one_node(given, most):
-    for packed, pack_ in by_pack(given, pack(given, most)):
+def test_each_distinct_prefix_is_one_node(generated, most):
+    for packed, members in by_pack(generated, pack(generated, most)):
         nodes = [tuple(packed.token_ids_N[path(packed, node)].tolist()) for node in range(len(packed.token_ids_N))]
-        assert Counter(nodes) == Counter(prefixes(pack_))
+        assert Counter(nodes) == Counter(prefixes(members))
 
 
 @settings(deadline=None)
 @given(sequences(), st.integers(1, 40))
-def test_positions_count_depth_and_the_mask_holds_ancestors(given, most):
-    for packed, _ in by_pack(given, pack(given, most)):
+def test_positions_count_depth_and_the_mask_holds_ancestors(generated, most):
+    for packed, _ in by_pack(generated, pack(generated, most)):
         size, mask_NN = len(packed.token_ids_N), mask(packed)
         for node in range(size):
             nodes = path(packed, node)
@@ -104,24 +104,24 @@ def test_positions_count_depth_and_the_mask_holds_ancestors(given, most):
 
 @settings(deadline=None)
 @given(sequences(), st.integers(1, 40))
-def test_packs_are_full(given, most):
-    actual = by_pack(given, pack(given, most))
-    for packed, held in actual:
+def test_packs_are_full(generated, most):
+    packs = by_pack(generated, pack(generated, most))
+    for packed, members in packs:
         assert packed.computed == len(packed.token_ids_N)
-        assert packed.computed <= most or len(held) == 1
-    smallest = sorted(len(packed.token_ids_N) for packed, _ in actual)[:2]
+        assert packed.computed <= most or len(members) == 1
+    smallest = sorted(len(packed.token_ids_N) for packed, _ in packs)[:2]
     assert len(smallest) < 2 or sum(smallest) > most  # otherwise they would be one pack
 
 
 @settings(deadline=None)
 @given(sequences(), st.integers(1, 40))
-def test_packs_of_padded_rows_are_bounded_by_what_the_rows_hold(given, most):
+def test_packs_of_padded_rows_are_bounded_by_what_the_rows_hold(generated, most):
     """One row per sequence that is not a prefix of another, all padded to the longest of them."""
-    packs = pack(given, most, padded=True)
+    packs = pack(generated, most, padded=True)
     longest = []
-    for packed, pack_ in by_pack(given, packs):
+    for packed, members in by_pack(generated, packs):
         inputs = pack_layout.padded(packed).inputs["input_ids"]
-        rows = {tuple(read(packed)) for packed in pack_}
+        rows = {tuple(read(member)) for member in members}
         leaves = [row for row in rows if not any(other[: len(row)] == row for other in rows - {row})]
         assert inputs.shape == (len(leaves), max(map(len, leaves)))
         assert packed.computed == inputs.numel()
@@ -131,14 +131,14 @@ def test_packs_of_padded_rows_are_bounded_by_what_the_rows_hold(given, most):
         longest.append((max(map(len, leaves)), min(map(len, leaves))))
     longest.sort(reverse=True)
     assert all(upper[1] >= lower[0] for upper, lower in pairwise(longest))  # rows of equal length are packed together
-    assert sum(packed.computed for packed in packs) <= len(given) * max(
-        [len(read(sequence)) for sequence in given if sequence.targets] or [0]
+    assert sum(packed.computed for packed in packs) <= len(generated) * max(
+        [len(read(sequence)) for sequence in generated if sequence.targets] or [0]
     )
 
 
 def test_padding_is_what_a_budget_in_nodes_would_not_see():
     """One long sequence and many short ones."""
-    inputs = [Sequence_(list(range(100)), [99]), *(Sequence_([200 + one, 1, 2], [2]) for one in range(50))]
+    inputs = [Sequence_(list(range(100)), [99]), *(Sequence_([200 + number, 1, 2], [2]) for number in range(50))]
     (together,) = pack(inputs, 200)
     assert pack_layout.padded(together).inputs["input_ids"].numel() == 51 * 99
     assert [packed.computed for packed in pack(inputs, 200, padded=True)] == [99 * 2, 49 * 2]

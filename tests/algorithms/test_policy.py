@@ -135,7 +135,9 @@ def test_layers_that_are_computed_again_give_the_same_gradient(base_dir):
         logprob_S, _ = policy.logprobs(packs, Cut())
         logprob_S.sum().backward()
         assert len(calls) == 1 + again
-        inside = [one for layer in layers for name, one in layer.named_modules() if name and "lora_dropout" not in name]
+        inside = [
+            module for layer in layers for name, module in layer.named_modules() if name and "lora_dropout" not in name
+        ]
         assert not any(module.training for module in inside)
         result.append({name: parameter.grad for name, parameter in policy.parameters.items()})
     assert all(torch.equal(result[0][name], result[1][name]) for name in result[0])

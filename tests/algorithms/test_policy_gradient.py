@@ -105,12 +105,12 @@ def written_out(spec: GRPOSpec, groups: list[list[Trajectory]], model, reference
             with torch.no_grad():
                 reference_T = plain_logprobs(reference, h.token_ids, trajectory.sampling["temperature"])
             now_T = plain_logprobs(model, h.token_ids, trajectory.sampling["temperature"])
-            at = [index for index, is_sampled in enumerate(h.sampled_mask()) if is_sampled]
-            before = [index - 1 for index in at]
-            sampler_S = torch.tensor([h.logprobs[index] for index in at])
+            targets = [index for index, is_sampled in enumerate(h.sampled_mask()) if is_sampled]
+            predicting = [index - 1 for index in targets]
+            sampler_S = torch.tensor([h.logprobs[index] for index in targets])
             # The policy before the first step is the current one.
-            parts.append((now_T[before], now_T[before].detach(), sampler_S, reference_T[before]))
-        joined = [torch.cat(each) for each in zip(*parts, strict=True)]
+            parts.append((now_T[predicting], now_T[predicting].detach(), sampler_S, reference_T[predicting]))
+        joined = [torch.cat(column_parts) for column_parts in zip(*parts, strict=True)]
         columns.append(papers.Columns(*joined, entropy=torch.zeros(())))
     return papers.policy_gradient(spec, episodes, columns)
 

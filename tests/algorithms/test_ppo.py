@@ -140,7 +140,7 @@ def test_policy_and_critic_have_a_lambda_each(base_dir, tmp_path, lambdas):
         reward_A[-1] += trajectory.reward
         value_A = mean + deviation * torch.tensor(actions.before.whole("values", trajectory), dtype=torch.float64)
         delta_A = reward_A + spec.discount * torch.cat([value_A[1:], torch.zeros(1)]) - value_A
-        advantage_A, other_A = (discounts(len(delta_A), spec.discount * each) @ delta_A for each in lambdas)
+        advantage_A, other_A = (discounts(len(delta_A), spec.discount * lambda_) @ delta_A for lambda_ in lambdas)
         assert actions.advantages[trajectory.id] == pytest.approx(advantage_A.tolist(), abs=1e-9)
         number = actions.first[trajectory.id]
         returned_A = mean + deviation * actions.return_A[number : number + len(delta_A)].double()
@@ -151,12 +151,15 @@ def test_policy_and_critic_have_a_lambda_each(base_dir, tmp_path, lambdas):
 @given(st.lists(st.lists(NUMBER, min_size=1, max_size=5), min_size=1, max_size=6), st.floats(0, 0.95))
 def test_statistics_are_weighted_means_over_the_rounds(rounds, decay):
     statistics = ReturnStatistics()
-    for metrics in rounds:
-        statistics = statistics.updated(metrics, decay)
+    for returns in rounds:
+        statistics = statistics.updated(returns, decay)
     share = torch.tensor([decay**ago for ago in reversed(range(len(rounds)))], dtype=torch.float64)
     share = share / share.sum()
     mean, square = (
-        sum(w * (torch.tensor(one, dtype=torch.float64) ** power).mean() for w, one in zip(share, rounds, strict=True))
+        sum(
+            w * (torch.tensor(returns, dtype=torch.float64) ** power).mean()
+            for w, returns in zip(share, rounds, strict=True)
+        )
         for power in (1, 2)
     )
     assert statistics.mean == pytest.approx(float(mean), abs=1e-9)
@@ -269,9 +272,9 @@ class Plain:
         self.value_model = self.model
         if not critic.shared:
             self.value_model = plain_model(base_dir, policy)
-            own = {name: t for name, t in tensors.items() if f".{ADAPTER}." in name}
-            self._fill(self.value_model, {name.replace(f".{ADAPTER}.", ".default."): t for name, t in own.items()})
-        self.weight, self.bias = (tensors[f"critic.{one}"].clone().requires_grad_() for one in ("weight", "bias"))
+            adapter = {name: t for name, t in tensors.items() if f".{ADAPTER}." in name}
+            self._fill(self.value_model, {name.replace(f".{ADAPTER}.", ".default."): t for name, t in adapter.items()})
+        self.weight, self.bias = (tensors[f"critic.{name}"].clone().requires_grad_() for name in ("weight", "bias"))
 
     @staticmethod
     def _fill(model, tensors: dict[str, torch.Tensor]) -> None:
@@ -295,28 +298,31 @@ class Plain:
         with torch.no_grad(), self.model.disable_adapter():
             reference = (self.model(**inputs).logits / TEMPERATURE).log_softmax(-1)
         for row, (trajectory, h) in enumerate(flat):
-            at = [index for index, sampled in enumerate(h.sampled_mask()) if sampled]
-            tokens = [h.token_ids[index] for index in at]
-            places = [index - 1 for index in at]
+            targets = [index for index, sampled in enumerate(h.sampled_mask()) if sampled]
+            tokens = [h.token_ids[index] for index in targets]
+            predicting = [index - 1 for index in targets]
             result.setdefault(trajectory.id, []).append(
                 {
-                    "logprob": logps[row, places, tokens],
-                    "reference": reference[row, places, tokens],
-                    "value": values[row, places],
-                    "entropy": -(logps[row, places].exp() * logps[row, places]).sum(-1),
-                    "sampler": torch.tensor([h.logprobs[index] for index in at]),
+                    "logprob": logps[row, predicting, tokens],
+                    "reference": reference[row, predicting, tokens],
+                    "value": values[row, predicting],
+                    "entropy": -(logps[row, predicting].exp() * logps[row, predicting]).sum(-1),
+                    "sampler": torch.tensor([h.logprobs[index] for index in targets]),
                 }
             )
-        return {name: {key: torch.cat([h[key] for h in each]) for key in each[0]} for name, each in result.items()}
+        return {
+            name: {key: torch.cat([columns[key] for columns in histories]) for key in histories[0]}
+            for name, histories in result.items()
+        }
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Return the gradients under the names of policy and critic."""
-        actual = {name: p.grad for name, p in trainable(self.model).items()}
+        gradients = {name: p.grad for name, p in trainable(self.model).items()}
         if self.value_model is not self.model:
-            actual |= {
+            gradients |= {
                 name.replace(".default.", f".{ADAPTER}."): p.grad for name, p in trainable(self.value_model).items()
             }
-        return actual | {"critic.weight": self.weight.grad, "critic.bias": self.bias.grad}
+        return gradients | {"critic.weight": self.weight.grad, "critic.bias": self.bias.grad}
 
 
 def written_out(spec: PPOSpec, trajectories: list[Trajectory], start: Plain, now: Plain) -> torch.Tensor:
@@ -331,8 +337,8 @@ def written_out(spec: PPOSpec, trajectories: list[Trajectory], start: Plain, now
     estimate = {"k1": lambda d: -d, "k3": lambda d: torch.exp(d) - d - 1}[spec.kl_estimator]
     rewards: dict[str, list[float]] = {}
     for trajectory in trajectories:
-        own = first[trajectory.id]
-        each = (-spec.kl_coefficient * estimate(own["reference"] - own["logprob"])).tolist()
+        old_columns = first[trajectory.id]
+        token_rewards = (-spec.kl_coefficient * estimate(old_columns["reference"] - old_columns["logprob"])).tolist()
         spans = [message.span for h in trajectory.histories for message in h.messages if message.span]
         ends, total = [], 0
         for start_, end in spans:
@@ -340,19 +346,19 @@ def written_out(spec: PPOSpec, trajectories: list[Trajectory], start: Plain, now
             ends.append(total - 1)
         if spec.credit == "turns":
             for end, reward in zip(ends, trajectory.step_rewards, strict=True):
-                each[end] += reward
+                token_rewards[end] += reward
         else:
-            each[-1] += trajectory.reward
+            token_rewards[-1] += trajectory.reward
         late = total - spec.overlong + spec.overlong_buffer
         if spec.overlong and late > 0:
-            each[-1] -= spec.overlong_penalty * min(1.0, late / spec.overlong_buffer)
-        rewards[trajectory.id] = each
-    to_come = [
-        sum(spec.discount ** (k - t) * each[k] for k in range(t, len(each)))
-        for each in rewards.values()
-        for t in range(len(each))
+            token_rewards[-1] -= spec.overlong_penalty * min(1.0, late / spec.overlong_buffer)
+        rewards[trajectory.id] = token_rewards
+    discounted_sums = [
+        sum(spec.discount ** (k - t) * token_rewards[k] for k in range(t, len(token_rewards)))
+        for token_rewards in rewards.values()
+        for t in range(len(token_rewards))
     ]
-    deviation, mean = torch.std_mean(torch.tensor(to_come, dtype=torch.float64), correction=0)
+    deviation, mean = torch.std_mean(torch.tensor(discounted_sums, dtype=torch.float64), correction=0)
     if spec.value_norm_decay is None:
         deviation, mean = torch.ones(()), torch.zeros(())
     advantages, targets = {}, {}
@@ -365,21 +371,21 @@ def written_out(spec: PPOSpec, trajectories: list[Trajectory], start: Plain, now
     everything = torch.cat(list(advantages.values()))
     if spec.whiten:
         center, spread = everything.mean(), everything.std(correction=0) + 1e-6
-        advantages = {name: (each - center) / spread for name, each in advantages.items()}
+        advantages = {name: (advantage_A - center) / spread for name, advantage_A in advantages.items()}
     total = torch.zeros(())
     for trajectory in trajectories:
-        own, advantage = actual[trajectory.id], advantages[trajectory.id]
-        ratio = torch.exp(own["logprob"] - own["sampler"])
+        columns, advantage = actual[trajectory.id], advantages[trajectory.id]
+        ratio = torch.exp(columns["logprob"] - columns["sampler"])
         inside = torch.clip(ratio, 1 - spec.clip_low, 1 + spec.clip_high)
         loss = -torch.min(ratio * advantage, inside * advantage)
-        value, old = own["value"], first[trajectory.id]["value"]
+        value, old = columns["value"], first[trajectory.id]["value"]
         error = (value - targets[trajectory.id]) ** 2
         if spec.value_clip is not None:
             near = old + torch.clip(value - old, -spec.value_clip, spec.value_clip)
             error = torch.max(error, (near - targets[trajectory.id]) ** 2)
         loss = loss + spec.value_coefficient * 0.5 * error
         share = len(everything) if spec.normalization == "tokens" else len(loss) * len(trajectories)
-        total = total + loss.sum() / share - spec.entropy_coefficient * own["entropy"].sum() / len(everything)
+        total = total + loss.sum() / share - spec.entropy_coefficient * columns["entropy"].sum() / len(everything)
     return total
 
 
@@ -416,17 +422,18 @@ def test_loss_and_gradient_are_the_formula(base_dir, tmp_path, name):
     policy, critic, tensors, gradients, logs = steps(base_dir, tmp_path, spec, episodes())
     start = Plain(base_dir, policy, critic, tensors[0])
     assert len(logs) == 2
-    for metrics, step_metrics, log in zip(tensors, gradients, logs, strict=True):
-        plain = Plain(base_dir, policy, critic, metrics)
+    for step_tensors, step_gradients, log in zip(tensors, gradients, logs, strict=True):
+        plain = Plain(base_dir, policy, critic, step_tensors)
         loss = written_out(spec, episodes(), start, plain)
         loss.backward()
         assert log["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
         expected = plain.gradients()
         for part in ("default", "critic"):
-            mine, theirs = (
-                {key: tensor for key, tensor in metrics.items() if part in key} for metrics in (step_metrics, expected)
+            ours, theirs = (
+                {key: tensor for key, tensor in gradient.items() if part in key}
+                for gradient in (step_gradients, expected)
             )
-            assert relative_difference(mine, theirs) <= 1e-5, part
+            assert relative_difference(ours, theirs) <= 1e-5, part
     assert 0.05 < logs[0]["clip_fraction"] < 0.95  # the test covers both branches of the clip
     if spec.value_clip is not None:
         assert logs[0]["value_clip_fraction"] == 0.0
@@ -560,9 +567,11 @@ def values_of(base_dir: Path, folder: Path, spec: PPOSpec, trajectories: Sequenc
     critic = Critic(policy, spec)
     critic.load(folder / "critic")
     sequences = [
-        packing.Sequence_(h.token_ids, [index for index, sampled in enumerate(h.sampled_mask()) if sampled])
+        packing.Sequence_(
+            history_.token_ids, [index for index, sampled in enumerate(history_.sampled_mask()) if sampled]
+        )
         for trajectory in trajectories
-        for h in trajectory.histories
+        for history_ in trajectory.histories
     ]
     result: list[float] = []
     for trajectory in packing.pack(sequences, 4096):
@@ -625,7 +634,7 @@ def test_the_first_step_of_a_new_critic_is_least_squares(base_dir, tmp_path, kin
     """The head's gradient is that of 1/2 (v - (G - mean) / deviation)² at v = 0, with the policy's hidden states and
     the future rewards G, for any λ."""
     spec = SPEC.model_copy(update={"value": kind, "value_pretraining_steps": 1, "value_gae_lambda": 0.5})
-    result, policy = batch(), make_policy(base_dir)
+    trajectories, policy = batch(), make_policy(base_dir)
     critic = Critic(policy, spec)
     optimizer = torch.optim.SGD(
         [{"params": list(policy.parameters.values())}, {"params": list(critic.parameters.values())}]
@@ -635,12 +644,12 @@ def test_the_first_step_of_a_new_critic_is_least_squares(base_dir, tmp_path, kin
         lambda *_: gradient.append({name: p.grad.clone() for name, p in critic.parameters.items()})
     )
     parameters = {name: p.detach().clone() for name, p in policy.parameters.items()}
-    actions, [log] = prepare(spec, policy, critic, optimizer, result, tmp_path)
+    actions, [log] = prepare(spec, policy, critic, optimizer, trajectories, tmp_path)
     assert all(torch.equal(parameters[name], p) for name, p in policy.parameters.items())
 
     hidden, to_come = [], []
     model = plain_model(base_dir, policy)
-    for trajectory in result:
+    for trajectory in trajectories:
         [h] = trajectory.histories
         at = [index - 1 for index, sampled in enumerate(h.sampled_mask()) if sampled]
         with torch.no_grad():
@@ -648,9 +657,9 @@ def test_the_first_step_of_a_new_critic_is_least_squares(base_dir, tmp_path, kin
                 model(input_ids=torch.tensor([h.token_ids]), output_hidden_states=True).hidden_states[-1][0, at]
             )
         kl = torch.tensor(actions.before.kl(trajectory, "k1"), dtype=torch.float64)
-        each = -spec.kl_coefficient * kl
-        each[-1] += trajectory.reward
-        to_come.append(each.flip(0).cumsum(0).flip(0))
+        token_rewards = -spec.kl_coefficient * kl
+        token_rewards[-1] += trajectory.reward
+        to_come.append(token_rewards.flip(0).cumsum(0).flip(0))
     hidden_AD, to_come_A = torch.cat(hidden), torch.cat(to_come)
     target_A = ((to_come_A - to_come_A.mean()) / to_come_A.std(correction=0)).float()
     assert log["loss"] == pytest.approx(0.5, rel=1e-5)
@@ -661,7 +670,7 @@ def test_the_first_step_of_a_new_critic_is_least_squares(base_dir, tmp_path, kin
     }
     assert torch.allclose(gradient[0]["critic.weight"], expected["critic.weight"], atol=1e-6)
     assert torch.allclose(gradient[0]["critic.bias"], expected["critic.bias"], atol=1e-6)
-    values = torch.cat([torch.tensor(actions.before.whole("values", one)) for one in result])
+    values = torch.cat([torch.tensor(actions.before.whole("values", trajectory)) for trajectory in trajectories])
     expected_A = -1.0 * 1e-2 * (hidden_AD @ expected["critic.weight"] + expected["critic.bias"])
     assert torch.allclose(values, expected_A, atol=1e-6)  # measured after the step: SGD with 10 · learning_rate
 

@@ -50,11 +50,11 @@ def process_model(cache, tmp_path_factory):
     return out
 
 
-def steps_alone(process_model, cache, one) -> list[float]:
+def steps_alone(process_model, cache, trajectory) -> list[float]:
     """Return R_step of each turn."""
     model, _ = reward_model.load(process_model, prepare_weights(MODEL, cache), MODEL)
     chat = ChatFormat(load_tokenizer(prepare_weights(MODEL, cache)))
-    return model.scores([episode(chat, one, turns=True)], 1024)[:, 0].tolist()
+    return model.scores([episode(chat, trajectory, turns=True)], 1024)[:, 0].tolist()
 
 
 def kl_alone(policy, base_dir, trajectory) -> list[float]:

@@ -83,9 +83,9 @@ def test_where_episodes_are_compared_only_groups_with_something_to_compare_are_d
 
 def test_what_is_older_than_the_limit_is_left_out_and_named(caplog):
     everything = ReplaySpec(share=0.9)
-    assert {one.policy for one in draw(everything)[0]} == {"a", "b", "c"}
+    assert {trajectory.policy for trajectory in draw(everything)[0]} == {"a", "b", "c"}
     actual, counts = draw(everything.model_copy(update={"max_staleness": 1}))
-    assert {one.policy for one in actual} == {"b", "c"}
+    assert {trajectory.policy for trajectory in actual} == {"b", "c"}
     assert counts == {"replayed_groups": 6, "replayed": 18, "stale": 18}
     assert "18 trajectories" in caplog.text
     assert "replay.max_staleness=1" in caplog.text
@@ -94,7 +94,7 @@ def test_what_is_older_than_the_limit_is_left_out_and_named(caplog):
     assert draw(only)[0] == FRESH
     assert draw(only, version="d") == ([], {"replayed_groups": 0, "replayed": 0, "stale": 54})
     # A round that trained nothing did not change the policy, so its episodes are not stale.
-    assert {one.policy for one in draw(only, earlier=[of("c", 1), of("b", 2)])[0]} == {"c"}
+    assert {trajectory.policy for trajectory in draw(only, earlier=[of("c", 1), of("b", 2)])[0]} == {"c"}
     assert draw(only, earlier=[of("c", 1), of("b", 2)])[1] == {"replayed_groups": 6, "replayed": 18, "stale": 18}
 
 

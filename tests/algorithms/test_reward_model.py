@@ -53,11 +53,11 @@ def chat(base_dir) -> ChatFormat:
     return ChatFormat(load_tokenizer(base_dir))
 
 
-def scores_of(trajectories: list[Trajectory], components=lambda one: {}) -> list[Score]:
+def scores_of(trajectories: list[Trajectory], components=lambda trajectory: {}) -> list[Score]:
     return [Score(trajectory.id, trajectory.reward, components(trajectory)) for trajectory in trajectories]
 
 
-def judged(trajectories: list[Trajectory], components=lambda one: {}) -> list[Judged]:
+def judged(trajectories: list[Trajectory], components=lambda trajectory: {}) -> list[Judged]:
     return [Judged(trajectories, scores_of(trajectories, components))]
 
 
@@ -219,17 +219,17 @@ def test_each_turn_is_read_at_its_last_token_whatever_stands_between(chat):
     helper = make_history([(False, [10] * 4), (True, [11, 12, 13]), (False, [14])], [-1.0] * 3)
     helper.agent = "helper"
     last = make_history([(False, [5] * 2), (True, [6] * 5), (False, [20, 21])], [-1.0] * 5)
-    one = make_trajectory("a", 0, [first, last, helper], 1.0)
-    turns = episode(chat, one, turns=True)
+    trajectory = make_trajectory("a", 0, [first, last, helper], 1.0)
+    turns = episode(chat, trajectory, turns=True)
     assert [stream.places for stream in turns.streams] == [(8, 12), (6,), (6,)]
-    whole = episode(chat, one, turns=False)
+    whole = episode(chat, trajectory, turns=False)
     assert [(list(stream.token_ids), stream.places) for stream in whole.streams] == [(last.token_ids, (8,))]
 
 
 def test_a_written_conversation_is_read_where_a_sampled_one_would_be(chat):
     (trajectory,) = demonstrations(1)
     (stream,) = episode(chat, trajectory, turns=True).streams
-    ends = [at for at, token in enumerate(stream.token_ids) if token == chat.end_id]
+    ends = [index for index, token in enumerate(stream.token_ids) if token == chat.end_id]
     assert list(stream.places) == [ends[2], ends[4]]  # of system, user, assistant, user, assistant
     assert episode(chat, trajectory, turns=False).streams[0].places == (len(stream.token_ids) - 1,)
 
@@ -238,11 +238,11 @@ def test_scores_do_not_depend_on_what_else_is_in_the_pack(base_dir, chat):
     """An episode may be a prefix of another, or identical to it."""
     shared = make_history([(False, [5] * 6), (True, [7, 8])], [-1.0] * 2)
     longer = make_history([(False, [5] * 6), (True, [7, 8]), (False, [9, 9]), (True, [10])], [-1.0] * 3)
-    actual = [make_trajectory("a", n, [h], 1.0) for n, h in enumerate((shared, longer, shared))]
-    actual.insert(1, batch(groups=1, size=1)[0])
+    trajectories = [make_trajectory("a", n, [history], 1.0) for n, history in enumerate((shared, longer, shared))]
+    trajectories.insert(1, batch(groups=1, size=1)[0])
     model = make(base_dir)
     for turns in (False, True):
-        episodes = [episode(chat, one, turns=turns) for one in actual]
+        episodes = [episode(chat, trajectory, turns=turns) for trajectory in trajectories]
         together = model.scores(episodes, 4096)
         assert len(packs(episodes, 4096)) == 1
         alone = torch.cat([model.scores([episode], 64) for episode in episodes])
@@ -423,7 +423,7 @@ def test_episodes_of_different_collections_are_never_a_pair(chat):
     both = gather(spec, chat, [*judged(trajectories), again(trajectories)], 128, seed=0)
     assert both.counts["pairs"] == 2 * alone.counts["pairs"]
     sides = [{"@" in episode.trajectory.id for episode in pair.episodes} for pair in both.train]
-    assert {len(one) for one in sides} == {1}
+    assert {len(collections) for collections in sides} == {1}
 
 
 def test_a_scenario_never_changes_sides(chat):
@@ -511,28 +511,28 @@ def test_a_training_that_diverges_stops_before_a_model_is_written(base_dir, tmp_
 # --- rejected inputs ------------------------------------------------------------------------------------------------
 
 
-def no_difference(found):
-    for trajectory in found:
+def no_difference(trajectories):
+    for trajectory in trajectories:
         trajectory.reward = 0.5
 
 
-def no_reward(found):
-    for trajectory in found:
+def no_reward(trajectories):
+    for trajectory in trajectories:
         trajectory.failure = FAILURE
 
 
-def no_steps(found):
-    for trajectory in found:
+def no_steps(trajectories):
+    for trajectory in trajectories:
         trajectory.step_rewards = []
 
 
-def too_many_steps(found):
-    for trajectory in found:
+def too_many_steps(trajectories):
+    for trajectory in trajectories:
         trajectory.step_rewards.append(1.0)
 
 
-def not_numbers(found):
-    for trajectory in found:
+def not_numbers(trajectories):
+    for trajectory in trajectories:
         trajectory.step_rewards = [math.nan] * 2
 
 
@@ -551,9 +551,13 @@ def not_numbers(found):
             "'help' .* none of 8 finished episodes has component 'help'.* algorithm.heads",
         ),
         (ProcessRewardModelSpec(), no_steps, "none of 8 finished episodes has step rewards, one for each turn"),
-        (ProcessRewardModelSpec(), too_many_steps, "none has step rewards, one for each turn"),
-        (ProcessRewardModelSpec(), not_numbers, "none has step rewards, one for each turn"),
-        (ProcessRewardModelSpec(heads={"help": 1}), lambda _: None, "none has components 'help/0', 'help/1'"),
+        (ProcessRewardModelSpec(), too_many_steps, "none of 8 finished episodes has step rewards, one for each turn"),
+        (ProcessRewardModelSpec(), not_numbers, "none of 8 finished episodes has step rewards, one for each turn"),
+        (
+            ProcessRewardModelSpec(heads={"help": 1}),
+            lambda _: None,
+            "none of 8 finished episodes has components 'help/0', 'help/1'",
+        ),
     ],
 )
 def test_a_head_without_anything_to_learn_is_refused(base_dir, tmp_path, spec, spoil, words):
@@ -573,7 +577,7 @@ def test_what_cannot_be_used_is_counted_and_left_out(chat, caplog):
     data = gather(ProcessRewardModelSpec(held_out=0.0), chat, judged(trajectories), 128, seed=0)
     assert data.counts["left_out"] == 1.0
     assert "longer than model.max_length=128 tokens: 1 of 11" in caplog.text
-    used = {one.episode.trajectory.id: one.label_RH for one in data.train if isinstance(one, Labelled)}
+    used = {example.episode.trajectory.id: example.label_RH for example in data.train if isinstance(example, Labelled)}
     assert set(used) == {trajectory.id for trajectory in trajectories} - {
         trajectories[0].id,
         trajectories[2].id,

@@ -154,9 +154,11 @@ def test_other_tokens_leave_no_gradient(base_dir, chat, tmp_path):
         policy = make_policy(base_dir)
         optimizer = torch.optim.SGD(policy.parameters.values(), lr=0.0)
         recorded = watch(optimizer, policy.parameters)
-        one = make_trajectory("a", 0, [make_history(parts, [0.0, 0.0])], 1.0)
+        trajectory = make_trajectory("a", 0, [make_history(parts, [0.0, 0.0])], 1.0)
         spec = SPEC.model_copy(update={"epochs": 1})
-        train_sft(spec, policy, optimizer, base_dir, [one], step=0, seed=0, scratch=tmp_path, on_step=lambda _: None)
+        train_sft(
+            spec, policy, optimizer, base_dir, [trajectory], step=0, seed=0, scratch=tmp_path, on_step=lambda _: None
+        )
         grads += recorded
     assert relative_difference(grads[0], grads[1]) == 0
 
@@ -293,13 +295,18 @@ def test_each_trajectory_counts_by_its_weight(base_dir, tmp_path):
 
 
 def test_of_a_correction_only_the_last_message_is_learned(chat):
-    said = [Message("user", "a"), Message("assistant", "wrong"), Message("user", "b"), Message("assistant", "right")]
-    shown = make_trajectory("s", 0, [History(said)], None)
-    (whole,) = examples(chat, [shown], LONG)
+    messages = [
+        Message("user", "a"),
+        Message("assistant", "wrong"),
+        Message("user", "b"),
+        Message("assistant", "right"),
+    ]
+    shown = make_trajectory("s", 0, [History(messages)], None)
+    (full_row,) = examples(chat, [shown], LONG)
     shown.policy = CORRECTION
-    (row,) = examples(chat, [shown], LONG)
-    learned = chat.tokenizer.decode([row["input_ids"][index] for index in row["targets"]])
-    assert row["input_ids"] == whole["input_ids"]
+    (correction_row,) = examples(chat, [shown], LONG)
+    learned = chat.tokenizer.decode([correction_row["input_ids"][index] for index in correction_row["targets"]])
+    assert correction_row["input_ids"] == full_row["input_ids"]
     assert "right" in learned
     assert "wrong" not in learned
-    assert set(row["targets"]) < set(whole["targets"])
+    assert set(correction_row["targets"]) < set(full_row["targets"])

@@ -66,13 +66,13 @@ def test_process_supervision_written_out(rewards, discount):
     """arXiv:2402.03300, section 4.1.3: r̃ = (r - mean(R)) / std(R); the advantage is the sum of r̃ from the turn on."""
     everything = [value for episode_rewards in rewards for value in episode_rewards]
     mean, deviation = statistics.fmean(everything), statistics.pstdev(everything)
-    if deviation < 1e-3 or all(one == rewards[0] for one in rewards):
+    if deviation < 1e-3 or all(step_rewards == rewards[0] for step_rewards in rewards):
         return
     [actual] = process_advantages([rewards], baseline="group", scale="group", discount=discount)
-    for own, values in zip(rewards, actual, strict=True):
-        normalised = [(value - mean) / (deviation + EPSILON) for value in own]
+    for step_rewards, values in zip(rewards, actual, strict=True):
+        normalised = [(value - mean) / (deviation + EPSILON) for value in step_rewards]
         for turn, value in enumerate(values):
-            expected = sum(discount**later * one for later, one in enumerate(normalised[turn:]))
+            expected = sum(discount**distance * reward for distance, reward in enumerate(normalised[turn:]))
             assert value == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
@@ -89,7 +89,7 @@ def test_states_written_out():
     returns = [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
     weight = 0.7
     expected = []
-    whole = [one[0] for one in returns]
+    totals = [turn_returns[0] for turn_returns in returns]
     by_state: dict[str, list[float]] = defaultdict(list)
     for names, values in zip(states, returns, strict=True):
         for name, value in zip(names, values, strict=True):
@@ -101,16 +101,16 @@ def test_states_written_out():
     for names, values in zip(states, returns, strict=True):
         expected.append(
             [
-                normalised(values[0], whole) + weight * normalised(value, by_state[name])
+                normalised(values[0], totals) + weight * normalised(value, by_state[name])
                 for name, value in zip(names, values, strict=True)
             ]
         )
     options = {"turn_baseline": "state", "baseline": "group", "scale": "group", "state_weight": weight}
-    [actual] = turn_advantages([returns], [whole], [group], **options)
+    [actual] = turn_advantages([returns], [totals], [group], **options)
     assert actual == [pytest.approx(values) for values in expected]
     named = {
-        state: name for one, names in zip(group, states, strict=True)
-        for state, name in zip(turn_states(one), names, strict=True)
+        state: name for trajectory, names in zip(group, states, strict=True)
+        for state, name in zip(turn_states(trajectory), names, strict=True)
     }  # fmt: skip
     assert sorted(named.values()) == ["door", "hall", "task"]
 

@@ -61,10 +61,10 @@ def killed_after(base_dir: Path, name: str, folder: Path, step: int) -> None:
 import os, signal
 from pathlib import Path
 from tests.algorithms.test_unfinished import run
-left = [{step}]
+steps_left = [{step}]
 def on_step(_):
-    left[0] -= 1
-    if not left[0]:
+    steps_left[0] -= 1
+    if not steps_left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
 run(Path({str(base_dir)!r}), {name!r}, Path({str(folder)!r}), on_step)
 """
@@ -79,12 +79,12 @@ class Stopped(Exception):
 
 def stopped_after(base_dir: Path, name: str, folder: Path, step: int) -> None:
     """Run a training that is interrupted after `step` steps, with the last step saved."""
-    left = step
+    steps_left = step
 
     def on_step(_: dict[str, float]) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
+        nonlocal steps_left
+        steps_left -= 1
+        if not steps_left:
             raise Stopped
 
     with pytest.raises(Stopped):

@@ -159,7 +159,7 @@ def test_steps_smaller_than_bfloat16_add_up():
     begin = torch.randn(50, generator=draw).to(torch.bfloat16)
     short, stuck, exact = (torch.nn.Parameter(begin.clone().to(t)) for t in (torch.bfloat16,) * 2 + (torch.float32,))
     ours = AdamW([short], lr=1e-6, weight_decay=0.1)
-    others = [torch.optim.AdamW([one], lr=1e-6, weight_decay=0.1) for one in (stuck, exact)]
+    others = [torch.optim.AdamW([parameter], lr=1e-6, weight_decay=0.1) for parameter in (stuck, exact)]
     for _ in range(300):
         gradient = torch.randn(50, generator=draw).to(torch.bfloat16) + 1
         for parameter in (short, stuck, exact):
