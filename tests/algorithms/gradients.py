@@ -163,8 +163,8 @@ def logprobs(
     """Return the (S,) log-probabilities of the sampled tokens, without gradient."""
     with torch.no_grad():
         columns = [
-            logprobs_and_entropies(model, adapter, *place, temperature)["logprob"]
-            for place in sampled_places(trajectories)
+            logprobs_and_entropies(model, adapter, *history_inputs, temperature)["logprob"]
+            for history_inputs in sampled_places(trajectories)
         ]
     return torch.cat(columns)
 
@@ -200,7 +200,10 @@ def policy_reading(
     parameters = learned(adapter)
     return reading(
         parameters,
-        (logprobs_and_entropies(model, parameters, *place, temperature) for place in sampled_places(trajectories)),
+        (
+            logprobs_and_entropies(model, parameters, *history_inputs, temperature)
+            for history_inputs in sampled_places(trajectories)
+        ),
     )
 
 
@@ -315,9 +318,9 @@ class Batch:
         return [papers.Columns(*row) for row in rows]
 
 
-def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    assert theirs.norm() > 0, "a gradient of 0 would show nothing"
-    return float((ours - theirs).norm() / theirs.norm())
+def relative_error(ours: torch.Tensor, expected: torch.Tensor) -> float:
+    assert expected.norm() > 0, "a gradient of 0 would show nothing"
+    return float((ours - expected).norm() / expected.norm())
 
 
 def relative_errors(

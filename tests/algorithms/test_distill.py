@@ -97,11 +97,11 @@ def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeyp
             else:
                 logits_TV = frozen(input_ids=ids_T[None]).logits[0]
             their_TV = torch.log_softmax(logits_TV / 0.8, -1)
-        at = [index - 1 for index, sampled in enumerate(only.sampled_mask()) if sampled]
-        terms += [(own_TV[t].exp() * (own_TV[t] - their_TV[t])).sum() for t in at]
+        targets = [index - 1 for index, sampled in enumerate(only.sampled_mask()) if sampled]
+        terms += [(own_TV[t].exp() * (own_TV[t] - their_TV[t])).sum() for t in targets]
     loss = sum(terms) / len(terms)
     loss.backward()
-    theirs = {name: parameter.grad for name, parameter in trainable(plain).items()}
+    expected = {name: parameter.grad for name, parameter in trainable(plain).items()}
     grads: dict[str, torch.Tensor] = {}
     optimizer = torch.optim.SGD(student.parameters.values(), lr=0.0)
     optimizer.register_step_pre_hook(
@@ -111,7 +111,7 @@ def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeyp
     arguments = {"teacher": teacher, "step": 0, "seed": 0, "scratch": tmp_path, "on_step": logs.append}
     train_distill(distill_spec, student, optimizer, base_dir, episodes, **arguments)
     assert logs[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert relative_difference(grads, theirs) <= 1e-5
+    assert relative_difference(grads, expected) <= 1e-5
     assert logs[0]["sampled_tokens"] == len(terms)
 
 

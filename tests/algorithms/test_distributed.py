@@ -295,9 +295,9 @@ def test_the_first_process_writes_and_all_go_on_from_it(base_dir, tmp_path):
         assert len(first[name][0]) >= 3
         assert differing(folder / "whole" / "out", folder / "stopped" / "out") == []
         alone = one_training(base_dir, name, folder / "alone", lambda _: None)
-        theirs = [json.loads(line) for line in (folder / "whole" / "out" / "log.jsonl").read_text().splitlines()]
+        expected = [json.loads(line) for line in (folder / "whole" / "out" / "log.jsonl").read_text().splitlines()]
         ours = [json.loads(line) for line in (alone / "log.jsonl").read_text().splitlines()]
-        assert [log["loss"] for log in theirs] == pytest.approx([log["loss"] for log in ours], rel=1e-3, abs=1e-5)
+        assert [log["loss"] for log in expected] == pytest.approx([log["loss"] for log in ours], rel=1e-3, abs=1e-5)
         assert {path.name for path in alone.iterdir()} == {path.name for path in (folder / "whole" / "out").iterdir()}
     lines = (tmp_path / "grpo" / "whole" / "scratch" / "guards.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]

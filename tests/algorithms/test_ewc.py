@@ -45,7 +45,7 @@ def fisher_written_out(base_dir, episodes: Sequence[Trajectory]) -> dict[str, to
         [only] = trajectory.histories
         logprob_T = plain_logprobs(model, only.token_ids, 1.0)
         model.zero_grad()
-        sum(logprob_T[at - 1] for at, sampled in enumerate(only.sampled_mask()) if sampled).backward()
+        sum(logprob_T[index - 1] for index, sampled in enumerate(only.sampled_mask()) if sampled).backward()
         for name, parameter in trainable(model).items():
             total[name] += parameter.grad**2 / len(episodes)
     return total

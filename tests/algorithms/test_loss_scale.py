@@ -83,7 +83,7 @@ def without_gradients(optimizer: AdamW, closure=None) -> None:
 
 def test_the_scale_is_that_of_torch(monkeypatch):
     monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", 3)
-    theirs = torch.amp.GradScaler("cpu", init_scale=loss_scale.INITIAL, growth_interval=3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale.INITIAL, growth_interval=3)
     ours = LossScale.of("float16")
     assert ours.value == torch.amp.GradScaler("cpu").get_scale()
     weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
@@ -92,9 +92,9 @@ def test_the_scale_is_that_of_torch(monkeypatch):
     overflows = 0
     for _ in range(60):
         factor = math.inf if torch.rand((), generator=generator) < 0.2 else float(torch.rand((), generator=generator))
-        theirs.scale((weights[0] * factor).sum()).backward()
-        theirs.step(optimizers[0])
-        theirs.update()
+        scaler.scale((weights[0] * factor).sum()).backward()
+        scaler.step(optimizers[0])
+        scaler.update()
 
         ours.backward((weights[1] * factor).sum())
         ours.unscale([weights[1]])
@@ -105,8 +105,8 @@ def test_the_scale_is_that_of_torch(monkeypatch):
         ours.update(overflowed)
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        assert ours.value == theirs.get_scale()
-        assert ours.steps == theirs._growth_tracker.item()
+        assert ours.value == scaler.get_scale()
+        assert ours.steps == scaler._growth_tracker.item()
         assert torch.equal(*weights)
     assert 5 < overflows < 20
 

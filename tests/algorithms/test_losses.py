@@ -195,8 +195,10 @@ def test_sums_of_segments_written_out(rows, width):
     assert sum_Q.shape == (len(rows), *value_S.shape[1:])
     weight_Q = torch.arange(1.0, sum_Q.numel() + 1).reshape(sum_Q.shape)
     (sum_Q * weight_Q).sum().backward()
-    for place, row in enumerate(rows):
-        assert sum_Q[place].tolist() == pytest.approx(([math.fsum(row)] * width) if width else math.fsum(row), abs=1e-4)
+    for position, row in enumerate(rows):
+        assert sum_Q[position].tolist() == pytest.approx(
+            ([math.fsum(row)] * width) if width else math.fsum(row), abs=1e-4
+        )
     assert torch.equal(value_S.grad, weight_Q.repeat_interleave(size_Q, 0))
 
 

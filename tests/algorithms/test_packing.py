@@ -236,5 +236,5 @@ def test_entropies_are_those_of_the_distributions_drawn_from(base_dir):
     sequence = Sequence_([5, 6, 7, 8, 9], [2, 4])
     _, entropy_S = policy.logprobs(pack([sequence], 100)[0], Cut(0.5))
     logits_TV = plain_model(base_dir, policy)(input_ids=torch.tensor([sequence.token_ids])).logits[0].detach()
-    expected = [torch.distributions.Categorical(logits=logits_TV[at] / 0.5).entropy().item() for at in (1, 3)]
+    expected = [torch.distributions.Categorical(logits=logits_TV[index] / 0.5).entropy().item() for index in (1, 3)]
     assert entropy_S.tolist() == pytest.approx(expected, abs=1e-5)

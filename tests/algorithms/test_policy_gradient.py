@@ -92,10 +92,12 @@ def written_out(spec: GRPOSpec, groups: list[list[Trajectory]], model, reference
     """Return the loss as in the papers (`papers`), on one sequence after another."""
     episodes, columns = [], []
     for trajectory in (trajectory for group in groups for trajectory in group):
-        spans = [(place, message.span) for place, h in enumerate(trajectory.histories) for message in h.messages]
-        sampled = [(place, end - start) for place, (start, end) in ((p, span) for p, span in spans if span is not None)]
+        spans = [(position, message.span) for position, h in enumerate(trajectory.histories) for message in h.messages]
+        sampled = [
+            (position, end - start) for position, (start, end) in ((p, span) for p, span in spans if span is not None)
+        ]
         turn = [number for number, (_, length) in enumerate(sampled) for _ in range(length)]
-        history_of = [place for place, length in sampled for _ in range(length)]
+        history_of = [position for position, length in sampled for _ in range(length)]
         cut_off = any(message.finish_reason == "length" for h in trajectory.histories for message in h.messages)
         episodes.append(
             papers.Episode(trajectory.group, trajectory.reward, trajectory.step_rewards, [], turn, history_of, cut_off)
@@ -267,7 +269,7 @@ def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
         trainer.current_gradient_accumulation_steps = 1
         loss = trainer._compute_loss(trainer.model, inputs)
         loss.backward()
-        theirs = {name: parameter.grad for name, parameter in trainable(trainer.model).items()}
+        expected = {name: parameter.grad for name, parameter in trainable(trainer.model).items()}
 
         # Sequence ratios are taken to the trainer's log-probabilities before the first step, but TRL got those of the
         # batch: these are used as the measured ones here, and a second epoch is taken.
@@ -295,7 +297,7 @@ def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
             taken=[{"step": 1.0, "seconds": 1.0}],
         )
         assert logs[0]["loss"] == pytest.approx(loss.item(), abs=1e-5), (loss_type, changes)
-        assert relative_difference(grads, theirs) <= 1e-5, (loss_type, changes)
+        assert relative_difference(grads, expected) <= 1e-5, (loss_type, changes)
 
 
 def test_the_result_does_not_depend_on_the_size_of_packs(run):
@@ -406,12 +408,12 @@ def test_the_ratio_is_taken_to_the_cut_distribution(run, base_dir, sampling):
     for trajectory in trajectories:
         trajectory.sampling = {"temperature": TEMPERATURE, **sampling}
         (h,) = trajectory.histories
-        for at in (at for at, sampled in enumerate(h.sampled_mask()) if sampled):
+        for index in (index for index, sampled in enumerate(h.sampled_mask()) if sampled):
             with torch.no_grad():
-                logits_V = model(input_ids=torch.tensor([h.token_ids[:at]])).logits[0, -1]
+                logits_V = model(input_ids=torch.tensor([h.token_ids[:index]])).logits[0, -1]
             logps_V = truncate((logits_V / TEMPERATURE).log_softmax(-1), Cut(TEMPERATURE, **sampling))
-            h.token_ids[at] = int(logps_V.argmax())  # tokens that could be sampled
-            h.logprobs[at] = float(logps_V.max())
+            h.token_ids[index] = int(logps_V.argmax())  # tokens that could be sampled
+            h.logprobs[index] = float(logps_V.max())
     _, _, (log,) = run(SPEC, trajectories)
     assert log["kl_sampler"] == pytest.approx(0.0, abs=1e-5)
     for trajectory in trajectories:
@@ -533,8 +535,8 @@ def test_the_kl_to_the_sampler_is_a_mean_over_the_tokens_whose_logprob_is_known(
             only.logprobs[:] = [math.nan] * len(only.logprobs)
             continue
         new_T = plain_logprobs(model, only.token_ids, TEMPERATURE)
-        for at in (at for at, sampled in enumerate(only.sampled_mask()) if sampled):
-            ratio = math.exp(new_T[at - 1].item() - only.logprobs[at])
+        for position in (index for index, sampled in enumerate(only.sampled_mask()) if sampled):
+            ratio = math.exp(new_T[position - 1].item() - only.logprobs[position])
             estimates.append(ratio - 1 - math.log(ratio))
     _, _, (log,) = run(SPEC, trajectories)
     assert log["kl_sampler"] == pytest.approx(sum(estimates) / len(estimates), rel=1e-4)

@@ -429,11 +429,11 @@ def test_loss_and_gradient_are_the_formula(base_dir, tmp_path, name):
         assert log["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
         expected = plain.gradients()
         for part in ("default", "critic"):
-            ours, theirs = (
+            ours, expected_values = (
                 {key: tensor for key, tensor in gradient.items() if part in key}
                 for gradient in (step_gradients, expected)
             )
-            assert relative_difference(ours, theirs) <= 1e-5, part
+            assert relative_difference(ours, expected_values) <= 1e-5, part
     assert 0.05 < logs[0]["clip_fraction"] < 0.95  # the test covers both branches of the clip
     if spec.value_clip is not None:
         assert logs[0]["value_clip_fraction"] == 0.0
@@ -651,10 +651,10 @@ def test_the_first_step_of_a_new_critic_is_least_squares(base_dir, tmp_path, kin
     model = plain_model(base_dir, policy)
     for trajectory in trajectories:
         [h] = trajectory.histories
-        at = [index - 1 for index, sampled in enumerate(h.sampled_mask()) if sampled]
+        targets = [index - 1 for index, sampled in enumerate(h.sampled_mask()) if sampled]
         with torch.no_grad():
             hidden.append(
-                model(input_ids=torch.tensor([h.token_ids]), output_hidden_states=True).hidden_states[-1][0, at]
+                model(input_ids=torch.tensor([h.token_ids]), output_hidden_states=True).hidden_states[-1][0, targets]
             )
         kl = torch.tensor(actions.before.kl(trajectory, "k1"), dtype=torch.float64)
         token_rewards = -spec.kl_coefficient * kl

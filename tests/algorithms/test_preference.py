@@ -70,8 +70,8 @@ def test_orpo_is_trls_odds_ratio(rows, beta):
     chosen, rejected, _, _, more, less = (column.float() for column in columns(rows))
     ours = losses.orpo(chosen, rejected, more, less, beta)
     stub = SimpleNamespace(beta=beta, accelerator=SimpleNamespace(device="cpu"))
-    theirs = -ORPOTrainer.odds_ratio_loss(stub, chosen / more, rejected / less)[0]
-    assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    expected = -ORPOTrainer.odds_ratio_loss(stub, chosen / more, rejected / less)[0]
+    assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_odds_are_exact_where_a_probability_is_next_to_one():
@@ -108,7 +108,9 @@ def totals(model, trajectories, grad: bool) -> dict[str, torch.Tensor]:
         for trajectory in trajectories:
             (h,) = trajectory.histories
             logprob_T = plain_logprobs(model, h.token_ids, 1.0)
-            result[trajectory.id] = sum(logprob_T[at - 1] for at, sampled in enumerate(h.sampled_mask()) if sampled)
+            result[trajectory.id] = sum(
+                logprob_T[index - 1] for index, sampled in enumerate(h.sampled_mask()) if sampled
+            )
         return result
 
 
@@ -117,7 +119,7 @@ def tokens(trajectory: Trajectory) -> int:
 
 
 def written_out(spec: PreferenceSpec, trajectories: list[Trajectory], model) -> torch.Tensor:
-    now = totals(model, trajectories, grad=True)
+    logprobs = totals(model, trajectories, grad=True)
     with model.disable_adapter():
         reference = totals(model, trajectories, grad=False)
     if isinstance(spec, KTOSpec):
@@ -128,11 +130,11 @@ def written_out(spec: PreferenceSpec, trajectories: list[Trajectory], model) -> 
         for index, trajectory in enumerate(shuffled):
             following = [*shuffled[index + 1 :], *shuffled[:index]]
             other = next(other for other in following if other.group != trajectory.group)
-            (own,), (theirs,) = trajectory.histories, other.histories
-            prompt = own.sampled_mask().index(True)
-            start = theirs.sampled_mask().index(True)
-            ids = [*own.token_ids[:prompt], *theirs.token_ids[start:]]
-            mask = [*own.sampled_mask()[:prompt], *theirs.sampled_mask()[start:]]
+            (history_,), (other_history,) = trajectory.histories, other.histories
+            prompt = history_.sampled_mask().index(True)
+            start = other_history.sampled_mask().index(True)
+            ids = [*history_.token_ids[:prompt], *other_history.token_ids[start:]]
+            mask = [*history_.sampled_mask()[:prompt], *other_history.sampled_mask()[start:]]
             values = []
             for disabled in (False, True):
                 with torch.no_grad():
@@ -141,13 +143,13 @@ def written_out(spec: PreferenceSpec, trajectories: list[Trajectory], model) -> 
                             logprob_T = plain_logprobs(model, ids, 1.0)
                     else:
                         logprob_T = plain_logprobs(model, ids, 1.0)
-                values.append(sum(logprob_T[at - 1] for at, sampled in enumerate(mask) if sampled))
+                values.append(sum(logprob_T[index - 1] for index, sampled in enumerate(mask) if sampled))
             mismatched.append(values[0] - values[1])
         kl = max(sum(mismatched) / len(mismatched), torch.tensor(0.0))
         assert kl > 0, "a reference point of 0 would show nothing"
         losses = []
         for trajectory in trajectories:
-            ratio = now[trajectory.id] - reference[trajectory.id]
+            ratio = logprobs[trajectory.id] - reference[trajectory.id]
             good = trajectory.reward >= spec.threshold
             value = 1 - torch.sigmoid(spec.beta * (ratio - kl if good else kl - ratio))
             losses.append(value * (spec.good_weight if good else spec.bad_weight))
@@ -165,7 +167,7 @@ def written_out(spec: PreferenceSpec, trajectories: list[Trajectory], model) -> 
         )
     losses = []
     for better, worse in pairs:
-        c, r, cr, rr = now[better.id], now[worse.id], reference[better.id], reference[worse.id]
+        c, r, cr, rr = logprobs[better.id], logprobs[worse.id], reference[better.id], reference[worse.id]
         if spec.name == "dpo":
             h = spec.beta * ((c - cr) - (r - rr))
             e = spec.label_smoothing
@@ -177,7 +179,7 @@ def written_out(spec: PreferenceSpec, trajectories: list[Trajectory], model) -> 
             losses.append(-spec.beta * torch.log(torch.sigmoid(torch.log(p / (1 - p)) - torch.log(q / (1 - q)))))
     loss = sum(losses) / len(losses)
     if spec.name == "orpo":
-        loss = loss - sum(now[better.id] for better, _ in pairs) / sum(tokens(better) for better, _ in pairs)
+        loss = loss - sum(logprobs[better.id] for better, _ in pairs) / sum(tokens(better) for better, _ in pairs)
     return loss
 
 
@@ -188,7 +190,7 @@ def test_loss_and_gradient_are_the_papers(base_dir, tmp_path, name):
     plain = plain_model(base_dir, policy)
     loss = written_out(spec, episodes(), plain)
     loss.backward()
-    theirs = {key: parameter.grad for key, parameter in trainable(plain).items()}
+    expected = {key: parameter.grad for key, parameter in trainable(plain).items()}
     grads: dict[str, torch.Tensor] = {}
     optimizer = torch.optim.SGD(policy.parameters.values(), lr=0.0)
     optimizer.register_step_pre_hook(
@@ -200,7 +202,7 @@ def test_loss_and_gradient_are_the_papers(base_dir, tmp_path, name):
     )
     assert step == 5
     assert logs[0]["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
-    assert relative_difference(grads, theirs) <= 1e-5
+    assert relative_difference(grads, expected) <= 1e-5
     assert metrics["examples"] == {"dpo": 3, "dpo, smoothed": 9, "ipo": 9, "orpo": 3, "kto": 9}[name]
 
 

@@ -47,11 +47,11 @@ def test_a_share_of_the_groups_is_of_earlier_rounds_and_whole(share, groups):
         for trajectory in part
     }
     for trajectory in actual[18:]:
-        theirs = originals[trajectory.id]
+        expected = originals[trajectory.id]
         assert (trajectory.histories, trajectory.reward, trajectory.policy) == (
-            theirs.histories,
-            theirs.reward,
-            theirs.policy,
+            expected.histories,
+            expected.reward,
+            expected.policy,
         )
         assert trajectory.metrics["rounds_ago"] == {"b": 1, "a": 2}[trajectory.policy]
 

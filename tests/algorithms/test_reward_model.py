@@ -139,9 +139,9 @@ def test_loss_and_gradient_are_trls(base_dir, chat, margin, centering):
     assert measured["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert measured["accuracy"] == pytest.approx(stub._metrics["train"]["accuracy"][0])
     assert measured["margin"] == pytest.approx(stub._metrics["train"]["margin"][0], rel=1e-4, abs=1e-6)
-    theirs = {name: parameter.grad for name, parameter in trainable(plain).items()}
-    theirs |= {"heads.weight": classifier.score.weight.grad, "heads.bias": ours.bias_H.grad}
-    assert relative_difference({name: parameter.grad for name, parameter in ours.parameters.items()}, theirs) <= 1e-5
+    expected = {name: parameter.grad for name, parameter in trainable(plain).items()}
+    expected |= {"heads.weight": classifier.score.weight.grad, "heads.bias": ours.bias_H.grad}
+    assert relative_difference({name: parameter.grad for name, parameter in ours.parameters.items()}, expected) <= 1e-5
 
 
 def _couples(pairs):
@@ -151,7 +151,7 @@ def _couples(pairs):
 def _turns(trajectory: Trajectory) -> list[int]:
     """Return the positions of the last tokens of the two answers of an episode of `batch`."""
     mask = trajectory.histories[0].sampled_mask()
-    return [at for at, sampled in enumerate(mask) if sampled and not [*mask, False][at + 1]]
+    return [index for index, sampled in enumerate(mask) if sampled and not [*mask, False][index + 1]]
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ def test_loss_and_gradient_are_those_of_a_plain_model(base_dir, chat, spec):
     for trajectory in trajectories:
         ids = torch.tensor(trajectory.histories[0].token_ids)
         hidden_TD = plain.get_base_model().model(input_ids=ids[None]).last_hidden_state[0]
-        places = [len(ids) - 1] if spec.name == "reward_model" else _turns(trajectory)
-        assert len(places) == (1 if spec.name == "reward_model" else 2)
-        read[trajectory.id] = hidden_TD[places] @ weight.T + bias
+        positions = [len(ids) - 1] if spec.name == "reward_model" else _turns(trajectory)
+        assert len(positions) == (1 if spec.name == "reward_model" else 2)
+        read[trajectory.id] = hidden_TD[positions] @ weight.T + bias
     terms = []
     if spec.name == "process_reward_model" and spec.loss == "mse":
         for trajectory in trajectories:
@@ -206,9 +206,9 @@ def test_loss_and_gradient_are_those_of_a_plain_model(base_dir, chat, spec):
     loss = sum(terms) / len(terms)
     loss.backward()
     assert measured["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    theirs = {name: parameter.grad for name, parameter in trainable(plain).items()}
-    theirs |= {"heads.weight": weight.grad, "heads.bias": bias.grad}
-    assert relative_difference({name: parameter.grad for name, parameter in model.parameters.items()}, theirs) <= 1e-5
+    expected = {name: parameter.grad for name, parameter in trainable(plain).items()}
+    expected |= {"heads.weight": weight.grad, "heads.bias": bias.grad}
+    assert relative_difference({name: parameter.grad for name, parameter in model.parameters.items()}, expected) <= 1e-5
 
 
 # --- inputs ---------------------------------------------------------------------------------------------------------
@@ -407,10 +407,10 @@ def test_two_trainings_are_one_of_twice_the_epochs(base_dir, tmp_path):
     second, _ = run(base_dir, tmp_path / "second", specs[0], trajectories, start=first)
     whole, _ = run(base_dir, tmp_path / "whole", specs[1], trajectories)
     for name in ("heads.safetensors", "adapter/adapter_model.safetensors", "optimizer.safetensors"):
-        ours, theirs = (load_file(folder / name) for folder in (second, whole))
-        assert relative_difference(ours, theirs) <= 1e-5, name
+        ours, expected = (load_file(folder / name) for folder in (second, whole))
+        assert relative_difference(ours, expected) <= 1e-5, name
         if name == "heads.safetensors":
-            assert relative_difference(load_file(first / name), theirs) > 1e-3
+            assert relative_difference(load_file(first / name), expected) > 1e-3
     texts = [(folder / "trainer.json").read_text() for folder in (second, whole)]
     assert texts[0] == texts[1]
 

@@ -67,7 +67,7 @@ def trl(spec: SFTSpec, base_dir: Path, rows: list[dict], folder: Path):
     padded = [
         {
             "input_ids": row["input_ids"],
-            "labels": [token if at in row["targets"] else -100 for at, token in enumerate(row["input_ids"])],
+            "labels": [token if index in row["targets"] else -100 for index, token in enumerate(row["input_ids"])],
         }
         for row in rows
     ]
@@ -117,8 +117,8 @@ def test_loss_gradient_and_weights_are_those_of_trl(base_dir, chat, tmp_path, pa
     assert step == len(logs) == len(losses) == 6  # 7 rows in batches of 3, twice
     assert [log["step"] for log in logs] == [1, 2, 3, 4, 5, 6]
     assert [log["loss"] for log in logs] == pytest.approx(losses, abs=1e-5)
-    for ours, theirs in zip(grads, expected_grads, strict=True):
-        assert relative_difference(ours, theirs) <= 1e-4
+    for ours, expected_values in zip(grads, expected_grads, strict=True):
+        assert relative_difference(ours, expected_values) <= 1e-4
     assert relative_difference(grads[0], expected_grads[0]) <= 1e-5
     assert relative_difference({name: p.detach() for name, p in policy.parameters.items()}, expected) <= 1e-5
     assert metrics["computed_tokens"] < metrics["tokens"]
@@ -128,7 +128,7 @@ def test_loss_gradient_and_weights_are_those_of_trl(base_dir, chat, tmp_path, pa
 
 def test_only_what_the_assistant_says_is_learned(chat):
     rows = examples(chat, demonstrations(2), LONG)
-    learned = [chat.tokenizer.decode([row["input_ids"][at] for at in row["targets"]]) for row in rows]
+    learned = [chat.tokenizer.decode([row["input_ids"][index] for index in row["targets"]]) for row in rows]
     assert learned == [
         "It left on day 0.<|im_end|>You are welcome.<|im_end|>",
         "On its way.<|im_end|>You are welcome.<|im_end|>",

@@ -92,11 +92,11 @@ def test_the_gradient_of_every_weight_is_that_of_the_formula(base_dir, moved, tm
     total, loss = sum(sum(h.sampled_mask()) for trajectory in trajectories for h in trajectory.histories), 0.0
     for trajectory in trajectories:
         for row in trajectory.histories:
-            at = torch.tensor(row.sampled_mask()[1:])
-            logp = plain_logprobs(plain, row.token_ids, TEMPERATURE)[at]
+            position = torch.tensor(row.sampled_mask()[1:])
+            logp = plain_logprobs(plain, row.token_ids, TEMPERATURE)[position]
             with torch.no_grad():
-                ref = plain_logprobs(frozen, row.token_ids, TEMPERATURE)[at]
-            old = torch.tensor(row.logprobs[1:])[at]
+                ref = plain_logprobs(frozen, row.token_ids, TEMPERATURE)[position]
+            old = torch.tensor(row.logprobs[1:])[position]
             ratio = (logp - old.where(~old.isnan(), logp.detach())).exp()
             clipped = ratio.clamp(1 - SPEC.clip_low, 1 + SPEC.clip_high)
             kl = (ref - logp).exp() - (ref - logp) - 1
