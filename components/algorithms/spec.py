@@ -115,10 +115,10 @@ class PolicyGradientSpec(DecaySpec):
     """Weight of the entropy bonus: the policy's mean entropy (nats per token) is added to the objective."""
     correction: Literal["auto", "none", "truncate", "mask"] = "auto"
     """Importance sampling correction for an engine whose log-probabilities differ from the trainer's, and for episodes
-    of an earlier policy (`collect.overlap`). Ratios are then taken to the policy before the first gradient step, as the
-    trainer computes it. Each token is weighted by its trainer-to-sampler ratio, which is clipped at `correction_limit`
-    (`truncate`) or set to 0 outside [1 / correction_limit, correction_limit] (`mask`). `auto`: `none` where the
-    embedded engine computes in float32 and samples from the policy in training, else `truncate`."""
+    of an earlier policy (`collect.overlap`). The old policy of the ratios is then the policy before the first gradient
+    step, as computed by the trainer. Each token is weighted by its trainer-to-sampler ratio, which is clipped at
+    `correction_limit` (`truncate`) or set to 0 outside [1 / correction_limit, correction_limit] (`mask`). `auto`:
+    `none` if the embedded engine computes in float32 and samples from the policy in training, else `truncate`."""
     correction_level: Literal["token", "sequence"] = "token"
     """Level of the trainer-to-sampler ratio: each token or its whole history."""
     correction_limit: float = Field(2.0, gt=1)
@@ -134,9 +134,9 @@ class PolicyGradientSpec(DecaySpec):
     """Exclude episodes with a message that was cut off at agent.max_tokens from the loss. They still count in the
     baseline."""
     max_kl: float = Field(0.5, gt=0)
-    """Largest KL divergence of a gradient step's batch (nats per token) from the policy in the denominator of the
-    ratio: the policy that sampled the batch, or, with a `correction` or a sequence-level ratio, the policy before the
-    first gradient step. Each token contributes at most 5 nats."""
+    """Largest KL divergence of a gradient step's batch (nats per token) from the old policy of the ratios: the policy
+    that sampled the batch or, with a `correction` or a sequence-level ratio, the policy before the first gradient step.
+    Each token contributes at most 5 nats."""
     high_kl: Action = "stop"
     """Response to a KL divergence above max_kl: `warn` and take the step, `skip` the step, or `stop` with an error."""
     min_entropy: float = Field(0.0, ge=0)

@@ -143,7 +143,7 @@ def train(
         "step": step,
         "seed": seed,
         "scratch": scratch,
-        "taken": tuple(unfinished.steps),
+        "earlier_steps": tuple(unfinished.steps),
         "on_step": record_step,
     }
     if isinstance(algorithm, DecaySpec):

@@ -120,8 +120,8 @@ def test_multipliers_go_from_round_to_round_and_through_a_kill(base_dir, tmp_pat
     assert multipliers(second) == expected
     assert {name: metrics[f"multiplier/{name}"] for name in COSTS} == expected
 
-    def stop(taken: dict[str, float]) -> None:
-        if taken["step"] == 3:
+    def stop(metrics: dict[str, float]) -> None:
+        if metrics["step"] == 3:
             raise KeyboardInterrupt
 
     arguments = {"start": first, "mean_costs": measured}

@@ -187,9 +187,9 @@ def test_the_scale_falls_until_a_step_can_be_taken_and_the_next_round_goes_on_wi
     spec = GRPOSpec(learning_rate=1e-3, epochs=20)
     begins_at(2.0**30)
     out, logs = run(spec, batch())
-    taken = [log for log in logs if not log["skipped_steps"]]
-    assert 0 < len(taken) < len(logs)
-    value = taken[-1]["loss_scale"]
+    steps = [log for log in logs if not log["skipped_steps"]]
+    assert 0 < len(steps) < len(logs)
+    value = steps[-1]["loss_scale"]
     _, after = run(spec, batch(seed=1), begin=out)
     assert after[0]["loss_scale"] == value
     assert "loss_scale" not in json.loads((run(spec, batch(), MODEL)[0] / "trainer.json").read_text())

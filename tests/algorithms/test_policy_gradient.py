@@ -294,7 +294,7 @@ def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
             seed=0,
             scratch=tmp_path,
             on_step=logs.append,
-            taken=[{"step": 1.0, "seconds": 1.0}],
+            earlier_steps=[{"step": 1.0, "seconds": 1.0}],
         )
         assert logs[0]["loss"] == pytest.approx(loss.item(), abs=1e-5), (loss_type, changes)
         assert relative_difference(grads, expected) <= 1e-5, (loss_type, changes)

@@ -46,23 +46,23 @@ def train_distill(
     seed: int,
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
-    taken: Sequence[dict[str, float]] = (),
+    earlier_steps: Sequence[dict[str, float]] = (),
     rounds: schedule.Rounds = schedule.ONLY_ROUND,
 ) -> tuple[int, dict[str, float]]:
     """Take `spec.epochs` passes over the trajectories, scored or not. Return the new step count and the mean metrics.
 
-    taken: metrics of the steps that an interrupted run took after step `step`; policy and optimizer are in the state
-    after those steps.
+    earlier_steps: metrics of the steps that an interrupted run took after step `step`; policy and optimizer are in the
+    state after those steps.
 
     Raises TrainingDiverged if a guard stops the training (`guards`).
     """
     guards = Guards(scratch)
     by_id = {trajectory.id: trajectory for trajectory in trajectories}
     rows = examples(ChatFormat(load_tokenizer(base_dir)), trajectories, policy.spec.max_length)
-    logs = list(taken)
+    logs = list(earlier_steps)
     batches = list(examples_by_step(rows, spec.epochs, spec.batch_size, seed, step))
     for index, batch in enumerate(batches):
-        if index < len(taken):
+        if index < len(earlier_steps):
             continue
         number = step + index + 1
         for group in optimizer.param_groups:

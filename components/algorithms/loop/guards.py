@@ -1,7 +1,7 @@
 """Guards: checks of a gradient step whose metrics left their expected range.
 
     non_finite    the loss or the gradient is infinite or NaN
-    high_kl       the KL divergence from the policy in the denominator of the ratio (nats per token) is above max_kl
+    high_kl       the KL divergence from the old policy of the ratios (nats per token) is above max_kl
     low_entropy   the mean entropy of the policy (nats per token) is below min_entropy
 
 `warn` takes the step and logs a warning. `skip` leaves weights and optimizer unchanged and continues with the next

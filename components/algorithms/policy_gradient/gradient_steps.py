@@ -30,8 +30,8 @@ Backward = Callable[[list[Trajectory]], tuple[dict[str, float], dict[str, float]
 returns the measured metrics (including `GUARDED_METRICS`) and token counts."""
 
 GUARDED_METRICS = ("loss", "grad_norm", "value_grad_norm", "kl_sampler", "kl_old", "entropy")
-"""Metrics that guards check. value_grad_norm exists if values are learned, kl_old if ratios are not taken to the
-sampler."""
+"""Metrics that guards check. value_grad_norm exists if values are learned, kl_old if the old policy of the ratios is
+not the sampler."""
 
 Outlier = Callable[[Trajectory], tuple[int, float]]
 """Function that returns the sampled token of a trajectory with the largest change in log-probability, and the change in
@@ -51,21 +51,21 @@ def take_steps(
     seed: int,
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
-    taken: Sequence[dict[str, float]],
+    earlier_steps: Sequence[dict[str, float]],
     rounds: schedule.Rounds,
 ) -> tuple[int, dict[str, float]]:
     """Take `spec.epochs * spec.minibatches` gradient steps, or fewer if there are fewer groups. Return the new step
     count and the mean metrics.
 
-    rates: learning rate of each parameter group of the optimizer, after the warm-up. taken: metrics of the steps that
-    an interrupted run took after step `step`; parameters and optimizer are in the state after those steps. Raises
-    TrainingDiverged if a guard stops the training (`guards`).
+    rates: learning rate of each parameter group of the optimizer, after the warm-up. earlier_steps: metrics of the
+    steps that an interrupted run took after step `step`; parameters and optimizer are in the state after those steps.
+    Raises TrainingDiverged if a guard stops the training (`guards`).
     """
     guards = Guards(scratch)
-    logs = list(taken)
+    logs = list(earlier_steps)
     minibatches = list(batches(groups, spec, seed, step))
     for index, minibatch in enumerate(minibatches):
-        if index < len(taken):
+        if index < len(earlier_steps):
             continue
         number = step + index + 1
         share = schedule.share(spec, number, rounds, index / len(minibatches))
@@ -203,7 +203,7 @@ def _struck(
             kl > spec.max_kl,
             spec.high_kl,
             by_kl,
-            f"{by_kl} is the KL to the policy that ratios are taken to, in nats a token; algorithm.max_kl allows "
+            f"{by_kl} is the KL divergence from the old policy in nats per token; algorithm.max_kl allows "
             f"{spec.max_kl:g}. "
             "Lower algorithm.learning_rate or algorithm.epochs",
         ),
@@ -212,7 +212,7 @@ def _struck(
             entropy < spec.min_entropy,
             spec.low_entropy,
             "certainty",
-            f"algorithm.min_entropy asks for {spec.min_entropy:g} nats a token. Raise collect.temperature or "
+            f"algorithm.min_entropy requires {spec.min_entropy:g} nats per token. Raise collect.temperature or "
             "algorithm.kl_coefficient, or lower algorithm.learning_rate",
         ),
     ]

@@ -60,16 +60,16 @@ def train_policy_gradient(
     seed: int,
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
-    taken: Sequence[dict[str, float]] = (),
+    earlier_steps: Sequence[dict[str, float]] = (),
     rounds: schedule.Rounds = schedule.ONLY_ROUND,
 ) -> tuple[int, dict[str, float]]:
     """Take `spec.epochs * spec.minibatches` gradient steps, or fewer if fewer groups carry signal. Return the new step
-    count and the mean metrics. taken: as in `take_steps`.
+    count and the mean metrics. earlier_steps: as in `take_steps`.
 
     Raises TrainingDiverged if a guard stops the training (`guards`), ArtifactError for trajectories whose ratio cannot
     be computed.
     """
-    groups, learning = prepare(spec, policy, trajectories, scratch, first=not taken)
+    groups, learning = prepare(spec, policy, trajectories, scratch, first=not earlier_steps)
 
     def backward(minibatch: list[Trajectory]) -> tuple[dict[str, float], dict[str, float]]:
         packs = learning.packs(minibatch)
@@ -86,7 +86,7 @@ def train_policy_gradient(
         "seed": seed,
         "scratch": scratch,
         "on_step": on_step,
-        "taken": taken,
+        "earlier_steps": earlier_steps,
         "rounds": rounds,
     }
     return take_steps(spec, optimizer, groups, backward, rates=[spec.learning_rate], **options)

@@ -97,7 +97,8 @@ def largest_log_ratio(policy: Policy, learning: Learning, trajectory: Trajectory
 
 
 def needs_old_logprobs(spec: PolicyGradientSpec) -> bool:
-    """Return True if ratios are taken to the trainer's own log-probabilities before the first gradient step.
+    """Return True if the old policy of the ratios is the policy before the first gradient step, as computed by the
+    trainer, instead of the sampler.
 
     The engine's log-probabilities differ by rounding: by little for a token, but by more than GSPO's clip range of 3e-4
     for the mean over a sequence, which would then be clipped before the policy has changed.

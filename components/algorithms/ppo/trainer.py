@@ -68,24 +68,24 @@ def train_ppo(
     seed: int,
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
-    taken: Sequence[dict[str, float]] = (),
+    earlier_steps: Sequence[dict[str, float]] = (),
     rounds: schedule.Rounds = schedule.ONLY_ROUND,
 ) -> tuple[int, dict[str, float]]:
     """Pretrain a new critic for `spec.value_pretraining_steps`, then take `spec.epochs * spec.minibatches` gradient
     steps, or fewer if there are fewer groups. Set the critic's KL coefficient for the next round. Return the new step
     count, without the pretraining steps, and the mean metrics.
 
-    optimizer: two parameter groups, the policy's and the critic's. taken: as in `take_steps`, preceded by the
+    optimizer: two parameter groups, the policy's and the critic's. earlier_steps: as in `take_steps`, preceded by the
     pretraining steps.
 
     Raises TrainingDiverged if a guard stops the training (`guards`), ArtifactError for trajectories whose ratio cannot
     be computed.
     """
-    pretraining_steps = [metrics for metrics in taken if metrics["step"] <= step]
-    taken = taken[len(pretraining_steps) :]
+    pretraining_steps = [metrics for metrics in earlier_steps if metrics["step"] <= step]
+    earlier_steps = earlier_steps[len(pretraining_steps) :]
     options: dict[str, Any] = {
         "pretraining_steps": pretraining_steps,
-        "policy_resumed": bool(taken),
+        "policy_resumed": bool(earlier_steps),
         "seed": seed,
         "on_step": on_step,
     }
@@ -102,7 +102,7 @@ def train_ppo(
         "seed": seed,
         "scratch": scratch,
         "on_step": on_step,
-        "taken": taken,
+        "earlier_steps": earlier_steps,
         "rounds": rounds,
     }
     rates = [spec.learning_rate, spec.learning_rate * spec.value_learning_rate_ratio]
@@ -167,7 +167,12 @@ def prepare(
         zeros = [[0.0] * len(episode_rewards) for episode_rewards in rewards]
         unbiased = spec.model_copy(update={"value_gae_lambda": 1.0})
         actions = Actions(unbiased, before, episodes, rewards, zeros, critic.statistics, **action_options)
-        pretraining_options: dict[str, Any] = {"seed": seed, "scratch": scratch, "on_step": on_step, "taken": logs}
+        pretraining_options: dict[str, Any] = {
+            "seed": seed,
+            "scratch": scratch,
+            "on_step": on_step,
+            "earlier_steps": logs,
+        }
         logs = pretrain(spec, policy, critic, optimizer, actions, **pretraining_options)
         before.measure_values(critic, episodes, spec.pack_tokens, padded=policy.padded)
     values = [before.whole("values", episode) for episode in episodes]

@@ -46,15 +46,15 @@ def pretrain(
     seed: int,
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
-    taken: Sequence[dict[str, float]] = (),
+    earlier_steps: Sequence[dict[str, float]] = (),
 ) -> list[dict[str, float]]:
     """Take `spec.value_pretraining_steps` gradient steps of the critic. Return the metrics of each step, including
-    those that an interrupted run took (`taken`).
+    those that an interrupted run took (`earlier_steps`).
 
     actions: training data with the returns to learn. Raises TrainingDiverged if the guard `non_finite` stops the
     training.
     """
-    guards, logs = Guards(scratch), list(taken)
+    guards, logs = Guards(scratch), list(earlier_steps)
     minibatches = [
         [trajectory for group in groups for trajectory in group]
         for groups in batches(actions.groups, spec.model_copy(update={"epochs": 1}), seed, 0)
@@ -62,7 +62,7 @@ def pretrain(
     prepared: dict[int, list[Prepared]] = {}
     for group in optimizer.param_groups:
         group["lr"] = spec.learning_rate * spec.value_learning_rate_ratio  # the policy's group has no gradient
-    for index in range(len(taken), spec.value_pretraining_steps):
+    for index in range(len(earlier_steps), spec.value_pretraining_steps):
         batch_index = index % len(minibatches)
         if batch_index not in prepared:
             prepared[batch_index] = _prepared(critic, actions, minibatches[batch_index])

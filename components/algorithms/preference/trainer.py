@@ -74,14 +74,14 @@ def train_preference(
     seed: int,
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
-    taken: Sequence[dict[str, float]] = (),
+    earlier_steps: Sequence[dict[str, float]] = (),
     rounds: schedule.Rounds = schedule.ONLY_ROUND,
 ) -> tuple[int, dict[str, float]]:
     """Take `spec.epochs` passes over the pairs (KTO: the episodes), `spec.batch_size` of them per gradient step. Return
     the new step count and the mean metrics.
 
-    taken: metrics of the steps that an interrupted run took after step `step`; policy and optimizer are in the state
-    after those steps.
+    earlier_steps: metrics of the steps that an interrupted run took after step `step`; policy and optimizer are in the
+    state after those steps.
 
     Raises TrainingDiverged if a guard stops the training (`guards`).
     """
@@ -97,10 +97,10 @@ def train_preference(
     else:
         assert isinstance(spec, PairSpec)
         training_examples = _pairs(episodes, spec)
-    logs = list(taken)
+    logs = list(earlier_steps)
     batches = list(examples_by_step(training_examples, spec.epochs, spec.batch_size, seed, step))
     for index, batch in enumerate(batches):
-        if index < len(taken):
+        if index < len(earlier_steps):
             continue
         number = step + index + 1
         for group in optimizer.param_groups:

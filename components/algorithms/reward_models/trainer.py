@@ -97,8 +97,8 @@ def train_reward_model(
         scratch / "unfinished", policy, optimizer, algorithm=spec.name, start=step, every=save_every
     )
     unfinished.restore()
-    for taken in unfinished.steps:
-        on_step(taken)
+    for step_metrics in unfinished.steps:
+        on_step(step_metrics)
     steps_done = len(unfinished.steps)
     guards = Guards(scratch)
     with unfinished.save_on_interrupt():

@@ -56,12 +56,12 @@ def train_sft(
     seed: int,
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
-    taken: Sequence[dict[str, float]] = (),
+    earlier_steps: Sequence[dict[str, float]] = (),
 ) -> tuple[int, dict[str, float]]:
     """Take `spec.epochs` passes over the trajectories. Return the new step count and the mean metrics.
 
-    taken: metrics of the steps that an interrupted run took after step `step`; policy and optimizer are in the state
-    after those steps.
+    earlier_steps: metrics of the steps that an interrupted run took after step `step`; policy and optimizer are in the
+    state after those steps.
 
     Raises TrainingDiverged if a guard stops the training (`guards`).
     """
@@ -76,10 +76,10 @@ def train_sft(
     rows = examples(ChatFormat(tokenizer), training_trajectories, policy.spec.max_length)
     if not rows:
         return step, {"skipped": 1.0}
-    steps = list(taken)
+    steps = list(earlier_steps)
     batches = list(_batches(rows, spec, seed))
-    if len(taken) == len(batches):
-        return step + len(taken), {**mean_metrics(steps), "examples": float(len(rows))}
+    if len(earlier_steps) == len(batches):
+        return step + len(earlier_steps), {**mean_metrics(steps), "examples": float(len(rows))}
     clock = [0.0]
     computed: list[dict[str, float]] = []
     guards = Guards(scratch)
@@ -172,7 +172,7 @@ def train_sft(
 
     def share(scheduler_step: int) -> float:
         """Return the learning rate factor after `scheduler_step` steps; the warm-up continues from the checkpoint."""
-        steps_done = len(taken) + scheduler_step
+        steps_done = len(earlier_steps) + scheduler_step
         warmup = schedule.warmup_share(spec, step + steps_done + 1)
         return warmup * (1 - steps_done / len(batches)) if spec.schedule == "linear" else warmup
 
@@ -208,7 +208,7 @@ def train_sft(
             model=policy.model,
             args=config,
             data_collator=lambda batches: {"rows": batches[0]["rows"]},
-            train_dataset=Dataset.from_list([{"rows": rows} for rows in batches[len(taken) :]]),
+            train_dataset=Dataset.from_list([{"rows": rows} for rows in batches[len(earlier_steps) :]]),
             processing_class=tokenizer,
             optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, share)),
             callbacks=[StepMetrics()],
