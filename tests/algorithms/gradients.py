@@ -236,7 +236,7 @@ class Bench:
     scaled up, because a fresh model assigns nearly the same probability to every token."""
 
     def __init__(self, base_dir: Path, folder: Path):
-        """base_dir: a tiny model. folder: empty."""
+        """Build the bench from a tiny model, in an empty folder."""
         import shutil
 
         from safetensors.torch import load_file, save_file

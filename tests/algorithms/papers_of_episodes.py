@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 Pair = tuple[int, int]
-"""Numbers of the better and of the worse episode."""
+"""Indices of the better and of the worse episode."""
 
 
 def pairs(spec: Any, groups: Sequence[str], rewards: Sequence[float]) -> list[Pair]:

@@ -31,7 +31,7 @@ ALGORITHMS = {
 
 @pytest.fixture
 def run(base_dir, tmp_path):
-    """Train, and return the checkpoint's folder and the metrics of each step."""
+    """Return a function that trains and returns the checkpoint's folder and the metrics of each step."""
     counted = iter(range(100))
 
     def call(spec, trajectories, model=HALF, begin=None):

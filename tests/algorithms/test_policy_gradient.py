@@ -58,7 +58,7 @@ SPEC = GRPOSpec(
 
 @pytest.fixture
 def run(base_dir, start, tmp_path):
-    """train(spec, trajectories, ...) -> (folder of the new checkpoint, metrics, logs by step)."""
+    """Return a function train(spec, trajectories, ...) -> (folder of the new checkpoint, metrics, logs by step)."""
     count = iter(range(100))
 
     def call(spec: GRPOSpec, trajectories: list[Trajectory], *, begin: Path = start, on_step=None, **more):

@@ -509,7 +509,7 @@ def test_gradients_of_policy_and_critic_are_scaled_down_each(base_dir, tmp_path,
 
 @pytest.fixture
 def run(base_dir, start, tmp_path):
-    """train(spec, trajectories, ...) -> (folder of the new checkpoint, metrics, logs by step)."""
+    """Return a function train(spec, trajectories, ...) -> (folder of the new checkpoint, metrics, logs by step)."""
     count = iter(range(100))
 
     def call(spec, trajectories: list[Trajectory], *, begin: Path | None = start, **more):

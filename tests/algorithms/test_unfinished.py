@@ -129,11 +129,11 @@ def test_stopped_after_its_last_step_it_takes_none_again(base_dir, tmp_path, und
 def test_stopped_between_saves_it_saves_what_it_had(base_dir, tmp_path, undisturbed, name):
     """Ctrl-C and SIGTERM arrive as KeyboardInterrupt."""
 
-    taken: list[dict[str, float]] = []
+    recorded: list[dict[str, float]] = []
 
     def stop(metrics: dict[str, float]) -> None:
-        taken.append(metrics)
-        if len(taken) == 2:
+        recorded.append(metrics)
+        if len(recorded) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

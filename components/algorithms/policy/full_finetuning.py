@@ -21,8 +21,8 @@ from components.models.trained_weights import FILE, WEIGHTS, base_tensors, shape
 
 
 class FullFinetuning:
-    """All weights of `model`, which was loaded from `base_dir`. Raises ResourceError if the files of the base use other
-    names for the weights, because trained weights could not be written back."""
+    """Trained weights of a policy as all weights of `model`, which was loaded from `base_dir`. Raises ResourceError if
+    the files of the base use other names for the weights, because trained weights could not be written back."""
 
     folder = WEIGHTS
 
@@ -127,7 +127,7 @@ class FullFinetuning:
             self.has_trained_weights = True
 
     def release(self) -> None:
-        """Free the reference's copy; it is made again on the next use."""
+        """Free the reference's copy; it is recreated on the next use."""
         self._copy = {}
 
     def _read(self, folder: Path, into: Any) -> None:

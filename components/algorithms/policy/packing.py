@@ -30,7 +30,7 @@ class Sequence_:
     """One token sequence to train on."""
 
     token_ids: Sequence[int]
-    """(T,)"""
+    """Token ids, (T,)."""
     targets: Sequence[int]
     """Indices in [1, T) of the sampled tokens."""
     logprobs: Sequence[float] = ()

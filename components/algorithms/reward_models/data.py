@@ -30,7 +30,7 @@ class Stream:
     """Token stream that the model reads, with the positions that it scores."""
 
     token_ids: Sequence[int]
-    """(T,)"""
+    """Token ids, (T,)."""
     places: tuple[int, ...]
     """Indices in [0, T) of the tokens whose hidden states are scored."""
 
