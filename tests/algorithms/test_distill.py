@@ -220,7 +220,7 @@ def test_the_key_of_a_stage_says_what_the_teacher_is_not_where(base_dir, adapter
 
     assert key(adapters / "same") == key(moved) == key(moved / "adapter", device="auto")
     assert key(adapters / "same") != key(adapters / "other")
-    with pytest.raises(ArtifactError, match="contains no adapter"):
+    with pytest.raises(ArtifactError, match="holds no adapter"):
         key(tmp_path / "nowhere")
 
 
