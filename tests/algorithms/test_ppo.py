@@ -822,9 +822,8 @@ def test_the_critic_has_a_learning_rate_of_its_own(run, start):
     name = "adapter/adapter_model.safetensors"
     assert (out / name).read_bytes() == (start / name).read_bytes()
     weight = load_file(out / "critic" / "critic.safetensors")["critic.weight"]
-    assert float(weight.abs().max()) == pytest.approx(
-        0.02, rel=0.1
-    )  # AdamW: about the learning rate per step, for two steps
+    # AdamW: about the learning rate per step, for two steps.
+    assert float(weight.abs().max()) == pytest.approx(0.02, rel=0.1)
 
 
 def test_a_single_token_is_a_whole_episode(run):

@@ -81,9 +81,8 @@ class FullFinetuning:
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {
-            name: tensor.cpu().clone() for name, tensor in (gathered or self.tensors()).items()
-        }  # cloned, because safetensors rejects tied tensors
+        # Cloned, because safetensors rejects tied tensors.
+        tensors = {name: tensor.cpu().clone() for name, tensor in (gathered or self.tensors()).items()}
         save_file(tensors, folder / FILE, metadata={"format": "pt"})
 
     def use_reference(self, folder: Path | None) -> None:

@@ -252,9 +252,8 @@ class Policy:
         self.model.eval()
         for module in self.model.modules():
             if isinstance(module, GradientCheckpointingLayer):
-                module.training = (
-                    self._checkpointing
-                )  # of this module only: checkpointing requires training mode; submodules stay in eval mode
+                # Of this module only: checkpointing requires training mode; submodules stay in eval mode.
+                module.training = self._checkpointing
         for name, module in self.model.named_modules():
             if name.endswith(f".lora_dropout.{LEARNING}"):
                 module.train()

@@ -51,9 +51,8 @@ def shard(policy: Policy, strategy: Strategy = "fsdp") -> None:
     decoder = policy.base.base_model
     for layer in decoder.layers:
         fully_shard(layer, ignored_params=learning, reshard_after_forward=strategy == "fsdp")
-    if (
-        policy.adapter is None
-    ):  # the head computes after the decoder and may be tied to the embedding, so it joins its group
+    if policy.adapter is None:
+        # The head computes after the decoder and may be tied to the embedding, so it joins the decoder's group.
         decoder.add_module("head", policy.base.get_output_embeddings())
     fully_shard(decoder, ignored_params=learning)
     if policy.adapter is None:
