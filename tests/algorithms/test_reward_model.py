@@ -432,7 +432,7 @@ def test_a_scenario_never_changes_sides(chat):
     first = gather(spec, chat, judged(trajectories[: 8 * 4]), 128, seed=0)
     assert (len(first.split.trained), len(first.split.held_out)) == (6, 2)
     newest = [Judged(trajectories[4 * 4 :], scores_of(trajectories[4 * 4 :]))]
-    further = gather(spec, chat, [*newest, again(trajectories[: 8 * 4])], 128, seed=5, known=first.split)
+    further = gather(spec, chat, [*newest, again(trajectories[: 8 * 4])], 128, seed=5, earlier_split=first.split)
     assert first.split.trained < further.split.trained
     assert first.split.held_out < further.split.held_out
     assert (len(further.split.trained), len(further.split.held_out)) == (18, 6)
@@ -442,7 +442,7 @@ def test_a_scenario_never_changes_sides(chat):
     assert {"@" in pair.better.trajectory.id for pair in further.train} == {True, False}
     assert {"@" in pair.better.trajectory.id for pair in [*further.compared, *further.held_out]} == {False}
     assert {pair.better.trajectory.group for pair in further.compared_earlier} == first.split.held_out
-    forgotten = gather(spec, chat, newest, 128, seed=5, known=further.split)
+    forgotten = gather(spec, chat, newest, 128, seed=5, earlier_split=further.split)
     assert forgotten.split == further.split
 
 

@@ -137,12 +137,13 @@ def gather(
     judged: Sequence[Judged],
     max_length: int,
     seed: int,
-    known: ScenarioSplit | None = None,
+    earlier_split: ScenarioSplit | None = None,
 ) -> Data:
     """Return the training examples and the held-out examples.
 
-    judged: collections, the newest first. known: split of the model that is trained further. Raises ArtifactError if a
-    head of a new model has no training example; a model that is trained further then keeps that head unchanged.
+    judged: collections, the newest first. earlier_split: split of the model that is trained further. Raises
+    ArtifactError if a head of a new model has no training example; a model that is trained further then keeps that head
+    unchanged.
     """
     collections = [_read(spec, chat, collection, max_length) for collection in judged]
     finished, readable = (
@@ -161,7 +162,7 @@ def gather(
         spec,
         {_scenario(example) for collection in collections for example in collection.examples},
         seed,
-        known or ScenarioSplit(),
+        earlier_split or ScenarioSplit(),
     )
     train = [
         example
@@ -170,7 +171,7 @@ def gather(
         if _scenario(example) not in held_out_scenarios
     ]
     for index, head in enumerate(spec.heads):
-        if known is None and not any(_teaches(example, index) for example in train):
+        if earlier_split is None and not any(_teaches(example, index) for example in train):
             raise ArtifactError(
                 _no_examples_message(spec, head, finished, sum(collection.labelled[head] for collection in collections))
             )
@@ -191,7 +192,7 @@ def gather(
         counts["heldout_pairs_earlier"] = float(len(pairs_earlier))
     episodes = list({id(unit): unit for example in train for unit in example.episodes}.values())
     split = ScenarioSplit(
-        frozenset(map(_scenario, train)) | (known or ScenarioSplit()).trained, frozenset(held_out_scenarios)
+        frozenset(map(_scenario, train)) | (earlier_split or ScenarioSplit()).trained, frozenset(held_out_scenarios)
     )
     return Data(train, held_out_examples, compared, pairs_earlier, episodes, split, counts)
 
@@ -271,14 +272,14 @@ def _pairs(
         yield Pair(episodes[better.id], episodes[worse.id], index, margin)
 
 
-def _held_out(spec: RewardTrainingSpec, scenarios: set[str], seed: int, known: ScenarioSplit) -> set[str]:
+def _held_out(spec: RewardTrainingSpec, scenarios: set[str], seed: int, earlier_split: ScenarioSplit) -> set[str]:
     """Return the held-out scenarios: the earlier ones, and as many new ones as it takes to reach the held-out share of
     the current scenarios; at least one, and never all."""
-    new = sorted(scenarios - known.trained - known.held_out)
+    new = sorted(scenarios - earlier_split.trained - earlier_split.held_out)
     random.Random(f"{seed}-held-out").shuffle(new)
     count = max(1, round(spec.held_out * len(scenarios))) if spec.held_out else 0
-    missing = min(count, len(scenarios) - 1) - len(scenarios & known.held_out)
-    return {*known.held_out, *new[: max(0, missing)]}
+    missing = min(count, len(scenarios) - 1) - len(scenarios & earlier_split.held_out)
+    return {*earlier_split.held_out, *new[: max(0, missing)]}
 
 
 def _teaches(example: Example, head: int) -> bool:
