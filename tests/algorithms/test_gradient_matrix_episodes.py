@@ -90,10 +90,14 @@ def _of_kto(bench: Bench, spec: KTOSpec, batch: Batch, optimizer: Replaces) -> l
         order = list(range(len(batch.episodes)))
         random.Random(f"0-0-{number}").shuffle(order)
         ratios = []
-        for position, number_ in enumerate(order):
+        for position, episode_index in enumerate(order):
             following = [*order[position + 1 :], *order[:position]]
-            other = next(index for index in following if batch.episodes[index].group != batch.episodes[number_].group)
-            mismatched = papers.mismatched(*(sampled_places([batch.trajectories[index]]) for index in (number_, other)))
+            other = next(
+                index for index in following if batch.episodes[index].group != batch.episodes[episode_index].group
+            )
+            mismatched = papers.mismatched(
+                *(sampled_places([batch.trajectories[index]]) for index in (episode_index, other))
+            )
             logprob, reference = (
                 sum(_total(bench, adapter, *history) for history in mismatched)
                 for adapter in ((bench.start, bench.after)[number], bench.reference)

@@ -271,7 +271,7 @@ def test_weights_are_a_softmax_of_the_rewards_with_a_mean_of_one():
 def test_each_trajectory_counts_by_its_weight(base_dir, tmp_path):
     """One step on all trajectories: the gradient is the weighted sum of those of each trajectory."""
     spec = SPEC.model_copy(update={"batch_size": 64, "epochs": 1, "max_grad_norm": 1e9, "weight_temperature": 0.3})
-    episodes_ = batch(groups=2, size=3)
+    all_trajectories = batch(groups=2, size=3)
 
     def gradients(trajectories, spec, folder) -> dict[str, torch.Tensor]:
         policy = make_policy(base_dir)
@@ -282,12 +282,12 @@ def test_each_trajectory_counts_by_its_weight(base_dir, tmp_path):
         train_sft(spec, policy, optimizer, base_dir, trajectories, **options)
         return recorded[0]
 
-    weighted = gradients(episodes_, spec, tmp_path / "all")
-    weights = reward_weights(episodes_, 0.3)
+    weighted = gradients(all_trajectories, spec, tmp_path / "all")
+    weights = reward_weights(all_trajectories, 0.3)
     plain = spec.model_copy(update={"weight_temperature": None})
-    sizes = {trajectory.id: sum(trajectory.histories[0].sampled_mask()) for trajectory in episodes_}
+    sizes = {trajectory.id: sum(trajectory.histories[0].sampled_mask()) for trajectory in all_trajectories}
     expected: dict[str, torch.Tensor] = {}
-    for trajectory in episodes_:
+    for trajectory in all_trajectories:
         share = weights[trajectory.id] * sizes[trajectory.id] / sum(sizes.values())
         for name, value in gradients([trajectory], plain, tmp_path / trajectory.id.replace("/", "-")).items():
             expected[name] = expected.get(name, 0) + share * value

@@ -179,7 +179,7 @@ def gather(
     compared, *earlier_compared = (
         [pair for pair in collection.compared if _scenario(pair) in held_out_scenarios] for collection in collections
     )
-    pairs_earlier = [pair for pairs_ in earlier_compared for pair in pairs_]
+    pairs_earlier = [pair for collection_pairs in earlier_compared for pair in collection_pairs]
     counts = {
         "labelled_episodes" if _by_turn(spec) else "pairs": float(len(train)),
         "heldout_pairs": float(len(compared)),
