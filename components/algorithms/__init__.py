@@ -1,1 +1,1 @@
-"""Losses, advantages, trainers."""
+"""Training algorithms: losses, advantages, trainers."""

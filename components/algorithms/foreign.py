@@ -1,10 +1,10 @@
-"""Episodes of another model, in the tokens of the one in training.
+"""Episodes of other models, converted to the tokens of the model in training.
 
-`sampling["tokenizer"]` of a trajectory says whose token ids it holds, where that was not the model in training
-(`weights.tokenizer_digest`). Where that is the very tokenizer, chat template included, its tokens are kept as they were
-sampled. Else the ids mean nothing here: they are taken out, and what was said is laid out anew by the own chat template
-(`ChatFormat.streams`), as any written conversation is. An answer that was cut off cannot be: laid out, it would end
-with the end-of-turn token and teach to stop in the middle; its episode is left out.
+`sampling["tokenizer"]` of a trajectory identifies the tokenizer of its token ids, if that was not the model in training
+(`weights.tokenizer_digest`). If it is the same tokenizer, including the chat template, the sampled tokens are kept.
+Otherwise the ids have no meaning here: they are removed, and the messages are tokenized with the model's own chat
+template (`ChatFormat.streams`), like any written conversation. An episode with a truncated answer is left out:
+tokenized again, the answer would end with the end-of-turn token and teach the model to stop in the middle.
 """
 
 from __future__ import annotations
@@ -22,52 +22,56 @@ log = logging.getLogger(__name__)
 TOKENIZER = "tokenizer"
 """Key of `Trajectory.sampling`."""
 UNKNOWN = "unknown"
-"""Its value where a server does not say which tokenizer it has."""
+"""Value of `TOKENIZER` for a server that does not report its tokenizer."""
 
 
-def in_own_tokens(trajectories: Sequence[Trajectory], base_dir: Path, *, sampled: bool) -> list[Trajectory]:
-    """The trajectories without token ids of another tokenizer than that of the model in `base_dir`. sampled: they are
-    to be the policy's own samples; raises ArtifactError where one is not."""
-    if not any(TOKENIZER in one.sampling for one in trajectories):
+def convert_foreign_tokens(trajectories: Sequence[Trajectory], base_dir: Path, *, sampled: bool) -> list[Trajectory]:
+    """Return the trajectories without token ids of other tokenizers than that of the model in `base_dir`. sampled: the
+    trajectories must be the policy's own samples; raises ArtifactError if one is not."""
+    if not any(TOKENIZER in trajectory.sampling for trajectory in trajectories):
         return list(trajectories)
     from components.models.weights import tokenizer_digest
 
     own = tokenizer_digest(base_dir)
-    found = []
-    for one in trajectories:
-        if one.sampling.get(TOKENIZER, own) == own:
-            found.append(one)
+    converted = []
+    for trajectory in trajectories:
+        if trajectory.sampling.get(TOKENIZER, own) == own:
+            converted.append(trajectory)
         elif sampled:
             raise ArtifactError(
-                f"trajectory {one.id} was played by a model with another tokenizer: a policy gradient needs the "
-                "policy's own tokens. Learn from such episodes with sft, distill or a preference algorithm"
+                f"trajectory {trajectory.id} was sampled from a model with another tokenizer: a policy gradient needs "
+                "the policy's own tokens. Train on such episodes with sft, distill or a preference algorithm"
             )
-        elif not any(message.finish_reason == "length" for history in one.histories for message in history.messages):
-            found.append(replace(one, histories=[_written(history) for history in _longest(one.histories)]))
-    if len(found) < len(trajectories):
+        elif not any(
+            message.finish_reason == "length" for history in trajectory.histories for message in history.messages
+        ):
+            converted.append(
+                replace(trajectory, histories=[_without_tokens(history) for history in _longest(trajectory.histories)])
+            )
+    if len(converted) < len(trajectories):
         log.warning(
-            "episodes of another model left out of training, for an answer was cut off: %d of %d",
-            *(len(trajectories) - len(found), len(trajectories)),
+            "episodes of another model left out of training because an answer was truncated: %d of %d",
+            *(len(trajectories) - len(converted), len(trajectories)),
         )
-    return found
+    return converted
 
 
 def _longest(histories: Sequence[History]) -> list[History]:
-    """Without those that a later one begins with: where the other model's template rewrites the past, each of its turns
-    has a history of its own, with all that was said before."""
+    """Return the histories that are not a prefix of a later one: if the other model's template rewrites the past, each
+    of its turns has its own history with all earlier messages."""
     return [
-        one
-        for index, one in enumerate(histories)
+        history
+        for index, history in enumerate(histories)
         if not any(
-            later.agent == one.agent and _said(later)[: len(one.messages)] == _said(one)
+            later.agent == history.agent and _messages(later)[: len(history.messages)] == _messages(history)
             for later in histories[index + 1 :]
         )
     ]
 
 
-def _said(history: History) -> list[Message]:
+def _messages(history: History) -> list[Message]:
     return [replace(message, span=None, finish_reason=None) for message in history.messages]
 
 
-def _written(history: History) -> History:
-    return History(_said(history), agent=history.agent)
+def _without_tokens(history: History) -> History:
+    return History(_messages(history), agent=history.agent)

@@ -1,4 +1,4 @@
-"""Specs of the training algorithms. They are light; the trainers that read them import torch."""
+"""Specs of the training algorithms. They are light: only the trainers that read them import torch."""
 
 from __future__ import annotations
 
@@ -11,178 +11,191 @@ from components.models.spec import TeacherSpec
 from components.specs import Spec
 
 Action = Literal["warn", "skip", "stop"]
-"""Of a guard: take the step and say so; leave it out; end the training with an error."""
+"""Response of a guard to a gradient step: `warn` takes the step and logs a warning, `skip` skips the step, `stop` ends
+the training with an error."""
 
 
 class OptimizerSpec(Spec):
-    """AdamW."""
+    """AdamW (arXiv:1711.05101), gradient clipping and memory use."""
 
     learning_rate: float = Field(1e-4, gt=0, le=1)
-    """Step size of AdamW, after the warm-up."""
+    """Learning rate of AdamW after the warm-up."""
     warmup_steps: int = Field(0, ge=0)
-    """Gradient steps over which the learning rate rises linearly."""
+    """Number of gradient steps over which the learning rate rises linearly from 0. 0 disables the warm-up."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled: each step shrinks the adapter by learning_rate times this."""
+    """Decoupled weight decay: each step shrinks the trained weights by learning_rate times this factor."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """Decay of the running mean of the gradient."""
     beta2: float = Field(0.99, ge=0, lt=1)
-    """Decay of the running mean of its square."""
+    """Decay of the running mean of the squared gradient."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """The gradient is scaled down to this L2 norm."""
+    """Largest L2 norm of the gradient. A larger gradient is scaled down to this norm."""
     pack_tokens: int = Field(4096, ge=64)
-    """Most tokens that one forward pass computes; bounds memory, changes nothing else. What a group shares is computed
-    once, where the group fits; models that cannot share count padded rows."""
+    """Largest number of tokens in one forward pass. Bounds the memory and does not change the result. A prefix that
+    sequences share is computed once where they fit into one pack; models that cannot share prefixes count padded
+    rows."""
     gradient_checkpointing: bool = False
-    """Layers keep only what goes into them, and are computed again in the backward pass: a fraction of the memory, a
-    third more time, the same result."""
+    """Gradient checkpointing: each layer stores only its input and is recomputed in the backward pass. Takes a fraction
+    of the memory and about a third more time; the result is the same."""
     non_finite: Literal["skip", "stop"] = "stop"
-    """What happens where the loss or the gradient is infinite or no number: the step is left out, or the training ends
-    with an error before a checkpoint is written."""
+    """Response to a loss or gradient that is infinite or NaN: `skip` the step, or `stop` with an error before a
+    checkpoint is written."""
 
 
 class DecaySpec(OptimizerSpec):
-    """The fall of the learning rate over the rounds."""
+    """Decay of the learning rate over the rounds."""
 
     decay: Literal["none", "linear", "cosine"] = "none"
-    """Fall of the learning rate to 0 at the end of the last round, in a line or half a cosine; its length follows from
-    `rounds`, so it has no key of its own. `none` keeps the rate."""
+    """Decay of the learning rate to 0 at the end of the last round, `linear` or `cosine` (half a cosine). Its length
+    follows from `rounds`, so it has no key of its own. `none` keeps the learning rate constant."""
 
 
 class SFTSpec(OptimizerSpec):
-    """Supervised fine-tuning on assistant tokens, through TRL."""
+    """Supervised fine-tuning on assistant tokens, with TRL."""
 
     name: Literal["sft"] = "sft"
     epochs: int = Field(1, ge=1)
     """Passes over the trajectories."""
     batch_size: int = Field(8, ge=1)
-    """Trajectories of one gradient step; one of several histories counts as several."""
+    """Trajectories per gradient step. A trajectory with several histories counts once per history."""
     schedule: Literal["constant", "linear"] = "linear"
-    """`linear`: the learning rate falls to 0 by the end of each training."""
+    """`linear`: the learning rate decays to 0 by the end of each training. `constant`: it does not decay."""
     weight_temperature: float | None = Field(None, gt=0)
-    """Weighted behaviour cloning: trajectories are weighted by softmax(reward / weight_temperature), scaled to a mean
-    of 1; those without a reward are left out. null weighs all alike."""
+    """Temperature of weighted behaviour cloning: trajectories are weighted by softmax(reward / weight_temperature),
+    scaled to a mean of 1; trajectories without a reward are left out. null weighs all trajectories equally."""
 
 
 class CostSpec(Spec):
-    """What an episode costs, beside its reward."""
+    """A constraint on the mean cost of an episode, with a learned Lagrange multiplier."""
 
     limit: float
-    """Mean over the episodes of a round that is allowed."""
+    """Largest allowed mean cost over the episodes of a round."""
     learning_rate: float = Field(0.1, gt=0)
-    """The multiplier rises each round by this times what the mean is above the limit, and falls alike, down to 0."""
+    """Step size of the multiplier: each round adds this times (mean cost - limit) to the multiplier, which stays at
+    least 0."""
     initial: float = Field(0.0, ge=0)
-    """The multiplier with which it begins."""
+    """Initial value of the multiplier."""
 
 
 class PolicyGradientSpec(DecaySpec):
-    """What the policy gradients share: how a token is weighted, given its advantage."""
+    """Hyperparameters that all policy gradient algorithms share: how the loss weighs a token, given its advantage."""
 
     name: str
     epochs: int = Field(1, ge=1)
     """Passes over the batch of a round."""
     minibatches: int = Field(1, ge=1)
-    """Gradient steps of one pass; must divide collect.scenarios."""
+    """Gradient steps per pass; must divide collect.scenarios."""
     credit: Literal["episode", "turns"] = "episode"
-    """`episode`: every token is credited with the judged reward. `turns`: with the discounted step rewards from its
-    turn on; the judged reward is not used."""
+    """`episode`: the judged reward is credited to every token. `turns`: a token is credited with the discounted step
+    rewards from its turn on; the judged reward is not used."""
     ratio: Literal["token", "sequence_mean", "sequence"] = "token"
-    """Policy now over policy before, of each `token`, or of a whole history: the geometric mean over its tokens (GSPO)
-    or the product (RLOO)."""
+    """Level of the importance ratio (current policy over old policy): each `token`; or the whole history, as the
+    geometric mean over its tokens (`sequence_mean`, GSPO) or as their product (`sequence`, RLOO)."""
     objective: Literal["clip", "cispo"] = "clip"
-    """`clip`: PPO's clipped surrogate. `cispo`: REINFORCE, each token weighted by its clipped ratio."""
+    """`clip`: clipped surrogate of PPO. `cispo`: REINFORCE with each token weighted by its clipped ratio."""
     clip_low: float = Field(0.2, gt=0, le=1)
-    """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    """Lower clip range: the ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     clip_high: float = Field(0.28, gt=0)
-    """See clip_low. More room upwards lets rare tokens become likely (arXiv:2503.14476, section 3.1)."""
+    """Upper clip range, see clip_low. A larger upper range lets unlikely tokens become likely (arXiv:2503.14476,
+    section 3.1)."""
     dual_clip: float | None = Field(3.0, gt=1)
-    """With `objective: clip`, where an advantage is negative: the ratio counts at most this much (arXiv:1912.09729), so
-    that one token whose probability has risen many times does not make up the whole gradient; null is no limit."""
+    """Upper limit of the ratio where the advantage is negative, with `objective: clip` (dual-clip PPO,
+    arXiv:1912.09729). Without it, one token whose probability has risen many times can dominate the gradient. null sets
+    no limit."""
     normalization: Literal["tokens", "sequences", "constant"] = "tokens"
-    """`tokens`: mean over all sampled tokens of the batch (DAPO, arXiv:2503.14476). `sequences`: mean of each
-    trajectory's own mean (GRPO). `constant`: sum over a trajectory's tokens divided by `constant_length`, then the
-    mean (Dr. GRPO)."""
+    """Reduction of token losses to the loss of a batch. `tokens`: mean over all sampled tokens of the batch (DAPO,
+    arXiv:2503.14476). `sequences`: mean over trajectories of the mean over each trajectory's tokens (GRPO). `constant`:
+    sum over a trajectory's tokens divided by `constant_length`, then the mean over trajectories (Dr. GRPO)."""
     constant_length: int = Field(512, ge=1)
-    """Tokens by which `normalization: constant` divides."""
+    """Divisor of `normalization: constant`, in tokens."""
     reference: Literal["base", "start"] = "start"
-    """`start`: the checkpoint from which the rounds began, such as that of the warm-up; `base`: the base model."""
+    """Reference policy of the KL divergence. `start`: the checkpoint that the first round starts from, such as that of
+    the warm-up. `base`: the base model."""
     entropy_coefficient: float = Field(0.0, ge=0)
-    """Weight of the policy's mean entropy (nats a token), which is added to what is maximised."""
+    """Weight of the entropy bonus: the policy's mean entropy (nats per token) is added to the objective."""
     correction: Literal["auto", "none", "truncate", "mask"] = "auto"
-    """For an engine that computes other log-probabilities than the trainer, and for episodes of an earlier policy
-    (`collect.overlap`): ratios are then taken to the policy before the first step as the trainer computes it, and each
-    token is weighted by trainer over sampler, cut at `correction_limit` (`truncate`) or left out beyond it (`mask`).
-    `auto`: `none` where the embedded engine computes in float32 and the policy in training plays, else `truncate`."""
+    """Importance sampling correction for an engine whose log-probabilities differ from the trainer's, and for episodes
+    of an earlier policy (`collect.overlap`). The old policy of the ratios is then the policy before the first gradient
+    step, as computed by the trainer. Each token is weighted by its trainer-to-sampler ratio, which is clipped at
+    `correction_limit` (`truncate`) or set to 0 outside [1 / correction_limit, correction_limit] (`mask`). `auto`:
+    `none` if the embedded engine computes in float32 and samples from the policy in training, else `truncate`."""
     correction_level: Literal["token", "sequence"] = "token"
-    """Whether that weight is of a token or of its whole history."""
+    """Level of the trainer-to-sampler ratio: each token or its whole history."""
     correction_limit: float = Field(2.0, gt=1)
-    """See correction."""
+    """Largest trainer-to-sampler ratio, see correction."""
     overlong: int = Field(0, ge=0)
-    """Sampled tokens of an episode at which a soft punishment of length is full; 0 punishes none (DAPO)."""
+    """Number of sampled tokens in an episode at which the soft length penalty reaches its maximum (DAPO). 0 disables
+    the penalty."""
     overlong_buffer: int = Field(0, ge=0)
-    """Tokens over which it rises from 0."""
+    """Number of tokens below `overlong` over which the length penalty rises linearly from 0."""
     overlong_penalty: float = Field(1.0, ge=0)
-    """What it takes off the reward when it is full."""
+    """Maximum of the length penalty, subtracted from the reward."""
     mask_truncated: bool = False
-    """Episodes with a message that was cut off at agent.max_tokens count in the baseline, and are not learned from."""
+    """Exclude episodes with a message that was cut off at agent.max_tokens from the loss. They still count in the
+    baseline."""
     max_kl: float = Field(0.5, gt=0)
-    """Largest KL of a step's batch to the policy that its ratios are taken to (nats a token): the one that sampled it,
-    or with a `correction` or a ratio of sequences the one before the first step. A token counts 5 nats at most."""
+    """Largest KL divergence of a gradient step's batch (nats per token) from the old policy of the ratios: the policy
+    that sampled the batch or, with a `correction` or a sequence-level ratio, the policy before the first gradient step.
+    Each token contributes at most 5 nats."""
     high_kl: Action = "stop"
-    """What happens above max_kl: `warn` and take the step, `skip` it, or `stop` with an error."""
+    """Response to a KL divergence above max_kl: `warn` and take the step, `skip` the step, or `stop` with an error."""
     min_entropy: float = Field(0.0, ge=0)
-    """Smallest mean entropy of the policy on a step's batch (nats a token); 0 asks for none. An entropy that collapses
-    samples the same again and again, and learns nothing from it."""
+    """Smallest mean entropy of the policy on a gradient step's batch (nats per token). 0 disables the check. A policy
+    with collapsed entropy samples the same tokens again and again, and learns nothing from them."""
     low_entropy: Action = "warn"
-    """What happens below min_entropy."""
+    """Response to an entropy below min_entropy: `warn` and take the step, `skip` the step, or `stop` with an error."""
     costs: dict[str, CostSpec] | None = None
-    """`{invalid_actions: {limit: 0.5, learning_rate: 0.1, initial: 0.0}}`: metrics of an episode, components of its
-    score or numbers of its outcome whose mean must stay below a limit; each is taken off the reward, times a multiplier
-    that is learned. null: none."""
+    """Constraints by name, such as `{invalid_actions: {limit: 0.5, learning_rate: 0.1, initial: 0.0}}`. A name is a
+    metric of an episode, a component of its score or a number of its outcome; its mean must stay below the limit. Each
+    cost times its learned multiplier is subtracted from the reward. null sets no constraints."""
     cost_scaling: bool = True
-    """The reward less its costs is divided by 1 plus the sum of the multipliers."""
+    """Divide the reward minus its costs by 1 plus the sum of the multipliers."""
     reward_cap: float | None = None
-    """Judged rewards above it count as it. null is no cap."""
+    """Upper limit of the judged reward; larger rewards are clipped to it. null sets no limit."""
 
     @property
     def token_weights(self) -> Literal["truncate", "mask"] | None:
-        """The form in which tokens are weighted by trainer over sampler; None: they are not. The experiment replaces
-        `auto` by what it stands for; by itself it weights nothing."""
+        """Return the form of the trainer-to-sampler weights, or None if tokens are not weighted. The experiment
+        replaces `auto` by the value that it stands for; an `auto` that is left weights nothing."""
         return self.correction if self.correction == "truncate" or self.correction == "mask" else None
 
 
 class GRPOSpec(PolicyGradientSpec):
-    """Group relative policy optimisation (arXiv:2402.03300) on stored trajectories, and what its kin change in it."""
+    """Group relative policy optimisation (arXiv:2402.03300) on stored trajectories, with the options that its variants
+    change."""
 
     name: Literal["grpo"] = "grpo"
     discount: float = Field(1.0, ge=0, le=1)
-    """Of a step reward, for each turn that lies between; with `credit: turns`."""
+    """Discount of a step reward per turn; only with `credit: turns`."""
     baseline: Literal["group", "leave_one_out", "batch", "none"] = "group"
-    """What a return is compared with: the mean of its `group`, of the other episodes of its group, of the whole
-    `batch`, or nothing."""
+    """Baseline of a return: the mean return of its `group`, of the other episodes of its group (`leave_one_out`), of
+    the whole `batch`, or `none`."""
     scale: Literal["group", "batch", "none"] = "batch"
-    """Advantages are divided by the standard deviation of the returns of the `batch`, or of the `group` (as the GRPO
-    paper does; with the baselines `group` and `leave_one_out`), or not at all (Dr. GRPO, arXiv:2503.20783). With
-    `group` the smallest difference within a group counts as much as that between success and failure in another."""
+    """Divisor of the advantages: the standard deviation of the returns of the `batch`; of the `group` (as in the GRPO
+    paper; with the baselines `group` and `leave_one_out`); or `none` (Dr. GRPO, arXiv:2503.20783). With `group`, a tiny
+    difference within one group counts as much as the difference between success and failure in another."""
     turn_baseline: Literal["index", "state", "process"] = "index"
-    """With `credit: turns`, the turns that a turn is compared with: those with the same `index` in their episode, or
-    those taken in the same `state`, beside a comparison of whole episodes (GiGPO, arXiv:2505.10978). `process`
-    normalises all step rewards of the group and adds them up from the turn on (arXiv:2402.03300, section 4.1.3)."""
+    """Turns that a turn is compared with under `credit: turns`. `index`: turns with the same index in their episode.
+    `state`: turns taken in the same state, in addition to a comparison of whole episodes (GiGPO, arXiv:2505.10978).
+    `process`: all step rewards of the group are normalised, then summed from the turn on (arXiv:2402.03300, section
+    4.1.3)."""
     state_weight: float = Field(1.0, ge=0)
-    """Weight of the comparison of turns, beside that of episodes, with `turn_baseline: state`."""
+    """Weight of the turn-level advantage relative to the episode-level advantage, with `turn_baseline: state`."""
     kl_coefficient: float = Field(0.0, ge=0)
     """Weight of KL(policy || reference)."""
     measure_kl: bool = True
-    """Measurement of the KL to the reference where it is not in the loss: on the trained tokens of eight episodes of
-    each gradient step."""
+    """Measure the KL divergence from the reference where it is not part of the loss, on the trained tokens of eight
+    episodes per gradient step."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """How it is estimated on a sampled token."""
+    """Estimator of the KL divergence on a sampled token."""
     kl_in: Literal["loss", "reward", "token_rewards"] = "loss"
-    """Where it goes: into the `loss`; off the `reward` of an episode as a whole, before advantages are computed; or
-    off the reward of each token, so that a token answers for what comes after it."""
+    """Place of the KL penalty: in the `loss`; subtracted from the `reward` of the whole episode before advantages are
+    computed; or subtracted from the reward of each token (`token_rewards`), so that a token is credited with the KL
+    divergence of the tokens after it."""
 
 
 class DrGRPOSpec(GRPOSpec):
-    """GRPO without its biases of length and difficulty (arXiv:2503.20783)."""
+    """GRPO without its length and difficulty biases (arXiv:2503.20783)."""
 
     name: Literal["dr_grpo"] = "dr_grpo"  # type: ignore[assignment]
     scale: Literal["group", "batch", "none"] = "none"
@@ -190,14 +203,14 @@ class DrGRPOSpec(GRPOSpec):
 
 
 class DAPOSpec(GRPOSpec):
-    """Decoupled clip, loss by token, no KL, episodes that were cut off left out (arXiv:2503.14476)."""
+    """Decoupled clip range, token-level loss, no KL penalty, truncated episodes masked (arXiv:2503.14476)."""
 
     name: Literal["dapo"] = "dapo"  # type: ignore[assignment]
     mask_truncated: bool = True
 
 
 class GSPOSpec(GRPOSpec):
-    """Group sequence policy optimisation: ratio and clip by sequence (arXiv:2507.18071)."""
+    """Group sequence policy optimisation: sequence-level ratio and clip (arXiv:2507.18071)."""
 
     name: Literal["gspo"] = "gspo"  # type: ignore[assignment]
     ratio: Literal["token", "sequence_mean", "sequence"] = "sequence_mean"
@@ -207,7 +220,7 @@ class GSPOSpec(GRPOSpec):
 
 
 class CISPOSpec(GRPOSpec):
-    """Clipped importance sampling weights: no token loses its gradient (arXiv:2506.13585)."""
+    """Clipped importance sampling weights: every token keeps its gradient (arXiv:2506.13585)."""
 
     name: Literal["cispo"] = "cispo"  # type: ignore[assignment]
     objective: Literal["clip", "cispo"] = "cispo"
@@ -216,7 +229,7 @@ class CISPOSpec(GRPOSpec):
 
 
 class RLOOSpec(GRPOSpec):
-    """REINFORCE with a leave-one-out baseline, ratio of whole sequences, KL in the reward (arXiv:2402.14740)."""
+    """REINFORCE with a leave-one-out baseline, sequence-level ratio, KL penalty in the reward (arXiv:2402.14740)."""
 
     name: Literal["rloo"] = "rloo"  # type: ignore[assignment]
     baseline: Literal["group", "leave_one_out", "batch", "none"] = "leave_one_out"
@@ -229,7 +242,7 @@ class RLOOSpec(GRPOSpec):
 
 
 class ReinforcePPSpec(GRPOSpec):
-    """REINFORCE++: advantages normalised over the batch, KL off the reward of each token (arXiv:2501.03262)."""
+    """REINFORCE++: advantages normalised over the batch, KL penalty in the token rewards (arXiv:2501.03262)."""
 
     name: Literal["reinforce_pp"] = "reinforce_pp"  # type: ignore[assignment]
     baseline: Literal["group", "leave_one_out", "batch", "none"] = "batch"
@@ -241,77 +254,80 @@ class ReinforcePPSpec(GRPOSpec):
 
 class PPOSpec(PolicyGradientSpec):
     """Proximal policy optimisation (arXiv:1707.06347) with a value function, as in InstructGPT (arXiv:2203.02155), with
-    the changes to its critic of VC-PPO (arXiv:2503.01491) and VAPO (arXiv:2504.05118)."""
+    the changes to the critic of VC-PPO (arXiv:2503.01491) and VAPO (arXiv:2504.05118)."""
 
     name: Literal["ppo"] = "ppo"
     epochs: int = Field(4, ge=1)
     """Passes over the batch of a round."""
     credit: Literal["episode", "turns"] = "episode"
-    """`episode`: the judged reward comes at the last token of the episode. `turns`: each step reward at the last token
-    of its turn; the judged reward is not used."""
+    """`episode`: the judged reward is given at the last token of the episode. `turns`: each step reward is given at the
+    last token of its turn; the judged reward is not used."""
     mask_truncated: bool = False
-    """Episodes with a message that was cut off at agent.max_tokens are left out."""
+    """Exclude episodes with a message that was cut off at agent.max_tokens."""
     reference: Literal["base", "start"] = "start"
-    """`start`: the checkpoint from which the rounds began, such as that of the warm-up; `base`: the base model."""
+    """Reference policy of the KL divergence. `start`: the checkpoint that the first round starts from, such as that of
+    the warm-up. `base`: the base model."""
     discount: float = Field(1.0, ge=0, le=1)
-    """Of a reward, for each token that lies between."""
+    """Discount of a reward per token."""
     gae_lambda: float = Field(1.0, ge=0, le=1)
-    """λ of the policy's advantages (generalised advantage estimation, arXiv:1506.02438, eq. 16). 1: the rewards that
-    come, less the value. Below 1 a reward counts λ per token that lies between, and the values of the tokens between
-    make up for it: less variance, where the critic is good."""
+    """λ of the policy's advantages (generalised advantage estimation, arXiv:1506.02438, eq. 16). 1: the sum of future
+    rewards minus the value. Below 1, a future reward is weighted by λ per token and the values of later tokens fill in:
+    less variance if the critic is accurate."""
     value_gae_lambda: float = Field(1.0, ge=0, le=1)
-    """λ of the critic's targets (decoupled GAE, arXiv:2504.05118, section 4.1). 1: the discounted sum of the rewards
-    that come, unbiased. Below 1 the critic learns from its own values as well."""
+    """λ of the critic's targets (decoupled GAE, arXiv:2504.05118, section 4.1). 1: the discounted sum of future
+    rewards, unbiased. Below 1, the critic also bootstraps from its own values."""
     whiten: bool = True
-    """Advantages are brought to mean 0 and standard deviation 1 over all tokens of the round."""
+    """Normalise advantages to mean 0 and standard deviation 1 over all tokens of the round."""
     kl_coefficient: float = Field(0.02, ge=0)
-    """Weight of KL(policy || reference), which comes off the reward of each token; with a kl_target that of the first
-    round."""
+    """Weight of KL(policy || reference), which is subtracted from the reward of each token. With a kl_target it is the
+    weight in the first round."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
-    """How it is estimated on a sampled token."""
+    """Estimator of the KL divergence on a sampled token."""
     kl_target: float | None = Field(0.1, gt=0)
-    """KL (nats a token) that the coefficient is steered to: it is multiplied by 1.5 after a round with more than 1.5
-    times this, and divided by 1.5 after one with less than this over 1.5. null keeps it as it is."""
+    """Target KL divergence (nats per token) of the adaptive coefficient. After a round with more than 1.5 times the
+    target, the coefficient is multiplied by 1.5; after a round with less than the target divided by 1.5, it is divided
+    by 1.5. null keeps the coefficient constant."""
     value: Literal["head", "model"] = "head"
-    """Where values come from: a linear `head` on the policy's last hidden states, whose gradient reaches the policy's
-    adapter too; or a `model` of its own, which is an adapter of its own on the same base, and a head."""
+    """Value function: a linear `head` on the policy's last hidden states, whose gradient also reaches the policy's
+    adapter; or a separate `model` with its own adapter on the same base, and a head."""
     value_coefficient: float = Field(0.1, ge=0)
     """Weight of the value loss."""
     value_clip: float | None = Field(0.2, gt=0)
-    """A value learns no further than this from the one before the first step, in deviations of the returns where these
-    are normalised; null is no limit."""
+    """Clip range of a value around the value before the first gradient step, in standard deviations of the returns if
+    these are normalised. null disables the clip."""
     value_learning_rate_ratio: float = Field(10.0, gt=0)
-    """Learning rate of the critic (the head, and the value model's adapter), as a multiple of `learning_rate`."""
+    """Learning rate of the critic (the head and the value model's adapter), as a multiple of `learning_rate`."""
     value_norm_decay: float | None = Field(0.7, ge=0, lt=1)
-    """The critic learns returns less their running mean, over their running deviation (value normalisation,
-    arXiv:2103.01955, section 5.1); each round has this times the weight of the one after it in both. null learns
-    returns as they are."""
+    """Decay of value normalisation (arXiv:2103.01955, section 5.1): the critic learns returns minus their running mean,
+    divided by their running standard deviation. In both statistics a round has this factor times the weight of the next
+    round. null disables the normalisation."""
     value_pretraining_steps: int = Field(20, ge=0)
-    """Gradient steps of the critic alone, on the episodes of the first round, before the policy moves (value
-    pretraining, arXiv:2504.05118, section 4.1). Each learns the rewards that come (λ = 1) on a minibatch. Too many fit
-    the head to the very episodes whose advantages it then estimates."""
+    """Gradient steps that train only the critic, on the episodes of the first round, before the policy's first gradient
+    step (value pretraining, arXiv:2504.05118, section 4.1). Each step fits the future rewards (λ = 1) of a minibatch.
+    Too many steps overfit the head to the episodes whose advantages it then estimates."""
 
 
 class PreferenceSpec(DecaySpec):
-    """What the preference algorithms share."""
+    """Hyperparameters that all preference algorithms share."""
 
     name: str
     learning_rate: float = Field(1e-5, gt=0, le=1)
     epochs: int = Field(1, ge=1)
-    """Passes over the pairs of a round; for KTO over its episodes."""
+    """Passes over the pairs of a round; for KTO, over its episodes."""
     batch_size: int = Field(8, ge=1)
-    """Pairs of one gradient step; for KTO episodes."""
+    """Pairs per gradient step; for KTO, episodes."""
     beta: float = Field(0.1, gt=0)
-    """How closely the policy is held to the reference; for ORPO, the weight of the preference."""
+    """Strength of the regularisation towards the reference; for ORPO, weight of the preference term."""
 
 
 class PairSpec(PreferenceSpec):
-    """Of those that compare two episodes."""
+    """Hyperparameters of the algorithms that learn from pairs of episodes."""
 
     pairs: Literal["best_worst", "all"] = "best_worst"
-    """Which episodes of a scenario are compared: the best with the worst, or every two of which one is better."""
+    """Pairs of episodes per scenario: the best with the worst (`best_worst`), or every two episodes with different
+    rewards (`all`)."""
     min_margin: float = Field(0.0, ge=0)
-    """Pairs whose rewards differ by no more than this are left out."""
+    """Largest reward difference at which a pair is left out."""
 
 
 class DPOSpec(PairSpec):
@@ -319,9 +335,10 @@ class DPOSpec(PairSpec):
 
     name: Literal["dpo"] = "dpo"
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Share of the preferences that is taken to be the wrong way round."""
+    """Assumed share of preferences with swapped labels."""
     reference: Literal["base", "start"] = "start"
-    """`start`: the checkpoint from which the rounds began, such as that of the warm-up; `base`: the base model."""
+    """Reference policy. `start`: the checkpoint that the first round starts from, such as that of the warm-up. `base`:
+    the base model."""
 
 
 class IPOSpec(PairSpec):
@@ -329,65 +346,71 @@ class IPOSpec(PairSpec):
 
     name: Literal["ipo"] = "ipo"
     reference: Literal["base", "start"] = "start"
-    """`start`: the checkpoint from which the rounds began, such as that of the warm-up; `base`: the base model."""
+    """Reference policy. `start`: the checkpoint that the first round starts from, such as that of the warm-up. `base`:
+    the base model."""
 
 
 class ORPOSpec(PairSpec):
-    """Odds ratio preference optimisation: the likelihood of the chosen and an odds ratio, no reference
+    """Odds ratio preference optimisation: the likelihood of the chosen episode plus an odds ratio, without a reference
     (arXiv:2403.07691)."""
 
     name: Literal["orpo"] = "orpo"
 
 
 class KTOSpec(PreferenceSpec):
-    """Kahneman-Tversky optimisation: episodes that are good or bad, without pairs (arXiv:2402.01306)."""
+    """Kahneman-Tversky optimisation: episodes labelled good or bad, without pairs (arXiv:2402.01306)."""
 
     name: Literal["kto"] = "kto"
     batch_size: int = Field(16, ge=2)
     threshold: float = 0.5
-    """Episodes with at least this reward are good."""
+    """Smallest reward of a good episode."""
     good_weight: float = Field(1.0, ge=0)
-    """Of good episodes in the loss."""
+    """Weight of good episodes in the loss."""
     bad_weight: float = Field(1.0, ge=0)
-    """Of bad ones."""
+    """Weight of bad episodes in the loss."""
     reference: Literal["base", "start"] = "start"
-    """`start`: the checkpoint from which the rounds began, such as that of the warm-up; `base`: the base model."""
+    """Reference policy. `start`: the checkpoint that the first round starts from, such as that of the warm-up. `base`:
+    the base model."""
 
 
 class DistillSpec(DecaySpec):
-    """On-policy distillation: the policy's own tokens, and at each of them the KL to a teacher (arXiv:2306.13649)."""
+    """On-policy distillation: minimises the KL divergence from a teacher at each token that the policy sampled
+    (arXiv:2306.13649)."""
 
     name: Literal["distill"] = "distill"
     epochs: int = Field(1, ge=1)
     """Passes over the trajectories of a round."""
     batch_size: int = Field(16, ge=1)
-    """Trajectories of one gradient step; one of several histories counts as several."""
+    """Trajectories per gradient step. A trajectory with several histories counts once per history."""
     teacher: TeacherSpec
-    """Has the vocabulary of the model in training."""
+    """Teacher model. It must have the vocabulary of the model in training."""
     temperature: float = Field(1.0, gt=0)
-    """Logits of both are divided by it before they are compared."""
+    """Temperature: the logits of both models are divided by it before the comparison."""
 
 
 class ReplaySpec(Spec):
-    """Groups of earlier rounds in each training."""
+    """Replay of groups of earlier rounds."""
 
     share: float = Field(0.25, ge=0, lt=1)
-    """Of the groups that a training learns from, how many come from earlier rounds, where there are enough of them."""
+    """Share of a training's groups that come from earlier rounds, if there are enough of them."""
     rounds: int = Field(2, ge=1)
-    """How many rounds back they come from."""
+    """Number of earlier rounds that groups are drawn from."""
     max_staleness: int | None = Field(None, ge=0)
-    """Trajectories of a policy more than this many versions older than the one in training are dropped. null: none."""
+    """Largest number of policy versions between the policy that sampled a trajectory and the policy in training. Older
+    trajectories are dropped. null sets no limit."""
 
 
 class EWCSpec(Spec):
-    """Elastic weight consolidation: what the policy knew when the rounds began is held (arXiv:1612.00796)."""
+    """Elastic weight consolidation: a penalty on changes of the weights that mattered to the policy before the first
+    round (arXiv:1612.00796)."""
 
     coefficient: float = Field(1.0, gt=0)
     """Weight of the penalty."""
     trajectories: int = Field(64, ge=1)
-    """Most trajectories from which is measured what matters; one backward pass each."""
+    """Largest number of trajectories for the Fisher information; each takes one backward pass."""
     rounds: int = Field(1, ge=1)
-    """Of a fork: from how many of the other run's last rounds they come. Without a fork they are the warmup's."""
+    """For a fork: number of last rounds of the other run that the trajectories come from. Without a fork they come from
+    the warm-up."""
 
 
 AlgorithmSpec = Annotated[
@@ -410,51 +433,54 @@ AlgorithmSpec = Annotated[
 
 
 class RewardTrainingSpec(OptimizerSpec):
-    """What models of reward share. They are no policies: an experiment trains them with `reward_model`."""
+    """Hyperparameters that all reward models share. They are not policies: an experiment trains them with
+    `reward_model`."""
 
     name: str
     epochs: int = Field(1, ge=1)
     """Passes over the pairs, or over the labelled episodes."""
     batch_size: int = Field(8, ge=1)
-    """Pairs, or labelled episodes, of one gradient step."""
+    """Pairs, or labelled episodes, per gradient step."""
     heads: dict[str, FiniteFloat] = Field({"overall": 1.0}, min_length=1)
-    """Name and weight of each score that is learned; together they make the reward. `overall` learns the judged reward,
-    any other name the component of that name in the scores, `continued` the labels of `reward_model.continuations`."""
+    """Weight of each learned score, by name; the weighted sum of the scores is the reward. `overall` learns the judged
+    reward, any other name the component of that name in the scores, `continued` the labels of
+    `reward_model.continuations`."""
     pairs: Literal["best_worst", "all"] = "all"
-    """Which episodes of a scenario are compared: the best with the worst, or every two of which one is better."""
+    """Pairs of episodes per scenario: the best with the worst (`best_worst`), or every two episodes with different
+    values (`all`)."""
     min_margin: float = Field(0.0, ge=0)
-    """Pairs whose values differ by no more than this are left out."""
+    """Largest difference of the values at which a pair is left out."""
     margin: Literal["none", "reward"] = "none"
-    """How far apart the scores of a pair should be at least: `reward` asks for the difference of the judged values."""
+    """Margin between the two scores of a pair: `none`, or `reward` for the difference of the judged values."""
     centering: float = Field(0.0, ge=0)
-    """Weight of the squared sum of the two scores of a pair, which keeps scores around 0."""
+    """Weight of the squared sum of a pair's two scores, which keeps scores around 0."""
     held_out: float = Field(0.2, ge=0, lt=1)
-    """Share of the scenarios that is not trained on, but tells how often the better episode of a pair is found."""
+    """Held-out share of the scenarios, on which the pair accuracy is measured."""
 
     @field_validator("heads")
     @classmethod
-    def _named(cls, heads: dict[str, float]) -> dict[str, float]:
-        if wrong := [name for name in heads if not re.fullmatch(r"[A-Za-z0-9_.-]+", name)]:
-            raise ValueError(f"names of letters, digits, _, - and .; {wrong[0]!r} is none")
+    def _validate_heads(cls, heads: dict[str, float]) -> dict[str, float]:
+        if invalid := [name for name in heads if not re.fullmatch(r"[A-Za-z0-9_.-]+", name)]:
+            raise ValueError(f"{invalid[0]!r} is not a valid name; expected letters, digits, _, - and .")
         if not any(heads.values()):
-            raise ValueError("a weight other than 0 for one head at least")
-        return dict(sorted(heads.items()))  # a mapping has no order: the same heads are the same model
+            raise ValueError("all weights are 0; expected a weight other than 0 for at least one head")
+        return dict(sorted(heads.items()))  # sorted: the order of the keys does not change the content hash
 
 
 class RewardModelSpec(RewardTrainingSpec):
-    """Bradley-Terry model of which episode is better, read at its last token (arXiv:2203.02155)."""
+    """Bradley-Terry model that scores an episode at its last token (arXiv:2203.02155)."""
 
     name: Literal["reward_model"] = "reward_model"
 
 
 class ProcessRewardModelSpec(RewardTrainingSpec):
-    """A score for each turn, read at its last token (arXiv:2305.20050)."""
+    """Process reward model that scores each turn at its last token (arXiv:2305.20050)."""
 
     name: Literal["process_reward_model"] = "process_reward_model"
     loss: Literal["mse", "comparison"] = "mse"
     """`mse`: squared error to the step rewards (`overall`), or to the components `NAME/0`, `NAME/1` and so on of the
-    scores. `comparison`: Bradley-Terry on the sums over the turns of an episode; margin and centering are for it
-    alone, with `mse` pairs only tell the accuracy."""
+    scores. `comparison`: Bradley-Terry on the sums over the turns of an episode. margin and centering apply to
+    `comparison` only; with `mse`, pairs only serve to measure the accuracy."""
 
 
 RewardAlgorithmSpec = Annotated[RewardModelSpec | ProcessRewardModelSpec, Field(discriminator="name")]

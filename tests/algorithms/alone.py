@@ -1,7 +1,7 @@
-"""Trains in a fresh process, as `python -m tests.algorithms.alone BASE FOLDER`, and says what it touched.
+"""Training in a fresh process, as `python -m tests.algorithms.alone BASE FOLDER`, with a report of its side effects.
 
-For each algorithm, the second round of tests.algorithms.test_checkpoint, from FOLDER/<algorithm>/first to
-FOLDER/<algorithm>/alone. The last line on stderr is JSON: hosts that were asked for or connected to, files opened for
+For each algorithm, runs the second round of tests.algorithms.test_checkpoint, from FOLDER/<algorithm>/first to
+FOLDER/<algorithm>/alone. The last line on stderr is JSON: hosts that were resolved or connected to, files opened for
 writing.
 """
 

@@ -1,4 +1,4 @@
-"""A tiny model, trajectories with tokens, and the same mathematics on a plain PEFT model, one sequence at a time."""
+"""A tiny model, trajectories with tokens, and reference computations on a plain PEFT model, one sequence at a time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ VOCABULARY = 259
 TEMPERATURE = 0.7
 
 
-def history(parts: Sequence[tuple[bool, Sequence[int]]], logprobs: Sequence[float]) -> History:
-    """parts: (sampled, tokens) in order. logprobs: of the sampled tokens."""
+def make_history(parts: Sequence[tuple[bool, Sequence[int]]], logprobs: Sequence[float]) -> History:
+    """Return a history. parts: (sampled, tokens) in order. logprobs: of the sampled tokens."""
     token_ids: list[int] = []
     messages = []
     for sampled, tokens in parts:
@@ -24,13 +24,13 @@ def history(parts: Sequence[tuple[bool, Sequence[int]]], logprobs: Sequence[floa
         messages.append(Message("assistant" if sampled else "user", "", span=span))
         token_ids += tokens
     built = History(messages, token_ids)
-    given = iter(logprobs)
-    built.logprobs = [next(given) if sampled else float("nan") for sampled in built.sampled_mask()]
-    assert next(given, None) is None
+    values = iter(logprobs)
+    built.logprobs = [next(values) if sampled else float("nan") for sampled in built.sampled_mask()]
+    assert next(values, None) is None
     return built
 
 
-def trajectory(
+def make_trajectory(
     group: str,
     sample: int,
     histories: list[History],
@@ -50,15 +50,19 @@ def trajectory(
     )
 
 
+# Names that tests outside this folder import.
+history, trajectory = make_history, make_trajectory
+
+
 def batch(seed: int = 0, groups: int = 3, size: int = 3, off_policy: float = 0.4) -> list[Trajectory]:
-    """Groups of two-turn episodes that share their prompt and parts of their answers. The log-probabilities scatter
+    """Return groups of two-turn episodes with a shared prompt and partly shared answers. The log-probabilities scatter
     around those of an untrained model, so that some ratios are clipped on either side."""
     draw = random.Random(seed)
 
     def tokens(count: int) -> list[int]:
         return [draw.randrange(3, VOCABULARY) for _ in range(count)]
 
-    made = []
+    result = []
     for group in range(groups):
         prompt, first, observation = tokens(12), tokens(4), tokens(6)
         for sample in range(size):
@@ -66,13 +70,13 @@ def batch(seed: int = 0, groups: int = 3, size: int = 3, off_policy: float = 0.4
             last = tokens(draw.randint(2, 6))
             parts = [(False, prompt), (True, answer), (False, observation), (True, last)]
             logprobs = [-5.56 + draw.gauss(0, off_policy) for _ in range(len(answer) + len(last))]
-            made.append(trajectory(f"s{group}", sample, [history(parts, logprobs)], reward=draw.random()))
-    return made
+            result.append(make_trajectory(f"s{group}", sample, [make_history(parts, logprobs)], reward=draw.random()))
+    return result
 
 
 def demonstrations(count: int = 6) -> list[Trajectory]:
-    """Written conversations, without tokens."""
-    made = []
+    """Return written conversations, without tokens."""
+    result = []
     for index in range(count):
         messages = [
             Message("system", "You work in a shop."),
@@ -81,12 +85,12 @@ def demonstrations(count: int = 6) -> list[Trajectory]:
             Message("user", "Thanks."),
             Message("assistant", "You are welcome."),
         ]
-        made.append(Trajectory(f"d{index}/0", Scenario(f"d{index}", {}, "train"), 0, [History(messages)]))
-    return made
+        result.append(Trajectory(f"d{index}/0", Scenario(f"d{index}", {}, "train"), 0, [History(messages)]))
+    return result
 
 
 def make_policy(base_dir: Path, seed: int = 0, model: ModelSpec = MODEL):
-    """A policy whose adapter does something: B is random too."""
+    """Return a policy with a non-zero adapter: B is random too."""
     import torch
 
     from components.algorithms.policy.policy import Policy
@@ -101,7 +105,7 @@ def make_policy(base_dir: Path, seed: int = 0, model: ModelSpec = MODEL):
 
 
 def write_start(base_dir: Path, folder: Path, seed: int = 0) -> Path:
-    """A checkpoint of an algorithm that no trainer here is: an adapter to start from, no moments to restore."""
+    """Write a checkpoint of an unknown algorithm: an adapter to start from, but no moments to restore."""
     import torch
 
     from components.algorithms.loop import checkpoint
@@ -117,7 +121,7 @@ def write_start(base_dir: Path, folder: Path, seed: int = 0) -> Path:
 
 
 def plain_model(base_dir: Path, policy):
-    """The policy's model as PEFT and transformers make it, with standard causal attention."""
+    """Return the policy's model as PEFT and transformers build it, with standard causal attention."""
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
     from transformers import AutoModelForCausalLM
 
@@ -130,7 +134,7 @@ def plain_model(base_dir: Path, policy):
 
 
 def plain_logprobs(model, token_ids: Sequence[int], temperature: float):
-    """(T-1,) log-probabilities of the tokens after the first, of one sequence alone."""
+    """Return the (T-1,) log-probabilities of the tokens after the first, for a single sequence."""
     import torch
 
     ids_T = torch.tensor(token_ids)
@@ -143,7 +147,7 @@ def trainable(model) -> dict[str, Any]:
 
 
 def relative_difference(left: dict[str, Any], right: dict[str, Any]) -> float:
-    """L2 distance of two sets of tensors over the length of the second."""
+    """Return the L2 distance of two sets of tensors, divided by the norm of the second."""
     assert set(left) == set(right)
     distance = sum(float((left[name] - right[name]).square().sum()) for name in left) ** 0.5
     return distance / sum(float(right[name].square().sum()) for name in right) ** 0.5

@@ -1,7 +1,7 @@
-"""Combinations of settings of the policy gradients, whose gradients `test_gradient_matrix` compares with the formulas.
+"""Combinations of the policy gradients' settings, whose gradients `test_gradient_matrix` compares with the formulas.
 
-Options are read off the specs, so that a new one is in the list at once. docs/algorithms.md shows which combinations
-are refused (`docs.gradients`).
+Options are read from the specs, so a new option is included automatically. docs/algorithms.md shows which combinations
+are rejected (`docs.gradients`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from components.errors import Problem
 from flows.experiment.checks import learning
 
 ALGORITHMS: dict[str, type[GRPOSpec]] = {
-    one.model_fields["name"].default: one for one in (GRPOSpec, *GRPOSpec.__subclasses__())
+    spec_class.model_fields["name"].default: spec_class for spec_class in (GRPOSpec, *GRPOSpec.__subclasses__())
 }
 COEFFICIENT = 0.1
-"""Weight of the KL, where there is one."""
+"""Weight of the KL penalty, if there is one."""
 NO_KL = "none"
 
 
@@ -28,7 +28,7 @@ def options(key: str) -> tuple[str, ...]:
 
 
 FORMS: tuple[tuple[str, str], ...] = (("episode", "index"), *(("turns", form) for form in options("turn_baseline")))
-"""credit and turn_baseline; the second has no effect without turns."""
+"""Values of credit and turn_baseline; the latter has no effect without turns."""
 KL_PLACES = (NO_KL, *options("kl_in"))
 
 
@@ -39,7 +39,7 @@ class Combination:
     turn_baseline: str
     ratio: str
     kl_in: str
-    """`none` is a coefficient of 0."""
+    """Place of the KL penalty; `none` sets its coefficient to 0."""
     estimator: str
 
     def __str__(self) -> str:
@@ -60,20 +60,23 @@ class Combination:
 
 
 def combinations() -> Iterator[Combination]:
-    """Every algorithm with each credit, ratio and place of the KL. All forms of a turn's baseline with grpo, and all
-    estimators with it and with the algorithms whose KL is not in the loss; the rest are settings of the same code."""
+    """Yield every algorithm with each credit, ratio and place of the KL penalty; all turn baselines with grpo; all
+    estimators with grpo and with the algorithms whose KL penalty is not in the loss. Other combinations are settings of
+    the same code."""
     for name, algorithm in ALGORITHMS.items():
-        own = algorithm.model_fields["kl_estimator"].default
-        every = name == "grpo" or algorithm.model_fields["kl_in"].default != "loss"
+        default_estimator = algorithm.model_fields["kl_estimator"].default
+        all_estimators = name == "grpo" or algorithm.model_fields["kl_in"].default != "loss"
         for credit, form in FORMS if name == "grpo" else FORMS[:2]:
             for ratio in options("ratio"):
                 for kl_in in KL_PLACES:
-                    for estimator in options("kl_estimator") if every and kl_in != NO_KL else (own,):
+                    for estimator in (
+                        options("kl_estimator") if all_estimators and kl_in != NO_KL else (default_estimator,)
+                    ):
                         yield Combination(name, credit, form, ratio, kl_in, estimator)
 
 
 def problems(spec: GRPOSpec) -> list[Problem]:
-    """Return why an experiment with these settings is refused."""
+    """Return the reasons why an experiment with these settings is rejected."""
     return list(chain(learning.turn_credit(spec), learning.scale(spec)))
 
 
@@ -83,7 +86,7 @@ BASES: dict[str, dict[str, Any]] = {
     "rloo": {"algorithm": "rloo"},
     "reinforce_pp, turns": {"algorithm": "reinforce_pp", "credit": "turns", "ratio": "sequence"},
 }
-"""What each of the `VARIATIONS` is combined with."""
+"""Base settings that the `VARIATIONS` are combined with."""
 
 VARIATIONS: dict[str, dict[str, Any]] = {
     **{
@@ -108,8 +111,8 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "overlong without buffer": {"overlong": 8, "discount": 0.8},
     "cut-off episodes left out": {"mask_truncated": True},
     **{
-        f"{how} by {level}": {"correction": how, "correction_level": level, "correction_limit": limit}
-        for how in ("truncate", "mask")
+        f"{method} by {level}": {"correction": method, "correction_level": level, "correction_limit": limit}
+        for method in ("truncate", "mask")
         for level, limit in (("token", 1.3), ("sequence", 3.0))
     },
 }

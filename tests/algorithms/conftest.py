@@ -20,7 +20,7 @@ def base_dir(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def start(base_dir, tmp_path_factory) -> Path:
-    """A checkpoint whose adapter changes the model."""
+    """Write a checkpoint with a non-zero adapter."""
     return write_start(base_dir, tmp_path_factory.mktemp("start") / "checkpoint")
 
 

@@ -1,5 +1,5 @@
-"""Prints, by algorithm, how many combinations of settings were compared with their formulas in float64, how many are
-refused, and the largest relative error of a gradient.
+"""Table of gradient errors: per algorithm, the number of combinations of settings that were compared with their
+formulas in float64, the number that are rejected, and the largest relative error of a gradient.
 
     python -m tests.algorithms.gradient_errors
 
@@ -25,7 +25,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (scratch := Path(folder) / "bench").mkdir()
         bench = Bench(prepare(MODEL, Path(folder) / "models"), scratch)
-        specs = [one.spec(**UNGUARDED) for one in combinations.combinations()]
+        specs = [combination.spec(**UNGUARDED) for combination in combinations.combinations()]
         specs += [
             combinations.varied(base, variation, **UNGUARDED)
             for base in combinations.BASES
@@ -44,8 +44,8 @@ def main() -> None:
             for name, spec in test_gradient_matrix_episodes.SPECS.items():
                 errors[spec.name] += [max(test_gradient_matrix_episodes.errors(bench, name, histories))]
     print("| Algorithm | Compared | Refused | Largest relative error |\n|---|---|---|---|")
-    for name, each in errors.items():
-        print(f"| {name} | {len(each)} | {refused[name]} | {max(each):.1e} |")
+    for name, algorithm_errors in errors.items():
+        print(f"| {name} | {len(algorithm_errors)} | {refused[name]} | {max(algorithm_errors):.1e} |")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Gradients of the trainers beside those of the formulas (`papers`) on the same episodes, in float64 (`plain_llama`).
+"""Gradients of the trainers and of the formulas (`papers`) on the same episodes, in float64 (`plain_llama`).
 
-A training takes two gradient steps. After the first one the parameters are replaced by others, so that in the second
-the policy has moved from the one before the first step, by a known amount and whatever the gradient was.
+A training takes two gradient steps. After the first step the parameters are replaced, so that in the second step the
+policy differs from the one before the first step by a known amount, whatever the gradient was.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 
 from components.trajectories.schema import Trajectory
 from tests.algorithms import papers
-from tests.algorithms.builders import MODEL, VOCABULARY, history, trajectory
+from tests.algorithms.builders import MODEL, VOCABULARY, make_history, make_trajectory
 from tests.algorithms.papers import Episode
 from tests.algorithms.plain_llama import Adapter, PlainLlama, flat
 
 TEMPERATURE = 0.7
 FREE: dict[str, Any] = {"max_grad_norm": 1e9, "pack_tokens": 64}
-"""Settings under which the gradient is neither clipped nor computed in a single pack."""
+"""Settings without gradient clipping and with more than one pack."""
 UNGUARDED: dict[str, Any] = {**FREE, "max_kl": 1e9, "epochs": 2, "measure_kl": False}
 HISTORIES = ("one history", "three histories")
 
@@ -33,39 +33,40 @@ HISTORIES = ("one history", "three histories")
 
 
 def layouts(histories: str) -> list[list[int]]:
-    """Turns of each history, of the three episodes of a group. A history ends where the context was rewritten."""
+    """Return the number of turns of each history, for the three episodes of a group. A history ends where the context
+    was rewritten."""
     return [[3], [2], [3]] if histories == "one history" else [[1, 1, 1], [3], [2, 1, 1]]
 
 
 def episodes(histories: str, seed: int = 0) -> tuple[list[Trajectory], list[Episode]]:
-    """Return three groups of three episodes, as the trainers and as the formulas read them. Log-probabilities of the
-    engine are not set yet."""
+    """Return three groups of three episodes, as trajectories and as inputs of the formulas. The engine's
+    log-probabilities are not set yet."""
     draw = random.Random(f"{seed}-{histories}")
 
     def tokens(low: int, high: int) -> list[int]:
         return [draw.randrange(3, VOCABULARY) for _ in range(draw.randint(low, high))]
 
-    trajectories, given = [], []
+    trajectories, inputs = [], []
     system = tokens(5, 5)
     for group in range(3):
         task, shared = tokens(4, 4), tokens(2, 2)
         for sample, layout in enumerate(layouts(histories)):
             built, states, turn_of, history_of = [], [], [], []
-            for place, turns in enumerate(layout):
+            for index, turns in enumerate(layout):
                 parts: list[tuple[bool, list[int]]] = []
                 contents = []
                 for turn in range(turns):
-                    # Later histories begin with a summary in the place of the task.
-                    state = "task" if place == turn == 0 else draw.choice(["hall", "door"])
-                    prompt = system + (task if place == 0 else tokens(2, 4)) if turn == 0 else tokens(1, 3)
-                    answer = [*(shared[: draw.randint(1, 2)] if place == turn == 0 else []), *tokens(1, 4)]
+                    # Later histories begin with a summary instead of the task.
+                    state = "task" if index == turn == 0 else draw.choice(["hall", "door"])
+                    prompt = system + (task if index == 0 else tokens(2, 4)) if turn == 0 else tokens(1, 3)
+                    answer = [*(shared[: draw.randint(1, 2)] if index == turn == 0 else []), *tokens(1, 4)]
                     parts += [(False, prompt), (True, answer)]
                     contents += [state, ""]
                     turn_of += [len(states)] * len(answer)
-                    history_of += [place] * len(answer)
+                    history_of += [index] * len(answer)
                     states.append(state)
                 count = sum(len(part) for sampled, part in parts if sampled)
-                built.append(history(parts, [0.0] * count))
+                built.append(make_history(parts, [0.0] * count))
                 for message, content in zip(built[-1].messages, contents, strict=True):
                     message.content = content
             reward = round(draw.random(), 3)
@@ -73,62 +74,62 @@ def episodes(histories: str, seed: int = 0) -> tuple[list[Trajectory], list[Epis
             cut_off = (group, sample) == (1, 1)
             if cut_off:
                 built[-1].messages[-1].finish_reason = "length"
-            made = trajectory(f"s{group}", sample, built, reward, sampling={"temperature": TEMPERATURE})
-            made.step_rewards = steps
-            trajectories.append(made)
-            given.append(Episode(f"s{group}", reward, steps, states, turn_of, history_of, cut_off))
-    return trajectories, given
+            result = make_trajectory(f"s{group}", sample, built, reward, sampling={"temperature": TEMPERATURE})
+            result.step_rewards = steps
+            trajectories.append(result)
+            inputs.append(Episode(f"s{group}", reward, steps, states, turn_of, history_of, cut_off))
+    return trajectories, inputs
 
 
 def set_sampler(trajectories: Sequence[Trajectory], old: Sequence[torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
-    """Set the log-probabilities of the engine: those of the policy before the first step, off by 0.3 nats on average
+    """Set the engine's log-probabilities: those of the policy before the first step, perturbed by 0.3 nats on average
     and by more at a few tokens. Return them."""
     draw = random.Random(seed)
     result = []
-    for one, old_S in zip(trajectories, old, strict=True):
-        away = [draw.choice([-1.6, 1.6]) if draw.random() < 0.08 else draw.gauss(0, 0.3) for _ in old_S]
-        sampler_S = (old_S + torch.tensor(away, dtype=torch.float64)).float()
+    for trajectory, old_S in zip(trajectories, old, strict=True):
+        noise = [draw.choice([-1.6, 1.6]) if draw.random() < 0.08 else draw.gauss(0, 0.3) for _ in old_S]
+        sampler_S = (old_S + torch.tensor(noise, dtype=torch.float64)).float()
         result.append(sampler_S.double())
         values = iter(sampler_S.tolist())
-        for each in one.histories:
-            each.logprobs = [next(values) if sampled else float("nan") for sampled in each.sampled_mask()]
+        for history in trajectory.histories:
+            history.logprobs = [next(values) if sampled else float("nan") for sampled in history.sampled_mask()]
     return result
 
 
-def split(one: Trajectory) -> Trajectory:
-    """Return the same episode with a history of its own for each turn, which repeats everything before it: every token
-    is sampled in the same context."""
+def split(trajectory: Trajectory) -> Trajectory:
+    """Return the same episode with one history per turn, which repeats everything before the turn: every token is
+    sampled in the same context."""
     built = []
-    for each in one.histories:
-        for message in each.messages:
+    for history in trajectory.histories:
+        for message in history.messages:
             if message.span is not None:
                 start, end = message.span
-                parts = [(False, each.token_ids[:start]), (True, each.token_ids[start:end])]
-                built.append(history(parts, each.logprobs[start:end]))
+                parts = [(False, history.token_ids[:start]), (True, history.token_ids[start:end])]
+                built.append(make_history(parts, history.logprobs[start:end]))
                 built[-1].messages[-1].finish_reason = message.finish_reason
-    return replace(one, histories=built)
+    return replace(trajectory, histories=built)
 
 
 # --- the formulas' side ---------------------------------------------------------------------------------------------
 
 
 Columns = dict[str, torch.Tensor]
-"""(S,) each."""
+"""Columns of shape (S,), by name."""
 
 
 @dataclass
 class Reading:
-    """Columns of numbers that a policy gives for the sampled tokens of all episodes, and their Jacobians by its
+    """Columns of a policy for the sampled tokens of all episodes, and their Jacobians with respect to its
     parameters."""
 
     columns: Columns
     jacobians: dict[str, torch.Tensor]
-    """(S, P) each."""
+    """Jacobians of shape (S, P), by column."""
 
     def gradient(self, loss: Callable[[Columns], torch.Tensor]) -> torch.Tensor:
         """Return the (P,) gradient of a loss of the columns, by the chain rule."""
-        given = {name: column.clone().requires_grad_() for name, column in self.columns.items()}
-        by_column = torch.autograd.grad(loss(given), list(given.values()), allow_unused=True)
+        inputs = {name: column.clone().requires_grad_() for name, column in self.columns.items()}
+        by_column = torch.autograd.grad(loss(inputs), list(inputs.values()), allow_unused=True)
         pairs = zip(by_column, self.jacobians.values(), strict=True)
         return sum((by_S @ jacobian_SP for by_S, jacobian_SP in pairs if by_S is not None), torch.zeros(()))
 
@@ -139,20 +140,20 @@ def learned(adapter: Adapter) -> dict[str, torch.Tensor]:
 
 
 def sampled_places(trajectories: Sequence[Trajectory]) -> list[tuple[list[int], list[int]]]:
-    """Token ids and indices of the sampled tokens of each history, over all episodes."""
+    """Return the token ids and the indices of the sampled tokens of each history, over all episodes."""
     return [
-        (h.token_ids, [at for at, sampled in enumerate(h.sampled_mask()) if sampled])
-        for one in trajectories
-        for h in one.histories
+        (history_.token_ids, [index for index, sampled in enumerate(history_.sampled_mask()) if sampled])
+        for trajectory in trajectories
+        for history_ in trajectory.histories
     ]
 
 
 def logprobs_and_entropies(
-    model: PlainLlama, adapter: Adapter | None, token_ids: list[int], places: list[int], temperature: float
+    model: PlainLlama, adapter: Adapter | None, token_ids: list[int], positions: list[int], temperature: float
 ) -> Columns:
     """Return the columns of one history."""
-    logps_SV = model.logps(model.hidden(token_ids, adapter)[[at - 1 for at in places]], temperature)
-    chosen_S1 = logps_SV.gather(-1, torch.tensor([token_ids[at] for at in places])[:, None])
+    logps_SV = model.logps(model.hidden(token_ids, adapter)[[position - 1 for position in positions]], temperature)
+    chosen_S1 = logps_SV.gather(-1, torch.tensor([token_ids[position] for position in positions])[:, None])
     return {"logprob": chosen_S1[:, 0], "entropy": -(logps_SV.exp() * logps_SV).sum(-1)}
 
 
@@ -161,15 +162,16 @@ def logprobs(
 ) -> torch.Tensor:
     """Return the (S,) log-probabilities of the sampled tokens, without gradient."""
     with torch.no_grad():
-        each = [
-            logprobs_and_entropies(model, adapter, *place, temperature)["logprob"]
-            for place in sampled_places(trajectories)
+        columns = [
+            logprobs_and_entropies(model, adapter, *history_inputs, temperature)["logprob"]
+            for history_inputs in sampled_places(trajectories)
         ]
-    return torch.cat(each)
+    return torch.cat(columns)
 
 
 def reading(parameters: Mapping[str, torch.Tensor], histories: Iterable[Columns]) -> Reading:
-    """parameters: as `learned` gives them. histories: columns of each, with the graph of their forward pass."""
+    """Return the reading. parameters: result of `learned`. histories: columns of each history, with the graph of their
+    forward pass."""
     columns, jacobians = defaultdict(list), defaultdict(list)
     for history_columns in histories:
         for number, (name, values) in enumerate(history_columns.items(), start=1):
@@ -182,14 +184,14 @@ def reading(parameters: Mapping[str, torch.Tensor], histories: Iterable[Columns]
                 allow_unused=True,
             )
             filled = [
-                torch.zeros(len(values), each.numel(), dtype=torch.float64)
+                torch.zeros(len(values), parameter.numel(), dtype=torch.float64)
                 if row is None
                 else row.reshape(len(values), -1)
-                for row, each in zip(rows, parameters.values(), strict=True)
+                for row, parameter in zip(rows, parameters.values(), strict=True)
             ]
             columns[name].append(values.detach())
             jacobians[name].append(torch.cat(filled, 1))
-    return Reading(*({name: torch.cat(parts) for name, parts in each.items()} for each in (columns, jacobians)))
+    return Reading(*({name: torch.cat(parts) for name, parts in by_name.items()} for by_name in (columns, jacobians)))
 
 
 def policy_reading(
@@ -198,7 +200,10 @@ def policy_reading(
     parameters = learned(adapter)
     return reading(
         parameters,
-        (logprobs_and_entropies(model, parameters, *place, temperature) for place in sampled_places(trajectories)),
+        (
+            logprobs_and_entropies(model, parameters, *history_inputs, temperature)
+            for history_inputs in sampled_places(trajectories)
+        ),
     )
 
 
@@ -206,7 +211,8 @@ def policy_reading(
 
 
 class Replaces(torch.optim.Optimizer):
-    """Keeps the gradient of each step; after the first one, the parameters are those given."""
+    """Optimizer that records the gradient of each step and replaces the parameters by given ones after the first
+    step."""
 
     def __init__(self, groups: Sequence[Mapping[str, torch.nn.Parameter]], then: Adapter):
         self.named = {name: parameter for group in groups for name, parameter in group.items()}
@@ -226,11 +232,11 @@ def moved(adapter: Adapter, by: float, generator: torch.Generator) -> dict[str, 
 
 
 class Bench:
-    """The tiny model with four adapters: of the policy before the first step, of that after it, of the reference; and
-    the episodes. Weights are larger than those of a fresh model, which says nearly the same of every token."""
+    """The tiny model, its episodes, and its adapters: before the first step, after it, and the reference. Weights are
+    scaled up, because a fresh model assigns nearly the same probability to every token."""
 
     def __init__(self, base_dir: Path, folder: Path):
-        """base_dir: a tiny model. folder: empty."""
+        """Build the bench from a tiny model, in an empty folder."""
         import shutil
 
         from safetensors.torch import load_file, save_file
@@ -252,7 +258,7 @@ class Bench:
         generator = torch.Generator().manual_seed(1)
         self.start = moved(fresh, 0.05, generator)
         self.after = moved(self.start, 0.02, generator)
-        # The seed is of a reference for which KTO's reference point is above 0.
+        # With this seed, KTO's reference point is above 0.
         self.reference = moved(self.start, 0.012, torch.Generator().manual_seed(29))
         self.set(self.reference)
         self.policy.save(folder / "reference")
@@ -276,7 +282,7 @@ class Bench:
 
 
 class Batch:
-    """Episodes of one kind, and what the policies say of them at the temperature of their sampling, or at 1."""
+    """Episodes of one kind, and the policies' columns at the sampling temperature and at temperature 1."""
 
     def __init__(self, bench: Bench, histories: str):
         self.bench = bench
@@ -287,7 +293,7 @@ class Batch:
         self.sampler = set_sampler(self.trajectories, self.old)
 
     def _steps(self, temperature: float) -> list[Reading]:
-        """Readings of the policy in the first and in the second step."""
+        """Return the readings of the policy in the first and in the second step."""
         return [
             policy_reading(self.bench.model, adapter, self.trajectories, temperature)
             for adapter in (self.bench.start, self.bench.after)
@@ -302,19 +308,19 @@ class Batch:
         return self.split(logprobs(self.bench.model, self.bench.reference, self.trajectories, 1.0))
 
     def split(self, column_S: torch.Tensor) -> list[torch.Tensor]:
-        """A column by episode."""
-        return list(column_S.split([one.tokens for one in self.episodes]))
+        """Return a column by episode."""
+        return list(column_S.split([episode.tokens for episode in self.episodes]))
 
-    def columns(self, given: Columns) -> list[papers.Columns]:
-        """The columns of each episode, as the formulas read them."""
-        now, entropy = self.split(given["logprob"]), self.split(given["entropy"])
-        rows = zip(now, self.old, self.sampler, self.reference, entropy, strict=True)
+    def columns(self, columns: Columns) -> list[papers.Columns]:
+        """Return the columns of each episode, as the formulas read them."""
+        logprob, entropy = self.split(columns["logprob"]), self.split(columns["entropy"])
+        rows = zip(logprob, self.old, self.sampler, self.reference, entropy, strict=True)
         return [papers.Columns(*row) for row in rows]
 
 
-def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    assert theirs.norm() > 0, "a gradient of 0 would show nothing"
-    return float((ours - theirs).norm() / theirs.norm())
+def relative_error(ours: torch.Tensor, expected: torch.Tensor) -> float:
+    assert expected.norm() > 0, "a gradient of 0 would show nothing"
+    return float((ours - expected).norm() / expected.norm())
 
 
 def relative_errors(
@@ -332,8 +338,8 @@ def policy_gradient_errors(bench: Bench, spec: Any, histories: str) -> list[floa
     batch, policy = bench.batches[histories], bench.policy
     bench.set(bench.start)
     optimizer = Replaces([policy.parameters], bench.after)
-    rest = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
-    train_policy_gradient(spec, policy, optimizer, batch.trajectories, **rest)
+    options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
+    train_policy_gradient(spec, policy, optimizer, batch.trajectories, **options)
     return relative_errors(
-        optimizer, batch.steps, lambda given: papers.policy_gradient(spec, batch.episodes, batch.columns(given))
+        optimizer, batch.steps, lambda columns: papers.policy_gradient(spec, batch.episodes, batch.columns(columns))
     )

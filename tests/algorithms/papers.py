@@ -1,7 +1,7 @@
-"""Formulas of the algorithms as the papers write them, in plain torch. It imports nothing of the library.
+"""Formulas of the algorithms as in the papers, in plain torch, independent of the library.
 
 `spec` is any object with the keys of conf/algorithm/*.yaml. An episode has n sampled tokens, over all its turns and
-histories in their order; columns of numbers have one entry for each of them.
+histories in their order; columns have one entry per sampled token.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ ESTIMATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @dataclass
 class Episode:
-    """What is known of an episode beside its tokens."""
+    """Properties of an episode besides its tokens."""
 
     group: str
     reward: float
     step_rewards: list[float]
-    """Of each turn."""
+    """Step reward of each turn."""
     states: list[str]
-    """In which each turn was taken."""
+    """State in which each turn was taken."""
     turn: list[int]
     """Index of the turn that each sampled token belongs to."""
     history: list[int]
@@ -50,21 +50,21 @@ class Columns:
     """Log-probabilities of the sampled tokens of an episode, (n,) each."""
 
     now: torch.Tensor
-    """Of the policy in training, with gradient."""
+    """Log-probabilities under the policy in training, with gradient."""
     old: torch.Tensor
-    """Of the policy before the first gradient step."""
+    """Log-probabilities under the policy before the first gradient step."""
     sampler: torch.Tensor
-    """Of the engine."""
+    """Log-probabilities of the engine."""
     reference: torch.Tensor
     entropy: torch.Tensor
-    """Of the distributions that the tokens were drawn from, with gradient."""
+    """Entropies of the distributions that the tokens were sampled from, with gradient."""
 
 
 # --- advantages -----------------------------------------------------------------------------------------------------
 
 
 def overlong(spec: Any, tokens: int) -> float:
-    """Soft punishment of length (DAPO, arXiv:2503.14476, eq. 13), as a part of the reward."""
+    """Return the soft length penalty (DAPO, arXiv:2503.14476, eq. 13), as a part of the reward."""
     if not spec.overlong or tokens <= spec.overlong - spec.overlong_buffer:
         return 0.0
     late = tokens - (spec.overlong - spec.overlong_buffer)
@@ -76,11 +76,12 @@ def returns_to_go(rewards: Sequence[float], discount: float) -> list[float]:
 
 
 Value = tuple[int, Hashable, float]
-"""Number of the episode, what the value is compared within, value."""
+"""Number of the episode, cell that the value is compared within, value."""
 
 
 def normalised(spec: Any, episodes: Sequence[Episode], values: Sequence[Value]) -> list[float]:
-    """Return each value less its baseline, over its scale; both from the values of the same cell."""
+    """Return each value minus its baseline, divided by its scale; both are computed from the values of the same
+    cell."""
     result = []
     for number, cell, value in values:
         batch = [v for n, c, v in values if c == cell]
@@ -99,143 +100,160 @@ def normalised(spec: Any, episodes: Sequence[Episode], values: Sequence[Value]) 
 
 
 def advantages(spec: Any, episodes: Sequence[Episode], kl: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the advantage of each sampled token of each episode. kl: estimates of the policy before the first step to
-    the reference, by token."""
+    """Return the advantage of each sampled token of each episode. kl: estimates per token of the KL divergence of the
+    policy before the first step from the reference."""
     coefficient = spec.kl_coefficient
-    off_reward = [coefficient * sum(own) if spec.kl_in == "reward" else 0.0 for own in kl]
+    off_reward = [coefficient * sum(episode_kl) if spec.kl_in == "reward" else 0.0 for episode_kl in kl]
     by_token = bool(coefficient) and spec.kl_in == "token_rewards"
-    to_come = [[coefficient * sum(own[t:]) if by_token else 0.0 for t in range(len(own))] for own in kl]
+    remaining_kl = [
+        [coefficient * sum(episode_kl[t:]) if by_token else 0.0 for t in range(len(episode_kl))] for episode_kl in kl
+    ]
     numbers = range(len(episodes))
     if spec.credit == "episode":
         # GRPO (arXiv:2402.03300, section 4.1.2), RLOO (arXiv:2402.14740, eq. 7), REINFORCE++ (arXiv:2501.03262, eq. 5).
-        returns = [one.reward + overlong(spec, one.tokens) - off_reward[n] for n, one in enumerate(episodes)]
+        returns = [
+            episode.reward + overlong(spec, episode.tokens) - off_reward[n] for n, episode in enumerate(episodes)
+        ]
         if by_token:
             return _of_tokens(
-                spec, episodes, [[returns[n] - later for later in to_come[n]] for n in numbers], lambda n, t: None
+                spec,
+                episodes,
+                [[returns[n] - remaining for remaining in remaining_kl[n]] for n in numbers],
+                lambda n, t: None,
             )
-        whole = normalised(spec, episodes, [(n, None, returns[n]) for n in numbers])
-        return [[whole[n]] * episodes[n].tokens for n in numbers]
-    # The punishment of length is a part of the reward of the last turn.
-    rewards = [[*one.step_rewards[:-1], one.step_rewards[-1] + overlong(spec, one.tokens)] for one in episodes]
+        episode_advantages = normalised(spec, episodes, [(n, None, returns[n]) for n in numbers])
+        return [[episode_advantages[n]] * episodes[n].tokens for n in numbers]
+    # The length penalty is part of the reward of the last turn.
+    rewards = [
+        [*episode.step_rewards[:-1], episode.step_rewards[-1] + overlong(spec, episode.tokens)] for episode in episodes
+    ]
     if spec.turn_baseline == "process":
         # arXiv:2402.03300, section 4.1.3.
         steps = normalised(spec, episodes, [(n, None, reward) for n in numbers for reward in rewards[n]])
-        given = iter(steps)
-        by_turn = [returns_to_go([next(given) for _ in rewards[n]], spec.discount) for n in numbers]
+        advantage_iterator = iter(steps)
+        by_turn = [returns_to_go([next(advantage_iterator) for _ in rewards[n]], spec.discount) for n in numbers]
         return _spread(episodes, by_turn)
     returns_by_turn = [[value - off_reward[n] for value in returns_to_go(rewards[n], spec.discount)] for n in numbers]
     if by_token:
         token_returns = [
-            [returns_by_turn[n][turn] - later for turn, later in zip(episodes[n].turn, to_come[n], strict=True)]
+            [
+                returns_by_turn[n][turn] - remaining
+                for turn, remaining in zip(episodes[n].turn, remaining_kl[n], strict=True)
+            ]
             for n in numbers
         ]
         return _of_tokens(spec, episodes, token_returns, lambda n, t: episodes[n].turn[t])
     cell = {"index": lambda n, turn: turn, "state": lambda n, turn: episodes[n].states[turn]}[spec.turn_baseline]
     values = [(n, cell(n, turn), value) for n in numbers for turn, value in enumerate(returns_by_turn[n])]
-    given = iter(normalised(spec, episodes, values))
-    by_turn = [[next(given) for _ in rewards[n]] for n in numbers]
+    advantage_iterator = iter(normalised(spec, episodes, values))
+    by_turn = [[next(advantage_iterator) for _ in rewards[n]] for n in numbers]
     if spec.turn_baseline == "state":
-        # GiGPO (arXiv:2505.10978): the episode's total return is not discounted (eq. 3), those of steps are (eq. 5).
+        # GiGPO (arXiv:2505.10978): the episode's total return is undiscounted (eq. 3), step returns are not (eq. 5).
         totals = [(n, None, sum(rewards[n]) - off_reward[n]) for n in numbers]
-        whole = normalised(spec, episodes, totals)
-        by_turn = [[whole[n] + spec.state_weight * value for value in by_turn[n]] for n in numbers]
+        episode_advantages = normalised(spec, episodes, totals)
+        by_turn = [[episode_advantages[n] + spec.state_weight * value for value in by_turn[n]] for n in numbers]
     return _spread(episodes, by_turn)
 
 
 def _of_tokens(
     spec: Any, episodes: Sequence[Episode], returns: list[list[float]], cell: Callable[[int, int], Hashable]
 ) -> list[list[float]]:
-    """Advantages of tokens from their returns. A token that no token of another episode is compared with has none."""
-    values = [(n, cell(n, t), value) for n, own in enumerate(returns) for t, value in enumerate(own)]
+    """Return the advantages of tokens from their returns. A token that is compared with no token of another episode has
+    none."""
+    values = [
+        (n, cell(n, t), value) for n, episode_returns in enumerate(returns) for t, value in enumerate(episode_returns)
+    ]
     result = []
-    for (number, at, value), normal in zip(values, normalised(spec, episodes, values), strict=True):
+    for (number, cell_, value), normal in zip(values, normalised(spec, episodes, values), strict=True):
         same_group = spec.baseline in ("group", "leave_one_out")
         compared = {
-            n for n, c, _ in values if c == at and (not same_group or episodes[n].group == episodes[number].group)
+            n for n, c, _ in values if c == cell_ and (not same_group or episodes[n].group == episodes[number].group)
         }
-        alone = value if spec.baseline == "none" else 0.0
-        result.append(normal if len(compared) > 1 else alone)
-    given = iter(result)
-    return [[next(given) for _ in own] for own in returns]
+        default = value if spec.baseline == "none" else 0.0
+        result.append(normal if len(compared) > 1 else default)
+    result_iterator = iter(result)
+    return [[next(result_iterator) for _ in episode_returns] for episode_returns in returns]
 
 
 def _spread(episodes: Sequence[Episode], by_turn: Sequence[Sequence[float]]) -> list[list[float]]:
-    return [[values[turn] for turn in one.turn] for one, values in zip(episodes, by_turn, strict=True)]
+    return [[values[turn] for turn in episode.turn] for episode, values in zip(episodes, by_turn, strict=True)]
 
 
 # --- the loss of the policy -----------------------------------------------------------------------------------------
 
 
 def surrogate(spec: Any, ratio: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
-    """PPO's clipped objective (arXiv:1707.06347, eq. 7) with a dual clip (arXiv:1912.09729, eq. 5), negated."""
+    """Return PPO's negated clipped objective (arXiv:1707.06347, eq. 7) with a dual clip (arXiv:1912.09729, eq. 5)."""
     objective = torch.minimum(ratio * advantage, ratio.clamp(1 - spec.clip_low, 1 + spec.clip_high) * advantage)
     if spec.dual_clip is not None:
         objective = torch.where(advantage < 0, torch.maximum(objective, spec.dual_clip * advantage), objective)
     return -objective
 
 
-def ratio_base(spec: Any, given: Columns) -> torch.Tensor:
-    """What ratios are taken to: the sampler, or the policy before the first step where a correction accounts for the
-    rest (arXiv:2110.00641), and for ratios of sequences."""
-    return given.old if spec.correction in ("truncate", "mask") or spec.ratio != "token" else given.sampler
+def ratio_base(spec: Any, columns: Columns) -> torch.Tensor:
+    """Return the denominator of the ratios: the sampler, or the policy before the first step if a correction accounts
+    for the difference (arXiv:2110.00641), and for sequence ratios."""
+    return columns.old if spec.correction in ("truncate", "mask") or spec.ratio != "token" else columns.sampler
 
 
-def episode_loss(spec: Any, one: Episode, given: Columns, advantage: Sequence[float]) -> torch.Tensor:
-    """Return the sum over the tokens of an episode, whose gradient is that of the paper's objective."""
+def episode_loss(spec: Any, episode: Episode, columns: Columns, advantage: Sequence[float]) -> torch.Tensor:
+    """Return the sum over the tokens of an episode, whose gradient equals that of the paper's objective."""
     total = torch.zeros((), dtype=torch.float64)
-    for places in histories(one):
-        now = given.now[places]
-        log_ratio = now - ratio_base(spec, given)[places]
-        own = torch.tensor([advantage[place] for place in places], dtype=torch.float64)
+    for positions in histories(episode):
+        logprob_S = columns.now[positions]
+        log_ratio = logprob_S - ratio_base(spec, columns)[positions]
+        advantage_S = torch.tensor([advantage[position] for position in positions], dtype=torch.float64)
         level = {"token": log_ratio, "sequence_mean": log_ratio.mean(), "sequence": log_ratio.sum()}[spec.ratio]
-        whole = bool((own == own[0]).all()) and (
+        same_advantage = bool((advantage_S == advantage_S[0]).all()) and (
             spec.correction in ("auto", "none") or spec.correction_level == "sequence"
         )
         if spec.objective == "cispo":
             # arXiv:2506.13585, eq. 4.
             weight = torch.exp(level).detach().clamp(1 - spec.clip_low, 1 + spec.clip_high)
-            loss = -weight * own * now
+            loss = -weight * advantage_S * logprob_S
         elif spec.ratio == "token":
-            loss = surrogate(spec, torch.exp(log_ratio), own)
-        elif whole:
-            # The sequence has one advantage and one weight. GSPO (arXiv:2507.18071, eq. 5 and 7) and RLOO: its
-            # objective as it stands. Of a mean, each token counts once; a product counts once for each token of the
-            # episode.
-            count = len(places) if spec.ratio == "sequence_mean" else one.tokens
-            loss = count * surrogate(spec, torch.exp(level), own[0])[None]
+            loss = surrogate(spec, torch.exp(log_ratio), advantage_S)
+        elif same_advantage:
+            # The sequence has one advantage and one weight, so the objective of GSPO (arXiv:2507.18071, eq. 5 and 7)
+            # and RLOO applies unchanged. In a mean each token counts once; a product counts once for each token of
+            # the episode.
+            count = len(positions) if spec.ratio == "sequence_mean" else episode.tokens
+            loss = count * surrogate(spec, torch.exp(level), advantage_S[0])[None]
         else:
             # GSPO-token (arXiv:2507.18071, section 4.3): sg(s) · π / sg(π).
-            times = 1 if spec.ratio == "sequence_mean" else one.tokens
-            loss = surrogate(spec, torch.exp(level.detach()) * torch.exp(times * (now - now.detach())), own)
-        total = total + (loss * _correction(spec, given, places)).sum()
+            times = 1 if spec.ratio == "sequence_mean" else episode.tokens
+            loss = surrogate(
+                spec, torch.exp(level.detach()) * torch.exp(times * (logprob_S - logprob_S.detach())), advantage_S
+            )
+        total = total + (loss * _correction(spec, columns, positions)).sum()
     return total
 
 
-def histories(one: Episode) -> Iterable[list[int]]:
-    """Return the places of the sampled tokens of each history."""
-    for _, places in groupby(range(one.tokens), key=lambda place: one.history[place]):
-        yield list(places)
+def histories(episode: Episode) -> Iterable[list[int]]:
+    """Yield the positions of the sampled tokens of each history."""
+    for _, positions in groupby(range(episode.tokens), key=lambda position: episode.history[position]):
+        yield list(positions)
 
 
-def _correction(spec: Any, given: Columns, places: list[int]) -> torch.Tensor | float:
+def _correction(spec: Any, columns: Columns, positions: list[int]) -> torch.Tensor | float:
     if spec.correction in ("auto", "none"):
         return 1.0
-    away = (given.old - given.sampler)[places]
-    weight = torch.exp(away if spec.correction_level == "token" else away.sum().expand(len(places)))
+    log_ratio = (columns.old - columns.sampler)[positions]
+    weight = torch.exp(log_ratio if spec.correction_level == "token" else log_ratio.sum().expand(len(positions)))
     if spec.correction == "truncate":
         weight = weight.clamp(max=spec.correction_limit)
     else:
         inside = (weight >= 1 / spec.correction_limit) & (weight <= spec.correction_limit)
         weight = weight * inside
-    # The literal objective of a sequence has one entry.
+    # The unchanged objective of a sequence has one entry.
     return weight if spec.correction_level == "token" else weight[:1]
 
 
-def weight(spec: Any, learned: Sequence[Episode], one: Episode) -> float:
-    """Return what each token of an episode counts."""
+def weight(spec: Any, learned: Sequence[Episode], episode: Episode) -> float:
+    """Return the weight of each token of an episode."""
     return {
-        "tokens": 1 / sum(each.tokens for each in learned),
-        "sequences": 1 / (one.tokens * len(learned)),
+        "tokens": 1 / sum(episode.tokens for episode in learned),
+        "sequences": 1 / (episode.tokens * len(learned)),
         "constant": 1 / (spec.constant_length * len(learned)),
     }[spec.normalization]
 
@@ -243,17 +261,17 @@ def weight(spec: Any, learned: Sequence[Episode], one: Episode) -> float:
 def policy_gradient(spec: Any, episodes: Sequence[Episode], columns: Sequence[Columns]) -> torch.Tensor:
     """Return a loss whose gradient is that of a gradient step."""
     estimate = ESTIMATORS[spec.kl_estimator]
-    kl = [estimate(given.reference - given.old).tolist() for given in columns]
+    kl = [estimate(column.reference - column.old).tolist() for column in columns]
     given_advantages = advantages(spec, episodes, kl)
-    learned = [one for one in episodes if not (spec.mask_truncated and one.cut_off)]
-    tokens = sum(one.tokens for one in learned)
+    learned = [episode for episode in episodes if not (spec.mask_truncated and episode.cut_off)]
+    tokens = sum(episode.tokens for episode in learned)
     total = torch.zeros((), dtype=torch.float64)
-    for one, given, advantage in zip(episodes, columns, given_advantages, strict=True):
-        if spec.mask_truncated and one.cut_off:
+    for episode, episode_columns, advantage in zip(episodes, columns, given_advantages, strict=True):
+        if spec.mask_truncated and episode.cut_off:
             continue
-        loss = episode_loss(spec, one, given, advantage)
+        loss = episode_loss(spec, episode, episode_columns, advantage)
         if spec.kl_in == "loss":
-            loss = loss + spec.kl_coefficient * estimate(given.reference - given.now).sum()
-        total = total + weight(spec, learned, one) * loss
-        total = total - spec.entropy_coefficient * given.entropy.sum() / tokens
+            loss = loss + spec.kl_coefficient * estimate(episode_columns.reference - episode_columns.now).sum()
+        total = total + weight(spec, learned, episode) * loss
+        total = total - spec.entropy_coefficient * episode_columns.entropy.sum() / tokens
     return total

@@ -1,6 +1,6 @@
 """A Llama in plain torch and float64: eager attention, one sequence at a time, LoRA merged into the weights.
 
-An independent computation of what the trainers compute on packs. It imports nothing of the library.
+It computes the same as the trainers on packs, independently of the library.
 
 Legend: T tokens, S sampled tokens, D hidden, V vocabulary, P trainable numbers.
 """
@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file
 
 Adapter = Mapping[str, torch.Tensor]
-"""Tensors of LoRA by the names that PEFT gives its parameters."""
+"""LoRA tensors under PEFT's parameter names."""
 
 
 class PlainLlama:
     def __init__(self, folder: Path, lora_scale: float):
-        """folder: config and weights as transformers saves them. lora_scale: alpha over rank."""
+        """Load config and weights from a transformers folder. lora_scale: alpha over rank."""
         self.config = json.loads((folder / "config.json").read_text())
         self.weights = {name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()}
         self.lora_scale = lora_scale
@@ -31,8 +31,8 @@ class PlainLlama:
         heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
         size = config["hidden_size"] // heads
         theta = config["rope_parameters"]["rope_theta"]
-        turns = theta ** -(torch.arange(0, size, 2).double() / size)
-        angle_TE = torch.arange(length).double()[:, None] * torch.cat([turns, turns])
+        frequencies = theta ** -(torch.arange(0, size, 2).double() / size)
+        angle_TE = torch.arange(length).double()[:, None] * torch.cat([frequencies, frequencies])
         later_TT = torch.ones(length, length).triu(1).bool()
 
         def rotated(x_HTE: torch.Tensor) -> torch.Tensor:
@@ -52,19 +52,19 @@ class PlainLlama:
 
         x_TD = self.weights["model.embed_tokens.weight"][torch.tensor(token_ids)]
         for number in range(config["num_hidden_layers"]):
-            at = f"model.layers.{number}"
-            y_TD = norm(x_TD, f"{at}.input_layernorm")
+            layer = f"model.layers.{number}"
+            y_TD = norm(x_TD, f"{layer}.input_layernorm")
             query, key, value = (
-                linear(y_TD, f"{at}.self_attn.{side}_proj").view(length, -1, size).transpose(0, 1) for side in "qkv"
+                linear(y_TD, f"{layer}.self_attn.{side}_proj").view(length, -1, size).transpose(0, 1) for side in "qkv"
             )
             query, key = rotated(query), rotated(key)
-            key, value = (each.repeat_interleave(heads // shared, 0) for each in (key, value))
+            key, value = (tensor.repeat_interleave(heads // shared, 0) for tensor in (key, value))
             score_HTT = (query @ key.transpose(1, 2) / size**0.5).masked_fill(later_TT, -torch.inf)
-            seen = (score_HTT.softmax(-1) @ value).transpose(0, 1).reshape(length, -1)
-            x_TD = x_TD + linear(seen, f"{at}.self_attn.o_proj")
-            y_TD = norm(x_TD, f"{at}.post_attention_layernorm")
-            gate = torch.nn.functional.silu(linear(y_TD, f"{at}.mlp.gate_proj"))
-            x_TD = x_TD + linear(gate * linear(y_TD, f"{at}.mlp.up_proj"), f"{at}.mlp.down_proj")
+            attended = (score_HTT.softmax(-1) @ value).transpose(0, 1).reshape(length, -1)
+            x_TD = x_TD + linear(attended, f"{layer}.self_attn.o_proj")
+            y_TD = norm(x_TD, f"{layer}.post_attention_layernorm")
+            gate = torch.nn.functional.silu(linear(y_TD, f"{layer}.mlp.gate_proj"))
+            x_TD = x_TD + linear(gate * linear(y_TD, f"{layer}.mlp.up_proj"), f"{layer}.mlp.down_proj")
         return norm(x_TD, "model.norm")
 
     def logps(self, hidden_TD: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -74,5 +74,5 @@ class PlainLlama:
 
 
 def flat(adapter: Adapter) -> torch.Tensor:
-    """Return the (P,) numbers of an adapter, or of its gradient, in the order of its names."""
+    """Return the (P,) numbers of an adapter, or of its gradient, ordered by name."""
     return torch.cat([adapter[name].double().reshape(-1) for name in sorted(adapter)])

@@ -1,4 +1,4 @@
-"""Advantages against the formula written out, and against TRL's own."""
+"""Advantages compared with the formula written out, and with TRL's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.algorithms.policy_gradient.advantages import advantages, group_advantages
-from components.algorithms.policy_gradient.returns import discounted_sums, overlong, penalised, turn_rewards
-from tests.algorithms.builders import history, trajectory
+from components.algorithms.policy_gradient.returns import discounted_sums, overlong, subtract_kl, turn_rewards
+from tests.algorithms.builders import make_history, make_trajectory
 
 REWARDS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12)
 SIZES = [0.0, 5e-324, 1e-300, 1e-12, 1.0, 12345.678, 1e12, 1e300, 1.7e308]
@@ -30,7 +30,7 @@ def test_a_group_by_hand():
 def test_the_formula(rewards):
     mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
     size = max(map(abs, rewards))
-    if deviation <= 1e-6 * size:  # next to nothing but rounding: told apart from equal rewards below
+    if deviation <= 1e-6 * size:  # differences near rounding; equal rewards are tested separately below
         return
     centred = [reward - mean for reward in rewards]
     assert group_advantages(rewards, scale=False) == pytest.approx(centred, abs=1e-9 * size)
@@ -79,8 +79,8 @@ def test_tiny_rewards_carry_little_signal_because_of_the_constant_in_the_denomin
 @settings(deadline=None)
 @given(REWARDS)
 def test_trl_divides_by_the_sample_deviation_instead(rewards):
-    """TRL 1.16: (r - mean) / (nanstd + 1e-4), Bessel-corrected. Up to the two constants, ours is sqrt(G / (G - 1)) of
-    it: the papers' population deviation."""
+    """TRL 1.16: (r - mean) / (nanstd + 1e-4), Bessel-corrected. Apart from the two constants, ours is sqrt(G / (G - 1))
+    times TRL's: the papers' population deviation."""
     import torch
     from trl.trainer.utils import nanstd
 
@@ -96,12 +96,12 @@ def test_trl_divides_by_the_sample_deviation_instead(rewards):
 
 
 def test_what_is_known_to_give_nothing_and_what_not():
-    """Cases of ART's: rewards that are equal, huge or differ by rounding only; and one with a spread."""
+    """Cases from ART: rewards that are equal, huge or differ only by rounding; and one with a spread."""
     for rewards in ([0.1] * 3, [7e199] * 5, [5e-13 + 1.0, -5e-13 + 1.0]):
         for baseline in ("group", "leave_one_out"):
             for scale in ("group", "none"):
-                [found] = advantages([[[reward] for reward in rewards]], baseline=baseline, scale=scale)
-                assert found == [[0.0]] * len(rewards)
+                [actual] = advantages([[[reward] for reward in rewards]], baseline=baseline, scale=scale)
+                assert actual == [[0.0]] * len(rewards)
     mean, deviation = 1.25 / 3, statistics.pstdev([0, 0.25, 1])
     expected = [(reward - mean) / (deviation + 1e-6) for reward in (0, 0.25, 1)]
     assert group_advantages([0, 0.25, 1], scale=True) == pytest.approx(expected)
@@ -110,12 +110,14 @@ def test_what_is_known_to_give_nothing_and_what_not():
 @settings(deadline=None)
 @given(REWARDS)
 def test_leave_one_out_is_g_over_g_minus_one_of_the_centred_reward(rewards):
-    """And so it is in TRL's RLOO: reward minus the mean of the siblings."""
-    [found] = advantages([[[reward] for reward in rewards]], baseline="leave_one_out", scale="none")
+    """TRL's RLOO computes the same: reward minus the mean of the siblings."""
+    [actual] = advantages([[[reward] for reward in rewards]], baseline="leave_one_out", scale="none")
     count, total = len(rewards), sum(rewards)
     expected = [reward - (total - reward) / (count - 1) for reward in rewards]
     if not math.isclose(min(rewards), max(rewards), rel_tol=1e-9):
-        assert [one for (one,) in found] == pytest.approx(expected, abs=1e-9 * max(1.0, *map(abs, rewards)))
+        assert [advantage for (advantage,) in actual] == pytest.approx(
+            expected, abs=1e-9 * max(1.0, *map(abs, rewards))
+        )
 
 
 def test_the_whole_batch_as_baseline_and_scale():
@@ -133,29 +135,31 @@ def test_the_whole_batch_as_baseline_and_scale():
 
 def test_returns_are_compared_within_their_cell():
     group, cells = [[3.0, 1.0], [2.0], [1.0, 5.0]], [["a", "b"], ["a"], ["a", "b"]]
-    [found] = advantages([group], baseline="group", scale="none", cells=[cells])
-    assert found == [[1.0, -2.0], [0.0], [-1.0, 2.0]]
-    [found] = advantages([group], baseline="leave_one_out", scale="none", cells=[cells])
-    assert found == [[1.5, -4.0], [0.0], [-1.5, 4.0]]
-    [found] = advantages([group], baseline="group", scale="group", cells=[cells])
-    assert found[0][1] == pytest.approx(-2.0 / (2.0 + 1e-6))
-    # A return alone in its cell is compared with nothing.
+    [actual] = advantages([group], baseline="group", scale="none", cells=[cells])
+    assert actual == [[1.0, -2.0], [0.0], [-1.0, 2.0]]
+    [actual] = advantages([group], baseline="leave_one_out", scale="none", cells=[cells])
+    assert actual == [[1.5, -4.0], [0.0], [-1.5, 4.0]]
+    [actual] = advantages([group], baseline="group", scale="group", cells=[cells])
+    assert actual[0][1] == pytest.approx(-2.0 / (2.0 + 1e-6))
+    # A return alone in its cell has no others to be compared with.
     for baseline in ("group", "leave_one_out", "batch"):
-        [found] = advantages([[[3.0, 9.0], [2.0]]], baseline=baseline, scale="none", cells=[[["a", "b"], ["a"]]])
-        assert found[0][1] == 0.0
+        [actual] = advantages([[[3.0, 9.0], [2.0]]], baseline=baseline, scale="none", cells=[[["a", "b"], ["a"]]])
+        assert actual[0][1] == 0.0
 
 
 def test_discounted_returns_of_turns():
-    one = trajectory("a", 0, [history([(False, [5]), (True, [6, 7]), (False, [8]), (True, [9])], [-1, -1, -1])], 0.0)
-    one.step_rewards = [1.0, 4.0]
-    assert discounted_sums(turn_rewards(one), 0.5) == [3.0, 4.0]
-    assert discounted_sums(turn_rewards(one), 1.0) == [5.0, 4.0]
-    assert discounted_sums(turn_rewards(one), 0.0) == [1.0, 4.0]
+    trajectory = make_trajectory(
+        "a", 0, [make_history([(False, [5]), (True, [6, 7]), (False, [8]), (True, [9])], [-1, -1, -1])], 0.0
+    )
+    trajectory.step_rewards = [1.0, 4.0]
+    assert discounted_sums(turn_rewards(trajectory), 0.5) == [3.0, 4.0]
+    assert discounted_sums(turn_rewards(trajectory), 1.0) == [5.0, 4.0]
+    assert discounted_sums(turn_rewards(trajectory), 0.0) == [1.0, 4.0]
 
 
 def test_a_kl_by_token_is_that_which_is_still_to_come():
-    assert penalised([2.0], [3], [0.1, 0.2, 0.3], 10.0) == pytest.approx([-4.0, -3.0, -1.0])
-    assert penalised([2.0, 1.0], [1, 2], [0.1, 0.2, 0.3], 1.0) == pytest.approx([1.4, 0.5, 0.7])
+    assert subtract_kl([2.0], [3], [0.1, 0.2, 0.3], 10.0) == pytest.approx([-4.0, -3.0, -1.0])
+    assert subtract_kl([2.0, 1.0], [1, 2], [0.1, 0.2, 0.3], 1.0) == pytest.approx([1.4, 0.5, 0.7])
 
 
 def test_the_soft_punishment_of_length():

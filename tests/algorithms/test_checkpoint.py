@@ -1,4 +1,4 @@
-"""A checkpoint continues training as if it had never stopped: bit for bit, in any process, warm or cold."""
+"""Checkpoints continue a training bitwise identically, in any process, with a warm or a cold model cache."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = ["adapter/adapter_model.safetensors", "adapter/adapter_config.json", "optimizer.safetensors", "trainer.json"]
 FILES += ["rng.safetensors"]
 DROPOUT = MODEL.model_copy(update={"lora": LoraSpec(rank=4, alpha=8.0, dropout=0.2)})
-"""With dropout, what comes out hangs on the random state."""
+"""Model with dropout, so that results depend on the random state."""
 ROUNDS: dict[str, tuple[Any, Any]] = {
     "grpo": (GRPOSpec(learning_rate=1e-3, kl_coefficient=0.1, minibatches=2, warmup_steps=5), batch),
     "sft": (SFTSpec(learning_rate=1e-3, batch_size=4, warmup_steps=5, schedule="constant"), demonstrations),
 }
-"""Algorithm and what it is trained on, in each round the same."""
+"""Algorithm and training data, the same in each round."""
 
 
 def one_round(base_dir: Path, name: str, begin: Path | None, out: Path, warm: dict | None) -> Path:
@@ -68,7 +68,7 @@ def one_round(base_dir: Path, name: str, begin: Path | None, out: Path, warm: di
 
 
 def differing(left: Path, right: Path) -> list[str]:
-    """Names of the files that differ."""
+    """Return the names of the files that differ."""
     critic = [f"critic/{path.name}" for path in sorted((left / "critic").glob("*"))]
     learned = ["weights/model.safetensors"] if (left / "weights").is_dir() else FILES[:2]
     return [
@@ -86,20 +86,20 @@ class Rounds:
 
 @pytest.fixture(scope="module")
 def rounds(base_dir, tmp_path_factory) -> Rounds:
-    """first and second round with one warm policy, and the second again in a process of its own, which has nothing but
-    the first round's folder; its home, working directory and temporary files are empty folders."""
+    """Run a first and a second round with one warm policy, and the second again in a separate process, which has only
+    the first round's folder; its home, working directory and temporary folder are empty."""
     folder = tmp_path_factory.mktemp("rounds")
     for name in ROUNDS:
         warm: dict = {}
         first = one_round(base_dir, name, None, folder / name / "first", warm)
         one_round(base_dir, name, first, folder / name / "second", warm)
     homes = [tmp_path_factory.mktemp(name) for name in ("home", "cwd", "tmp")]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "DO_NOT"))}
+    remaining = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "DO_NOT"))}
     variables = {"HOME": homes[0], "TMPDIR": homes[2], "PYTHONPATH": ROOT, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.algorithms.alone", str(base_dir), str(folder)],
         cwd=homes[1],
-        env={**kept, "OMP_NUM_THREADS": str(torch.get_num_threads()), **{k: str(v) for k, v in variables.items()}},
+        env={**remaining, "OMP_NUM_THREADS": str(torch.get_num_threads()), **{k: str(v) for k, v in variables.items()}},
         capture_output=True,
         text=True,
         timeout=600,
@@ -110,21 +110,23 @@ def rounds(base_dir, tmp_path_factory) -> Rounds:
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_two_rounds_in_one_go_are_one_round_and_one_in_a_fresh_process(rounds, name):
-    made = rounds.folder / name
-    assert differing(made / "second", made / "alone") == []
-    assert {"adapter/adapter_model.safetensors", "rng.safetensors"} <= set(differing(made / "second", made / "first"))
+    folder = rounds.folder / name
+    assert differing(folder / "second", folder / "alone") == []
+    assert {"adapter/adapter_model.safetensors", "rng.safetensors"} <= set(
+        differing(folder / "second", folder / "first")
+    )
 
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_warm_and_cold_give_the_same_bytes(rounds, base_dir, tmp_path, name):
-    made = rounds.folder / name
-    assert differing(made / "first", one_round(base_dir, name, None, tmp_path / "cold", None)) == []
+    folder = rounds.folder / name
+    assert differing(folder / "first", one_round(base_dir, name, None, tmp_path / "cold", None)) == []
     warm: dict = {}
-    for other in ("grpo", "sft"):  # a policy that has been through everything
+    for other in ("grpo", "sft"):  # a policy that was used in all earlier trainings
         one_round(base_dir, other, rounds.folder / other / "first", tmp_path / f"before-{other}", warm)
     assert len(warm) == 1
-    assert differing(made / "second", one_round(base_dir, name, made / "first", tmp_path / "warm", warm)) == []
-    assert differing(made / "first", one_round(base_dir, name, None, tmp_path / "anew", warm)) == []
+    assert differing(folder / "second", one_round(base_dir, name, folder / "first", tmp_path / "warm", warm)) == []
+    assert differing(folder / "first", one_round(base_dir, name, None, tmp_path / "anew", warm)) == []
 
 
 def test_nothing_is_printed_and_nothing_written_outside_of_out_and_scratch(rounds):
@@ -144,15 +146,15 @@ def test_optimizer_step_and_random_state_are_restored(rounds, base_dir, name):
     policy = Policy(base_dir, DROPOUT, seed=0)
     names, parameters = list(policy.parameters), list(policy.parameters.values())
     optimizer = torch.optim.AdamW(parameters)
-    kept = torch.get_rng_state()
+    remaining = torch.get_rng_state()
     try:
         step = checkpoint.load_state(
             folder, algorithm=name, optimizer=optimizer, names=names, loss_scale=LossScale.of("float32")
         )
         assert torch.equal(torch.get_rng_state(), load_file(folder / "rng.safetensors")["torch"])
     finally:
-        torch.set_rng_state(kept)
-    assert step == 4  # two a round
+        torch.set_rng_state(remaining)
+    assert step == 4  # two steps per round
     saved = load_file(folder / "optimizer.safetensors")
     assert len(saved) == 2 * len(names)
     for label, parameter in zip(names, parameters, strict=True):
@@ -188,8 +190,8 @@ def test_the_state_of_another_algorithm_is_left_alone(rounds, base_dir, tmp_path
 @pytest.mark.parametrize("name", ROUNDS)
 def test_warm_up_goes_on_over_rounds(rounds, name):
     spec, _ = ROUNDS[name]
-    lines = [(rounds.folder / name / one / "log.jsonl").read_text().splitlines() for one in ("first", "second")]
-    logs = [json.loads(line) for each in lines for line in each]
+    lines = [(rounds.folder / name / round_ / "log.jsonl").read_text().splitlines() for round_ in ("first", "second")]
+    logs = [json.loads(line) for round_lines in lines for line in round_lines]
     assert [log["step"] for log in logs] == [1, 2, 3, 4]
     rates = [spec.learning_rate * share for share in (0.2, 0.4, 0.6, 0.8)]
     assert [log["learning_rate"] for log in logs] == pytest.approx(rates)
@@ -221,8 +223,8 @@ def test_a_saved_adapter_names_no_path(base_dir, tmp_path):
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
-        (LoraSpec(rank=8, alpha=8.0), "has rank 4 and alpha 8, model.lora has rank 8 and alpha 8"),
-        (LoraSpec(rank=4, alpha=16.0), "has rank 4 and alpha 8, model.lora has rank 4 and alpha 16"),
+        (LoraSpec(rank=8, alpha=8.0), "has rank 4 and alpha 8, but model.lora has rank 8 and alpha 8"),
+        (LoraSpec(rank=4, alpha=16.0), "has rank 4 and alpha 8, but model.lora has rank 4 and alpha 16"),
         (LoraSpec(rank=4, alpha=8.0, target_modules=["q_proj"]), "model.lora.target_modules=.'q_proj'."),
     ],
 )

@@ -1,4 +1,4 @@
-"""Constraints: multipliers by hand, and a task whose best policy breaks the limit unless it is held to it."""
+"""Constraints: multipliers computed by hand, and a task whose unconstrained optimum exceeds the limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from components.algorithms.train import train
 from components.errors import ArtifactError
 from components.specs import validate
 from flows.experiment.spec import ExperimentSpec
-from tests.algorithms.builders import MODEL, VOCABULARY, batch, history, make_policy, trajectory
+from tests.algorithms.builders import MODEL, VOCABULARY, batch, make_history, make_policy, make_trajectory
 from tests.algorithms.test_learning import PROMPT
 from tests.flows.test_online_rl import DATA
 from tests.trajectories.builders import FAILURE
@@ -25,10 +25,10 @@ COSTS = {"slips": CostSpec(limit=0.5, learning_rate=0.2), "calls": CostSpec(limi
 
 
 def costly(**changes):
-    made = batch(**changes)
-    for index, one in enumerate(made):
-        one.metrics = {"slips": float(index % 2), "calls": float(index)}
-    return made
+    trajectories = batch(**changes)
+    for index, trajectory in enumerate(trajectories):
+        trajectory.metrics = {"slips": float(index % 2), "calls": float(index)}
+    return trajectories
 
 
 @pytest.mark.parametrize(
@@ -43,47 +43,49 @@ def costly(**changes):
     ],
 )
 def test_a_multiplier_rises_above_the_limit_and_falls_below_it(before, mean, after):
-    found = cost_constraints.ascend({"slips": before}, COSTS, {"slips": mean})
-    assert found == {"slips": pytest.approx(after)}
+    actual = cost_constraints.update_multipliers({"slips": before}, COSTS, {"slips": mean})
+    assert actual == {"slips": pytest.approx(after)}
 
 
 def test_a_cost_that_was_not_measured_keeps_its_multiplier():
-    assert cost_constraints.ascend({"slips": 0.3, "calls": 1.0}, COSTS, {}) == {"slips": 0.3, "calls": 1.0}
+    assert cost_constraints.update_multipliers({"slips": 0.3, "calls": 1.0}, COSTS, {}) == {"slips": 0.3, "calls": 1.0}
 
 
 def test_rewards_are_capped_lessened_and_divided():
-    one = trajectory("a", 0, [], 3.0)
-    one.metrics, one.step_rewards = {"slips": 2.0, "calls": 1.0}, [1.0, 2.0]
+    trajectory = make_trajectory("a", 0, [], 3.0)
+    trajectory.metrics, trajectory.step_rewards = {"slips": 2.0, "calls": 1.0}, [1.0, 2.0]
     multipliers = {"slips": 0.5, "calls": 1.5}
-    [found] = cost_constraints.penalised(GRPOSpec(costs=COSTS, reward_cap=1.0), [one], multipliers)
-    assert found.reward == pytest.approx((1.0 - 0.5 * 2 - 1.5 * 1) / 3)
-    assert found.step_rewards == pytest.approx([1 / 3, (2 - 2.5) / 3])
-    [plain] = cost_constraints.penalised(GRPOSpec(costs=COSTS, cost_scaling=False), [one], multipliers)
+    [actual] = cost_constraints.subtract_costs(GRPOSpec(costs=COSTS, reward_cap=1.0), [trajectory], multipliers)
+    assert actual.reward == pytest.approx((1.0 - 0.5 * 2 - 1.5 * 1) / 3)
+    assert actual.step_rewards == pytest.approx([1 / 3, (2 - 2.5) / 3])
+    [plain] = cost_constraints.subtract_costs(GRPOSpec(costs=COSTS, cost_scaling=False), [trajectory], multipliers)
     assert (plain.reward, plain.step_rewards) == (pytest.approx(0.5), [1.0, -0.5])
-    assert (one.reward, one.step_rewards) == (3.0, [1.0, 2.0])
+    assert (trajectory.reward, trajectory.step_rewards) == (3.0, [1.0, 2.0])
 
 
 def test_the_mean_is_over_what_counts_of_this_round():
-    made = costly(groups=2)
-    made[0].failure, made[1].reward, made[5].metrics["rounds_ago"] = FAILURE, None, 1.0
-    made[0].metrics = {}
-    assert cost_constraints.mean_costs(COSTS, made) == {"slips": pytest.approx(1 / 3), "calls": 3.0}
+    trajectories = costly(groups=2)
+    trajectories[0].failure, trajectories[1].reward, trajectories[5].metrics["rounds_ago"] = FAILURE, None, 1.0
+    trajectories[0].metrics = {}
+    assert cost_constraints.mean_costs(COSTS, trajectories) == {"slips": pytest.approx(1 / 3), "calls": 3.0}
     assert cost_constraints.mean_costs(COSTS, []) == {}
 
 
 def test_the_outcome_may_say_what_an_episode_costs_too():
-    one = trajectory("a", 0, [], 1.0)
-    one.outcome = {"success": True, "slips": 3, "calls": 2, "said": "text"}
-    one.metrics = {"calls": 5.0}
-    assert cost_constraints.mean_costs(COSTS, [one]) == {"slips": 3.0, "calls": 5.0}
+    trajectory = make_trajectory("a", 0, [], 1.0)
+    trajectory.outcome = {"success": True, "slips": 3, "calls": 2, "said": "text"}
+    trajectory.metrics = {"calls": 5.0}
+    assert cost_constraints.mean_costs(COSTS, [trajectory]) == {"slips": 3.0, "calls": 5.0}
 
 
 @pytest.mark.parametrize(("value", "message"), [(None, "has no cost of this name"), (math.nan, "has a cost of nan")])
 def test_a_cost_that_is_missing_is_named(value, message):
-    made = costly()
-    made[4].metrics = {"calls": 1.0} if value is None else {"calls": 1.0, "slips": value}
-    with pytest.raises(ArtifactError, match=rf"algorithm\.costs\.slips: trajectory {made[4].id} {message}.*calls"):
-        cost_constraints.mean_costs(COSTS, made)
+    trajectories = costly()
+    trajectories[4].metrics = {"calls": 1.0} if value is None else {"calls": 1.0, "slips": value}
+    with pytest.raises(
+        ArtifactError, match=rf"algorithm\.costs\.slips: trajectory {trajectories[4].id} {message}.*calls"
+    ):
+        cost_constraints.mean_costs(COSTS, trajectories)
 
 
 def test_a_cap_of_what_is_not_used_is_a_mistake(tmp_path):
@@ -112,14 +114,14 @@ def test_multipliers_go_from_round_to_round_and_through_a_kill(base_dir, tmp_pat
     first, metrics = run(base_dir, tmp_path / "1", spec, costly())
     assert metrics["cost/slips"] == pytest.approx(4 / 9)
     assert multipliers(first) == {"slips": 0.0, "calls": pytest.approx(1 + 0.1 * (4 - 2))}
-    measured = {"slips": 0.75, "calls": 0.0}  # of all episodes, though a filter has left these
+    measured = {"slips": 0.75, "calls": 0.0}  # mean over all episodes, although the filter kept only these
     second, metrics = run(base_dir, tmp_path / "2", spec, costly(), start=first, mean_costs=measured)
     expected = {"slips": pytest.approx(0.05), "calls": pytest.approx(1.0)}
     assert multipliers(second) == expected
     assert {name: metrics[f"multiplier/{name}"] for name in COSTS} == expected
 
-    def stop(taken: dict[str, float]) -> None:
-        if taken["step"] == 3:
+    def stop(metrics: dict[str, float]) -> None:
+        if metrics["step"] == 3:
             raise KeyboardInterrupt
 
     arguments = {"start": first, "mean_costs": measured}
@@ -129,25 +131,25 @@ def test_multipliers_go_from_round_to_round_and_through_a_kill(base_dir, tmp_pat
     for file in ("adapter/adapter_model.safetensors", "multipliers.json", "optimizer.safetensors"):
         assert (again / file).read_bytes() == (second / file).read_bytes()
     flat = costly()
-    for one in flat:
-        one.reward = 0.0
+    for trajectory in flat:
+        trajectory.reward = 0.0
     skipping, metrics = run(base_dir, tmp_path / "4", GRPOSpec(costs={"slips": COSTS["slips"]}), flat, start=second)
-    assert (metrics["skipped_steps"], set(multipliers(skipping))) == (0.0, {"slips"})  # the costs are what differs
+    assert (metrics["skipped_steps"], set(multipliers(skipping))) == (0.0, {"slips"})  # only the costs differ
 
 
 def test_without_costs_nothing_changes_and_nothing_is_written(base_dir, tmp_path):
     plain, _ = run(base_dir, tmp_path / "plain", GRPOSpec(), costly())
     capped, _ = run(base_dir, tmp_path / "capped", GRPOSpec(reward_cap=10.0), costly())
-    adapters = [(one / "adapter/adapter_model.safetensors").read_bytes() for one in (plain, capped)]
+    adapters = [(trajectory / "adapter/adapter_model.safetensors").read_bytes() for trajectory in (plain, capped)]
     assert adapters[0] == adapters[1]
     assert not (plain / "multipliers.json").exists()
 
 
 def distribution(policy) -> torch.Tensor:
-    """(V,) log-probabilities of the answer."""
-    [one] = pack([Sequence_([*PROMPT, 0], [len(PROMPT)])], 64)
+    """Return the (V,) log-probabilities of the answer."""
+    [packed] = pack([Sequence_([*PROMPT, 0], [len(PROMPT)])], 64)
     with torch.no_grad():
-        rows, head = policy.rows(one)
+        rows, head = policy.rows(packed)
         return torch.log_softmax(head(rows)[0], -1)
 
 
@@ -156,38 +158,42 @@ SAFE = range(11, VOCABULARY, 22)
 
 
 def played(base_dir, tmp_path, spec, seed=0) -> tuple[float, float, float]:
-    """One token to say: risky ones are worth 1 and cost 1, safe ones are worth 0.3. Returns the share of risky and of
-    safe answers, and the multiplier, over the last rounds."""
+    """Train on a task with one token as the answer: risky tokens have reward 1 and cost 1, safe ones have reward 0.3.
+    Return the share of risky and of safe answers, and the multiplier, over the last rounds."""
     policy = make_policy(base_dir)
     policy.model.get_base_model().get_output_embeddings().weight.data.mul_(10)
     optimizer = torch.optim.AdamW(policy.parameters.values(), betas=(0.9, 0.9), weight_decay=0.0)
     generator = torch.Generator().manual_seed(seed)
-    held, course, step = cost_constraints.load(None, spec.costs or {}), [], 0
+    multipliers, trace, step = cost_constraints.load(None, spec.costs or {}), [], 0
     for number in range(160):
         logps_V = distribution(policy)
         shares = [float(logps_V[list(tokens)].exp().sum()) for tokens in (RISKY, SAFE)]
         drawn = torch.multinomial(logps_V.exp(), 48, replacement=True, generator=generator).tolist()
         episodes = []
         for index, token in enumerate(drawn):
-            told = history([(False, PROMPT), (True, [token])], [float(logps_V[token])])
+            sampled_history = make_history([(False, PROMPT), (True, [token])], [float(logps_V[token])])
             reward = 1.0 if token in RISKY else 0.3 if token in SAFE else 0.0
-            one = trajectory(f"g{index // 8}", index % 8, [told], reward, sampling={"temperature": 1.0})
-            one.metrics = {"risk": float(token in RISKY)}
-            episodes.append(one)
-        held = cost_constraints.ascend(held, spec.costs or {}, cost_constraints.mean_costs(spec.costs or {}, episodes))
-        course.append([*shares, held.get("risk", 0.0)])
+            episode = make_trajectory(
+                f"g{index // 8}", index % 8, [sampled_history], reward, sampling={"temperature": 1.0}
+            )
+            episode.metrics = {"risk": float(token in RISKY)}
+            episodes.append(episode)
+        multipliers = cost_constraints.update_multipliers(
+            multipliers, spec.costs or {}, cost_constraints.mean_costs(spec.costs or {}, episodes)
+        )
+        trace.append([*shares, multipliers.get("risk", 0.0)])
         folder = tmp_path / str(number)
         folder.mkdir(parents=True)
         arguments = {"step": step, "seed": number, "scratch": folder, "on_step": lambda _: None}
-        shaped = cost_constraints.penalised(spec, episodes, held)
-        step, _ = train_policy_gradient(spec, policy, optimizer, shaped, **arguments)
-    risk, safe, multiplier = (sum(column[-25:]) / 25 for column in zip(*course, strict=True))
+        penalised_episodes = cost_constraints.subtract_costs(spec, episodes, multipliers)
+        step, _ = train_policy_gradient(spec, policy, optimizer, penalised_episodes, **arguments)
+    risk, safe, multiplier = (sum(column[-25:]) / 25 for column in zip(*trace, strict=True))
     return risk, safe, multiplier
 
 
 def test_the_free_policy_breaks_the_limit_and_the_constrained_one_ends_at_it(base_dir, tmp_path):
-    """With an entropy bonus α the best policy says token i with a probability in proportion to exp((r_i - λ c_i) / α).
-    λ is where its risk is the limit; a policy that is free has λ = 0."""
+    """With an entropy bonus α, the optimal policy samples token i with a probability proportional to exp((r_i - λ c_i)
+    / α). λ is the value at which the risk equals the limit; without constraints λ = 0."""
     bonus, limit = 0.2, 0.3
     count, safe_count = len(RISKY), len(SAFE)
     others = safe_count * math.exp(0.3 / bonus) + VOCABULARY - count - safe_count

@@ -1,4 +1,5 @@
-"""On-policy distillation against the formula written out on single sequences, and on tasks whose optimum is known."""
+"""On-policy distillation compared with the formula written out on single sequences, and on tasks with a known
+optimum."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from components.algorithms.distillation import divergence
-from components.algorithms.distillation.teacher import teacher_of
+from components.algorithms.distillation.teacher import load_teacher
 from components.algorithms.distillation.trainer import train_distill
 from components.algorithms.policy import policy as policies
 from components.algorithms.policy.packing import Sequence_, pack
@@ -27,12 +28,12 @@ from tests.algorithms.builders import (
     VOCABULARY,
     batch,
     demonstrations,
-    history,
+    make_history,
     make_policy,
+    make_trajectory,
     plain_model,
     relative_difference,
     trainable,
-    trajectory,
     write_start,
 )
 from tests.flows.test_online_rl import DATA
@@ -48,7 +49,7 @@ def spec(**changes) -> DistillSpec:
 
 @pytest.fixture(scope="module")
 def adapters(base_dir, tmp_path_factory):
-    """Checkpoints of teachers: one whose adapter has the student's shape, and one of another rank."""
+    """Write teacher checkpoints: one adapter with the student's shape, and one with another rank."""
     folder = tmp_path_factory.mktemp("teachers")
     write_start(base_dir, folder / "same", seed=7)
     other = make_policy(base_dir, seed=9, model=MODEL.model_copy(update={"lora": LoraSpec(rank=2, alpha=8.0)}))
@@ -58,27 +59,25 @@ def adapters(base_dir, tmp_path_factory):
 
 def test_the_kl_is_a_sum_over_the_vocabulary():
     logits_UV, teacher_UV = torch.randn(3, 5), torch.randn(3, 7)
-    teacher_UV[:, 5:] = 30.0  # rows of a longer head that belong to no token
-    found_U = divergence.reverse_kl(logits_UV, teacher_UV, temperature=0.5)
+    teacher_UV[:, 5:] = 30.0  # rows of a longer head without a token
+    kl_U = divergence.reverse_kl(logits_UV, teacher_UV, temperature=0.5)
     for row in range(3):
-        p, q = ([math.exp(2 * value) for value in each[row, :5].tolist()] for each in (logits_UV, teacher_UV))
-        p, q = ([value / sum(each) for value in each] for each in (p, q))
-        assert found_U[row].item() == pytest.approx(
-            sum(a * math.log(a / b) for a, b in zip(p, q, strict=True)), rel=1e-4
-        )
+        p, q = ([math.exp(2 * value) for value in logits[row, :5].tolist()] for logits in (logits_UV, teacher_UV))
+        p, q = ([value / sum(weights) for value in weights] for weights in (p, q))
+        assert kl_U[row].item() == pytest.approx(sum(a * math.log(a / b) for a, b in zip(p, q, strict=True)), rel=1e-4)
     assert divergence.reverse_kl(logits_UV, logits_UV).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("which", ["base", "same", "other"])
 @pytest.mark.parametrize("rows", [7, 512])
 def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeypatch, which, rows):
-    """On sequences by themselves, one token after another."""
+    """The formula runs on separate sequences, one token after another."""
     monkeypatch.setattr(policies, "LOGIT_ROWS", rows)
     adapter = None if which == "base" else str(adapters / which)
-    given = spec(temperature=0.8, teacher={**TINY, "adapter": adapter})
+    distill_spec = spec(temperature=0.8, teacher={**TINY, "adapter": adapter})
     episodes, student = batch(), make_policy(base_dir)
     plain = plain_model(base_dir, student)
-    teacher = teacher_of(student, base_dir, given.teacher, base_dir)
+    teacher = load_teacher(student, base_dir, distill_spec.teacher, base_dir)
     assert (teacher is student) == (which != "other")
     seeds = {"same": make_policy(base_dir, seed=7)}
     if which == "other":
@@ -87,8 +86,8 @@ def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeyp
         )
     frozen = plain_model(base_dir, seeds.get(which, student))
     terms = []
-    for one in episodes:
-        [only] = one.histories
+    for trajectory in episodes:
+        [only] = trajectory.histories
         ids_T = torch.tensor(only.token_ids)
         own_TV = torch.log_softmax(plain(input_ids=ids_T[None]).logits[0] / 0.8, -1)
         with torch.no_grad():
@@ -98,11 +97,11 @@ def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeyp
             else:
                 logits_TV = frozen(input_ids=ids_T[None]).logits[0]
             their_TV = torch.log_softmax(logits_TV / 0.8, -1)
-        at = [index - 1 for index, sampled in enumerate(only.sampled_mask()) if sampled]
-        terms += [(own_TV[t].exp() * (own_TV[t] - their_TV[t])).sum() for t in at]
+        targets = [index - 1 for index, sampled in enumerate(only.sampled_mask()) if sampled]
+        terms += [(own_TV[t].exp() * (own_TV[t] - their_TV[t])).sum() for t in targets]
     loss = sum(terms) / len(terms)
     loss.backward()
-    theirs = {name: parameter.grad for name, parameter in trainable(plain).items()}
+    expected = {name: parameter.grad for name, parameter in trainable(plain).items()}
     grads: dict[str, torch.Tensor] = {}
     optimizer = torch.optim.SGD(student.parameters.values(), lr=0.0)
     optimizer.register_step_pre_hook(
@@ -110,39 +109,39 @@ def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeyp
     )
     logs: list[dict[str, float]] = []
     arguments = {"teacher": teacher, "step": 0, "seed": 0, "scratch": tmp_path, "on_step": logs.append}
-    train_distill(given, student, optimizer, base_dir, episodes, **arguments)
+    train_distill(distill_spec, student, optimizer, base_dir, episodes, **arguments)
     assert logs[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert relative_difference(grads, theirs) <= 1e-5
+    assert relative_difference(grads, expected) <= 1e-5
     assert logs[0]["sampled_tokens"] == len(terms)
 
 
 def test_models_that_do_more_to_their_logits_are_read_as_a_whole(base_dir):
     student, teacher = make_policy(base_dir), make_policy(base_dir, seed=7)
-    [one] = pack([Sequence_([*range(5, 15)], [6, 8, 9])], 64)
-    alone = divergence.to_teacher(student, teacher, one, 1.0)
-    student._after = teacher._after = None
-    assert torch.allclose(divergence.to_teacher(student, teacher, one, 1.0), alone, atol=1e-6)
+    [packed] = pack([Sequence_([*range(5, 15)], [6, 8, 9])], 64)
+    alone = divergence.teacher_kl(student, teacher, packed, 1.0)
+    student._logit_transform = teacher._logit_transform = None
+    assert torch.allclose(divergence.teacher_kl(student, teacher, packed, 1.0), alone, atol=1e-6)
 
 
 def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path):
-    """One prompt, one token to answer with. The teacher's head is sharp; 40 steps on the student's own tokens."""
+    """One prompt with one token as the answer. The teacher's head is sharp; 40 steps on the student's own samples."""
     prompt = [5, 6, 7, 8]
     student, teacher = make_policy(base_dir), make_policy(base_dir, seed=7)
-    for one in (student, teacher):
-        one.model.get_base_model().get_output_embeddings().weight.data.mul_(10)
+    for policy in (student, teacher):
+        policy.model.get_base_model().get_output_embeddings().weight.data.mul_(10)
     for name, parameter in teacher.parameters.items():
         parameter.data.mul_(10 if "lora_B" in name else 1)
     teacher.save(tmp_path / "teacher")
     teacher.use_reference(tmp_path / "teacher")
     [every] = pack([Sequence_([*prompt, token], [4]) for token in range(VOCABULARY)], 4096)
-    given = spec(learning_rate=1e-2)
+    distill_spec = spec(learning_rate=1e-2)
     optimizer = torch.optim.AdamW(student.parameters.values(), lr=1e-2)
     generator = torch.Generator().manual_seed(0)
 
     def kl() -> float:
         with torch.no_grad():
-            own_V, their_V = (one.logprobs(every, Cut())[0] for one in (student, teacher))
-            return (own_V.exp() * (own_V - their_V)).sum().item()
+            student_V, teacher_V = (policy.logprobs(every, Cut())[0] for policy in (student, teacher))
+            return (student_V.exp() * (student_V - teacher_V)).sum().item()
 
     before, step = kl(), 0
     for number in range(40):
@@ -150,11 +149,11 @@ def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path):
             logps_V = student.logprobs(every, Cut())[0]
         drawn = torch.multinomial(logps_V.exp(), 4, replacement=True, generator=generator).tolist()
         episodes = [
-            trajectory("g", index, [history([(False, prompt), (True, [token])], [0.0])], None)
+            make_trajectory("g", index, [make_history([(False, prompt), (True, [token])], [0.0])], None)
             for index, token in enumerate(drawn)
         ]
         arguments = {"teacher": teacher, "seed": number, "scratch": tmp_path, "on_step": lambda _: None}
-        step, _ = train_distill(given, student, optimizer, base_dir, episodes, step=step, **arguments)
+        step, _ = train_distill(distill_spec, student, optimizer, base_dir, episodes, step=step, **arguments)
     assert step == 40
     assert before > 1.0
     assert kl() < before / 50, kl()
@@ -172,7 +171,7 @@ def run(base_dir, folder, algorithm, trajectories, **more):
 
 @pytest.mark.parametrize("which", ["same", "other"])
 def test_killed_or_warm_it_ends_in_the_same_bytes(base_dir, adapters, tmp_path, which):
-    given = spec(epochs=2, batch_size=5, teacher={**TINY, "adapter": str(adapters / which)})
+    distill_spec = spec(epochs=2, batch_size=5, teacher={**TINY, "adapter": str(adapters / which)})
 
     def stop(metrics: dict[str, float]) -> None:
         if metrics["step"] == 2:
@@ -180,20 +179,20 @@ def test_killed_or_warm_it_ends_in_the_same_bytes(base_dir, adapters, tmp_path, 
 
     warm: dict = {}
     with pytest.raises(KeyboardInterrupt):
-        run(base_dir, tmp_path / "stopped", given, batch(), on_step=stop, warm=warm)
-    whole, metrics, logs = run(base_dir, tmp_path / "whole", given, batch())
-    assert run(base_dir, tmp_path / "stopped", given, batch(), warm=warm)[0] == whole
-    assert run(base_dir, tmp_path / "warm", given, batch(), warm=warm)[0] == whole
+        run(base_dir, tmp_path / "stopped", distill_spec, batch(), on_step=stop, warm=warm)
+    whole, metrics, logs = run(base_dir, tmp_path / "whole", distill_spec, batch())
+    assert run(base_dir, tmp_path / "stopped", distill_spec, batch(), warm=warm)[0] == whole
+    assert run(base_dir, tmp_path / "warm", distill_spec, batch(), warm=warm)[0] == whole
     random = [(tmp_path / name / "out" / "rng.safetensors").read_bytes() for name in ("stopped", "whole", "warm")]
-    assert len(set(random)) == 1  # the teacher's adapter is put on before the seed is set
-    assert [one["step"] for one in logs] == [1, 2, 3, 4]
+    assert len(set(random)) == 1  # the teacher's adapter is created before the seed is set
+    assert [metrics["step"] for metrics in logs] == [1, 2, 3, 4]
     assert metrics["examples"] == 9
 
 
 def test_rewards_play_no_part_and_failed_episodes_take_none(base_dir, tmp_path):
     unscored = batch()
-    for one in unscored:
-        one.reward = None
+    for trajectory in unscored:
+        trajectory.reward = None
     assert run(base_dir, tmp_path / "a", spec(), unscored)[0] == run(base_dir, tmp_path / "b", spec(), batch())[0]
     assert run(base_dir, tmp_path / "none", spec(), [])[1]["skipped"] == 1.0
     assert run(base_dir, tmp_path / "shown", spec(), demonstrations(2))[1]["examples"] == 2
@@ -208,7 +207,7 @@ def test_another_vocabulary_is_refused_by_name(base_dir, tmp_path):
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     file.write_text(json.dumps(tokenizer))
     with pytest.raises(ResourceError, match=r"algorithm\.teacher: .* 2 tokens .* 'a' \(\d+ in model, \d+ in the"):
-        teacher_of(make_policy(base_dir), base_dir, TeacherSpec(name=str(other)), other)
+        load_teacher(make_policy(base_dir), base_dir, TeacherSpec(name=str(other)), other)
 
 
 def test_the_key_of_a_stage_says_what_the_teacher_is_not_where(base_dir, adapters, tmp_path):

@@ -1,4 +1,4 @@
-"""Two processes, with whole or with sharded base weights, take the steps of one; the first one alone writes."""
+"""Two processes, with replicated or sharded base weights, take the same steps as one; only the first one writes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ distributed.destroy_process_group()
 
 
 def in_two_processes(function: str, base_dir: Path, folder: Path) -> list[Any]:
-    """What each of two processes says of `function(base_dir, folder)`."""
+    """Return the results of `function(base_dir, folder)` in each of two processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -82,7 +82,7 @@ COMMON = {"pack_tokens": 64, "max_grad_norm": 1e9}
 TEACHER = {"name": "tiny", "source": "random", "device": "cpu"}
 STEPS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
     "grpo": GRPOSpec(kl_coefficient=0.1, **COMMON),
-    # AdamW magnifies rounding in the steps of the critic alone, and the advantages are computed with its values.
+    # AdamW magnifies rounding in the pretraining steps of the critic, whose values enter the advantages.
     "ppo": PPOSpec(epochs=1, **COMMON, value_pretraining_steps=0),
     "sft": SFTSpec(batch_size=15, weight_temperature=0.5, **COMMON),
     "dpo": DPOSpec(**COMMON),
@@ -93,29 +93,29 @@ STEPS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
 }
 """Five groups in more packs than processes, an odd number."""
 ALONE = ("whole", "all weights learn")
-"""What one process does, too."""
+"""Kinds that a single process also runs."""
 KINDS = [("whole", name) for name in STEPS] + [("sharded", name) for name in ("grpo", "sft")]
 KINDS += [(kind, name) for kind in ("all weights learn", "in parts", "in parts, zero2") for name in ("grpo", "sft")]
 
 
 def episodes() -> list[Trajectory]:
-    found = batch(groups=5)
-    for one in found:
-        assert one.reward is not None
-        one.step_rewards = [one.reward / 2, one.reward]
-    return found
+    trajectories = batch(groups=5)
+    for trajectory in trajectories:
+        assert trajectory.reward is not None
+        trajectory.step_rewards = [trajectory.reward / 2, trajectory.reward]
+    return trajectories
 
 
 def train_reward(spec: RewardTrainingSpec, base_dir: Path, **rest: Any) -> dict[str, float]:
     from components.algorithms.reward_models.examples import Judged
     from components.algorithms.reward_models.trainer import train_reward_model
 
-    found = episodes()
-    return train_reward_model(spec, base_dir=base_dir, judged=[Judged(found, scores(found))], **rest)
+    trajectories = episodes()
+    return train_reward_model(spec, base_dir=base_dir, judged=[Judged(trajectories, scores(trajectories))], **rest)
 
 
-def scores(found: list[Trajectory]) -> list[Score]:
-    return [Score(one.id, one.reward) for one in found]
+def scores(trajectories: list[Trajectory]) -> list[Score]:
+    return [Score(trajectory.id, trajectory.reward) for trajectory in trajectories]
 
 
 def first_steps(base_dir: Path, folder: Path) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def first_steps(base_dir: Path, folder: Path) -> dict[str, Any]:
 
 
 def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, Any]:
-    """The gradient before the first step, the metrics, and the parameters in the end."""
+    """Return the gradient before the first step, the metrics, and the final parameters."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     from components.algorithms.distillation.trainer import train_distill
@@ -140,42 +140,49 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
 
     def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not learning:
-            learning.extend(one for group in optimizer.param_groups for one in group["params"])
-            gradient.extend(sharded.whole(one.grad).flatten().tolist() for one in learning if one.grad is not None)
+            learning.extend(parameter for group in optimizer.param_groups for parameter in group["params"])
+            gradient.extend(
+                sharded.gather_tensor(parameter.grad).flatten().tolist()
+                for parameter in learning
+                if parameter.grad is not None
+            )
 
     logs: list[dict[str, float]] = []
     hook = register_optimizer_step_pre_hook(keep)
     try:
         if isinstance(spec, RewardTrainingSpec):
-            for made in (out := folder / f"out-{name}", scratch := folder / f"scratch-{name}"):
-                made.mkdir(exist_ok=True)
-            rest = {"start": None, "out": out, "scratch": scratch, "seed": 0, "on_step": logs.append}
-            logs.append(train_reward(spec, base_dir, model=MODEL, **rest))
-            mine = {"gradient": gradient, "after": [sharded.whole(one).flatten().tolist() for one in learning]}
-            return mine | {"metrics": [_steady(log) for log in logs]}
+            for path in (out := folder / f"out-{name}", scratch := folder / f"scratch-{name}"):
+                path.mkdir(exist_ok=True)
+            options = {"start": None, "out": out, "scratch": scratch, "seed": 0, "on_step": logs.append}
+            logs.append(train_reward(spec, base_dir, model=MODEL, **options))
+            tensors = {
+                "gradient": gradient,
+                "after": [sharded.gather_tensor(parameter).flatten().tolist() for parameter in learning],
+            }
+            return tensors | {"metrics": [_steady(log) for log in logs]}
         lora = MODEL.lora if kind in ("whole", "sharded") else None
         policy = make_policy(base_dir, model=MODEL.model_copy(update={"lora": lora}))
         if kind not in ALONE:
             sharded.shard(policy, "zero2" if kind.endswith("zero2") else "fsdp")
         optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
-        with tempfile.TemporaryDirectory() as own:
-            rest = {"step": 0, "seed": 0, "scratch": Path(own), "on_step": logs.append}
+        with tempfile.TemporaryDirectory() as scratch_name:
+            options = {"step": 0, "seed": 0, "scratch": Path(scratch_name), "on_step": logs.append}
             if isinstance(spec, PPOSpec):
                 critic = Critic(policy, spec)
                 optimizer.add_param_group({"params": list(critic.parameters.values())})
-                train_ppo(spec, policy, critic, optimizer, episodes(), **rest)
+                train_ppo(spec, policy, critic, optimizer, episodes(), **options)
             elif isinstance(spec, GRPOSpec):
-                train_policy_gradient(spec, policy, optimizer, episodes(), **rest)
+                train_policy_gradient(spec, policy, optimizer, episodes(), **options)
             elif isinstance(spec, SFTSpec):
-                train_sft(spec, policy, optimizer, base_dir, episodes(), **rest)
+                train_sft(spec, policy, optimizer, base_dir, episodes(), **options)
             elif isinstance(spec, DistillSpec):
-                train_distill(spec, policy, optimizer, base_dir, episodes(), teacher=policy, **rest)
+                train_distill(spec, policy, optimizer, base_dir, episodes(), teacher=policy, **options)
             else:
                 assert isinstance(spec, DPOSpec | KTOSpec)
-                train_preference(spec, policy, optimizer, base_dir, episodes(), **rest)
+                train_preference(spec, policy, optimizer, base_dir, episodes(), **options)
     finally:
         hook.remove()
-    after = [sharded.whole(one).flatten().tolist() for one in learning]
+    after = [sharded.gather_tensor(parameter).flatten().tolist() for parameter in learning]
     return {"gradient": gradient, "after": after, "metrics": [_steady(log) for log in logs]}
 
 
@@ -185,7 +192,7 @@ def _steady(metrics: dict[str, float]) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def together(base_dir, tmp_path_factory) -> list[dict[str, Any]]:
-    """What each of two processes says of the steps."""
+    """Run the steps in two processes and return the results of each."""
     return in_two_processes("first_steps", base_dir, tmp_path_factory.mktemp("together"))
 
 
@@ -194,13 +201,13 @@ def test_two_processes_take_the_step_of_one(base_dir, tmp_path, together, kind, 
     alone = one_step(
         base_dir, tmp_path, kind if kind in ALONE else "whole" if kind == "sharded" else "all weights learn", name
     )
-    first, second = (found[f"{kind} {name}"] for found in together)
-    assert first == second  # the same everywhere, bit for bit
+    first, second = (results[f"{kind} {name}"] for results in together)
+    assert first == second  # bitwise identical in all processes
     assert any(any(values) for values in alone["gradient"])
     for part in ("gradient", "after"):
         for ours, expected in zip(first[part], alone[part], strict=True):
             scale = max(map(abs, expected)) or 1.0
-            # AdamW's first step is nearly the sign of the gradient: where that is next to zero, rounding shows.
+            # AdamW's first step is nearly the sign of the gradient, so rounding matters where a gradient is near 0.
             step = 0.01 * STEPS[name].learning_rate if part == "after" else 0.0
             assert ours == pytest.approx(expected, abs=2e-6 * scale + step)
     assert len(first["metrics"]) == len(alone["metrics"])
@@ -212,7 +219,7 @@ def test_two_processes_take_the_step_of_one(base_dir, tmp_path, together, kind, 
 
 SMALL = {"learning_rate": 1e-3, "pack_tokens": 64}
 TRAININGS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
-    "grpo": GRPOSpec(  # each step strikes a guard, and each begins with what the policy said before
+    "grpo": GRPOSpec(  # a guard strikes in each step, and each training measures old log-probabilities
         minibatches=2, epochs=2, kl_coefficient=0.1, kl_in="reward", max_kl=1e-9, high_kl="warn", **SMALL
     ),
     "ppo": PPOSpec(epochs=2, minibatches=2, value="model", **SMALL, value_pretraining_steps=2),
@@ -220,28 +227,28 @@ TRAININGS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
     "dpo": DPOSpec(batch_size=2, **SMALL),
     "reward_model": RewardModelSpec(batch_size=4, **SMALL),
 }
-"""Of three gradient steps or more."""
+"""Trainings of at least three gradient steps."""
 
 
 class Stopped(Exception):
-    """The try ends here."""
+    """Raised by the test to interrupt a run."""
 
 
 def one_training(base_dir: Path, name: str, folder: Path, on_step: Callable[[dict[str, float]], None]) -> Path:
     from components.algorithms.train import train
 
     out, scratch = folder / "out", folder / "scratch"
-    spec, seen = TRAININGS[name], {"seed": 11, "on_step": on_step, "save_every": 0.0}
+    spec, recorded = TRAININGS[name], {"seed": 11, "on_step": on_step, "save_every": 0.0}
     if isinstance(spec, RewardTrainingSpec):
-        train_reward(spec, base_dir, model=DROPOUT, start=None, out=out, scratch=scratch, **seen)
+        train_reward(spec, base_dir, model=DROPOUT, start=None, out=out, scratch=scratch, **recorded)
     else:
-        train(spec, DROPOUT, base_dir, episodes(), start=None, reference=None, out=out, scratch=scratch, **seen)
+        train(spec, DROPOUT, base_dir, episodes(), start=None, reference=None, out=out, scratch=scratch, **recorded)
     return out
 
 
 def whole_trainings(base_dir: Path, folder: Path) -> dict[str, Any]:
-    """Each training in one go, and one that is stopped after its second step and goes on. The second process fails
-    where it opens a file of theirs for writing."""
+    """Run each training in one go, and one that is interrupted after its second step and resumed. The second process
+    fails if it opens a file of theirs for writing."""
     import safetensors.torch
     from torch import distributed
 
@@ -250,9 +257,9 @@ def whole_trainings(base_dir: Path, folder: Path) -> dict[str, Any]:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the second process writes tensors")
 
-    def watch(event: str, given: tuple) -> None:
-        if event == "open" and str(given[0]).startswith(str(folder)) and set(str(given[1])) & set("wax+"):
-            raise AssertionError(f"the second process writes {given[0]}")
+    def watch(event: str, arguments: tuple) -> None:
+        if event == "open" and str(arguments[0]).startswith(str(folder)) and set(str(arguments[1])) & set("wax+"):
+            raise AssertionError(f"the second process writes {arguments[0]}")
 
     def stop(metrics: dict[str, float]) -> None:
         if metrics["step"] == 2:
@@ -260,7 +267,7 @@ def whole_trainings(base_dir: Path, folder: Path) -> dict[str, Any]:
 
     if distributed.get_rank() == 1:
         safetensors.torch.save_file = refuse
-        sys.addaudithook(lambda event, given: watch(event, given) if not finished else None)
+        sys.addaudithook(lambda event, arguments: watch(event, arguments) if not finished else None)
     finished: list[bool] = []
     states: dict[str, Any] = {}
     for name in TRAININGS:
@@ -269,14 +276,14 @@ def whole_trainings(base_dir: Path, folder: Path) -> dict[str, Any]:
         states[name] = [_steady(log) for log in logs], checkpoint.random_states()["torch"].tolist()
         with pytest.raises(Stopped):
             one_training(base_dir, name, folder / name / "stopped", stop)
-        distributed.barrier()  # the next try begins when all of this one have ended
+        distributed.barrier()  # the next run starts after all processes of this one have ended
         one_training(base_dir, name, folder / name / "stopped", lambda _: None)
     finished.append(True)
     return states
 
 
 def test_the_first_process_writes_and_all_go_on_from_it(base_dir, tmp_path):
-    """With dropout: it is the same in any number of processes, and after a try that was stopped."""
+    """With dropout: it is the same for any number of processes, and after an interrupted run."""
     for name in TRAININGS:
         for part in ("whole", "stopped", "alone"):
             for sub in ("out", "scratch"):
@@ -284,14 +291,14 @@ def test_the_first_process_writes_and_all_go_on_from_it(base_dir, tmp_path):
     first, second = in_two_processes("whole_trainings", base_dir, tmp_path)
     assert first == second
     for name in TRAININGS:
-        made = tmp_path / name
+        folder = tmp_path / name
         assert len(first[name][0]) >= 3
-        assert differing(made / "whole" / "out", made / "stopped" / "out") == []
-        alone = one_training(base_dir, name, made / "alone", lambda _: None)
-        theirs = [json.loads(line) for line in (made / "whole" / "out" / "log.jsonl").read_text().splitlines()]
+        assert differing(folder / "whole" / "out", folder / "stopped" / "out") == []
+        alone = one_training(base_dir, name, folder / "alone", lambda _: None)
+        expected = [json.loads(line) for line in (folder / "whole" / "out" / "log.jsonl").read_text().splitlines()]
         ours = [json.loads(line) for line in (alone / "log.jsonl").read_text().splitlines()]
-        assert [log["loss"] for log in theirs] == pytest.approx([log["loss"] for log in ours], rel=1e-3, abs=1e-5)
-        assert {path.name for path in alone.iterdir()} == {path.name for path in (made / "whole" / "out").iterdir()}
+        assert [log["loss"] for log in expected] == pytest.approx([log["loss"] for log in ours], rel=1e-3, abs=1e-5)
+        assert {path.name for path in alone.iterdir()} == {path.name for path in (folder / "whole" / "out").iterdir()}
     lines = (tmp_path / "grpo" / "whole" / "scratch" / "guards.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
 
@@ -302,24 +309,24 @@ def refusals(base_dir: Path, folder: Path) -> dict[str, str]:
     from components.algorithms.train import train
     from components.errors import ResourceError, TrainingDiverged
 
-    found = {}
+    result = {}
     try:
         one_training(base_dir, "sft", folder / f"apart-{distributed.get_rank()}", lambda _: None)
     except ResourceError as error:
-        found["apart"] = str(error)
-    places = {"out": folder / "struck" / "out", "scratch": folder / "struck" / "scratch"}
+        result["apart"] = str(error)
+    folders = {"out": folder / "struck" / "out", "scratch": folder / "struck" / "scratch"}
     spec = GRPOSpec(max_kl=1e-9, **SMALL)
     try:
-        train(spec, MODEL, base_dir, episodes(), start=None, reference=None, **places, seed=1, on_step=lambda _: None)
+        train(spec, MODEL, base_dir, episodes(), start=None, reference=None, **folders, seed=1, on_step=lambda _: None)
     except TrainingDiverged as error:
         assert (folder / "struck" / "scratch" / "diverged.parquet").stat().st_size
-        found["struck"] = str(error)
-    return found
+        result["struck"] = str(error)
+    return result
 
 
 def test_all_processes_end_where_one_cannot_go_on(base_dir, tmp_path):
-    """Where their scratch folders are not the same one, of which a training that was stopped shows only a part; and
-    where a guard stops."""
+    """Cases: different scratch folders, of which only one has the state of an interrupted training; and a guard that
+    stops."""
 
     def stop(metrics: dict[str, float]) -> None:
         raise Stopped
@@ -330,8 +337,8 @@ def test_all_processes_end_where_one_cannot_go_on(base_dir, tmp_path):
     with pytest.raises(Stopped):
         one_training(base_dir, "sft", tmp_path / "apart-0", stop)
     first, second = in_two_processes("refusals", base_dir, tmp_path)
-    assert "this one that after 1 gradient steps: expected one scratch folder that all of them read" in first["apart"]
-    assert "this one that after 0 gradient steps" in second["apart"]
+    assert "found the one after 1 gradient steps. All processes must read the same scratch folder" in first["apart"]
+    assert "found the one after 0 gradient steps" in second["apart"]
     assert first["struck"] == second["struck"]
     assert "high_kl" in first["struck"]
     assert list((tmp_path / "struck" / "out").iterdir()) == []

@@ -1,4 +1,4 @@
-"""Elastic weight consolidation against the formula on a plain model, and what it is for: less is forgotten."""
+"""Elastic weight consolidation compared with the formula on a plain model, and its effect on forgetting."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.algorithms.builders import (
     VOCABULARY,
     batch,
     demonstrations,
-    history,
+    make_history,
     make_policy,
+    make_trajectory,
     plain_logprobs,
     plain_model,
     relative_difference,
     trainable,
-    trajectory,
     write_start,
 )
 
@@ -34,42 +34,42 @@ DROPOUT = MODEL.model_copy(update={"lora": LoraSpec(rank=4, alpha=8.0, dropout=0
 
 @pytest.fixture(scope="module")
 def there(base_dir, tmp_path_factory):
-    """The checkpoint that is held on to."""
+    """Checkpoint of the anchor."""
     return write_start(base_dir, tmp_path_factory.mktemp("anchor") / "checkpoint", seed=7)
 
 
 def fisher_written_out(base_dir, episodes: Sequence[Trajectory]) -> dict[str, torch.Tensor]:
     model = plain_model(base_dir, make_policy(base_dir, seed=7))
     total = {name: torch.zeros_like(parameter) for name, parameter in trainable(model).items()}
-    for one in episodes:
-        [only] = one.histories
+    for trajectory in episodes:
+        [only] = trajectory.histories
         logprob_T = plain_logprobs(model, only.token_ids, 1.0)
         model.zero_grad()
-        sum(logprob_T[at - 1] for at, sampled in enumerate(only.sampled_mask()) if sampled).backward()
+        sum(logprob_T[index - 1] for index, sampled in enumerate(only.sampled_mask()) if sampled).backward()
         for name, parameter in trainable(model).items():
             total[name] += parameter.grad**2 / len(episodes)
     return total
 
 
 def test_penalty_and_gradient_are_the_formula_and_the_policy_stays_as_it_was(base_dir, there):
-    """With dropout, which plays no part in what is measured."""
+    """With dropout, which must not affect the measurement."""
     policy, random_state = make_policy(base_dir, model=DROPOUT), torch.get_rng_state()
     before = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
     anchored = {name: p.detach() for name, p in make_policy(base_dir, seed=7).parameters.items()}
     anchor = Anchor(EWCSpec(coefficient=3.0), there, batch())
     torch.set_rng_state(random_state)
-    found = penalty(policy, anchor, base_dir, pack_tokens=64, seed=0)
+    actual = penalty(policy, anchor, base_dir, pack_tokens=64, seed=0)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert all(torch.equal(parameter, before[name]) for name, parameter in policy.parameters.items())
     assert all(parameter.grad is None for parameter in policy.parameters.values())
-    assert relative_difference(found.fisher, fisher_written_out(base_dir, batch())) <= 1e-5
+    assert relative_difference(actual.fisher, fisher_written_out(base_dir, batch())) <= 1e-5
     theta = {name: value.clone().requires_grad_() for name, value in before.items()}
-    expected = 3.0 / 2 * sum((found.fisher[name] * (theta[name] - anchored[name]) ** 2).sum() for name in theta)
+    expected = 3.0 / 2 * sum((actual.fisher[name] * (theta[name] - anchored[name]) ** 2).sum() for name in theta)
     expected.backward()
     next(iter(policy.parameters.values())).grad = torch.ones_like(next(iter(before.values())))
-    assert found.add_gradient(policy.parameters) == pytest.approx(expected.item(), rel=1e-5)
+    assert actual.add_gradient(policy.parameters) == pytest.approx(expected.item(), rel=1e-5)
     first = next(iter(theta))
-    theta[first].grad += 1  # what was there before is kept
+    theta[first].grad += 1  # existing gradients are kept
     grads = {name: parameter.grad for name, parameter in policy.parameters.items()}
     assert relative_difference(grads, {name: value.grad for name, value in theta.items()}) <= 1e-5
 
@@ -98,22 +98,22 @@ TEACHER = {"name": "tiny", "source": "random", "device": "cpu"}
 
 
 @pytest.mark.parametrize(
-    ("spec", "made"),
+    ("spec", "make"),
     [
         (SFTSpec(epochs=2), demonstrations),
         (GRPOSpec(epochs=2), batch),
         (DPOSpec(epochs=2), batch),
         (DistillSpec(epochs=2, teacher=TEACHER), batch),
     ],
-    ids=lambda one: getattr(one, "name", ""),
+    ids=lambda value: getattr(value, "name", ""),
 )
-def test_every_algorithm_is_held(base_dir, there, tmp_path, spec, made):
-    """At the anchor the penalty is 0; after a step it is not, and its gradient is in the one that is clipped."""
-    given = spec.model_copy(update={"learning_rate": 1e-2})
+def test_every_algorithm_is_held(base_dir, there, tmp_path, spec, make):
+    """At the anchor the penalty is 0; after a step it is positive, and its gradient is part of the clipped gradient."""
+    faster_spec = spec.model_copy(update={"learning_rate": 1e-2})
     anchor = Anchor(EWCSpec(coefficient=1e3), there, batch())
     arguments = {"start": there, "teacher_dir": base_dir}
-    _, with_it = run(base_dir, tmp_path / "held", given, made(), anchor=anchor, **arguments)
-    _, without = run(base_dir, tmp_path / "free", given, made(), **arguments)
+    _, with_it = run(base_dir, tmp_path / "held", faster_spec, make(), anchor=anchor, **arguments)
+    _, without = run(base_dir, tmp_path / "free", faster_spec, make(), **arguments)
     assert with_it[0]["ewc"] == 0
     assert with_it[-1]["ewc"] > 0
     assert "ewc" not in without[-1]
@@ -141,37 +141,49 @@ def test_killed_or_warm_it_ends_in_the_same_bytes(base_dir, there, tmp_path):
         (out / "adapter" / "adapter_model.safetensors").read_bytes() for out in (whole, stopped, plain, alone)
     )
     assert whole == stopped
-    assert plain == alone  # a warm policy lets go of the penalty
+    assert plain == alone  # a warm policy does not keep the penalty
     assert whole != plain
 
 
 def task(seed: int) -> list[Trajectory]:
-    """Prompts, each with an answer to be learned by heart."""
+    """Return prompts, each with an answer to memorise."""
     draw = random.Random(seed)
-    made = []
+    result = []
     for index in range(8):
         prompt, answer = ([draw.randrange(3, VOCABULARY) for _ in range(count)] for count in (6, 4))
-        made.append(trajectory(f"t{seed}-{index}", 0, [history([(False, prompt), (True, answer)], [0.0] * 4)], 1.0))
-    return made
+        result.append(
+            make_trajectory(f"t{seed}-{index}", 0, [make_history([(False, prompt), (True, answer)], [0.0] * 4)], 1.0)
+        )
+    return result
 
 
 def surprise(base_dir, checkpoint, episodes) -> float:
-    """Mean negative log-likelihood of the answers, in nats a token."""
+    """Return the mean negative log-likelihood of the answers, in nats per token."""
     policy = Policy(base_dir, MODEL, 0)
     policy.load(checkpoint / "adapter")
     model = plain_model(base_dir, policy)
     with torch.no_grad():
-        return -sum(plain_logprobs(model, one.histories[0].token_ids, 1.0)[-4:].mean().item() for one in episodes) / 8
+        return (
+            -sum(
+                plain_logprobs(model, trajectory.histories[0].token_ids, 1.0)[-4:].mean().item()
+                for trajectory in episodes
+            )
+            / 8
+        )
 
 
 def test_a_second_task_costs_less_of_the_first(base_dir, tmp_path):
     first, second = task(1), task(2)
     learn = SFTSpec(epochs=50, batch_size=8, learning_rate=2e-2, schedule="constant", pack_tokens=256)
-    known, _ = run(base_dir, tmp_path / "first", learn, first)
-    free, _ = run(base_dir, tmp_path / "free", learn, second, start=known)
-    anchor = Anchor(EWCSpec(coefficient=100.0), known, first)
-    held, _ = run(base_dir, tmp_path / "held", learn, second, start=known, anchor=anchor)
-    before, forgotten, kept = (surprise(base_dir, one, first) for one in (known, free, held))
-    unknown, learned = (surprise(base_dir, one, second) for one in (known, held))
-    assert kept - before < 0.6 * (forgotten - before)
+    first_checkpoint, _ = run(base_dir, tmp_path / "first", learn, first)
+    free_checkpoint, _ = run(base_dir, tmp_path / "free", learn, second, start=first_checkpoint)
+    anchor = Anchor(EWCSpec(coefficient=100.0), first_checkpoint, first)
+    anchored_checkpoint, _ = run(base_dir, tmp_path / "held", learn, second, start=first_checkpoint, anchor=anchor)
+    before, forgotten, remembered = (
+        surprise(base_dir, checkpoint, first) for checkpoint in (first_checkpoint, free_checkpoint, anchored_checkpoint)
+    )
+    unknown, learned = (
+        surprise(base_dir, checkpoint, second) for checkpoint in (first_checkpoint, anchored_checkpoint)
+    )
+    assert remembered - before < 0.6 * (forgotten - before)
     assert learned < 0.9 * unknown

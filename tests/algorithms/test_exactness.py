@@ -1,4 +1,5 @@
-"""The common families are computed as tries; what a trie cannot say is computed in padded rows, with a warning."""
+"""Common model families are computed as tries; models that a trie cannot represent are computed as padded rows, with a
+warning."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def save(folder, config, factor: float = 5) -> ModelSpec:
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(factor)  # so that attention is far from uniform
+            parameter.mul_(factor)  # makes attention far from uniform
     model.save_pretrained(folder)
     return ModelSpec(name="some", source="random", device="cpu", max_length=32)
 
@@ -67,26 +68,26 @@ GIVEN = [
 def test_families_of_full_attention_are_computed_as_tries(tmp_path, family, caplog):
     config = getattr(transformers, f"{family}Config")(**SMALL)
     policy = Policy(tmp_path, save(tmp_path, config), seed=0)
-    assert policy._lay is pack_layout.trie
+    assert policy._layout is pack_layout.trie
     assert not caplog.records
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # PEFT, of experts that this model does not have
 @pytest.mark.parametrize(
     ("config", "why"),
-    [(WINDOW, "see only 6 tokens back, and model.max_length is 32"), (CAPPED, "softcap"), (RECURRENT, "")],
+    [(WINDOW, "attend to only 6 tokens back, and model.max_length is 32"), (CAPPED, "softcap"), (RECURRENT, "")],
     ids=["window", "capped", "recurrent"],
 )
 def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why, caplog):
     policy = Policy(tmp_path, save(tmp_path, config), seed=0)
-    assert policy._lay is pack_layout.padded
+    assert policy._layout is pack_layout.padded
     assert "is trained on padded batches" in caplog.text
     assert why in caplog.text
     assert policy.padded
     (packed,) = pack(GIVEN, 100, padded=True)
     logprob_S, _ = policy.logprobs(packed, Cut())
     (logprob_S * packed.weight_S).sum().backward()
-    found = {name: one.grad for name, one in policy.parameters.items()}
+    actual = {name: parameter.grad for name, parameter in policy.parameters.items()}
     policy.model.zero_grad()
     alone = []
     for sequence in GIVEN:
@@ -96,18 +97,18 @@ def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why
         (own_S.sum() * sequence.weight).backward()
         alone.append(own_S.detach())
     torch.testing.assert_close(logprob_S.detach(), torch.cat(alone), atol=2e-5, rtol=1e-5)
-    assert relative_difference(found, {name: one.grad for name, one in policy.parameters.items()}) <= 1e-4
+    assert relative_difference(actual, {name: parameter.grad for name, parameter in policy.parameters.items()}) <= 1e-4
 
 
 def wider(folder, config) -> ModelSpec:
-    """A model in bfloat16 whose rounding is that of a trained one: it is not blown up."""
+    """Return a bfloat16 model with the rounding of a trained model: it is not magnified."""
     return save(folder, config, factor=2).model_copy(update={"dtype": "bfloat16"})
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma"])
 def test_rounding_in_bfloat16_is_no_other_attention(tmp_path, family, caplog):
     policy = Policy(tmp_path, wider(tmp_path, getattr(transformers, f"{family}Config")(**SMALL)), seed=0)
-    assert policy._lay is pack_layout.trie
+    assert policy._layout is pack_layout.trie
     assert not caplog.records
 
 
@@ -126,38 +127,39 @@ def test_rounding_is_the_difference_to_a_float32_copy(tmp_path):
     )
     before = {name: parameter.clone() for name, parameter in narrow.named_parameters()}
     wide.load_state_dict(narrow.state_dict())
-    sequences = exactness.likely_sequences(narrow)
-    alone_S = exactness.logprobs_alone(narrow, sequences)
-    expected = (exactness.logprobs_alone(wide, sequences) - alone_S).abs().mean().item()
+    sequences = exactness.probe_sequences(narrow)
+    alone_S = exactness.separate_logprobs(narrow, sequences)
+    expected = (exactness.separate_logprobs(wide, sequences) - alone_S).abs().mean().item()
     assert exactness.rounding(narrow, sequences, alone_S) == pytest.approx(expected, rel=0.05) != 0
     assert all(torch.equal(parameter, before[name]) for name, parameter in narrow.named_parameters())
     assert {parameter.dtype for parameter in narrow.parameters()} == {torch.bfloat16}
 
 
 def test_a_trained_model_in_bfloat16_shares_prefixes(tmp_path_factory, caplog):
-    """SmolLM2 is a Llama; its unlikely tokens differ by up to half a nat from float32 without any trie."""
+    """SmolLM2 is a Llama; even without a trie, its log-probabilities of unlikely tokens differ by up to half a nat from
+    float32."""
     spec = ModelSpec(name="smollm2-135m-instruct", source="package", dtype="bfloat16", device="cpu", max_length=512)
     policy = Policy(prepare(spec, tmp_path_factory.mktemp("weights")), spec, seed=0)
-    assert policy._lay is pack_layout.trie
+    assert policy._layout is pack_layout.trie
     assert not caplog.records
 
 
 def test_the_budget_and_the_count_are_those_of_the_padded_rows(tmp_path):
     policy = Policy(tmp_path, save(tmp_path, WINDOW).model_copy(update={"max_length": 64}), seed=0)
-    found = batch(groups=3, size=4)
-    for one in found:
-        one.histories[0].token_ids = [token % 47 + 3 for token in one.histories[0].token_ids]
-    seen: list[int] = []
+    trajectories = batch(groups=3, size=4)
+    for trajectory in trajectories:
+        trajectory.histories[0].token_ids = [token % 47 + 3 for token in trajectory.histories[0].token_ids]
+    recorded: list[int] = []
     policy.base.base_model.register_forward_pre_hook(
-        lambda _, __, given: seen.append(given["input_ids"].numel()), with_kwargs=True
+        lambda _, __, row: recorded.append(row["input_ids"].numel()), with_kwargs=True
     )
     logs: list[dict[str, float]] = []
     spec = GRPOSpec(pack_tokens=100, kl_coefficient=0.0, measure_kl=False, max_kl=1e9)
     optimizer = torch.optim.AdamW(policy.parameters.values())
-    train_policy_gradient(spec, policy, optimizer, found, step=0, seed=0, scratch=tmp_path, on_step=logs.append)
-    assert logs[0]["computed_tokens"] == sum(seen)
-    assert max(seen) <= 100
-    assert len(seen) < len(found)  # several rows in each
+    train_policy_gradient(spec, policy, optimizer, trajectories, step=0, seed=0, scratch=tmp_path, on_step=logs.append)
+    assert logs[0]["computed_tokens"] == sum(recorded)
+    assert max(recorded) <= 100
+    assert len(recorded) < len(trajectories)  # several rows in each pack
 
 
 AFTER = {
@@ -170,41 +172,41 @@ AFTER = {
 
 @pytest.mark.parametrize("family", AFTER)
 def test_capped_and_scaled_logits_are_made_in_parts(tmp_path, monkeypatch, family):
-    """The same as those of the model's own forward pass."""
+    """The result equals that of the model's own forward pass."""
     kind, extra = AFTER[family]
     policy = Policy(tmp_path, save(tmp_path, kind(**SMALL, **extra)), seed=0)
     monkeypatch.setattr(policy_module, "LOGIT_ROWS", 4)
     rows: list[int] = []
     policy.base.get_output_embeddings().register_forward_hook(
-        lambda _, given, __: rows.append(given[0].shape[:-1].numel())
+        lambda _, inputs, __: rows.append(inputs[0].shape[:-1].numel())
     )
     (packed,) = pack(GIVEN, 100, padded=policy.padded)
-    found = []
-    for after in (policy._after, None):
-        monkeypatch.setattr(policy, "_after", after)
+    results = []
+    for transform in (policy._logit_transform, None):
+        monkeypatch.setattr(policy, "_logit_transform", transform)
         policy.model.zero_grad()
         rows.clear()
         logprob_S, entropy_S = policy.logprobs(packed, Cut(0.7), entropy_gradient=True)
         ((logprob_S + 0.1 * entropy_S) * packed.weight_S).sum().backward()
-        grads = {name: one.grad.clone() for name, one in policy.parameters.items()}
-        found.append((max(rows), logprob_S.detach(), entropy_S.detach(), grads))
-    (parts, whole) = found
-    assert parts[0] == 4 < len(packed.predicting_U) <= whole[0]
-    torch.testing.assert_close(parts[1], whole[1], atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(parts[2], whole[2], atol=1e-6, rtol=1e-6)
-    assert relative_difference(parts[3], whole[3]) <= 1e-5
+        grads = {name: parameter.grad.clone() for name, parameter in policy.parameters.items()}
+        results.append((max(rows), logprob_S.detach(), entropy_S.detach(), grads))
+    (in_parts, in_one_pass) = results
+    assert in_parts[0] == 4 < len(packed.predicting_U) <= in_one_pass[0]
+    torch.testing.assert_close(in_parts[1], in_one_pass[1], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(in_parts[2], in_one_pass[2], atol=1e-6, rtol=1e-6)
+    assert relative_difference(in_parts[3], in_one_pass[3]) <= 1e-5
 
 
 @pytest.mark.parametrize("family", AFTER)
 def test_what_comes_after_the_head_is_found_in_bfloat16_too(tmp_path, family):
     kind, extra = AFTER[family]
     spec = save(tmp_path, kind(**SMALL, **extra), factor=2).model_copy(update={"dtype": "bfloat16"})
-    assert Policy(tmp_path, spec, seed=0)._after not in (None, logits.nothing)
+    assert Policy(tmp_path, spec, seed=0)._logit_transform not in (None, logits.identity)
 
 
 def test_what_a_config_says_of_logits_is_believed_where_the_model_does_it(tmp_path, monkeypatch):
-    spec = save(tmp_path, transformers.LlamaConfig(**SMALL, logit_scale=0.3))  # Llama does not look at it
-    assert Policy(tmp_path, spec, seed=0)._after is logits.nothing
+    spec = save(tmp_path, transformers.LlamaConfig(**SMALL, logit_scale=0.3))  # Llama ignores this key
+    assert Policy(tmp_path, spec, seed=0)._logit_transform is logits.identity
     forward = transformers.LlamaForCausalLM.forward
 
     def shifted(self, *args, **kwargs):
@@ -213,9 +215,9 @@ def test_what_a_config_says_of_logits_is_believed_where_the_model_does_it(tmp_pa
         return out
 
     monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", shifted)
-    assert Policy(tmp_path, spec, seed=0)._after is None
+    assert Policy(tmp_path, spec, seed=0)._logit_transform is None
 
 
 def test_a_window_as_long_as_the_longest_sequence_is_no_window(tmp_path):
     spec = save(tmp_path, transformers.MistralConfig(**SMALL, sliding_window=16))
-    assert Policy(tmp_path, spec.model_copy(update={"max_length": 16}), seed=0)._lay is pack_layout.trie
+    assert Policy(tmp_path, spec.model_copy(update={"max_length": 16}), seed=0)._layout is pack_layout.trie

@@ -1,4 +1,4 @@
-"""Trajectories that cannot be learned from: an error that names one, or a counted omission; nothing silently."""
+"""Trajectories that cannot be trained on: an error that names one, or a counted omission; never silently."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from tests.algorithms.builders import MODEL, VOCABULARY, batch
 
 def run(base_dir: Path, folder: Path, trajectories, model=MODEL) -> dict[str, float]:
     (folder / "out").mkdir()
-    rest = {"start": None, "reference": None, "seed": 0, "on_step": lambda _: None}
-    return train(GRPOSpec(), model, base_dir, trajectories, out=folder / "out", scratch=folder / "scratch", **rest)
+    options = {"start": None, "reference": None, "seed": 0, "on_step": lambda _: None}
+    return train(GRPOSpec(), model, base_dir, trajectories, out=folder / "out", scratch=folder / "scratch", **options)
 
 
 @pytest.mark.parametrize("token", [VOCABULARY, 10**6, -1])
 def test_a_token_that_the_model_does_not_have(base_dir, tmp_path, token):
-    made = batch()
-    made[4].histories[0].token_ids[3] = token
+    trajectories = batch()
+    trajectories[4].histories[0].token_ids[3] = token
     with pytest.raises(
         ArtifactError, match=rf"trajectory s1/1 has the token id {token}, .* from 0 to {VOCABULARY - 1}"
     ):
-        run(base_dir, tmp_path, made)
+        run(base_dir, tmp_path, trajectories)
     assert not any((tmp_path / "out").iterdir())
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf])
 def test_a_reward_that_is_no_number(base_dir, tmp_path, reward):
-    made = batch()
-    made[2].reward = reward
+    trajectories = batch()
+    trajectories[2].reward = reward
     with pytest.raises(ArtifactError, match=f"trajectory s0/2 has the reward {reward}: expected a finite number"):
-        run(base_dir, tmp_path, made)
+        run(base_dir, tmp_path, trajectories)
 
 
 def test_episodes_that_are_too_long_are_left_out_counted_and_named(base_dir, tmp_path, caplog):
-    made = batch(groups=4)
-    longest = max(len(one.histories[0].token_ids) for one in made)
-    longer = [one.id for one in made if len(one.histories[0].token_ids) == longest]
-    metrics = run(base_dir, tmp_path, made, replace_length(longest - 1))
+    trajectories = batch(groups=4)
+    longest = max(len(trajectory.histories[0].token_ids) for trajectory in trajectories)
+    longer = [trajectory.id for trajectory in trajectories if len(trajectory.histories[0].token_ids) == longest]
+    metrics = run(base_dir, tmp_path, trajectories, replace_length(longest - 1))
     assert metrics["too_long"] == len(longer)
     assert f"model.max_length={longest - 1} tokens: {len(longer)} of 12: {', '.join(longer)}" in caplog.text
-    assert "too_long" not in run(base_dir, fresh(tmp_path), made, replace_length(longest))
+    assert "too_long" not in run(base_dir, fresh(tmp_path), trajectories, replace_length(longest))
 
 
 def replace_length(length: int):
@@ -54,19 +54,24 @@ def replace_length(length: int):
 
 
 def fresh(folder: Path) -> Path:
-    made = folder / "again"
-    made.mkdir()
-    return made
+    subfolder = folder / "again"
+    subfolder.mkdir()
+    return subfolder
 
 
 @pytest.mark.parametrize("case", ["empty", "groups of one", "equal rewards"])
 def test_nothing_to_learn_from_is_said(base_dir, tmp_path, case, caplog):
-    made = batch()
+    trajectories = batch()
     if case == "groups of one":
-        made = made[::3]
-    made = (
-        [] if case == "empty" else [replace(one, reward=0.5 if case == "equal rewards" else one.reward) for one in made]
+        trajectories = trajectories[::3]
+    trajectories = (
+        []
+        if case == "empty"
+        else [
+            replace(trajectory, reward=0.5 if case == "equal rewards" else trajectory.reward)
+            for trajectory in trajectories
+        ]
     )
-    metrics = run(base_dir, tmp_path, made)
-    assert "there was nothing to learn from" in caplog.text
+    metrics = run(base_dir, tmp_path, trajectories)
+    assert "nothing to learn from: the new checkpoint" in caplog.text
     assert "loss" not in metrics

@@ -1,4 +1,4 @@
-"""Episodes of another model are learned in the tokens of the one in training, or not at all."""
+"""Episodes of another model are converted to the tokens of the model in training, or left out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from components.algorithms.foreign import TOKENIZER, UNKNOWN, in_own_tokens
+from components.algorithms.foreign import TOKENIZER, UNKNOWN, convert_foreign_tokens
 from components.algorithms.sft.trainer import examples
 from components.algorithms.spec import DPOSpec, GRPOSpec, SFTSpec
 from components.algorithms.train import train
@@ -19,22 +19,22 @@ from components.trajectories.schema import History, Message
 from tests.algorithms.builders import MODEL, demonstrations
 
 ALIEN = 7_000_000
-"""No id of any vocabulary here."""
+"""Token id outside any vocabulary in these tests."""
 
 
 def sampled(tokenizer: str, count: int = 4):
-    """Conversations as another model's engine would record them; in ids that ours cannot have."""
-    made = demonstrations(count)
-    for one in made:
-        [history] = one.histories
+    """Return conversations as another model's engine would record them, with ids outside our vocabulary."""
+    trajectories = demonstrations(count)
+    for trajectory in trajectories:
+        [history] = trajectory.histories
         for index, message in enumerate(history.messages):
             start = len(history.token_ids)
             history.token_ids += [ALIEN + index] * 3
             if message.role == "assistant":
                 message.span, message.finish_reason = (start, start + 3), "stop"
         history.logprobs = [-1.0] * len(history.token_ids)
-        one.sampling = {"temperature": 0.7, TOKENIZER: tokenizer}
-    return made
+        trajectory.sampling = {"temperature": 0.7, TOKENIZER: tokenizer}
+    return trajectories
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +44,21 @@ def chat(base_dir):
 
 @pytest.mark.parametrize("tokenizer", ["0" * 64, UNKNOWN])
 def test_what_another_model_said_is_laid_out_anew(base_dir, chat, tokenizer):
-    theirs = sampled(tokenizer)
-    found = in_own_tokens(theirs, base_dir, sampled=False)
-    assert examples(chat, found, 512) == examples(chat, demonstrations(4), 512)
-    assert theirs[0].histories[0].token_ids[0] == ALIEN  # the given ones are as they were
+    foreign_episodes = sampled(tokenizer)
+    converted = convert_foreign_tokens(foreign_episodes, base_dir, sampled=False)
+    assert examples(chat, converted, 512) == examples(chat, demonstrations(4), 512)
+    assert foreign_episodes[0].histories[0].token_ids[0] == ALIEN  # the inputs are unchanged
 
 
 def test_tokens_of_the_very_same_tokenizer_are_kept(base_dir, tmp_path):
-    own = tokenizer_digest(base_dir)
-    theirs = sampled(own)
-    assert in_own_tokens(theirs, base_dir, sampled=True) == theirs
-    assert in_own_tokens(demonstrations(), base_dir, sampled=True) == demonstrations()
+    own_digest = tokenizer_digest(base_dir)
+    foreign_episodes = sampled(own_digest)
+    assert convert_foreign_tokens(foreign_episodes, base_dir, sampled=True) == foreign_episodes
+    assert convert_foreign_tokens(demonstrations(), base_dir, sampled=True) == demonstrations()
     for change in ("chat_template.jinja", "tokenizer.json"):
         other = tmp_path / change
         shutil.copytree(base_dir, other)
-        assert tokenizer_digest(other) == own
+        assert tokenizer_digest(other) == own_digest
         file = other / change
         if change == "tokenizer.json":
             data = json.loads(file.read_text())
@@ -67,39 +67,39 @@ def test_tokens_of_the_very_same_tokenizer_are_kept(base_dir, tmp_path):
             file.write_text(json.dumps(data))
         else:
             file.write_text(file.read_text().replace("assistant", "model"))
-        assert tokenizer_digest(other) != own
+        assert tokenizer_digest(other) != own_digest
 
 
 def test_an_answer_that_was_cut_off_is_not_taught(base_dir, chat, caplog):
-    theirs = sampled(UNKNOWN)
-    theirs[1].histories[0].messages[-1].finish_reason = "length"
-    found = in_own_tokens(theirs, base_dir, sampled=False)
-    assert [one.id for one in found] == ["d0/0", "d2/0", "d3/0"]
-    assert "left out of training, for an answer was cut off: 1 of 4" in caplog.text
+    foreign_episodes = sampled(UNKNOWN)
+    foreign_episodes[1].histories[0].messages[-1].finish_reason = "length"
+    converted = convert_foreign_tokens(foreign_episodes, base_dir, sampled=False)
+    assert [trajectory.id for trajectory in converted] == ["d0/0", "d2/0", "d3/0"]
+    assert "left out of training because an answer was truncated: 1 of 4" in caplog.text
 
 
 def test_no_turn_is_taught_twice(base_dir, chat):
-    """Where the other template rewrites the past, each turn has a history that begins with what was said before."""
-    [theirs] = sampled(UNKNOWN, 1)
-    [whole] = theirs.histories
-    first = History([replace(message) for message in whole.messages[:3]], list(range(9)), [0.0] * 9)
+    """If the other template rewrites the past, each turn has its own history with all earlier messages."""
+    [foreign_episode] = sampled(UNKNOWN, 1)
+    [full_history] = foreign_episode.histories
+    first = History([replace(message) for message in full_history.messages[:3]], list(range(9)), [0.0] * 9)
     helper = History([Message("user", "Count."), Message("assistant", "One.")], agent="helper")
-    theirs.histories = [first, helper, whole]
-    [found] = in_own_tokens([theirs], base_dir, sampled=False)
-    assert [history.agent for history in found.histories] == ["helper", "main"]
-    [own] = demonstrations(1)
-    assert examples(chat, [found], 512)[1:] == examples(chat, [own], 512)
+    foreign_episode.histories = [first, helper, full_history]
+    [converted] = convert_foreign_tokens([foreign_episode], base_dir, sampled=False)
+    assert [history.agent for history in converted.histories] == ["helper", "main"]
+    [written] = demonstrations(1)
+    assert examples(chat, [converted], 512)[1:] == examples(chat, [written], 512)
 
 
 def test_training_never_sees_a_foreign_id(base_dir, tmp_path):
-    """An id that the model does not have would end the training with an error."""
+    """An id outside the model's vocabulary would end the training with an error."""
     adapters = []
-    for name, made in (("theirs", sampled(UNKNOWN)), ("written", demonstrations(4))):
+    for name, trajectories in (("theirs", sampled(UNKNOWN)), ("written", demonstrations(4))):
         out, scratch = tmp_path / name, tmp_path / f"{name}-scratch"
         out.mkdir()
         scratch.mkdir()
         arguments = {"start": None, "reference": None, "scratch": scratch, "seed": 1, "on_step": lambda _: None}
-        train(SFTSpec(), MODEL, base_dir, made, out=out, **arguments)
+        train(SFTSpec(), MODEL, base_dir, trajectories, out=out, **arguments)
         adapters.append((out / "adapter" / "adapter_model.safetensors").read_bytes())
     assert adapters[0] == adapters[1]
     pair = sampled(UNKNOWN, 2)
@@ -108,5 +108,5 @@ def test_training_never_sees_a_foreign_id(base_dir, tmp_path):
     out.mkdir()
     metrics = train(DPOSpec(), MODEL, base_dir, pair, **{**arguments, "out": out, "scratch": tmp_path})
     assert metrics["examples"] == 1
-    with pytest.raises(ArtifactError, match="d0/0 was played by a model with another tokenizer"):
+    with pytest.raises(ArtifactError, match="d0/0 was sampled from a model with another tokenizer"):
         train(GRPOSpec(), MODEL, base_dir, sampled(UNKNOWN), out=tmp_path, **arguments)

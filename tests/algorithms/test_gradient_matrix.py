@@ -1,8 +1,8 @@
-"""The gradient of every combination of a policy gradient's settings is that of its formula, or the combination is
-refused.
+"""Gradients of every combination of a policy gradient's settings equal those of its formula, or the combination is
+rejected.
 
-The trainers compute in float32 on prefix tries; the formulas (`papers`) are in float64, on single sequences in plain
-torch (`plain_llama`). Each training takes two steps; in the second the policy has moved (`gradients`).
+The trainers compute in float32 on prefix tries; the formulas (`papers`) compute in float64, on single sequences in
+plain torch (`plain_llama`). Each training takes two steps; in the second the policy has changed (`gradients`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMBINATIONS = list(combinations.combinations())
 
 
 def check(bench: Bench, spec, histories: str) -> None:
-    """The combination is refused with a message that says what to do, or its gradients are those of the formula."""
+    """Check that the combination is rejected with a remedy, or that its gradients equal those of the formula."""
     if problems := combinations.problems(spec):
         for problem in problems:
             key = problem.path.removeprefix("algorithm.")
@@ -59,15 +59,15 @@ def test_so_is_that_of_each_other_setting(bench, base, variation, histories):
 @pytest.mark.parametrize("credit", combinations.options("credit"))
 @pytest.mark.parametrize("algorithm", combinations.ALGORITHMS)
 def test_an_episode_weighs_the_same_in_one_history_and_in_one_for_each_turn(bench, algorithm, credit):
-    """Where the ratio of a sequence is 1, as before the first step, it does not matter what counts as a sequence."""
+    """If the sequence ratio is 1, as before the first step, the split into sequences does not matter."""
     spec = combinations.ALGORITHMS[algorithm](**UNGUARDED | {"epochs": 1}, credit=credit)
     whole = bench.batches["one history"].trajectories
     gradients = []
     for trajectories in (whole, [*map(split, whole[:-1]), whole[-1]]):
         bench.set(bench.start)
         optimizer = Replaces([bench.policy.parameters], bench.after)
-        rest = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
-        train_policy_gradient(spec, bench.policy, optimizer, trajectories, **rest)
+        options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
+        train_policy_gradient(spec, bench.policy, optimizer, trajectories, **options)
         gradients += optimizer.gradients
     assert relative_error(*gradients) <= TOLERANCE
 
@@ -77,7 +77,7 @@ def test_an_episode_weighs_the_same_in_one_history_and_in_one_for_each_turn(benc
 
 @pytest.mark.parametrize("adapted", [False, True], ids=["base", "adapter"])
 def test_the_plain_model_is_that_of_transformers(bench, adapted):
-    """In float64 with eager attention; its adapter is merged by PEFT."""
+    """Transformers runs in float64 with eager attention; PEFT merges its adapter."""
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 
     from tests.algorithms.builders import MODEL
@@ -116,24 +116,28 @@ def test_the_formulas_import_nothing_of_the_library(module):
 @pytest.mark.parametrize(("level", "clip"), [("token", 0.2), ("sequence_mean", 0.05), ("sequence", 0.2)])
 @pytest.mark.parametrize("histories", HISTORIES)
 def test_the_episodes_reach_every_branch(bench, histories, level, clip):
-    """In the second step ratios are clipped on both sides, and by the dual clip. None is so near to a limit that
+    """In the second step ratios are clipped on both sides, and by the dual clip. None is so close to a limit that
     rounding decides."""
     batch = bench.batches[histories]
     spec = combinations.ALGORITHMS["grpo"](ratio=level, credit="turns")
-    advantages = papers.advantages(spec, batch.episodes, [[0.0] * one.tokens for one in batch.episodes])
+    advantages = papers.advantages(spec, batch.episodes, [[0.0] * episode.tokens for episode in batch.episodes])
     rows = []
-    for one, given, own in zip(batch.episodes, batch.columns(batch.steps[1].columns), advantages, strict=True):
-        log_ratio_S = given.now - papers.ratio_base(spec, given)
-        for places in papers.histories(one):
-            level_S = log_ratio_S[places]
+    for episode, columns, advantage_S in zip(
+        batch.episodes, batch.columns(batch.steps[1].columns), advantages, strict=True
+    ):
+        log_ratio_S = columns.now - papers.ratio_base(spec, columns)
+        for positions in papers.histories(episode):
+            level_S = log_ratio_S[positions]
             if level != "token":
-                level_S = (level_S.mean() if level == "sequence_mean" else level_S.sum()).expand(len(places))
-            rows += [(float(value.exp()), own[at]) for value, at in zip(level_S, places, strict=True)]
+                level_S = (level_S.mean() if level == "sequence_mean" else level_S.sum()).expand(len(positions))
+            rows += [
+                (float(value.exp()), advantage_S[position]) for value, position in zip(level_S, positions, strict=True)
+            ]
     low, high, dual = 1 - clip, 1 + clip, spec.dual_clip
     assert any(ratio > high and advantage > 0 for ratio, advantage in rows)
     assert any(ratio < low and advantage < 0 for ratio, advantage in rows)
     assert any(low < ratio < high for ratio, _ in rows)
     assert level == "sequence_mean" or any(ratio > dual and advantage < 0 for ratio, advantage in rows)
     assert min(abs(ratio - limit) for ratio, _ in rows for limit in (low, high, dual)) > 1e-4
-    assert {one.cut_off for one in batch.episodes} == {True, False}
-    assert len({len(one.step_rewards) for one in batch.episodes}) > 1
+    assert {episode.cut_off for episode in batch.episodes} == {True, False}
+    assert len({len(episode.step_rewards) for episode in batch.episodes}) > 1

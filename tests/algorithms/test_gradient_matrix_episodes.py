@@ -1,5 +1,5 @@
-"""The gradients of preference algorithms, supervised fine-tuning and distillation are those of their formulas in
-float64 (`papers_of_episodes`), for episodes of one and of several histories. See `test_gradient_matrix`."""
+"""Gradients of preference algorithms, supervised fine-tuning and distillation equal those of their formulas in float64
+(`papers_of_episodes`), for episodes with one and with several histories. See `test_gradient_matrix`."""
 
 from __future__ import annotations
 
@@ -55,50 +55,54 @@ def errors(bench: Bench, name: str, histories: str) -> list[float]:
     spec, batch, policy = SPECS[name], bench.batches[histories], bench.policy
     bench.set(bench.start)
     optimizer = Replaces([policy.parameters], bench.after)
-    rest = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
-    given = (spec, policy, optimizer, bench.base_dir, batch.trajectories)
+    options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
+    arguments = (spec, policy, optimizer, bench.base_dir, batch.trajectories)
     if isinstance(spec, DistillSpec):
-        train_distill(*given, teacher=policy, **rest)
+        train_distill(*arguments, teacher=policy, **options)
         return _of_distillation(bench, spec, batch, optimizer)
     if isinstance(spec, SFTSpec):
-        train_sft(*given, **rest)
+        train_sft(*arguments, **options)
         weights = papers.softmax_weights(_rewards(batch), spec.weight_temperature)
         return relative_errors(
             optimizer, batch.plain_steps, lambda columns: papers.sft(batch.split(columns["logprob"]), weights)
         )
-    train_preference(*given, **rest)
+    train_preference(*arguments, **options)
     if isinstance(spec, KTOSpec):
         return _of_kto(bench, spec, batch, optimizer)
-    found = papers.pairs(spec, [one.group for one in batch.episodes], _rewards(batch))
+    index_pairs = papers.pairs(spec, [episode.group for episode in batch.episodes], _rewards(batch))
     formula = getattr(papers, spec.name)
     return relative_errors(
         optimizer,
         batch.plain_steps,
-        lambda columns: formula(spec, batch.split(columns["logprob"]), batch.plain_reference, found),
+        lambda columns: formula(spec, batch.split(columns["logprob"]), batch.plain_reference, index_pairs),
     )
 
 
 def _rewards(batch: Batch) -> list[float]:
-    return [one.reward for one in batch.episodes]
+    return [episode.reward for episode in batch.episodes]
 
 
 def _of_kto(bench: Bench, spec: KTOSpec, batch: Batch, optimizer: Replaces) -> list[float]:
-    """Each step has a reference point of its own: episodes are shuffled, and each is paired with the next of another
-    scenario."""
+    """Return the KTO loss of each step. Each step has its own reference point: episodes are shuffled, and each is
+    paired with the next one of another scenario."""
     result = []
     for number, step in enumerate(batch.plain_steps):
         order = list(range(len(batch.episodes)))
         random.Random(f"0-0-{number}").shuffle(order)
         ratios = []
-        for at, one in enumerate(order):
-            following = [*order[at + 1 :], *order[:at]]
-            other = next(each for each in following if batch.episodes[each].group != batch.episodes[one].group)
-            made = papers.mismatched(*(sampled_places([batch.trajectories[each]]) for each in (one, other)))
-            now, reference = (
-                sum(_total(bench, adapter, *history) for history in made)
+        for position, episode_index in enumerate(order):
+            following = [*order[position + 1 :], *order[:position]]
+            other = next(
+                index for index in following if batch.episodes[index].group != batch.episodes[episode_index].group
+            )
+            mismatched = papers.mismatched(
+                *(sampled_places([batch.trajectories[index]]) for index in (episode_index, other))
+            )
+            logprob, reference = (
+                sum(_total(bench, adapter, *history) for history in mismatched)
                 for adapter in ((bench.start, bench.after)[number], bench.reference)
             )
-            ratios.append(now - reference)
+            ratios.append(logprob - reference)
         point = sum(ratios) / len(ratios)
         assert point > 0, "a reference point of 0 would show nothing"
 
@@ -116,19 +120,19 @@ def _total(bench: Bench, adapter, token_ids: Sequence[int], sampled: Sequence[in
 
 
 def _of_distillation(bench: Bench, spec: DistillSpec, batch: Batch, optimizer: Replaces) -> list[float]:
-    """The teacher is the reference."""
+    """Return the distillation loss; the teacher is the reference."""
     result = []
     for ours, adapter in zip(optimizer.gradients, (bench.start, bench.after), strict=True):
         parameters = learned(adapter)
         rows = []
         for token_ids, sampled in sampled_places(batch.trajectories):
-            before = [at - 1 for at in sampled]
-            own_TV = bench.model.logps(bench.model.hidden(token_ids, parameters), spec.temperature)
+            predicting = [index - 1 for index in sampled]
+            student_TV = bench.model.logps(bench.model.hidden(token_ids, parameters), spec.temperature)
             with torch.no_grad():
                 teacher_TV = bench.model.logps(bench.model.hidden(token_ids, bench.reference), spec.temperature)
-            rows.append((own_TV[before], teacher_TV[before]))
+            rows.append((student_TV[predicting], teacher_TV[predicting]))
         papers.reverse_kl(*(torch.cat(side) for side in zip(*rows, strict=True))).backward()
-        result.append(relative_error(ours, flat({name: each.grad for name, each in parameters.items()})))
+        result.append(relative_error(ours, flat({name: parameter.grad for name, parameter in parameters.items()})))
     return result
 
 

@@ -1,4 +1,4 @@
-"""The gradient of PPO, its critic's included, is that of the formula in float64 (`papers_of_ppo`). See
+"""Gradients of PPO, including its critic's, equal those of the formula in float64 (`papers_of_ppo`). See
 `test_gradient_matrix`."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "mask by sequence": {"correction": "mask", "correction_level": "sequence", "correction_limit": 3.0},
 }
 VARIED = {"head": {"credit": "episode", "ratio": "token"}, "model": {"credit": "turns", "ratio": "sequence"}}
-"""What each variation is combined with."""
+"""Base settings that the variations are combined with."""
 
 
 def combined(kind: str, credit: str, ratio: str, estimator: str) -> PPOSpec:
@@ -73,12 +73,15 @@ def varied(kind: str, variation: str) -> PPOSpec:
 
 
 def specs(kind: str) -> list[PPOSpec]:
-    """Return all that are compared."""
-    return [*(combined(kind, *each) for each in COMBINATIONS), *(varied(kind, each) for each in VARIATIONS)]
+    """Return all specs that are compared."""
+    return [
+        *(combined(kind, *combination) for combination in COMBINATIONS),
+        *(varied(kind, variation) for variation in VARIATIONS),
+    ]
 
 
 class CriticBench:
-    """Critics of one kind: before the first step and after it."""
+    """Critics of one kind, before the first step and after it."""
 
     def __init__(self, bench: Bench, kind: str):
         self.bench, self.kind = bench, kind
@@ -103,16 +106,16 @@ class CriticBench:
         values = policy
         if self.kind == "model":
             name_of = f".{ADAPTER}."
-            values = {n.replace(name_of, ".default."): each for n, each in parameters.items() if name_of in n}
+            values = {n.replace(name_of, ".default."): tensor for n, tensor in parameters.items() if name_of in n}
 
         def columns() -> Iterator[Columns]:
-            for token_ids, places in sampled_places(batch.trajectories):
+            for token_ids, positions in sampled_places(batch.trajectories):
                 hidden_TD = self.bench.model.hidden(token_ids, values)
                 value_T = hidden_TD @ parameters["critic.weight"] + parameters["critic.bias"]
-                # The value is first: its graph is freed with the last of the columns that share it.
+                # The value comes first, because its graph is freed with the last of the columns that share it.
                 yield {
-                    "value": value_T[[at - 1 for at in places]],
-                    **logprobs_and_entropies(self.bench.model, policy, token_ids, places, TEMPERATURE),
+                    "value": value_T[[position - 1 for position in positions]],
+                    **logprobs_and_entropies(self.bench.model, policy, token_ids, positions, TEMPERATURE),
                 }
 
         return reading(parameters, columns())
@@ -127,13 +130,13 @@ def errors(critics: CriticBench, spec: PPOSpec, histories: str) -> list[float]:
         for name, parameter in critic.parameters.items():
             parameter.copy_(critics.start[name])
     optimizer = Replaces([bench.policy.parameters, critic.parameters], critics.after)
-    rest = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
-    train_ppo(spec, bench.policy, critic, optimizer, batch.trajectories, **rest)
+    options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
+    train_ppo(spec, bench.policy, critic, optimizer, batch.trajectories, **options)
     steps = critics.steps(histories)
     old_values = batch.split(steps[0].columns["value"])
 
-    def loss(given: Columns) -> torch.Tensor:
-        return ppo(spec, batch.episodes, batch.columns(given), batch.split(given["value"]), old_values)
+    def loss(columns: Columns) -> torch.Tensor:
+        return ppo(spec, batch.episodes, batch.columns(columns), batch.split(columns["value"]), old_values)
 
     return relative_errors(optimizer, steps, loss)
 

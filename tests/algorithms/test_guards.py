@@ -1,4 +1,4 @@
-"""Guards strike before a bad checkpoint is written, and say which trajectories did it."""
+"""Guards strike before a bad checkpoint is written, and name the trajectories that contributed most."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def strikes(out: Path) -> list[dict]:
 
 @pytest.fixture
 def poison(monkeypatch):
-    """poison(tokens): whatever holds these tokens has a gradient that is no number."""
+    """Return poison(tokens), which makes the gradient of any sequence with these tokens NaN."""
     logprobs = Policy.logprobs
 
     def apply(tokens: list[int]) -> None:
         def poisoned(self, pack, cut, **options):
             logprob_S, entropy_S = logprobs(self, pack, cut, **options)
             ids = pack.token_ids_N.tolist()
-            held = any(ids[at : at + len(tokens)] == tokens for at in range(len(ids)))
-            return (logprob_S * math.nan if held else logprob_S), entropy_S
+            contains = any(ids[start : start + len(tokens)] == tokens for start in range(len(ids)))
+            return (logprob_S * math.nan if contains else logprob_S), entropy_S
 
         monkeypatch.setattr(Policy, "logprobs", poisoned)
 
@@ -52,10 +52,10 @@ def poison(monkeypatch):
 
 
 def tokens_of(base_dir: Path, which: str) -> list[int]:
-    """Tokens that one trajectory alone holds."""
+    """Return tokens that only one trajectory contains."""
     if which == "grpo":
-        (one,) = [trajectory for trajectory in batch() if trajectory.id == batch()[4].id]
-        return one.histories[0].token_ids[-6:-1]
+        (episode,) = [trajectory for trajectory in batch() if trajectory.id == batch()[4].id]
+        return episode.histories[0].token_ids[-6:-1]
     from components.models.weights import load_tokenizer
 
     return load_tokenizer(base_dir)("day 4.", add_special_tokens=False)["input_ids"]
@@ -64,16 +64,16 @@ def tokens_of(base_dir: Path, which: str) -> list[int]:
 @pytest.mark.parametrize(("name", "spec", "culprit"), [("grpo", GRPO, batch()[4].id), ("sft", SFT, "d4/0")])
 def test_what_is_not_finite_stops_and_names_who_did_it(base_dir, tmp_path, poison, name, spec, culprit):
     poison(tokens_of(base_dir, name))
-    with pytest.raises(TrainingDiverged, match=rf"No checkpoint was written.*non_finite: {culprit} did most of it"):
+    with pytest.raises(TrainingDiverged, match=rf"No checkpoint was written.*non_finite: {culprit} contributed most"):
         run(base_dir, spec, tmp_path)
     assert not (tmp_path / "out" / "adapter").exists()
     record = json.loads((tmp_path / "scratch" / "diverged.json").read_text())
     assert record["guard"] == "non_finite"
     assert record["worst"][0]["trajectory"] == culprit
     assert record["worst"][0]["loss"] == "nan"
-    assert all(one["loss"] != "nan" for one in record["worst"][1:])
-    kept = list(read_trajectories(tmp_path / "scratch" / "diverged.parquet"))
-    assert [one.id for one in kept] == record["trajectories"]
+    assert all(entry["loss"] != "nan" for entry in record["worst"][1:])
+    remaining = list(read_trajectories(tmp_path / "scratch" / "diverged.parquet"))
+    assert [trajectory.id for trajectory in remaining] == record["trajectories"]
 
 
 @pytest.mark.parametrize(("name", "spec", "culprit"), [("grpo", GRPO, batch()[4].id), ("sft", SFT, "d4/0")])
@@ -84,7 +84,7 @@ def test_a_skipped_step_leaves_weights_and_optimizer_alone(base_dir, tmp_path, p
     assert all(math.isfinite(value) for value in metrics.values())
     [strike] = strikes(out)
     assert (strike["guard"], strike["action"], strike["worst"][0]["trajectory"]) == ("non_finite", "skip", culprit)
-    assert "is left out" in caplog.text
+    assert "is skipped" in caplog.text
     steps = json.loads((out / "trainer.json").read_text())
     assert steps["step"] == 3
     assert set(steps["optimizer_steps"].values()) == {2.0}
@@ -92,14 +92,14 @@ def test_a_skipped_step_leaves_weights_and_optimizer_alone(base_dir, tmp_path, p
 
 @pytest.mark.parametrize(("changes", "guard"), [({"max_kl": 1e-9}, "high_kl"), ({"min_entropy": 100.0}, "low_entropy")])
 def test_each_guard_warns_skips_or_stops(base_dir, tmp_path, changes, guard, caplog):
-    """With dropout: to measure the trajectories of a step by themselves is no draw."""
+    """With dropout: measuring the trajectories of a step separately must draw no random numbers."""
     spec = GRPO.model_copy(update=changes)
     plain, _ = run(base_dir, GRPO, tmp_path / "plain", model=DROPOUT)
     assert not (plain / "guards.jsonl").exists()
     warned, metrics = run(base_dir, spec.model_copy(update={guard: "warn"}), tmp_path / "warn", model=DROPOUT)
     assert differing(plain, warned) == []
     assert metrics["skipped_steps"] == 0
-    assert [one["step"] for one in strikes(warned)] == [1, 2, 3]
+    assert [strike["step"] for strike in strikes(warned)] == [1, 2, 3]
     assert f"gradient step 1: {guard}" in caplog.text
     skipped, metrics = run(base_dir, spec.model_copy(update={guard: "skip"}), tmp_path / "skip")
     assert metrics["skipped_steps"] == 3
@@ -117,17 +117,17 @@ def test_an_episode_that_is_not_learned_from_is_no_culprit(base_dir, tmp_path):
     out, _ = run(base_dir, DAPOSpec(max_kl=1e-9, high_kl="warn"), tmp_path, made)
     [strike] = strikes(out)
     assert strike["worst"]
-    assert "s1/1" not in [one["trajectory"] for one in strike["worst"]]
+    assert "s1/1" not in [entry["trajectory"] for entry in strike["worst"]]
 
 
 def test_the_worst_are_measured_by_themselves(base_dir, tmp_path):
     out, _ = run(base_dir, GRPO.model_copy(update={"max_kl": 1e-9, "high_kl": "warn", "minibatches": 1}), tmp_path)
     [strike] = strikes(out)
-    values = [one["kl_sampler"] for one in strike["worst"]]
+    values = [entry["kl_sampler"] for entry in strike["worst"]]
     assert values == sorted(values, reverse=True)
-    assert values[0] > strike["kl_sampler"]  # the mean of all is below the worst
+    assert values[0] > strike["kl_sampler"]  # the mean over all trajectories is below the worst
     policy = Policy(base_dir, MODEL, 3)
-    (worst,) = [one for one in batch() if one.id == strike["worst"][0]["trajectory"]]
+    (worst,) = [trajectory for trajectory in batch() if trajectory.id == strike["worst"][0]["trajectory"]]
     from components.algorithms.policy_gradient.trainer import prepare
 
     _, learning = prepare(GRPO, policy, batch(), tmp_path)
@@ -142,4 +142,4 @@ def test_a_line_torn_by_a_kill_is_left_out(tmp_path):
     from components.algorithms.loop.guards import Guards
 
     (tmp_path / "guards.jsonl").write_text('{"step": 2, "guard": "high_kl"}\n{"step": 1, "guard": "high_kl"}\n{"step"')
-    assert [one["step"] for one in Guards(tmp_path).strikes()] == [1, 2]
+    assert [strike["step"] for strike in Guards(tmp_path).strikes()] == [1, 2]

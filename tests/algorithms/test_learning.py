@@ -1,7 +1,7 @@
-"""Every online algorithm finds the optimum of a task whose optimum is known.
+"""Every online algorithm finds the optimum of a task with a known optimum.
 
-One prompt and one token to answer with; 24 of the 259 tokens are right. The optimum is to say one of these always. The
-head of the tiny model is scaled up: as it is, no direction of the last layer makes any token likely.
+One prompt and one token as the answer; 24 of the 259 tokens are right. The optimum is to always sample a right token.
+The head of the tiny model is scaled up, because otherwise no direction of the last layer makes any token likely.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ from components.algorithms.spec import (
     RLOOSpec,
 )
 from components.models.distribution import Cut
-from tests.algorithms.builders import VOCABULARY, history, make_policy, trajectory
+from tests.algorithms.builders import VOCABULARY, make_history, make_policy, make_trajectory
 
 PROMPT = [5, 6, 7, 8]
 RIGHT = list(range(0, VOCABULARY, 11))
 COMMON = {"learning_rate": 1e-2, "beta2": 0.9, "max_kl": 1e9}
-KIN = [GRPOSpec, DrGRPOSpec, DAPOSpec, GSPOSpec, CISPOSpec, RLOOSpec, ReinforcePPSpec]
-ALGORITHMS: dict[str, PolicyGradientSpec] = {one.model_fields["name"].default: one(**COMMON) for one in KIN}
+GRPO_VARIANTS = [GRPOSpec, DrGRPOSpec, DAPOSpec, GSPOSpec, CISPOSpec, RLOOSpec, ReinforcePPSpec]
+ALGORITHMS: dict[str, PolicyGradientSpec] = {
+    spec_class.model_fields["name"].default: spec_class(**COMMON) for spec_class in GRPO_VARIANTS
+}
 ALGORITHMS |= {f"ppo, {kind}": PPOSpec(**COMMON, value=kind, epochs=1, kl_target=None) for kind in ("head", "model")}
 
 
 def distribution(policy) -> torch.Tensor:
-    """(V,) log-probabilities of the answer."""
-    [one] = pack([Sequence_([*PROMPT, token], [len(PROMPT)]) for token in range(VOCABULARY)], 4096)
+    """Return the (V,) log-probabilities of the answer."""
+    [packed] = pack([Sequence_([*PROMPT, token], [len(PROMPT)]) for token in range(VOCABULARY)], 4096)
     with torch.no_grad():
-        return policy.logprobs(one, Cut())[0]
+        return policy.logprobs(packed, Cut())[0]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -54,7 +56,9 @@ def test_it_finds_the_right_answers(base_dir, tmp_path, name):
         critic = Critic(policy, spec)
         groups, trainer = [policy.parameters, critic.parameters], partial(train_ppo, spec, policy, critic)
     optimizer = torch.optim.AdamW(
-        [{"params": list(one.values())} for one in groups], betas=(spec.beta1, spec.beta2), weight_decay=0.0
+        [{"params": list(trajectory.values())} for trajectory in groups],
+        betas=(spec.beta1, spec.beta2),
+        weight_decay=0.0,
     )
     generator = torch.Generator().manual_seed(0)
     right, step = [], 0
@@ -63,10 +67,10 @@ def test_it_finds_the_right_answers(base_dir, tmp_path, name):
         right.append(float(logps_V[RIGHT].exp().sum()))
         drawn = torch.multinomial(logps_V.exp(), 48, replacement=True, generator=generator).tolist()
         episodes = [
-            trajectory(
+            make_trajectory(
                 f"g{index // 8}",
                 index % 8,
-                [history([(False, PROMPT), (True, [token])], [float(logps_V[token])])],
+                [make_history([(False, PROMPT), (True, [token])], [float(logps_V[token])])],
                 float(token in RIGHT),
                 sampling={"temperature": 1.0},
             )

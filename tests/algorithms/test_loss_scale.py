@@ -1,5 +1,5 @@
-"""Training in float16: the rule is torch's own, the gradient is that of float32 up to rounding, an overflow changes
-nothing but the scale."""
+"""Training in float16: the scaling rule is torch's, the gradient equals that of float32 up to rounding, and an overflow
+changes only the scale."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ ALGORITHMS = {
 
 @pytest.fixture
 def run(base_dir, tmp_path):
-    """Train, and return the checkpoint's folder and the metrics of each step."""
+    """Return a function that trains and returns the checkpoint's folder and the metrics of each step."""
     counted = iter(range(100))
 
-    def call(spec, made, model=HALF, begin=None):
+    def call(spec, trajectories, model=HALF, begin=None):
         out, scratch = (tmp_path / f"{name}{next(counted)}" for name in ("out", "scratch"))
         out.mkdir()
         scratch.mkdir()
         logs: list[dict[str, float]] = []
         arguments = {"start": begin, "reference": begin, "out": out, "scratch": scratch, "seed": 5}
-        train(spec, model, base_dir, made, on_step=logs.append, **arguments)
+        train(spec, model, base_dir, trajectories, on_step=logs.append, **arguments)
         return out, logs
 
     return call
@@ -48,7 +48,7 @@ def run(base_dir, tmp_path):
 
 @pytest.fixture
 def begins_at(monkeypatch):
-    """Set the scale with which trainings in float16 begin."""
+    """Set the initial loss scale of trainings in float16."""
 
     def call(value: float) -> None:
         monkeypatch.setattr(LossScale, "of", lambda dtype: LossScale(True, value) if dtype == "float16" else OFF)
@@ -59,8 +59,8 @@ def begins_at(monkeypatch):
 OFF = LossScale(False, 1.0)
 
 
-def gradients(run, monkeypatch, spec, made, model) -> torch.Tensor:
-    """Return the gradient of the first step, in one vector."""
+def gradients(run, monkeypatch, spec, trajectories, model) -> torch.Tensor:
+    """Return the gradient of the first step as one vector."""
     first: list[torch.Tensor] = []
 
     def look(optimizer: AdamW, closure=None) -> None:
@@ -69,12 +69,12 @@ def gradients(run, monkeypatch, spec, made, model) -> torch.Tensor:
 
     with monkeypatch.context() as patch:
         patch.setattr(AdamW, "step", look)
-        run(spec, made, model)
+        run(spec, trajectories, model)
     return first[0]
 
 
 def without_gradients(optimizer: AdamW, closure=None) -> None:
-    """Stand for a step that changes nothing: TRL calls the optimizer in any case."""
+    """Replace the optimizer step by one that changes nothing, because TRL always calls the optimizer."""
     assert all(parameter.grad is None for group in optimizer.param_groups for parameter in group["params"])
 
 
@@ -83,7 +83,7 @@ def without_gradients(optimizer: AdamW, closure=None) -> None:
 
 def test_the_scale_is_that_of_torch(monkeypatch):
     monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", 3)
-    theirs = torch.amp.GradScaler("cpu", init_scale=loss_scale.INITIAL, growth_interval=3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale.INITIAL, growth_interval=3)
     ours = LossScale.of("float16")
     assert ours.value == torch.amp.GradScaler("cpu").get_scale()
     weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
@@ -92,9 +92,9 @@ def test_the_scale_is_that_of_torch(monkeypatch):
     overflows = 0
     for _ in range(60):
         factor = math.inf if torch.rand((), generator=generator) < 0.2 else float(torch.rand((), generator=generator))
-        theirs.scale((weights[0] * factor).sum()).backward()
-        theirs.step(optimizers[0])
-        theirs.update()
+        scaler.scale((weights[0] * factor).sum()).backward()
+        scaler.step(optimizers[0])
+        scaler.update()
 
         ours.backward((weights[1] * factor).sum())
         ours.unscale([weights[1]])
@@ -105,8 +105,8 @@ def test_the_scale_is_that_of_torch(monkeypatch):
         ours.update(overflowed)
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        assert ours.value == theirs.get_scale()
-        assert ours.steps == theirs._growth_tracker.item()
+        assert ours.value == scaler.get_scale()
+        assert ours.steps == scaler._growth_tracker.item()
         assert torch.equal(*weights)
     assert 5 < overflows < 20
 
@@ -116,7 +116,7 @@ def test_it_does_not_fall_below_one():
     assert scale.overflowed({"loss": 0.0, "grad_norm": math.inf})
     scale.update(True)
     assert scale.value == 1.0
-    assert not scale.overflowed({"loss": 0.0, "grad_norm": math.inf})  # the guard decides
+    assert not scale.overflowed({"loss": 0.0, "grad_norm": math.inf})  # the guard responds
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -139,7 +139,7 @@ def test_the_gradient_is_that_of_float32_up_to_rounding(run, monkeypatch, name):
         gradients(run, monkeypatch, spec, make(), MODEL.model_copy(update={"dtype": dtype}))
         for dtype in ("float32", "float16", "bfloat16")
     )
-    half_error, brain_error = ((found - exact).norm() / exact.norm() for found in (half, brain))
+    half_error, brain_error = ((gradient - exact).norm() / exact.norm() for gradient in (half, brain))
     assert half_error < 2e-2
     assert half_error < brain_error / 2
 
@@ -187,20 +187,20 @@ def test_the_scale_falls_until_a_step_can_be_taken_and_the_next_round_goes_on_wi
     spec = GRPOSpec(learning_rate=1e-3, epochs=20)
     begins_at(2.0**30)
     out, logs = run(spec, batch())
-    taken = [log for log in logs if not log["skipped_steps"]]
-    assert 0 < len(taken) < len(logs)
-    value = taken[-1]["loss_scale"]
+    steps = [log for log in logs if not log["skipped_steps"]]
+    assert 0 < len(steps) < len(logs)
+    value = steps[-1]["loss_scale"]
     _, after = run(spec, batch(seed=1), begin=out)
     assert after[0]["loss_scale"] == value
     assert "loss_scale" not in json.loads((run(spec, batch(), MODEL)[0] / "trainer.json").read_text())
 
 
 def test_a_loss_that_is_not_finite_is_the_guards(run):
-    made = batch()
-    made[0].reward = 1e38  # its square, and so the deviation of the batch, is not finite in float32
+    trajectories = batch()
+    trajectories[0].reward = 1e38  # its square, and so the deviation of the batch, is not finite in float32
     spec = PPOSpec(value_norm_decay=None, value_pretraining_steps=0)
-    with pytest.raises(TrainingDiverged, match=r"model\.dtype=float32: float16 ends at 65504"):
-        run(spec, made)
+    with pytest.raises(TrainingDiverged, match=r"model\.dtype=float32: the largest float16 is 65504"):
+        run(spec, trajectories)
 
 
 def test_an_engine_computes_in_it(base_dir):

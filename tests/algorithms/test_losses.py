@@ -1,4 +1,4 @@
-"""Losses against loops over plain numbers, and what must hold for any input."""
+"""Losses compared with loops over plain numbers, and properties that hold for any input."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_clipped_is_where_the_gradient_is_gone(rows):
     logprob_S.requires_grad_()
     ratio_S = ratio(logprob_S, old_S)
     losses.clipped_policy_loss(ratio_S, advantage_S, LOW, HIGH).sum().backward()
-    told = losses.clipped(ratio_S, advantage_S, LOW, HIGH)
+    reported = losses.clipped(ratio_S, advantage_S, LOW, HIGH)
     for index, (logprob, old, advantage) in enumerate(rows):
         r = math.exp(logprob - old)
         if min(abs(r - (1 - LOW)), abs(r - (1 + HIGH))) < 1e-4 or abs(advantage) < 1e-3:
             continue
         gone = (r > 1 + HIGH and advantage > 0) or (r < 1 - LOW and advantage < 0)
-        assert bool(told[index]) == gone
+        assert bool(reported[index]) == gone
         expected = 0.0 if gone else -r * advantage
         assert logprob_S.grad[index].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
@@ -84,7 +84,7 @@ def test_a_token_without_an_old_logprob_is_on_policy(old):
     ratio_S = ratio(logprob_S, torch.tensor([old]))
     losses.clipped_policy_loss(ratio_S, torch.tensor([1.5]), LOW, HIGH).sum().backward()
     assert ratio_S.item() == 1
-    assert logprob_S.grad.item() == pytest.approx(-1.5)  # the gradient of REINFORCE: -A for each nat
+    assert logprob_S.grad.item() == pytest.approx(-1.5)  # the gradient of REINFORCE: -A per nat
 
 
 def test_nan_of_the_policy_itself_shows():
@@ -115,7 +115,7 @@ def test_the_mean_of_k3_over_samples_is_the_exact_kl(seed):
 
 
 def test_the_mean_gradient_of_the_ratio_is_the_policy_gradient():
-    """On policy, E[A ∇r] = E[A ∇log pi]: exactly what a finite difference of the expected advantage gives."""
+    """On policy, E[A ∇r] = E[A ∇log pi], which equals a finite difference of the expected advantage."""
     logits_V = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
     advantage_V = torch.tensor([1.0, -0.5, 0.25], dtype=torch.float64)
     logps_V = logits_V.log_softmax(-1)
@@ -132,7 +132,7 @@ def test_the_mean_gradient_of_the_ratio_is_the_policy_gradient():
         assert logits_V.grad[index].item() == pytest.approx(-slope, rel=1e-6)
 
 
-# --- what the kin of GRPO change --------------------------------------------------------------------------------------
+# --- variants of GRPO -------------------------------------------------------------------------------------------------
 
 
 def test_the_dual_clip_bounds_the_loss_of_a_negative_advantage():
@@ -159,8 +159,8 @@ def test_ratios_of_sequences():
 
 @pytest.mark.parametrize("level", ["sequence", "sequence_mean"])
 def test_each_token_of_a_sequence_ratio_keeps_its_own_advantage(level):
-    """GSPO-token: the gradient of s A_t by log pi_t is s A_t, for a product times the tokens of the episode. Where a
-    sequence has one advantage, it is the gradient of the ratio as it stands."""
+    """GSPO-token: the gradient of s A_t with respect to log pi_t is s A_t, for a product times the tokens of the
+    episode. If a sequence has one advantage, it equals the gradient of the plain ratio."""
     log_ratio_S = torch.tensor([0.2, 0.4, -0.3, 0.1], dtype=torch.float64, requires_grad=True)
     sequence_S, tokens_S = torch.tensor([0, 0, 0, 1]), torch.tensor([3.0, 3.0, 3.0, 1.0], dtype=torch.float64)
     advantage_S = torch.tensor([1.0, -2.0, 0.5, 4.0], dtype=torch.float64)
@@ -185,8 +185,8 @@ def test_each_token_of_a_sequence_ratio_keeps_its_own_advantage(level):
 @settings(deadline=None)
 @given(st.lists(st.lists(LOGPROB, max_size=6), max_size=5), st.integers(0, 2))
 def test_sums_of_segments_written_out(rows, width):
-    """Of numbers and of rows of them; segments may be empty. In float32 the sum of many is as near as adding them one
-    by one, and the gradient of a sum is that of each of its terms."""
+    """Sums of numbers and of rows; segments may be empty. In float32 the sum of many numbers is as accurate as adding
+    them one by one, and the gradient of a sum is that of each of its terms."""
     size_Q = torch.tensor([len(row) for row in rows], dtype=torch.long)
     flat = [value for row in rows for value in row]
     value_S = torch.tensor([[value] * width if width else value for value in flat]).reshape(-1, *[width][: width > 0])
@@ -195,8 +195,10 @@ def test_sums_of_segments_written_out(rows, width):
     assert sum_Q.shape == (len(rows), *value_S.shape[1:])
     weight_Q = torch.arange(1.0, sum_Q.numel() + 1).reshape(sum_Q.shape)
     (sum_Q * weight_Q).sum().backward()
-    for place, row in enumerate(rows):
-        assert sum_Q[place].tolist() == pytest.approx(([math.fsum(row)] * width) if width else math.fsum(row), abs=1e-4)
+    for position, row in enumerate(rows):
+        assert sum_Q[position].tolist() == pytest.approx(
+            ([math.fsum(row)] * width) if width else math.fsum(row), abs=1e-4
+        )
     assert torch.equal(value_S.grad, weight_Q.repeat_interleave(size_Q, 0))
 
 
@@ -228,7 +230,7 @@ def test_the_mean_of_the_unbiased_estimators_is_the_kl(seed, estimator):
 
 
 def test_the_mean_gradient_of_k2_is_that_of_the_kl():
-    """On policy: E[∇k2] = ∇KL, where the gradient of the mean of k1 as a loss would be 0."""
+    """On policy: E[∇k2] = ∇KL, whereas the mean gradient of k1 as a loss is 0."""
     generator = torch.Generator().manual_seed(3)
     logits_V, reference_V = torch.randn(2, 20, dtype=torch.float64, generator=generator)
     logits_V.requires_grad_()

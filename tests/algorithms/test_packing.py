@@ -1,4 +1,4 @@
-"""Packs against their definition (hypothesis), and against each sequence computed alone with the plain model."""
+"""Packs compared with their definition (hypothesis), and with each sequence computed separately by the plain model."""
 
 from __future__ import annotations
 
@@ -21,148 +21,148 @@ from tests.algorithms.builders import make_policy, plain_logprobs, plain_model, 
 
 @st.composite
 def sequences(draw) -> list[Sequence_]:
-    """Of few different tokens, so that they share prefixes at many depths."""
-    made = []
+    """Generate sequences of few different tokens, so that they share prefixes at many depths."""
+    result = []
     for index in range(draw(st.integers(0, 8))):
         token_ids = draw(st.lists(st.integers(0, 2), min_size=2, max_size=10))
         targets = draw(st.lists(st.integers(1, len(token_ids) - 1), unique=True, max_size=5))
         logprobs = [float(-number) for number in range(len(targets))]
-        made.append(Sequence_(token_ids, targets, logprobs, [float(index)] * len(targets), weight=1.0 / (index + 1)))
-    return made
+        result.append(Sequence_(token_ids, targets, logprobs, [float(index)] * len(targets), weight=1.0 / (index + 1)))
+    return result
 
 
-def by_pack(given: list[Sequence_], packs: list[Pack]) -> list[tuple[Pack, list[Sequence_]]]:
-    """Each pack with the sequences that it says it holds; each sequence is in one."""
-    members = [member for one in packs for member in one.members]
-    assert sorted(members) == [index for index, sequence in enumerate(given) if sequence.targets]
-    assert all(one.members == sorted(one.members) for one in packs)
-    return [(one, [given[member] for member in one.members]) for one in packs]
+def by_pack(sequences: list[Sequence_], packs: list[Pack]) -> list[tuple[Pack, list[Sequence_]]]:
+    """Return each pack with its member sequences; each sequence is in exactly one pack."""
+    members = [member for packed in packs for member in packed.members]
+    assert sorted(members) == [index for index, sequence in enumerate(sequences) if sequence.targets]
+    assert all(packed.members == sorted(packed.members) for packed in packs)
+    return [(packed, [sequences[member] for member in packed.members]) for packed in packs]
 
 
 def read(sequence: Sequence_) -> list[int]:
-    """The tokens that have to be computed: those before the last target."""
+    """Return the tokens that have to be computed: those before the last target."""
     return list(sequence.token_ids[: max(sequence.targets)])
 
 
-def prefixes(held: list[Sequence_]) -> set[tuple[int, ...]]:
-    return {tuple(read(one)[:end]) for one in held for end in range(1, len(read(one)) + 1)}
+def prefixes(sequences: list[Sequence_]) -> set[tuple[int, ...]]:
+    return {tuple(read(sequence)[:end]) for sequence in sequences for end in range(1, len(read(sequence)) + 1)}
 
 
-def mask(one: Pack) -> torch.Tensor:
-    """(N, N) True where the row's node may see the column's node."""
-    nodes_N = torch.arange(len(one.ends_N))
-    return (nodes_N <= nodes_N[:, None]) & (nodes_N[:, None] < one.ends_N)
+def mask(packed: Pack) -> torch.Tensor:
+    """Return the (N, N) mask: True where the row's node attends to the column's node."""
+    nodes_N = torch.arange(len(packed.ends_N))
+    return (nodes_N <= nodes_N[:, None]) & (nodes_N[:, None] < packed.ends_N)
 
 
-def path(one: Pack, node: int) -> list[int]:
-    """The node and its ancestors, root first, by the mask alone."""
-    mask_NN = mask(one)
-    seen = mask_NN[node].nonzero()[:, 0].tolist()
-    return sorted(seen, key=lambda other: int(mask_NN[other].sum()))
+def path(packed: Pack, node: int) -> list[int]:
+    """Return the node and its ancestors, root first, from the mask alone."""
+    mask_NN = mask(packed)
+    ancestors = mask_NN[node].nonzero()[:, 0].tolist()
+    return sorted(ancestors, key=lambda other: int(mask_NN[other].sum()))
 
 
 @settings(deadline=None)
 @given(sequences(), st.integers(1, 40))
-def test_every_target_is_predicted_at_the_end_of_its_own_prefix(given, most):
-    for one, held in by_pack(given, pack(given, most)):
-        at = 0
-        for index, sequence in enumerate(held):
+def test_every_target_is_predicted_at_the_end_of_its_own_prefix(generated, most):
+    for packed, members in by_pack(generated, pack(generated, most)):
+        index_S = 0
+        for index, sequence in enumerate(members):
             for target, logprob in zip(sequence.targets, sequence.logprobs, strict=True):
-                nodes = path(one, int(one.predicting_U[one.row_S[at]]))
-                assert one.token_ids_N[nodes].tolist() == list(sequence.token_ids[:target])
-                assert one.token_S[at] == sequence.token_ids[target]
-                assert one.logprob_S[at] == logprob
-                assert one.advantage_S[at] == sequence.advantages[0]
-                assert one.weight_S[at] == pytest.approx(sequence.weight)
-                assert one.sequence_S[at] == index
-                at += 1
-        assert at == len(one.token_S)
-        assert one.lengths == [len(sequence.token_ids) for sequence in held]
+                nodes = path(packed, int(packed.predicting_U[packed.row_S[index_S]]))
+                assert packed.token_ids_N[nodes].tolist() == list(sequence.token_ids[:target])
+                assert packed.token_S[index_S] == sequence.token_ids[target]
+                assert packed.logprob_S[index_S] == logprob
+                assert packed.advantage_S[index_S] == sequence.advantages[0]
+                assert packed.weight_S[index_S] == pytest.approx(sequence.weight)
+                assert packed.sequence_S[index_S] == index
+                index_S += 1
+        assert index_S == len(packed.token_S)
+        assert packed.lengths == [len(sequence.token_ids) for sequence in members]
 
 
 @settings(deadline=None)
 @given(sequences(), st.integers(1, 40))
-def test_each_distinct_prefix_is_one_node(given, most):
-    for one, held in by_pack(given, pack(given, most)):
-        nodes = [tuple(one.token_ids_N[path(one, node)].tolist()) for node in range(len(one.token_ids_N))]
-        assert Counter(nodes) == Counter(prefixes(held))
+def test_each_distinct_prefix_is_one_node(generated, most):
+    for packed, members in by_pack(generated, pack(generated, most)):
+        nodes = [tuple(packed.token_ids_N[path(packed, node)].tolist()) for node in range(len(packed.token_ids_N))]
+        assert Counter(nodes) == Counter(prefixes(members))
 
 
 @settings(deadline=None)
 @given(sequences(), st.integers(1, 40))
-def test_positions_count_depth_and_the_mask_holds_ancestors(given, most):
-    for one, _ in by_pack(given, pack(given, most)):
-        size, mask_NN = len(one.token_ids_N), mask(one)
+def test_positions_count_depth_and_the_mask_holds_ancestors(generated, most):
+    for packed, _ in by_pack(generated, pack(generated, most)):
+        size, mask_NN = len(packed.token_ids_N), mask(packed)
         for node in range(size):
-            nodes = path(one, node)
+            nodes = path(packed, node)
             assert nodes[-1] == node
-            assert one.positions_N[nodes].tolist() == list(range(len(nodes)))
-            for ancestor in nodes:  # a chain: what an ancestor sees, its descendants see
+            assert packed.positions_N[nodes].tolist() == list(range(len(nodes)))
+            for ancestor in nodes:  # a chain: descendants attend to what their ancestors attend to
                 assert bool((mask_NN[node] | ~mask_NN[ancestor]).all())
         assert not bool(mask_NN.triu(1).any())
 
 
 @settings(deadline=None)
 @given(sequences(), st.integers(1, 40))
-def test_packs_are_full(given, most):
-    found = by_pack(given, pack(given, most))
-    for one, held in found:
-        assert one.computed == len(one.token_ids_N)
-        assert one.computed <= most or len(held) == 1
-    smallest = sorted(len(one.token_ids_N) for one, _ in found)[:2]
-    assert len(smallest) < 2 or sum(smallest) > most  # or they would be one
+def test_packs_are_full(generated, most):
+    packs = by_pack(generated, pack(generated, most))
+    for packed, members in packs:
+        assert packed.computed == len(packed.token_ids_N)
+        assert packed.computed <= most or len(members) == 1
+    smallest = sorted(len(packed.token_ids_N) for packed, _ in packs)[:2]
+    assert len(smallest) < 2 or sum(smallest) > most  # otherwise they would be one pack
 
 
 @settings(deadline=None)
 @given(sequences(), st.integers(1, 40))
-def test_packs_of_padded_rows_are_bounded_by_what_the_rows_hold(given, most):
-    """As many rows as sequences that are no beginning of another, all as long as the longest of them."""
-    packs = pack(given, most, padded=True)
+def test_packs_of_padded_rows_are_bounded_by_what_the_rows_hold(generated, most):
+    """One row per sequence that is not a prefix of another, all padded to the longest of them."""
+    packs = pack(generated, most, padded=True)
     longest = []
-    for one, held in by_pack(given, packs):
-        inputs = pack_layout.padded(one).inputs["input_ids"]
-        rows = {tuple(read(each)) for each in held}
+    for packed, members in by_pack(generated, packs):
+        inputs = pack_layout.padded(packed).inputs["input_ids"]
+        rows = {tuple(read(member)) for member in members}
         leaves = [row for row in rows if not any(other[: len(row)] == row for other in rows - {row})]
         assert inputs.shape == (len(leaves), max(map(len, leaves)))
-        assert one.computed == inputs.numel()
-        assert one.computed <= most or len(leaves) == 1
+        assert packed.computed == inputs.numel()
+        assert packed.computed <= most or len(leaves) == 1
         for row_T, leaf in zip(inputs, sorted(leaves), strict=True):
             assert tuple(row_T[: len(leaf)].tolist()) == leaf
         longest.append((max(map(len, leaves)), min(map(len, leaves))))
     longest.sort(reverse=True)
-    assert all(upper[1] >= lower[0] for upper, lower in pairwise(longest))  # rows of one length lie together
-    assert sum(one.computed for one in packs) <= len(given) * max(
-        [len(read(one)) for one in given if one.targets] or [0]
+    assert all(upper[1] >= lower[0] for upper, lower in pairwise(longest))  # rows of equal length are packed together
+    assert sum(packed.computed for packed in packs) <= len(generated) * max(
+        [len(read(sequence)) for sequence in generated if sequence.targets] or [0]
     )
 
 
 def test_padding_is_what_a_budget_in_nodes_would_not_see():
-    """Of one long sequence and many short ones."""
-    given = [Sequence_(list(range(100)), [99]), *(Sequence_([200 + one, 1, 2], [2]) for one in range(50))]
-    (together,) = pack(given, 200)
+    """One long sequence and many short ones."""
+    inputs = [Sequence_(list(range(100)), [99]), *(Sequence_([200 + number, 1, 2], [2]) for number in range(50))]
+    (together,) = pack(inputs, 200)
     assert pack_layout.padded(together).inputs["input_ids"].numel() == 51 * 99
-    assert [one.computed for one in pack(given, 200, padded=True)] == [99 * 2, 49 * 2]
+    assert [packed.computed for packed in pack(inputs, 200, padded=True)] == [99 * 2, 49 * 2]
 
 
 def test_what_shares_most_is_packed_together():
     rng = random.Random(0)
     prompts = [[rng.randrange(100) for _ in range(50)] for _ in range(4)]
-    given = [Sequence_([*prompt, *(rng.randrange(100) for _ in range(11))], [60]) for prompt in prompts * 6]
-    rng.shuffle(given)
-    packs = pack(given, 120)  # one prompt with six answers, or less of two
+    inputs = [Sequence_([*prompt, *(rng.randrange(100) for _ in range(11))], [60]) for prompt in prompts * 6]
+    rng.shuffle(inputs)
+    packs = pack(inputs, 120)  # one prompt with six answers, or parts of two prompts
     assert len(packs) == 4
-    assert all(len(one.token_ids_N) == 50 + 6 * 10 for one in packs)
+    assert all(len(packed.token_ids_N) == 50 + 6 * 10 for packed in packs)
 
 
 @settings(deadline=None)
 @given(sequences(), st.integers(1, 40))
 def test_the_blocks_of_attention_are_the_mask(given, most):
-    for one in pack(given, most):
-        seen_NN = torch.zeros(len(one.ends_N), len(one.ends_N), dtype=torch.long)
-        for first, last, start, stop, causal in trie_attention.blocks(one.ends_N):
+    for packed in pack(given, most):
+        seen_NN = torch.zeros(len(packed.ends_N), len(packed.ends_N), dtype=torch.long)
+        for first, last, start, stop, causal in trie_attention.blocks(packed.ends_N):
             block = torch.ones(last - first, stop - start, dtype=torch.long)
             seen_NN[first:last, start:stop] += block.tril() if causal else block
-        assert torch.equal(seen_NN, mask(one).long())  # each pair once
+        assert torch.equal(seen_NN, mask(packed).long())  # each pair of nodes once
 
 
 def test_nothing_to_learn_gives_no_pack():
@@ -171,8 +171,8 @@ def test_nothing_to_learn_gives_no_pack():
 
 
 def test_unknown_logprobs_are_nan():
-    (one,) = pack([Sequence_([1, 2, 3], [1, 2])], 100)
-    assert all(math.isnan(value) for value in one.logprob_S.tolist())
+    (packed,) = pack([Sequence_([1, 2, 3], [1, 2])], 100)
+    assert all(math.isnan(value) for value in packed.logprob_S.tolist())
 
 
 def test_the_first_token_cannot_be_a_target():
@@ -181,7 +181,8 @@ def test_the_first_token_cannot_be_a_target():
 
 
 def shared_at_several_depths(seed: int) -> list[Sequence_]:
-    """Twelve sequences: a common prompt, then a tree of answers, lengths from 12 to 45; targets all over."""
+    """Return twelve sequences: a common prompt, then a tree of answers, lengths from 12 to 45, with targets
+    throughout."""
     draw = random.Random(seed)
 
     def tokens(count: int) -> list[int]:
@@ -189,35 +190,37 @@ def shared_at_several_depths(seed: int) -> list[Sequence_]:
 
     prompt = tokens(10)
     branches = [prompt + tokens(5) for _ in range(3)]
-    made = []
+    result = []
     for _ in range(12):
         stem = draw.choice([prompt, *branches])
         token_ids = stem[: draw.randint(8, len(stem))] + tokens(draw.randint(2, 30))
         branches.append(token_ids)
         targets = sorted(draw.sample(range(1, len(token_ids)), draw.randint(1, 8)))
-        made.append(Sequence_(token_ids, targets, [0.0] * len(targets), weight=draw.uniform(-1, 1)))
-    return made
+        result.append(Sequence_(token_ids, targets, [0.0] * len(targets), weight=draw.uniform(-1, 1)))
+    return result
 
 
 @pytest.mark.parametrize("most", [16, 60, 1000])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_a_pack_computes_what_each_sequence_computes_alone(base_dir, most, temperature):
     policy = make_policy(base_dir)
-    given = shared_at_several_depths(seed=most)
-    packs = pack(given, most)
-    packed: dict[int, list[float]] = {index: [] for index in range(len(given))}
-    for one in packs:
-        logprob_S, entropy_S = policy.logprobs(one, Cut(temperature))
-        (logprob_S * one.weight_S).sum().backward()
-        for logprob, owner in zip(logprob_S.tolist(), one.sequence_S.tolist(), strict=True):
-            packed[one.members[owner]].append(logprob)
+    inputs = shared_at_several_depths(seed=most)
+    packs = pack(inputs, most)
+    packed: dict[int, list[float]] = {index: [] for index in range(len(inputs))}
+    for pack_ in packs:
+        logprob_S, entropy_S = policy.logprobs(pack_, Cut(temperature))
+        (logprob_S * pack_.weight_S).sum().backward()
+        for logprob, owner in zip(logprob_S.tolist(), pack_.sequence_S.tolist(), strict=True):
+            packed[pack_.members[owner]].append(logprob)
         assert not entropy_S.requires_grad
     if most == 1000:
-        assert sum(len(one.token_ids_N) for one in packs) < 0.8 * sum(len(sequence.token_ids) for sequence in given)
+        assert sum(len(packed.token_ids_N) for packed in packs) < 0.8 * sum(
+            len(sequence.token_ids) for sequence in inputs
+        )
 
     plain = plain_model(base_dir, policy)
     alone = []
-    for sequence in given:
+    for sequence in inputs:
         logprob_T = plain_logprobs(plain, sequence.token_ids, temperature)
         chosen_S = logprob_T[[target - 1 for target in sequence.targets]]
         (chosen_S.sum() * sequence.weight).backward()
@@ -233,5 +236,5 @@ def test_entropies_are_those_of_the_distributions_drawn_from(base_dir):
     sequence = Sequence_([5, 6, 7, 8, 9], [2, 4])
     _, entropy_S = policy.logprobs(pack([sequence], 100)[0], Cut(0.5))
     logits_TV = plain_model(base_dir, policy)(input_ids=torch.tensor([sequence.token_ids])).logits[0].detach()
-    expected = [torch.distributions.Categorical(logits=logits_TV[at] / 0.5).entropy().item() for at in (1, 3)]
+    expected = [torch.distributions.Categorical(logits=logits_TV[index] / 0.5).entropy().item() for index in (1, 3)]
     assert entropy_S.tolist() == pytest.approx(expected, abs=1e-5)

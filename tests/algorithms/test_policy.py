@@ -1,4 +1,4 @@
-"""The policy and its reference: what drops out, what the reference computes, what learns."""
+"""The policy and its reference: dropout, reference log-probabilities, trained parameters."""
 
 from __future__ import annotations
 
@@ -96,46 +96,48 @@ def test_dropout_in_the_base_model_is_off_as_it_is_while_sampling(base_dir, tmp_
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 def test_logits_a_few_rows_at_a_time_change_nothing(base_dir, monkeypatch, entropy_gradient):
     sequences = [Sequence_([5, 6, 7, *range(20, 20 + length)], list(range(3, 3 + length))) for length in (9, 4, 6)]
-    [one] = pack(sequences, 1000)
-    found = []
+    [packed] = pack(sequences, 1000)
+    result = []
     for rows in (1000, 4):
         monkeypatch.setattr(policy_module, "LOGIT_ROWS", rows)
         policy = make_policy(base_dir)
-        logprob_S, entropy_S = policy.logprobs(one, Cut(0.8), entropy_gradient=entropy_gradient)
+        logprob_S, entropy_S = policy.logprobs(packed, Cut(0.8), entropy_gradient=entropy_gradient)
         assert entropy_S.requires_grad is entropy_gradient
         (logprob_S.sum() + (entropy_S.sum() if entropy_gradient else 0)).backward()
         grads = {name: parameter.grad for name, parameter in policy.parameters.items()}
-        found.append((logprob_S.detach(), entropy_S.detach(), grads))
-    (all_at_once, few) = found
+        result.append((logprob_S.detach(), entropy_S.detach(), grads))
+    (all_at_once, few) = result
     assert torch.allclose(all_at_once[0], few[0], atol=1e-6)
     assert torch.allclose(all_at_once[1], few[1], atol=1e-6)
     assert relative_difference(few[2], all_at_once[2]) <= 1e-5
 
 
 def test_a_model_that_changes_its_logits_after_the_head_is_computed_whole(base_dir, monkeypatch):
-    """As some scale them: then its own forward pass is used, and the result is its own."""
+    """Some models scale their logits: then the model's own forward pass is used, and the result equals it."""
     policy = make_policy(base_dir)
     plain = logprobs(policy)
-    assert policy._after is logits.nothing
-    monkeypatch.setattr(policy, "_after", None)
+    assert policy._logit_transform is logits.identity
+    monkeypatch.setattr(policy, "_logit_transform", None)
     assert logprobs(policy) == pytest.approx(plain, abs=1e-6)
 
 
 def test_layers_that_are_computed_again_give_the_same_gradient(base_dir):
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    given = pack([Sequence_([5, 6, 7, 8, 9], [2, 4]), Sequence_([5, 6, 10, 11], [3])], 100)[0]
-    found = []
+    packs = pack([Sequence_([5, 6, 7, 8, 9], [2, 4]), Sequence_([5, 6, 10, 11], [3])], 100)[0]
+    result = []
     for again in (False, True):
         policy = make_policy(base_dir)
         policy.checkpoint_layers(again)
         calls = []
-        layers = [one for one in policy.model.modules() if isinstance(one, GradientCheckpointingLayer)]
+        layers = [module for module in policy.model.modules() if isinstance(module, GradientCheckpointingLayer)]
         layers[0].input_layernorm.register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        logprob_S, _ = policy.logprobs(given, Cut())
+        logprob_S, _ = policy.logprobs(packs, Cut())
         logprob_S.sum().backward()
         assert len(calls) == 1 + again
-        inside = [one for layer in layers for name, one in layer.named_modules() if name and "lora_dropout" not in name]
-        assert not any(one.training for one in inside)
-        found.append({name: one.grad for name, one in policy.parameters.items()})
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+        inside = [
+            module for layer in layers for name, module in layer.named_modules() if name and "lora_dropout" not in name
+        ]
+        assert not any(module.training for module in inside)
+        result.append({name: parameter.grad for name, parameter in policy.parameters.items()})
+    assert all(torch.equal(result[0][name], result[1][name]) for name in result[0])

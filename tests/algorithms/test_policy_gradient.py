@@ -1,5 +1,5 @@
-"""GRPO against a straightforward implementation (plain PEFT model, one sequence after another, AdamW), and against
-TRL's own loss."""
+"""GRPO compared with a straightforward implementation (plain PEFT model, one sequence after another, AdamW), and with
+TRL's loss."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from tests.algorithms.builders import (
     MODEL,
     TEMPERATURE,
     batch,
-    history,
+    make_history,
     make_policy,
+    make_trajectory,
     plain_logprobs,
     plain_model,
     relative_difference,
     trainable,
-    trajectory,
     write_start,
 )
 from tests.trajectories.builders import FAILURE
@@ -58,7 +58,7 @@ SPEC = GRPOSpec(
 
 @pytest.fixture
 def run(base_dir, start, tmp_path):
-    """train(spec, trajectories, ...) -> (folder of the new checkpoint, metrics, logs by step)."""
+    """Return a function train(spec, trajectories, ...) -> (folder of the new checkpoint, metrics, logs by step)."""
     count = iter(range(100))
 
     def call(spec: GRPOSpec, trajectories: list[Trajectory], *, begin: Path = start, on_step=None, **more):
@@ -89,32 +89,36 @@ def adapter(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def written_out(spec: GRPOSpec, groups: list[list[Trajectory]], model, reference) -> torch.Tensor:
-    """The loss as the papers write it (`papers`), on one sequence after another."""
+    """Return the loss as in the papers (`papers`), on one sequence after another."""
     episodes, columns = [], []
-    for one in (one for group in groups for one in group):
-        spans = [(place, message.span) for place, h in enumerate(one.histories) for message in h.messages]
-        sampled = [(place, end - start) for place, (start, end) in ((p, span) for p, span in spans if span is not None)]
+    for trajectory in (trajectory for group in groups for trajectory in group):
+        spans = [(position, message.span) for position, h in enumerate(trajectory.histories) for message in h.messages]
+        sampled = [
+            (position, end - start) for position, (start, end) in ((p, span) for p, span in spans if span is not None)
+        ]
         turn = [number for number, (_, length) in enumerate(sampled) for _ in range(length)]
-        history_of = [place for place, length in sampled for _ in range(length)]
-        cut_off = any(message.finish_reason == "length" for h in one.histories for message in h.messages)
-        episodes.append(papers.Episode(one.group, one.reward, one.step_rewards, [], turn, history_of, cut_off))
+        history_of = [position for position, length in sampled for _ in range(length)]
+        cut_off = any(message.finish_reason == "length" for h in trajectory.histories for message in h.messages)
+        episodes.append(
+            papers.Episode(trajectory.group, trajectory.reward, trajectory.step_rewards, [], turn, history_of, cut_off)
+        )
         parts = []
-        for h in one.histories:
+        for h in trajectory.histories:
             with torch.no_grad():
-                reference_T = plain_logprobs(reference, h.token_ids, one.sampling["temperature"])
-            now_T = plain_logprobs(model, h.token_ids, one.sampling["temperature"])
-            at = [index for index, is_sampled in enumerate(h.sampled_mask()) if is_sampled]
-            before = [index - 1 for index in at]
-            sampler_S = torch.tensor([h.logprobs[index] for index in at])
-            # The policy before the first step is the one at hand.
-            parts.append((now_T[before], now_T[before].detach(), sampler_S, reference_T[before]))
-        joined = [torch.cat(each) for each in zip(*parts, strict=True)]
+                reference_T = plain_logprobs(reference, h.token_ids, trajectory.sampling["temperature"])
+            now_T = plain_logprobs(model, h.token_ids, trajectory.sampling["temperature"])
+            targets = [index for index, is_sampled in enumerate(h.sampled_mask()) if is_sampled]
+            predicting = [index - 1 for index in targets]
+            sampler_S = torch.tensor([h.logprobs[index] for index in targets])
+            # The policy before the first step is the current one.
+            parts.append((now_T[predicting], now_T[predicting].detach(), sampler_S, reference_T[predicting]))
+        joined = [torch.cat(column_parts) for column_parts in zip(*parts, strict=True)]
         columns.append(papers.Columns(*joined, entropy=torch.zeros(())))
     return papers.policy_gradient(spec, episodes, columns)
 
 
 def reference_step(spec: GRPOSpec, base_dir: Path, groups, reference=None):
-    """(loss, gradient norm, tensors of the adapter after one step)."""
+    """Return (loss, gradient norm, tensors of the adapter after one step)."""
     policy = make_policy(base_dir)
     model = plain_model(base_dir, policy)
     if reference is None:
@@ -131,13 +135,13 @@ def reference_step(spec: GRPOSpec, base_dir: Path, groups, reference=None):
 
 
 def by_group(trajectories: list[Trajectory]) -> list[list[Trajectory]]:
-    names = list(dict.fromkeys(one.group for one in trajectories))
-    return [[one for one in trajectories if one.group == name] for name in names]
+    names = list(dict.fromkeys(trajectory.group for trajectory in trajectories))
+    return [[trajectory for trajectory in trajectories if trajectory.group == name] for name in names]
 
 
 COMMON = {"learning_rate": 1e-3, "weight_decay": 0.01, "pack_tokens": 64}
 VARIANTS = {
-    # `test_gradient_matrix` has the gradients of all settings; here are loss, metrics and the step of AdamW.
+    # `test_gradient_matrix` covers the gradients of all settings; these tests cover loss, metrics and AdamW's step.
     "grpo": SPEC,
     "dr_grpo": DrGRPOSpec(**COMMON, constant_length=20),
     "dapo": DAPOSpec(**COMMON, overlong=10, overlong_buffer=4),
@@ -152,10 +156,10 @@ VARIANTS = {
 
 
 def varied() -> list[Trajectory]:
-    """A batch with step rewards, and an episode that was cut off."""
+    """Return a batch with step rewards, and with a truncated episode."""
     trajectories = batch()
-    for index, one in enumerate(trajectories):
-        one.step_rewards = [0.1 * index, 0.5 - 0.07 * index]
+    for index, trajectory in enumerate(trajectories):
+        trajectory.step_rewards = [0.1 * index, 0.5 - 0.07 * index]
     trajectories[4].histories[0].messages[-1].finish_reason = "length"
     return trajectories
 
@@ -168,7 +172,7 @@ def test_one_step_is_the_papers(run, base_dir, start, name):
     assert log["loss"] == pytest.approx(loss, abs=1e-5)
     assert log["grad_norm"] == pytest.approx(norm, rel=1e-5)
     if not spec.token_weights and spec.objective == "clip" and spec.ratio == "token":
-        assert 0.05 < log["clip_fraction"] < 0.95  # both branches of the clip are in the test
+        assert 0.05 < log["clip_fraction"] < 0.95  # the test covers both branches of the clip
     before, after = adapter(start), adapter(out)
     moved = {name: after[name] - before[name] for name in after}
     assert relative_difference(moved, {name: expected[name] - before[name] for name in after}) <= 1e-3
@@ -205,7 +209,7 @@ def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
     groups, _ = prepare(SPEC, policy, trajectories, tmp_path)
     assert sum(map(len, groups)) == len(trajectories)
     prompt = 12  # tokens before the first answer, the same in every episode of `batch`
-    rows = [one.histories[0] for one in trajectories]
+    rows = [trajectory.histories[0] for trajectory in trajectories]
     longest = max(len(row.token_ids) for row in rows) - prompt
 
     def padded(values, fill) -> torch.Tensor:
@@ -219,7 +223,7 @@ def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
         "completion_mask": completion_mask,
         "tool_mask": padded([[int(value) for value in row.sampled_mask()[prompt:]] for row in rows], 0),
         "old_per_token_logps": padded([row.logprobs[prompt:] for row in rows], 0.0).nan_to_num(0.0),
-        "advantages": torch.tensor([one.advantage for one in trajectories]),
+        "advantages": torch.tensor([trajectory.advantage for trajectory in trajectories]),
         "num_items_in_batch": torch.tensor(sum(sum(row.sampled_mask()) for row in rows)),
     }
     with torch.no_grad():
@@ -265,10 +269,10 @@ def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
         trainer.current_gradient_accumulation_steps = 1
         loss = trainer._compute_loss(trainer.model, inputs)
         loss.backward()
-        theirs = {name: parameter.grad for name, parameter in trainable(trainer.model).items()}
+        expected = {name: parameter.grad for name, parameter in trainable(trainer.model).items()}
 
-        # Ratios of sequences are taken to the trainer's log-probabilities before the first step. TRL was given those of
-        # the batch: they are left here as what was measured, and a second epoch is taken.
+        # Sequence ratios are taken to the trainer's log-probabilities before the first step, but TRL got those of the
+        # batch: these are used as the measured ones here, and a second epoch is taken.
         spec = spec.model_copy(update={"epochs": 2})
         old_S = torch.tensor([value for row in rows for value in row.logprobs if not math.isnan(value)])
         save_file({"old": old_S}, tmp_path / "before.safetensors")
@@ -290,10 +294,10 @@ def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
             seed=0,
             scratch=tmp_path,
             on_step=logs.append,
-            taken=[{"step": 1.0, "seconds": 1.0}],
+            earlier_steps=[{"step": 1.0, "seconds": 1.0}],
         )
         assert logs[0]["loss"] == pytest.approx(loss.item(), abs=1e-5), (loss_type, changes)
-        assert relative_difference(grads, theirs) <= 1e-5, (loss_type, changes)
+        assert relative_difference(grads, expected) <= 1e-5, (loss_type, changes)
 
 
 def test_the_result_does_not_depend_on_the_size_of_packs(run):
@@ -318,15 +322,15 @@ CUTS = {"top_p": st.floats(0.2, 0.95), "top_k": st.integers(2, 60), "min_p": st.
     suppress_health_check=list(HealthCheck),
 )
 def test_under_a_cut_the_gradient_does_not_depend_on_the_size_of_packs(policy, tmp_path_factory, kind, data):
-    """Most tokens of another policy lie outside of the cut of this one: each is moved into its own distribution, and
-    into that of no other episode which shares the same prefix."""
+    """Most tokens of another policy lie outside this policy's truncated distribution: each is added to its own
+    distribution, and not to that of another episode with the same prefix."""
     cut = {kind: data.draw(CUTS[kind], kind)}
     seed, sizes = data.draw(st.integers(0, 99), "seed"), (64, data.draw(st.integers(65, 300), "pack_tokens"), 4096)
     gradients, losses = [], []
     for size in sizes:
         trajectories = batch(seed, groups=2, size=4)
-        for one in trajectories:
-            one.sampling = {"temperature": TEMPERATURE, **cut}
+        for trajectory in trajectories:
+            trajectory.sampling = {"temperature": TEMPERATURE, **cut}
         spec = GRPOSpec(pack_tokens=size, max_grad_norm=1e9, kl_coefficient=0.1, entropy_coefficient=0.1)
         _, learning = prepare(spec, policy, trajectories, tmp_path_factory.mktemp("scratch"))
         policy.model.zero_grad()
@@ -343,14 +347,16 @@ def policy(base_dir):
 
 
 def test_what_the_policy_did_not_sample_is_in_no_loss(run):
-    """A last observation stands after the last answer; one before it changes the gradient only as what is answered."""
+    """One observation follows the last answer; an earlier one affects the gradient only through the answers to it."""
 
     def made(observation: list[int], role: str) -> list[Trajectory]:
         trajectories = batch()
-        for one in trajectories:
-            history = one.histories[0]
+        for trajectory in trajectories:
+            history = trajectory.histories[0]
             history.token_ids += observation
-            history.logprobs += [0.5 if role == "known" else float("nan")] * 3  # of no sampled token: never read
+            history.logprobs += [
+                0.5 if role == "known" else float("nan")
+            ] * 3  # belongs to no sampled token and is never read
         return trajectories
 
     first = run(SPEC, made([7, 8, 9], "unknown"))[0]
@@ -362,8 +368,8 @@ def test_several_histories_of_one_episode_share_its_advantage(run, base_dir):
     def made() -> list[Trajectory]:
         trajectories = batch(groups=2)
         extra = batch(seed=9, groups=2)
-        for one, other in zip(trajectories[::2], extra, strict=False):
-            one.histories += other.histories
+        for trajectory, other in zip(trajectories[::2], extra, strict=False):
+            trajectory.histories += other.histories
         return trajectories
 
     for normalization in ("tokens", "sequences"):
@@ -377,8 +383,8 @@ def test_several_histories_of_one_episode_share_its_advantage(run, base_dir):
 def test_episodes_of_several_temperatures_are_each_computed_at_their_own(run, base_dir):
     def made() -> list[Trajectory]:
         trajectories = batch()
-        for index, one in enumerate(trajectories):
-            one.sampling = {"temperature": (0.5, 1.0, 1.5)[index % 3], "top_p": 1.0, "top_k": 0}
+        for index, trajectory in enumerate(trajectories):
+            trajectory.sampling = {"temperature": (0.5, 1.0, 1.5)[index % 3], "top_p": 1.0, "top_k": 0}
         return trajectories
 
     out, _, (log,) = run(SPEC, made())
@@ -396,30 +402,30 @@ def test_greedy_episodes_are_refused(run):
 
 @pytest.mark.parametrize("sampling", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.3}, {"top_k": 9, "min_p": 0.1}])
 def test_the_ratio_is_taken_to_the_cut_distribution(run, base_dir, sampling):
-    """On policy, the KL to the sampler is 0 only where both cut the distribution alike."""
+    """On policy, the KL divergence from the sampler is 0 only if both truncate the distribution in the same way."""
     model = plain_model(base_dir, make_policy(base_dir))
     trajectories = batch()
-    for one in trajectories:
-        one.sampling = {"temperature": TEMPERATURE, **sampling}
-        (h,) = one.histories
-        for at in (at for at, sampled in enumerate(h.sampled_mask()) if sampled):
+    for trajectory in trajectories:
+        trajectory.sampling = {"temperature": TEMPERATURE, **sampling}
+        (h,) = trajectory.histories
+        for index in (index for index, sampled in enumerate(h.sampled_mask()) if sampled):
             with torch.no_grad():
-                logits_V = model(input_ids=torch.tensor([h.token_ids[:at]])).logits[0, -1]
+                logits_V = model(input_ids=torch.tensor([h.token_ids[:index]])).logits[0, -1]
             logps_V = truncate((logits_V / TEMPERATURE).log_softmax(-1), Cut(TEMPERATURE, **sampling))
-            h.token_ids[at] = int(logps_V.argmax())  # what could be drawn
-            h.logprobs[at] = float(logps_V.max())
+            h.token_ids[index] = int(logps_V.argmax())  # tokens that could be sampled
+            h.logprobs[index] = float(logps_V.max())
     _, _, (log,) = run(SPEC, trajectories)
     assert log["kl_sampler"] == pytest.approx(0.0, abs=1e-5)
-    for one in trajectories:
-        one.sampling = {"temperature": TEMPERATURE}
+    for trajectory in trajectories:
+        trajectory.sampling = {"temperature": TEMPERATURE}
     _, _, (log,) = run(SPEC, trajectories)
     assert log["kl_sampler"] > 1e-4
 
 
 def test_a_token_that_has_left_the_cut_distribution_has_a_finite_ratio(run):
     trajectories = batch()
-    for one in trajectories:
-        one.sampling = {"temperature": 1.0, "top_k": 1}
+    for trajectory in trajectories:
+        trajectory.sampling = {"temperature": 1.0, "top_k": 1}
     _, _, (log,) = run(SPEC.model_copy(update={"max_kl": 1e9}), trajectories)
     assert all(math.isfinite(value) for value in log.values())
 
@@ -455,17 +461,17 @@ def test_what_was_measured_before_the_first_step_survives_a_kill(base_dir, start
 
 def test_failed_and_unscored_episodes_take_no_part(run):
     odd = batch(seed=5, groups=2, size=2)
-    for one in odd[:2]:
-        one.failure = FAILURE
-    odd[2].reward = None  # leaves a group of one, which has nothing to be compared with
+    for trajectory in odd[:2]:
+        trajectory.failure = FAILURE
+    odd[2].reward = None  # leaves a group of one, without another episode to compare with
     several = batch(groups=3, size=4)
     several[0].failure, several[5].reward = FAILURE, None
     several[0].reward = 1e6
-    alone = [one for index, one in enumerate(batch(groups=3, size=4)) if index not in (0, 5)]
-    for one in odd:
-        one.scenario = type(one.scenario)(f"odd-{one.group}", {}, "train")
-        one.id = f"{one.group}/{one.sample}"
-    spec = SPEC.model_copy(update={"scale": "group"})  # a group of one is in the deviation of the batch
+    alone = [trajectory for index, trajectory in enumerate(batch(groups=3, size=4)) if index not in (0, 5)]
+    for trajectory in odd:
+        trajectory.scenario = type(trajectory.scenario)(f"odd-{trajectory.group}", {}, "train")
+        trajectory.id = f"{trajectory.group}/{trajectory.sample}"
+    spec = SPEC.model_copy(update={"scale": "group"})  # a group of one counts in the standard deviation of the batch
     assert adapter_bytes(run(spec, [*several, *odd])[0]) == adapter_bytes(run(spec, alone)[0])
 
 
@@ -476,8 +482,8 @@ def adapter_bytes(folder: Path) -> bytes:
 def test_without_spread_everything_stays_as_it_is_byte_for_byte(run):
     begin = run(SPEC, batch())[0]  # a checkpoint with moments
     same = batch(seed=1)
-    for one in same:
-        one.reward = 0.7
+    for trajectory in same:
+        trajectory.reward = 0.7
     out, metrics, logs = run(SPEC, same, begin=begin)
     assert metrics == {"skipped": 1.0}
     assert logs == []
@@ -488,11 +494,11 @@ def test_without_spread_everything_stays_as_it_is_byte_for_byte(run):
 
 def test_groups_without_spread_do_not_change_the_others(run):
     extra = batch(seed=1)
-    for one in extra:
-        one.reward = 1.0
-        one.scenario = type(one.scenario)(f"flat-{one.group}", {}, "train")
-        one.id = f"{one.group}/{one.sample}"
-    spec = SPEC.model_copy(update={"scale": "group"})  # they are in the deviation of the batch
+    for trajectory in extra:
+        trajectory.reward = 1.0
+        trajectory.scenario = type(trajectory.scenario)(f"flat-{trajectory.group}", {}, "train")
+        trajectory.id = f"{trajectory.group}/{trajectory.sample}"
+    spec = SPEC.model_copy(update={"scale": "group"})  # they count in the standard deviation of the batch
     with_them, without = run(spec, [*batch(), *extra]), run(spec, batch())
     assert with_them[1]["sampled_tokens"] == without[1]["sampled_tokens"]
     assert with_them[2][0]["loss"] == pytest.approx(without[2][0]["loss"], abs=1e-6)
@@ -500,11 +506,11 @@ def test_groups_without_spread_do_not_change_the_others(run):
 
 def test_episodes_without_sampled_tokens_are_nothing_to_learn_from(run):
     empty = batch(groups=1)
-    for one in empty:
-        one.histories = [history([(False, [5, 6, 7])], [])]
+    for trajectory in empty:
+        trajectory.histories = [make_history([(False, [5, 6, 7])], [])]
     assert run(SPEC, empty)[1] == {"skipped": 1.0}
     mixed = [*batch(groups=2)]
-    mixed[0].histories = [history([(False, [5, 6, 7])], [])]
+    mixed[0].histories = [make_history([(False, [5, 6, 7])], [])]
     for normalization in ("tokens", "sequences"):
         _, _, (log,) = run(SPEC.model_copy(update={"normalization": normalization, "kl_coefficient": 0.0}), mixed)
         assert math.isfinite(log["loss"])
@@ -512,8 +518,8 @@ def test_episodes_without_sampled_tokens_are_nothing_to_learn_from(run):
 
 def test_missing_logprobs_leave_the_loss_finite(run):
     trajectories = batch()
-    for index, one in enumerate(trajectories):
-        logprobs = one.histories[0].logprobs
+    for index, trajectory in enumerate(trajectories):
+        logprobs = trajectory.histories[0].logprobs
         logprobs[:] = [(math.nan, -math.inf, -600.0)[index % 3]] * len(logprobs)
     _, _, (log,) = run(SPEC.model_copy(update={"max_kl": 1e12}), trajectories)
     assert all(math.isfinite(value) for value in log.values())
@@ -523,14 +529,14 @@ def test_the_kl_to_the_sampler_is_a_mean_over_the_tokens_whose_logprob_is_known(
     trajectories = batch()
     model = plain_model(base_dir, make_policy(base_dir))
     estimates = []
-    for index, one in enumerate(trajectories):
-        (only,) = one.histories
+    for index, trajectory in enumerate(trajectories):
+        (only,) = trajectory.histories
         if index % 3:
             only.logprobs[:] = [math.nan] * len(only.logprobs)
             continue
         new_T = plain_logprobs(model, only.token_ids, TEMPERATURE)
-        for at in (at for at, sampled in enumerate(only.sampled_mask()) if sampled):
-            ratio = math.exp(new_T[at - 1].item() - only.logprobs[at])
+        for position in (index for index, sampled in enumerate(only.sampled_mask()) if sampled):
+            ratio = math.exp(new_T[position - 1].item() - only.logprobs[position])
             estimates.append(ratio - 1 - math.log(ratio))
     _, _, (log,) = run(SPEC, trajectories)
     assert log["kl_sampler"] == pytest.approx(sum(estimates) / len(estimates), rel=1e-4)
@@ -543,7 +549,7 @@ def test_epochs_and_minibatches_count_steps(run):
     rates = [spec.learning_rate * share for share in (0.25, 0.5, 0.75, 1.0, 1.0, 1.0)]
     assert [log["learning_rate"] for log in logs] == pytest.approx(rates)
     assert json.loads((out / "trainer.json").read_text())["step"] == 6
-    tokens = sum(sum(one.histories[0].sampled_mask()) for one in batch())
+    tokens = sum(sum(trajectory.histories[0].sampled_mask()) for trajectory in batch())
     assert metrics["sampled_tokens"] == 2 * tokens
     assert sum(log["sampled_tokens"] for log in logs[:3]) == tokens
     assert metrics["loss"] == pytest.approx(sum(log["loss"] for log in logs) / 6)
@@ -577,7 +583,7 @@ def test_a_kl_blow_up_stops_before_a_checkpoint_is_written(run):
     record = diverged(run, 0)
     assert record["step"] == 1
     assert record["kl_sampler"] > 1e-9
-    assert sorted(record["trajectories"]) == sorted(one.id for one in batch())
+    assert sorted(record["trajectories"]) == sorted(trajectory.id for trajectory in batch())
 
 
 def test_a_poisoned_parameter_stops_before_a_checkpoint_is_written(run, base_dir, tmp_path):
@@ -621,18 +627,18 @@ def test_a_warm_policy_is_clean_after_a_failure(run, monkeypatch):
 
 def test_unknown_sampling_counts_as_temperature_one(run):
     plain, stated = batch(), batch()
-    for one in plain:
-        one.sampling = {}
-    for one in stated:
-        one.sampling = {"temperature": 1.0}
+    for trajectory in plain:
+        trajectory.sampling = {}
+    for trajectory in stated:
+        trajectory.sampling = {"temperature": 1.0}
     assert adapter_bytes(run(SPEC, plain)[0]) == adapter_bytes(run(SPEC, stated)[0])
 
 
 def test_advantages_are_set_on_the_trajectories(base_dir, tmp_path):
-    trajectories = [trajectory("a", index, [], reward) for index, reward in enumerate([1.0, 0.0])]
-    trajectories += [trajectory("b", index, [], None) for index in range(2)]
+    trajectories = [make_trajectory("a", index, [], reward) for index, reward in enumerate([1.0, 0.0])]
+    trajectories += [make_trajectory("b", index, [], None) for index in range(2)]
     prepare(DrGRPOSpec(), make_policy(base_dir), trajectories, tmp_path)
-    assert [one.advantage for one in trajectories] == [0.5, -0.5, None, None]
+    assert [trajectory.advantage for trajectory in trajectories] == [0.5, -0.5, None, None]
 
 
 def test_the_checkpoint_holds_its_four_files(run):

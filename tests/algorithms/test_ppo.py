@@ -1,4 +1,4 @@
-"""PPO against the formulas written out: advantages by sums over deltas, loss and gradient on padded sequences."""
+"""PPO compared with the formulas written out: advantages as sums over deltas, loss and gradient on padded sequences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.algorithms.builders import (
     MODEL,
     TEMPERATURE,
     batch,
-    history,
+    make_history,
     make_policy,
     plain_model,
     relative_difference,
@@ -108,7 +108,7 @@ def test_advantages_by_hand():
     assert gae([1.0], [0.25], 1.0, 0.95) == [0.75]
     assert gae([], [], 1.0, 0.95) == []
     rewards, values = [0.0, 0.5, 0.0, 1.0], [0.1, 0.2, 0.3, 0.4]
-    assert gae(rewards, values, 1.0, 1.0) == pytest.approx([1.4, 1.3, 0.7, 0.6])  # what comes, less the value
+    assert gae(rewards, values, 1.0, 1.0) == pytest.approx([1.4, 1.3, 0.7, 0.6])  # future rewards minus the value
     assert gae(rewards, values, 1.0, 0.0) == pytest.approx([0.1, 0.6, 0.1, 0.6])  # one step and the next value
     assert gae(rewards, values, 0.5, 0.5) == pytest.approx(
         [0.0 + 0.25 * (0.45 + 0.25 * (-0.1 + 0.25 * 0.6)), 0.45 + 0.25 * (-0.1 + 0.25 * 0.6), -0.1 + 0.25 * 0.6, 0.6]
@@ -116,33 +116,33 @@ def test_advantages_by_hand():
 
 
 def discounts(length: int, factor: float) -> torch.Tensor:
-    """(A, A) factor^(l - t) where l >= t, else 0."""
+    """Return the (A, A) matrix of factor^(l - t) where l >= t, else 0."""
     apart = torch.arange(length)[None] - torch.arange(length)[:, None]
     return torch.where(apart >= 0, torch.tensor(factor, dtype=torch.float64) ** apart.clamp(min=0), 0.0)
 
 
 @pytest.mark.parametrize("lambdas", [(1.0, 1.0), (0.95, 1.0), (0.9, 0.7)])
 def test_policy_and_critic_have_a_lambda_each(base_dir, tmp_path, lambdas):
-    """Decoupled GAE as a product of matrices: A = (γλ)^(l - t) · δ with the policy's λ, R = A + V with the critic's."""
+    """Decoupled GAE as a matrix product: A = (γλ)^(l - t) · δ with the policy's λ, R = A + V with the critic's."""
     spec = SPEC.model_copy(
         update={"gae_lambda": lambdas[0], "value_gae_lambda": lambdas[1], "discount": 0.97, "whiten": False}
     )
-    made = batch()
+    trajectories = batch()
     policy = make_policy(base_dir)
     critic = make_critic(policy, spec)
-    actions, _ = prepare(spec, policy, critic, torch.optim.SGD(critic.parameters.values()), made, tmp_path)
+    actions, _ = prepare(spec, policy, critic, torch.optim.SGD(critic.parameters.values()), trajectories, tmp_path)
     mean, deviation = critic.statistics.mean, critic.statistics.deviation
     assert abs(mean) > 0.1
     assert deviation != 1.0
-    for one in made:
-        kl_A = torch.tensor(actions.before.kl(one, spec.kl_estimator), dtype=torch.float64)
+    for trajectory in trajectories:
+        kl_A = torch.tensor(actions.before.kl(trajectory, spec.kl_estimator), dtype=torch.float64)
         reward_A = -spec.kl_coefficient * kl_A
-        reward_A[-1] += one.reward
-        value_A = mean + deviation * torch.tensor(actions.before.whole("values", one), dtype=torch.float64)
+        reward_A[-1] += trajectory.reward
+        value_A = mean + deviation * torch.tensor(actions.before.whole("values", trajectory), dtype=torch.float64)
         delta_A = reward_A + spec.discount * torch.cat([value_A[1:], torch.zeros(1)]) - value_A
-        advantage_A, other_A = (discounts(len(delta_A), spec.discount * each) @ delta_A for each in lambdas)
-        assert actions.advantages[one.id] == pytest.approx(advantage_A.tolist(), abs=1e-9)
-        number = actions.first[one.id]
+        advantage_A, other_A = (discounts(len(delta_A), spec.discount * lambda_) @ delta_A for lambda_ in lambdas)
+        assert actions.advantages[trajectory.id] == pytest.approx(advantage_A.tolist(), abs=1e-9)
+        number = actions.first[trajectory.id]
         returned_A = mean + deviation * actions.return_A[number : number + len(delta_A)].double()
         assert returned_A.tolist() == pytest.approx((other_A + value_A).tolist(), abs=1e-6)
 
@@ -151,12 +151,15 @@ def test_policy_and_critic_have_a_lambda_each(base_dir, tmp_path, lambdas):
 @given(st.lists(st.lists(NUMBER, min_size=1, max_size=5), min_size=1, max_size=6), st.floats(0, 0.95))
 def test_statistics_are_weighted_means_over_the_rounds(rounds, decay):
     statistics = ReturnStatistics()
-    for one in rounds:
-        statistics = statistics.updated(one, decay)
+    for returns in rounds:
+        statistics = statistics.updated(returns, decay)
     share = torch.tensor([decay**ago for ago in reversed(range(len(rounds)))], dtype=torch.float64)
     share = share / share.sum()
     mean, square = (
-        sum(w * (torch.tensor(one, dtype=torch.float64) ** power).mean() for w, one in zip(share, rounds, strict=True))
+        sum(
+            w * (torch.tensor(returns, dtype=torch.float64) ** power).mean()
+            for w, returns in zip(share, rounds, strict=True)
+        )
         for power in (1, 2)
     )
     assert statistics.mean == pytest.approx(float(mean), abs=1e-9)
@@ -165,7 +168,7 @@ def test_statistics_are_weighted_means_over_the_rounds(rounds, decay):
 
 
 def test_statistics_of_what_has_no_unit():
-    """Constant returns, and returns whose variance is beyond the floats."""
+    """Constant returns, and returns whose variance overflows."""
     constant = ReturnStatistics().updated([2.0, 2.0], 0.7)
     assert constant.normalised([2.0, 2.001]) == pytest.approx([0.0, 10.0])
     assert constant.denormalised([0.0]) == [2.0]
@@ -221,14 +224,14 @@ def test_the_value_loss_written_out(rows, clip):
     value_S.requires_grad_()
     loss_S = losses.clipped_value_loss(value_S, before_S, return_S, clip)
     loss_S.sum().backward()
-    told = losses.value_clipped(value_S, before_S, return_S, clip)
+    reported = losses.value_clipped(value_S, before_S, return_S, clip)
     for index, (value, old, goal) in enumerate(rows):
         near = value if clip is None else min(max(value, old - clip), old + clip)
         expected = 0.5 * max((value - goal) ** 2, (near - goal) ** 2)
         assert loss_S[index].item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
         if abs((value - goal) ** 2 - (near - goal) ** 2) > 1e-6 or near == value:
             gone = (near - goal) ** 2 > (value - goal) ** 2
-            assert bool(told[index]) == gone
+            assert bool(reported[index]) == gone
             assert value_S.grad[index].item() == pytest.approx(0.0 if gone else value - goal, abs=1e-9)
 
 
@@ -236,21 +239,21 @@ def test_the_value_loss_written_out(rows, clip):
 
 
 def episodes() -> list[Trajectory]:
-    """Two turns with an observation between them and step rewards; one episode of two histories, one of a single token,
-    one that was cut off."""
-    made = batch()
-    for index, one in enumerate(made):
-        one.step_rewards = [0.1 * index, 0.5 - 0.07 * index]
-    made[1].histories += batch(seed=9)[1].histories
-    made[1].step_rewards *= 2
-    made[3].histories = [history([(False, [9, 10, 11]), (True, [12])], [-5.4])]
-    made[3].step_rewards = [0.3]
-    made[4].histories[0].messages[-1].finish_reason = "length"
-    return made
+    """Return two-turn episodes with an observation in between and step rewards; one episode with two histories, one
+    with a single token, one truncated."""
+    trajectories = batch()
+    for index, trajectory in enumerate(trajectories):
+        trajectory.step_rewards = [0.1 * index, 0.5 - 0.07 * index]
+    trajectories[1].histories += batch(seed=9)[1].histories
+    trajectories[1].step_rewards *= 2
+    trajectories[3].histories = [make_history([(False, [9, 10, 11]), (True, [12])], [-5.4])]
+    trajectories[3].step_rewards = [0.3]
+    trajectories[4].histories[0].messages[-1].finish_reason = "length"
+    return trajectories
 
 
 def make_critic(policy, spec: PPOSpec) -> Critic:
-    """One that says something."""
+    """Return a critic with non-zero values."""
     critic = Critic(policy, spec)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -263,15 +266,15 @@ class Plain:
     """Policy and critic as plain models, on padded sequences."""
 
     def __init__(self, base_dir: Path, policy, critic: Critic, tensors: dict[str, torch.Tensor]):
-        """tensors: what policy and critic hold, by their names."""
+        """Load the tensors of policy and critic, by their names."""
         self.model = plain_model(base_dir, policy)
         self._fill(self.model, {name: t for name, t in tensors.items() if ".default." in name})
         self.value_model = self.model
         if not critic.shared:
             self.value_model = plain_model(base_dir, policy)
-            own = {name: t for name, t in tensors.items() if f".{ADAPTER}." in name}
-            self._fill(self.value_model, {name.replace(f".{ADAPTER}.", ".default."): t for name, t in own.items()})
-        self.weight, self.bias = (tensors[f"critic.{one}"].clone().requires_grad_() for one in ("weight", "bias"))
+            adapter = {name: t for name, t in tensors.items() if f".{ADAPTER}." in name}
+            self._fill(self.value_model, {name.replace(f".{ADAPTER}.", ".default."): t for name, t in adapter.items()})
+        self.weight, self.bias = (tensors[f"critic.{name}"].clone().requires_grad_() for name in ("weight", "bias"))
 
     @staticmethod
     def _fill(model, tensors: dict[str, torch.Tensor]) -> None:
@@ -280,112 +283,118 @@ class Plain:
         )
         assert not done.unexpected_keys
 
-    def columns(self, made: list[Trajectory]) -> dict[str, list[dict[str, torch.Tensor]]]:
-        """Of each history, (S,) each: log-probabilities of its sampled tokens, of the reference, values, entropies."""
-        found: dict[str, list[dict[str, torch.Tensor]]] = {}
-        flat = [(one, h) for one in made for h in one.histories]
+    def columns(self, trajectories: list[Trajectory]) -> dict[str, list[dict[str, torch.Tensor]]]:
+        """Return, for each history, the (S,) log-probabilities of its sampled tokens, those of the reference, values
+        and entropies."""
+        result: dict[str, list[dict[str, torch.Tensor]]] = {}
+        flat = [(trajectory, h) for trajectory in trajectories for h in trajectory.histories]
         longest = max(len(h.token_ids) for _, h in flat)
         ids = torch.tensor([[*h.token_ids, *[0] * (longest - len(h.token_ids))] for _, h in flat])
         mask = torch.tensor([[1] * len(h.token_ids) + [0] * (longest - len(h.token_ids)) for _, h in flat])
-        given = {"input_ids": ids, "attention_mask": mask}
-        logps = (self.model(**given).logits / TEMPERATURE).log_softmax(-1)
-        hidden = self.value_model(**given, output_hidden_states=True).hidden_states[-1]
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        logps = (self.model(**inputs).logits / TEMPERATURE).log_softmax(-1)
+        hidden = self.value_model(**inputs, output_hidden_states=True).hidden_states[-1]
         values = hidden @ self.weight + self.bias
         with torch.no_grad(), self.model.disable_adapter():
-            reference = (self.model(**given).logits / TEMPERATURE).log_softmax(-1)
-        for row, (one, h) in enumerate(flat):
-            at = [index for index, sampled in enumerate(h.sampled_mask()) if sampled]
-            tokens = [h.token_ids[index] for index in at]
-            places = [index - 1 for index in at]
-            found.setdefault(one.id, []).append(
+            reference = (self.model(**inputs).logits / TEMPERATURE).log_softmax(-1)
+        for row, (trajectory, h) in enumerate(flat):
+            targets = [index for index, sampled in enumerate(h.sampled_mask()) if sampled]
+            tokens = [h.token_ids[index] for index in targets]
+            predicting = [index - 1 for index in targets]
+            result.setdefault(trajectory.id, []).append(
                 {
-                    "logprob": logps[row, places, tokens],
-                    "reference": reference[row, places, tokens],
-                    "value": values[row, places],
-                    "entropy": -(logps[row, places].exp() * logps[row, places]).sum(-1),
-                    "sampler": torch.tensor([h.logprobs[index] for index in at]),
+                    "logprob": logps[row, predicting, tokens],
+                    "reference": reference[row, predicting, tokens],
+                    "value": values[row, predicting],
+                    "entropy": -(logps[row, predicting].exp() * logps[row, predicting]).sum(-1),
+                    "sampler": torch.tensor([h.logprobs[index] for index in targets]),
                 }
             )
-        return {name: {key: torch.cat([h[key] for h in each]) for key in each[0]} for name, each in found.items()}
+        return {
+            name: {key: torch.cat([columns[key] for columns in histories]) for key in histories[0]}
+            for name, histories in result.items()
+        }
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Under the names of policy and critic."""
-        found = {name: p.grad for name, p in trainable(self.model).items()}
+        """Return the gradients under the names of policy and critic."""
+        gradients = {name: p.grad for name, p in trainable(self.model).items()}
         if self.value_model is not self.model:
-            found |= {
+            gradients |= {
                 name.replace(".default.", f".{ADAPTER}."): p.grad for name, p in trainable(self.value_model).items()
             }
-        return found | {"critic.weight": self.weight.grad, "critic.bias": self.bias.grad}
+        return gradients | {"critic.weight": self.weight.grad, "critic.bias": self.bias.grad}
 
 
-def written_out(spec: PPOSpec, made: list[Trajectory], start: Plain, now: Plain) -> torch.Tensor:
-    """The loss of a critic's first round: advantages from what `start` says, the rest from what `now` says."""
-    made = [one for one in made if not (spec.mask_truncated and cut_off(one))]
+def written_out(spec: PPOSpec, trajectories: list[Trajectory], start: Plain, now: Plain) -> torch.Tensor:
+    """Return the loss of a critic's first round: advantages from the columns of `start`, everything else from those of
+    `now`."""
+    trajectories = [trajectory for trajectory in trajectories if not (spec.mask_truncated and cut_off(trajectory))]
     first = {
-        name: {key: column.detach() for key, column in columns.items()} for name, columns in start.columns(made).items()
+        name: {key: column.detach() for key, column in columns.items()}
+        for name, columns in start.columns(trajectories).items()
     }
-    found = now.columns(made)
+    actual = now.columns(trajectories)
     estimate = {"k1": lambda d: -d, "k3": lambda d: torch.exp(d) - d - 1}[spec.kl_estimator]
     rewards: dict[str, list[float]] = {}
-    for one in made:
-        own = first[one.id]
-        each = (-spec.kl_coefficient * estimate(own["reference"] - own["logprob"])).tolist()
-        spans = [message.span for h in one.histories for message in h.messages if message.span]
+    for trajectory in trajectories:
+        old_columns = first[trajectory.id]
+        token_rewards = (-spec.kl_coefficient * estimate(old_columns["reference"] - old_columns["logprob"])).tolist()
+        spans = [message.span for h in trajectory.histories for message in h.messages if message.span]
         ends, total = [], 0
         for start_, end in spans:
             total += end - start_
             ends.append(total - 1)
         if spec.credit == "turns":
-            for end, reward in zip(ends, one.step_rewards, strict=True):
-                each[end] += reward
+            for end, reward in zip(ends, trajectory.step_rewards, strict=True):
+                token_rewards[end] += reward
         else:
-            each[-1] += one.reward
+            token_rewards[-1] += trajectory.reward
         late = total - spec.overlong + spec.overlong_buffer
         if spec.overlong and late > 0:
-            each[-1] -= spec.overlong_penalty * min(1.0, late / spec.overlong_buffer)
-        rewards[one.id] = each
-    to_come = [
-        sum(spec.discount ** (k - t) * each[k] for k in range(t, len(each)))
-        for each in rewards.values()
-        for t in range(len(each))
+            token_rewards[-1] -= spec.overlong_penalty * min(1.0, late / spec.overlong_buffer)
+        rewards[trajectory.id] = token_rewards
+    discounted_sums = [
+        sum(spec.discount ** (k - t) * token_rewards[k] for k in range(t, len(token_rewards)))
+        for token_rewards in rewards.values()
+        for t in range(len(token_rewards))
     ]
-    deviation, mean = torch.std_mean(torch.tensor(to_come, dtype=torch.float64), correction=0)
+    deviation, mean = torch.std_mean(torch.tensor(discounted_sums, dtype=torch.float64), correction=0)
     if spec.value_norm_decay is None:
         deviation, mean = torch.ones(()), torch.zeros(())
     advantages, targets = {}, {}
-    for one in made:
-        values = (mean + deviation * first[one.id]["value"]).tolist()
-        given = rewards[one.id], values, spec.discount
-        advantages[one.id] = torch.tensor(sum_of_deltas(*given, spec.gae_lambda))
-        returns = torch.tensor(sum_of_deltas(*given, spec.value_gae_lambda)) + torch.tensor(values)
-        targets[one.id] = ((returns - mean) / deviation).float()
+    for trajectory in trajectories:
+        values = (mean + deviation * first[trajectory.id]["value"]).tolist()
+        inputs = rewards[trajectory.id], values, spec.discount
+        advantages[trajectory.id] = torch.tensor(sum_of_deltas(*inputs, spec.gae_lambda))
+        returns = torch.tensor(sum_of_deltas(*inputs, spec.value_gae_lambda)) + torch.tensor(values)
+        targets[trajectory.id] = ((returns - mean) / deviation).float()
     everything = torch.cat(list(advantages.values()))
     if spec.whiten:
         center, spread = everything.mean(), everything.std(correction=0) + 1e-6
-        advantages = {name: (each - center) / spread for name, each in advantages.items()}
+        advantages = {name: (advantage_A - center) / spread for name, advantage_A in advantages.items()}
     total = torch.zeros(())
-    for one in made:
-        own, advantage = found[one.id], advantages[one.id]
-        ratio = torch.exp(own["logprob"] - own["sampler"])
+    for trajectory in trajectories:
+        columns, advantage = actual[trajectory.id], advantages[trajectory.id]
+        ratio = torch.exp(columns["logprob"] - columns["sampler"])
         inside = torch.clip(ratio, 1 - spec.clip_low, 1 + spec.clip_high)
         loss = -torch.min(ratio * advantage, inside * advantage)
-        value, old = own["value"], first[one.id]["value"]
-        error = (value - targets[one.id]) ** 2
+        value, old = columns["value"], first[trajectory.id]["value"]
+        error = (value - targets[trajectory.id]) ** 2
         if spec.value_clip is not None:
             near = old + torch.clip(value - old, -spec.value_clip, spec.value_clip)
-            error = torch.max(error, (near - targets[one.id]) ** 2)
+            error = torch.max(error, (near - targets[trajectory.id]) ** 2)
         loss = loss + spec.value_coefficient * 0.5 * error
-        share = len(everything) if spec.normalization == "tokens" else len(loss) * len(made)
-        total = total + loss.sum() / share - spec.entropy_coefficient * own["entropy"].sum() / len(everything)
+        share = len(everything) if spec.normalization == "tokens" else len(loss) * len(trajectories)
+        total = total + loss.sum() / share - spec.entropy_coefficient * columns["entropy"].sum() / len(everything)
     return total
 
 
-def cut_off(one: Trajectory) -> bool:
-    return any(message.finish_reason == "length" for h in one.histories for message in h.messages)
+def cut_off(trajectory: Trajectory) -> bool:
+    return any(message.finish_reason == "length" for h in trajectory.histories for message in h.messages)
 
 
-def steps(base_dir, folder, spec: PPOSpec, made: list[Trajectory]):
-    """(policy, critic, tensors at each step, gradients at each step, logs)."""
+def steps(base_dir, folder, spec: PPOSpec, trajectories: list[Trajectory]):
+    """Return (policy, critic, tensors at each step, gradients at each step, logs)."""
     folder.mkdir(parents=True, exist_ok=True)
     policy = make_policy(base_dir)
     critic = make_critic(policy, spec)
@@ -402,50 +411,53 @@ def steps(base_dir, folder, spec: PPOSpec, made: list[Trajectory]):
 
     optimizer.register_step_pre_hook(look)
     logs: list[dict[str, float]] = []
-    train_ppo(spec, policy, critic, optimizer, made, step=0, seed=0, scratch=folder, on_step=logs.append)
+    train_ppo(spec, policy, critic, optimizer, trajectories, step=0, seed=0, scratch=folder, on_step=logs.append)
     return policy, critic, tensors, gradients, logs
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_loss_and_gradient_are_the_formula(base_dir, tmp_path, name):
-    """In the first step, and in the second, when policy and values have moved away from those before the first."""
+    """In the first step, and in the second, when policy and values differ from those before the first."""
     spec = VARIANTS[name].model_copy(update={"learning_rate": 0.2, "value_learning_rate_ratio": 1.0})
     policy, critic, tensors, gradients, logs = steps(base_dir, tmp_path, spec, episodes())
     start = Plain(base_dir, policy, critic, tensors[0])
     assert len(logs) == 2
-    for held, found, log in zip(tensors, gradients, logs, strict=True):
-        plain = Plain(base_dir, policy, critic, held)
+    for step_tensors, step_gradients, log in zip(tensors, gradients, logs, strict=True):
+        plain = Plain(base_dir, policy, critic, step_tensors)
         loss = written_out(spec, episodes(), start, plain)
         loss.backward()
         assert log["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
         expected = plain.gradients()
         for part in ("default", "critic"):
-            mine, theirs = ({key: tensor for key, tensor in each.items() if part in key} for each in (found, expected))
-            assert relative_difference(mine, theirs) <= 1e-5, part
-    assert 0.05 < logs[0]["clip_fraction"] < 0.95  # both branches of the clip are in the test
+            ours, expected_values = (
+                {key: tensor for key, tensor in gradient.items() if part in key}
+                for gradient in (step_gradients, expected)
+            )
+            assert relative_difference(ours, expected_values) <= 1e-5, part
+    assert 0.05 < logs[0]["clip_fraction"] < 0.95  # the test covers both branches of the clip
     if spec.value_clip is not None:
         assert logs[0]["value_clip_fraction"] == 0.0
         assert 0.0 < logs[1]["value_clip_fraction"] < 1.0
 
 
-@pytest.mark.parametrize("after", [logits.nothing, None])
+@pytest.mark.parametrize("after", [logits.identity, None])
 def test_one_pass_gives_what_two_do(base_dir, after):
     policy = make_policy(base_dir)
-    policy._after = after
-    one = packing.pack([packing.Sequence_([5, 6, 7, 8], [2, 3]), packing.Sequence_([5, 6, 9, 8], [2, 3])], 64)[0]
+    policy._logit_transform = after
+    packed = packing.pack([packing.Sequence_([5, 6, 7, 8], [2, 3]), packing.Sequence_([5, 6, 9, 8], [2, 3])], 64)[0]
     with torch.no_grad():
-        logprob_S, entropy_S, hidden_UD = policy.logprobs_and_hidden(one, Cut())
-        assert torch.equal(logprob_S, policy.logprobs(one, Cut())[0])
-        assert torch.equal(entropy_S, policy.logprobs(one, Cut())[1])
-        assert torch.equal(hidden_UD, policy.hidden(one))
+        logprob_S, entropy_S, hidden_UD = policy.logprobs_and_hidden(packed, Cut())
+        assert torch.equal(logprob_S, policy.logprobs(packed, Cut())[0])
+        assert torch.equal(entropy_S, policy.logprobs(packed, Cut())[1])
+        assert torch.equal(hidden_UD, policy.hidden(packed))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_neither_the_size_of_packs_nor_their_order_changes_anything(base_dir, tmp_path, monkeypatch, kind):
     spec = SPEC.model_copy(update={"value": kind, "epochs": 1})
-    made = batch(size=6)
+    trajectories = batch(size=6)
     results = [
-        steps(base_dir, tmp_path / str(size), spec.model_copy(update={"pack_tokens": size}), made)
+        steps(base_dir, tmp_path / str(size), spec.model_copy(update={"pack_tokens": size}), trajectories)
         for size in (64, 4096)
     ]
 
@@ -454,7 +466,7 @@ def test_neither_the_size_of_packs_nor_their_order_changes_anything(base_dir, tm
 
     for module in (reference_logprobs, training_data):
         monkeypatch.setattr(module, "pack", backwards)
-    results.append(steps(base_dir, tmp_path / "backwards", spec, made))
+    results.append(steps(base_dir, tmp_path / "backwards", spec, trajectories))
     (_, _, _, [first], [log]), *others = results
     for _, _, _, [other], [their_log] in others:
         assert their_log["loss"] == pytest.approx(log["loss"], rel=1e-5, abs=1e-6)
@@ -463,13 +475,13 @@ def test_neither_the_size_of_packs_nor_their_order_changes_anything(base_dir, tm
 
 
 def test_the_value_model_leaves_the_gradient_of_the_policy_alone(base_dir, tmp_path):
-    """That of a head reaches the policy's adapter, that of a model of its own does not."""
+    """The gradient of a head reaches the policy's adapter, that of a separate value model does not."""
     policy = {}
     for kind in KINDS:
         for weight in (0.1, 5.0):
             spec = SPEC.model_copy(update={"value": kind, "value_coefficient": weight, "epochs": 1})
-            _, _, _, [found], _ = steps(base_dir, tmp_path / f"{kind}{weight}", spec, episodes())
-            policy[kind, weight] = {name: tensor for name, tensor in found.items() if ".default." in name}
+            _, _, _, [actual], _ = steps(base_dir, tmp_path / f"{kind}{weight}", spec, episodes())
+            policy[kind, weight] = {name: tensor for name, tensor in actual.items() if ".default." in name}
     assert relative_difference(policy["model", 0.1], policy["model", 5.0]) == 0.0
     assert relative_difference(policy["head", 0.1], policy["head", 5.0]) > 0.01
 
@@ -497,7 +509,7 @@ def test_gradients_of_policy_and_critic_are_scaled_down_each(base_dir, tmp_path,
 
 @pytest.fixture
 def run(base_dir, start, tmp_path):
-    """train(spec, trajectories, ...) -> (folder of the new checkpoint, metrics, logs by step)."""
+    """Return a function train(spec, trajectories, ...) -> (folder of the new checkpoint, metrics, logs by step)."""
     count = iter(range(100))
 
     def call(spec, trajectories: list[Trajectory], *, begin: Path | None = start, **more):
@@ -526,10 +538,10 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_learn_what_comes(run, kind):
-    """Rewards that the first tokens of a scenario tell."""
-    made = batch(groups=4, size=2)
-    for one in made:
-        one.reward = float(int(one.group[1:]) % 2)
+    """The first tokens of a scenario determine its reward."""
+    trajectories = batch(groups=4, size=2)
+    for trajectory in trajectories:
+        trajectory.reward = float(int(trajectory.group[1:]) % 2)
     ratio = {"head": 20.0, "model": 4.0}[kind]
     spec = SPEC.model_copy(
         update={
@@ -540,42 +552,45 @@ def test_values_learn_what_comes(run, kind):
             "max_grad_norm": 1.0,
         }
     )
-    _, _, logs = run(spec, made)
+    _, _, logs = run(spec, trajectories)
     assert logs[-1]["value_loss"] < 0.2 * logs[0]["value_loss"]
-    assert abs(logs[0]["explained_variance"]) < 1e-6  # the head begins at zero
+    assert abs(logs[0]["explained_variance"]) < 1e-6  # the head starts at zero
     assert logs[-1]["explained_variance"] > 0.7
     for name in ("kl", "kl_coefficient", "kl_sampler", "clip_fraction", "value_clip_fraction", "entropy", "grad_norm"):
         assert all(math.isfinite(log[name]) for log in logs)
 
 
-def values_of(base_dir: Path, folder: Path, spec: PPOSpec, made: Sequence[Trajectory]) -> list[float]:
-    """What the critic of a checkpoint says of each sampled token, in the unit of the rewards."""
+def values_of(base_dir: Path, folder: Path, spec: PPOSpec, trajectories: Sequence[Trajectory]) -> list[float]:
+    """Return the values of a checkpoint's critic for each sampled token, in the unit of the rewards."""
     policy = make_policy(base_dir)
     policy.load(policy.folder(folder))
     critic = Critic(policy, spec)
     critic.load(folder / "critic")
     sequences = [
-        packing.Sequence_(h.token_ids, [index for index, sampled in enumerate(h.sampled_mask()) if sampled])
-        for one in made
-        for h in one.histories
+        packing.Sequence_(
+            history_.token_ids, [index for index, sampled in enumerate(history_.sampled_mask()) if sampled]
+        )
+        for trajectory in trajectories
+        for history_ in trajectory.histories
     ]
-    found: list[float] = []
-    for one in packing.pack(sequences, 4096):
+    result: list[float] = []
+    for trajectory in packing.pack(sequences, 4096):
         with torch.no_grad():
-            found += critic.statistics.denormalised(critic.logprobs_and_values(one, Cut())[1].tolist())
-    return found
+            result += critic.statistics.denormalised(critic.logprobs_and_values(trajectory, Cut())[1].tolist())
+    return result
 
 
 @pytest.mark.parametrize("reward", [1.0, -250.0])
 @pytest.mark.parametrize("before", [0, 3], ids=["from the start", "after three rounds without one"])
 def test_ten_rounds_on_a_constant_reward_bring_the_values_to_it(run, base_dir, reward, before):
-    """With the defaults of conf/algorithm/ppo.yaml, on new episodes each round; to 5 %, at every token of new ones."""
+    """With the defaults of conf/algorithm/ppo.yaml, on new episodes each round; within 5 %, at every token of new
+    episodes."""
     begin, reference = None, None
     for number in range(before + 10):
-        made = batch(seed=number, groups=6, size=2, off_policy=0.0)
-        for one in made:
-            one.reward = 0.0 if number < before else reward
-        begin, _, _ = run(SHIPPED, made, begin=begin, reference=reference)
+        trajectories = batch(seed=number, groups=6, size=2, off_policy=0.0)
+        for trajectory in trajectories:
+            trajectory.reward = 0.0 if number < before else reward
+        begin, _, _ = run(SHIPPED, trajectories, begin=begin, reference=reference)
         reference = reference or begin
     values = values_of(base_dir, begin, SHIPPED, batch(seed=99))
     assert max(abs(value - reward) for value in values) < 0.05 * abs(reward)
@@ -599,9 +614,9 @@ def test_a_new_critic_learns_before_the_policy_moves(run, monkeypatch, kind):
     out, metrics, logs = run(spec, batch())
     again, _, next_logs = run(spec, batch(seed=1), begin=out)
     assert [log["step"] for log in logs] == [-2, -1, 0, 1, 2]
-    assert [log["step"] for log in next_logs] == [3, 4]  # a critic that goes on is not pretrained
+    assert [log["step"] for log in next_logs] == [3, 4]  # a critic from a checkpoint is not pretrained
     rate, rising = spec.learning_rate, (0.25, 0.5, 0.75, 1.0)
-    assert learning == [[False, True]] * 3 + [[True, True]] * 4  # of the policy, of the critic
+    assert learning == [[False, True]] * 3 + [[True, True]] * 4  # learning rates of the policy and of the critic
     assert [critic for _, critic in rates] == pytest.approx([10 * rate] * 3 + [10 * rate * share for share in rising])
     assert [policy for policy, _ in rates[3:]] == pytest.approx([rate * share for share in rising])
     trainer = json.loads((out / "trainer.json").read_text())
@@ -616,10 +631,10 @@ def test_a_new_critic_learns_before_the_policy_moves(run, monkeypatch, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_step_of_a_new_critic_is_least_squares(base_dir, tmp_path, kind):
-    """The gradient by the head is that of 1/2 (v - (G - mean) / deviation)² at v = 0, with the policy's hidden states
-    as they are, and G the rewards that come, whatever λ is."""
+    """The head's gradient is that of 1/2 (v - (G - mean) / deviation)² at v = 0, with the policy's hidden states and
+    the future rewards G, for any λ."""
     spec = SPEC.model_copy(update={"value": kind, "value_pretraining_steps": 1, "value_gae_lambda": 0.5})
-    made, policy = batch(), make_policy(base_dir)
+    trajectories, policy = batch(), make_policy(base_dir)
     critic = Critic(policy, spec)
     optimizer = torch.optim.SGD(
         [{"params": list(policy.parameters.values())}, {"params": list(critic.parameters.values())}]
@@ -629,22 +644,22 @@ def test_the_first_step_of_a_new_critic_is_least_squares(base_dir, tmp_path, kin
         lambda *_: gradient.append({name: p.grad.clone() for name, p in critic.parameters.items()})
     )
     parameters = {name: p.detach().clone() for name, p in policy.parameters.items()}
-    actions, [log] = prepare(spec, policy, critic, optimizer, made, tmp_path)
+    actions, [log] = prepare(spec, policy, critic, optimizer, trajectories, tmp_path)
     assert all(torch.equal(parameters[name], p) for name, p in policy.parameters.items())
 
     hidden, to_come = [], []
     model = plain_model(base_dir, policy)
-    for one in made:
-        [h] = one.histories
-        at = [index - 1 for index, sampled in enumerate(h.sampled_mask()) if sampled]
+    for trajectory in trajectories:
+        [h] = trajectory.histories
+        targets = [index - 1 for index, sampled in enumerate(h.sampled_mask()) if sampled]
         with torch.no_grad():
             hidden.append(
-                model(input_ids=torch.tensor([h.token_ids]), output_hidden_states=True).hidden_states[-1][0, at]
+                model(input_ids=torch.tensor([h.token_ids]), output_hidden_states=True).hidden_states[-1][0, targets]
             )
-        kl = torch.tensor(actions.before.kl(one, "k1"), dtype=torch.float64)
-        each = -spec.kl_coefficient * kl
-        each[-1] += one.reward
-        to_come.append(each.flip(0).cumsum(0).flip(0))
+        kl = torch.tensor(actions.before.kl(trajectory, "k1"), dtype=torch.float64)
+        token_rewards = -spec.kl_coefficient * kl
+        token_rewards[-1] += trajectory.reward
+        to_come.append(token_rewards.flip(0).cumsum(0).flip(0))
     hidden_AD, to_come_A = torch.cat(hidden), torch.cat(to_come)
     target_A = ((to_come_A - to_come_A.mean()) / to_come_A.std(correction=0)).float()
     assert log["loss"] == pytest.approx(0.5, rel=1e-5)
@@ -655,7 +670,7 @@ def test_the_first_step_of_a_new_critic_is_least_squares(base_dir, tmp_path, kin
     }
     assert torch.allclose(gradient[0]["critic.weight"], expected["critic.weight"], atol=1e-6)
     assert torch.allclose(gradient[0]["critic.bias"], expected["critic.bias"], atol=1e-6)
-    values = torch.cat([torch.tensor(actions.before.whole("values", one)) for one in made])
+    values = torch.cat([torch.tensor(actions.before.whole("values", trajectory)) for trajectory in trajectories])
     expected_A = -1.0 * 1e-2 * (hidden_AD @ expected["critic.weight"] + expected["critic.bias"])
     assert torch.allclose(values, expected_A, atol=1e-6)  # measured after the step: SGD with 10 · learning_rate
 
@@ -683,9 +698,9 @@ def test_the_next_round_goes_on_with_critic_moments_and_coefficient(run, kind, b
         torch.equal(tensor, saved[name]) for name, tensor in load_file(still / "critic" / "critic.safetensors").items()
     )
 
-    kept, _, logs = run(spec.model_copy(update={"kl_target": None}), batch(seed=1), begin=first)
+    remaining, _, logs = run(spec.model_copy(update={"kl_target": None}), batch(seed=1), begin=first)
     assert {log["kl_coefficient"] for log in logs} == {0.02}
-    assert json.loads((kept / "critic" / "critic.json").read_text())["kl_coefficient"] == 0.02
+    assert json.loads((remaining / "critic" / "critic.json").read_text())["kl_coefficient"] == 0.02
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -727,25 +742,25 @@ def test_a_critic_of_another_kind_is_refused(run):
 
 
 def test_what_the_policy_did_not_sample_is_no_action(run, base_dir, tmp_path):
-    """What stands after the last answer is in no loss at all, and of what stands before it only the sampled tokens."""
-    made, changed = episodes(), episodes()
-    for one in (*made, *changed):
-        for h in one.histories:
-            h.token_ids += [7, 8, 9] if one in made else [20, 21, 22]
+    """Tokens after the last answer are in no loss, and of the tokens before it only the sampled ones are."""
+    result, changed = episodes(), episodes()
+    for trajectory in (*result, *changed):
+        for h in trajectory.histories:
+            h.token_ids += [7, 8, 9] if trajectory in result else [20, 21, 22]
             h.logprobs += [math.nan] * 3
-    assert files(run(SPEC, made)[0]) == files(run(SPEC, changed)[0])
+    assert files(run(SPEC, result)[0]) == files(run(SPEC, changed)[0])
     policy = make_policy(base_dir)
     critic = make_critic(policy, SPEC)
-    actions, _ = prepare(SPEC, policy, critic, torch.optim.SGD(critic.parameters.values()), made, tmp_path)
+    actions, _ = prepare(SPEC, policy, critic, torch.optim.SGD(critic.parameters.values()), result, tmp_path)
     sampled = [
         token
-        for one in made
-        for h in one.histories
+        for trajectory in result
+        for h in trajectory.histories
         for token, is_sampled in zip(h.token_ids, h.sampled_mask(), strict=True)
         if is_sampled
     ]
     assert len(actions.return_A) == len(sampled)
-    assert sorted(int(token) for _, one in actions.packs(made) for token in one.token_S) == sorted(sampled)
+    assert sorted(int(token) for _, packed in actions.packs(result) for token in packed.token_S) == sorted(sampled)
 
 
 def test_failed_and_unscored_episodes_take_no_part(run):
@@ -758,8 +773,8 @@ def test_failed_and_unscored_episodes_take_no_part(run):
 def test_nothing_to_learn_from_leaves_everything_as_it_is(run):
     begin, _, _ = run(SPEC, batch())
     unscored = batch()
-    for one in unscored:
-        one.reward = None
+    for trajectory in unscored:
+        trajectory.reward = None
     out, metrics, logs = run(SPEC, unscored, begin=begin)
     assert metrics == {"skipped": 1.0}
     assert logs == []
@@ -768,31 +783,31 @@ def test_nothing_to_learn_from_leaves_everything_as_it_is(run):
 
 def test_equal_episodes_still_teach_the_critic(run):
     same = batch()
-    for one in same:
-        one.reward = 0.7
+    for trajectory in same:
+        trajectory.reward = 0.7
     _, _, logs = run(SPEC.model_copy(update={"value_clip": None, "value_norm_decay": None}), same)
     assert logs[1]["value_loss"] < logs[0]["value_loss"]
 
 
 def test_values_that_leave_the_floats_stop_the_training(run):
-    made = batch()
-    made[0].reward = 1e30
+    trajectories = batch()
+    trajectories[0].reward = 1e30
     raw = SPEC.model_copy(update={"value_norm_decay": None})
     for spec in (raw, raw.model_copy(update={"value_pretraining_steps": 2})):
         with pytest.raises(TrainingDiverged, match="non_finite"):
-            run(spec, made)
-    for values in run(SPEC, made)[2]:  # normalised returns do not
+            run(spec, trajectories)
+    for values in run(SPEC, trajectories)[2]:  # normalised returns do not overflow
         assert math.isfinite(values["value_loss"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_guard_that_warns_changes_nothing_and_one_that_skips_leaves_all_as_it_is(run, start, kind):
-    """Each trajectory is measured by itself in between; the gradients of policy and critic are put back."""
+    """Each trajectory is measured separately in between; the gradients of policy and critic are restored."""
     spec = SPEC.model_copy(update={"value": kind})
     strict = spec.model_copy(update={"max_kl": 1e-9, "high_kl": "warn"})
     warned = files(run(strict, episodes())[0])
     strikes = [json.loads(line) for line in warned.pop("guards.jsonl").splitlines()]
-    assert [one["step"] for one in strikes] == [1, 2]
+    assert [strike["step"] for strike in strikes] == [1, 2]
     assert "value_grad_norm" in strikes[0]["worst"][0]
     assert warned == files(run(spec, episodes())[0])
     out, metrics, _ = run(strict.model_copy(update={"high_kl": "skip"}), episodes())
@@ -807,12 +822,13 @@ def test_the_critic_has_a_learning_rate_of_its_own(run, start):
     name = "adapter/adapter_model.safetensors"
     assert (out / name).read_bytes() == (start / name).read_bytes()
     weight = load_file(out / "critic" / "critic.safetensors")["critic.weight"]
-    assert float(weight.abs().max()) == pytest.approx(0.02, rel=0.1)  # AdamW: about the rate for each of two steps
+    # AdamW: about the learning rate per step, for two steps.
+    assert float(weight.abs().max()) == pytest.approx(0.02, rel=0.1)
 
 
 def test_a_single_token_is_a_whole_episode(run):
-    one = batch(groups=1, size=1)
-    one[0].histories = [history([(False, [5, 6]), (True, [7])], [-5.5])]
-    _, _, logs = run(SPEC, one)
+    trajectories = batch(groups=1, size=1)
+    trajectories[0].histories = [make_history([(False, [5, 6]), (True, [7])], [-5.5])]
+    _, _, logs = run(SPEC, trajectories)
     assert all(math.isfinite(value) for log in logs for value in log.values())
-    assert "explained_variance" not in logs[0]  # one return has no variance
+    assert "explained_variance" not in logs[0]  # a single return has no variance

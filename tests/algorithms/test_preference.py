@@ -1,4 +1,5 @@
-"""Preference losses against the formulas and TRL's; their gradients against a plain model, one episode at a time."""
+"""Preference losses compared with the formulas and with TRL's; their gradients compared with a plain model, one episode
+at a time."""
 
 from __future__ import annotations
 
@@ -49,14 +50,14 @@ def sigma(value: float) -> float:
 @given(ROWS, st.floats(0.01, 2.0), st.floats(0, 0.4))
 def test_dpo_and_ipo_written_out(rows, beta, smoothing):
     chosen, rejected, chosen_ref, rejected_ref, more, less = columns(rows)
-    found = losses.dpo(chosen, rejected, chosen_ref, rejected_ref, beta, smoothing)
-    for value, (c, r, cr, rr, _, _) in zip(found.tolist(), rows, strict=True):
+    actual = losses.dpo(chosen, rejected, chosen_ref, rejected_ref, beta, smoothing)
+    for value, (c, r, cr, rr, _, _) in zip(actual.tolist(), rows, strict=True):
         h = (c - cr) - (r - rr)
         if abs(beta * h) < 30:
             expected = -(1 - smoothing) * math.log(sigma(beta * h)) - smoothing * math.log(sigma(-beta * h))
             assert value == pytest.approx(expected, rel=1e-6, abs=1e-9)
-    found = losses.ipo(chosen, rejected, chosen_ref, rejected_ref, more, less, beta)
-    for value, (c, r, cr, rr, m, n) in zip(found.tolist(), rows, strict=True):
+    actual = losses.ipo(chosen, rejected, chosen_ref, rejected_ref, more, less, beta)
+    for value, (c, r, cr, rr, m, n) in zip(actual.tolist(), rows, strict=True):
         assert value == pytest.approx(((c - cr) / m - (r - rr) / n - 1 / (2 * beta)) ** 2, rel=1e-9)
 
 
@@ -69,15 +70,15 @@ def test_orpo_is_trls_odds_ratio(rows, beta):
     chosen, rejected, _, _, more, less = (column.float() for column in columns(rows))
     ours = losses.orpo(chosen, rejected, more, less, beta)
     stub = SimpleNamespace(beta=beta, accelerator=SimpleNamespace(device="cpu"))
-    theirs = -ORPOTrainer.odds_ratio_loss(stub, chosen / more, rejected / less)[0]
-    assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    expected = -ORPOTrainer.odds_ratio_loss(stub, chosen / more, rejected / less)[0]
+    assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_odds_are_exact_where_a_probability_is_next_to_one():
     near, far = torch.tensor([-1e-6]), torch.tensor([-2.0])
-    found = losses.orpo(near, far, torch.ones(1), torch.ones(1), 1.0).item()
+    actual = losses.orpo(near, far, torch.ones(1), torch.ones(1), 1.0).item()
     odds = math.log(math.exp(-1e-6) / -math.expm1(-1e-6)) - math.log(math.exp(-2.0) / -math.expm1(-2.0))
-    assert found == pytest.approx(-math.log(sigma(odds)), rel=1e-3)
+    assert actual == pytest.approx(-math.log(sigma(odds)), rel=1e-3)
     assert math.isfinite(losses.orpo(torch.zeros(1), far, torch.ones(1), torch.ones(1), 1.0).item())
 
 
@@ -86,8 +87,8 @@ def test_the_odds_are_exact_where_a_probability_is_next_to_one():
 def test_kto_written_out(rows, kl, beta):
     logprob, reference, _ = columns(rows)
     good = torch.tensor([row[2] for row in rows])
-    found = losses.kto(logprob, reference, good, torch.tensor(kl, dtype=torch.float64), beta)
-    for value, (own, ref, is_good) in zip(found.tolist(), rows, strict=True):
+    actual = losses.kto(logprob, reference, good, torch.tensor(kl, dtype=torch.float64), beta)
+    for value, (own, ref, is_good) in zip(actual.tolist(), rows, strict=True):
         ratio, z = own - ref, max(kl, 0.0)
         assert value == pytest.approx(1 - sigma(beta * (ratio - z if is_good else z - ratio)), rel=1e-6, abs=1e-12)
 
@@ -96,42 +97,44 @@ def test_kto_written_out(rows, kl, beta):
 
 
 def episodes() -> list[Trajectory]:
-    """Two-turn episodes with an observation between the turns; rewards around the threshold of KTO."""
+    """Return two-turn episodes with an observation between the turns; rewards around the threshold of KTO."""
     return batch(seed=2, groups=3, size=3)
 
 
 def totals(model, trajectories, grad: bool) -> dict[str, torch.Tensor]:
-    """The log-probability of each episode: of its sampled tokens only."""
+    """Return the log-probability of each episode, over its sampled tokens only."""
     with torch.set_grad_enabled(grad):
-        found = {}
-        for one in trajectories:
-            (h,) = one.histories
+        result = {}
+        for trajectory in trajectories:
+            (h,) = trajectory.histories
             logprob_T = plain_logprobs(model, h.token_ids, 1.0)
-            found[one.id] = sum(logprob_T[at - 1] for at, sampled in enumerate(h.sampled_mask()) if sampled)
-        return found
+            result[trajectory.id] = sum(
+                logprob_T[index - 1] for index, sampled in enumerate(h.sampled_mask()) if sampled
+            )
+        return result
 
 
-def tokens(one: Trajectory) -> int:
-    return sum(one.histories[0].sampled_mask())
+def tokens(trajectory: Trajectory) -> int:
+    return sum(trajectory.histories[0].sampled_mask())
 
 
 def written_out(spec: PreferenceSpec, trajectories: list[Trajectory], model) -> torch.Tensor:
-    now = totals(model, trajectories, grad=True)
+    logprobs = totals(model, trajectories, grad=True)
     with model.disable_adapter():
         reference = totals(model, trajectories, grad=False)
     if isinstance(spec, KTOSpec):
-        # Each with the answers of the next one of another scenario, in the shuffled order of the batch.
+        # Each with the answers of the next episode of another scenario, in the shuffled order of the batch.
         shuffled = list(trajectories)
         random.Random("0-4-0").shuffle(shuffled)
         mismatched = []
-        for index, one in enumerate(shuffled):
+        for index, trajectory in enumerate(shuffled):
             following = [*shuffled[index + 1 :], *shuffled[:index]]
-            other = next(other for other in following if other.group != one.group)
-            (own,), (theirs,) = one.histories, other.histories
-            prompt = own.sampled_mask().index(True)
-            start = theirs.sampled_mask().index(True)
-            ids = [*own.token_ids[:prompt], *theirs.token_ids[start:]]
-            mask = [*own.sampled_mask()[:prompt], *theirs.sampled_mask()[start:]]
+            other = next(other for other in following if other.group != trajectory.group)
+            (history_,), (other_history,) = trajectory.histories, other.histories
+            prompt = history_.sampled_mask().index(True)
+            start = other_history.sampled_mask().index(True)
+            ids = [*history_.token_ids[:prompt], *other_history.token_ids[start:]]
+            mask = [*history_.sampled_mask()[:prompt], *other_history.sampled_mask()[start:]]
             values = []
             for disabled in (False, True):
                 with torch.no_grad():
@@ -140,20 +143,23 @@ def written_out(spec: PreferenceSpec, trajectories: list[Trajectory], model) -> 
                             logprob_T = plain_logprobs(model, ids, 1.0)
                     else:
                         logprob_T = plain_logprobs(model, ids, 1.0)
-                values.append(sum(logprob_T[at - 1] for at, sampled in enumerate(mask) if sampled))
+                values.append(sum(logprob_T[index - 1] for index, sampled in enumerate(mask) if sampled))
             mismatched.append(values[0] - values[1])
         kl = max(sum(mismatched) / len(mismatched), torch.tensor(0.0))
         assert kl > 0, "a reference point of 0 would show nothing"
         losses = []
-        for one in trajectories:
-            ratio = now[one.id] - reference[one.id]
-            good = one.reward >= spec.threshold
+        for trajectory in trajectories:
+            ratio = logprobs[trajectory.id] - reference[trajectory.id]
+            good = trajectory.reward >= spec.threshold
             value = 1 - torch.sigmoid(spec.beta * (ratio - kl if good else kl - ratio))
             losses.append(value * (spec.good_weight if good else spec.bad_weight))
         return sum(losses) / len(losses)
     pairs = []
-    for name in dict.fromkeys(one.group for one in trajectories):
-        ranked = sorted((one for one in trajectories if one.group == name), key=lambda one: -one.reward)
+    for name in dict.fromkeys(trajectory.group for trajectory in trajectories):
+        ranked = sorted(
+            (trajectory for trajectory in trajectories if trajectory.group == name),
+            key=lambda trajectory: -trajectory.reward,
+        )
         pairs += (
             [(ranked[0], ranked[-1])]
             if spec.pairs == "best_worst"
@@ -161,7 +167,7 @@ def written_out(spec: PreferenceSpec, trajectories: list[Trajectory], model) -> 
         )
     losses = []
     for better, worse in pairs:
-        c, r, cr, rr = now[better.id], now[worse.id], reference[better.id], reference[worse.id]
+        c, r, cr, rr = logprobs[better.id], logprobs[worse.id], reference[better.id], reference[worse.id]
         if spec.name == "dpo":
             h = spec.beta * ((c - cr) - (r - rr))
             e = spec.label_smoothing
@@ -173,7 +179,7 @@ def written_out(spec: PreferenceSpec, trajectories: list[Trajectory], model) -> 
             losses.append(-spec.beta * torch.log(torch.sigmoid(torch.log(p / (1 - p)) - torch.log(q / (1 - q)))))
     loss = sum(losses) / len(losses)
     if spec.name == "orpo":
-        loss = loss - sum(now[better.id] for better, _ in pairs) / sum(tokens(better) for better, _ in pairs)
+        loss = loss - sum(logprobs[better.id] for better, _ in pairs) / sum(tokens(better) for better, _ in pairs)
     return loss
 
 
@@ -184,7 +190,7 @@ def test_loss_and_gradient_are_the_papers(base_dir, tmp_path, name):
     plain = plain_model(base_dir, policy)
     loss = written_out(spec, episodes(), plain)
     loss.backward()
-    theirs = {key: parameter.grad for key, parameter in trainable(plain).items()}
+    expected = {key: parameter.grad for key, parameter in trainable(plain).items()}
     grads: dict[str, torch.Tensor] = {}
     optimizer = torch.optim.SGD(policy.parameters.values(), lr=0.0)
     optimizer.register_step_pre_hook(
@@ -196,24 +202,28 @@ def test_loss_and_gradient_are_the_papers(base_dir, tmp_path, name):
     )
     assert step == 5
     assert logs[0]["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
-    assert relative_difference(grads, theirs) <= 1e-5
+    assert relative_difference(grads, expected) <= 1e-5
     assert metrics["examples"] == {"dpo": 3, "dpo, smoothed": 9, "ipo": 9, "orpo": 3, "kto": 9}[name]
 
 
 @pytest.mark.parametrize("sizes", [[3, 3, 3], [6, 1, 2], [8, 1], [5]])
 def test_the_reference_point_of_kto_is_measured_across_scenarios(base_dir, sizes):
-    """And from another episode where all are of one scenario."""
-    trajectories = [one for group, size in enumerate(sizes) for one in batch(seed=group, groups=1, size=size)]
-    for one, group in zip(trajectories, (g for g, size in enumerate(sizes) for _ in range(size)), strict=True):
-        one.scenario = type(one.scenario)(f"s{group}", {}, "train")
-        one.id = f"s{group}/{one.sample}"
+    """If all episodes are of one scenario, it is measured with another episode of that scenario."""
+    trajectories = [
+        trajectory for group, size in enumerate(sizes) for trajectory in batch(seed=group, groups=1, size=size)
+    ]
+    for trajectory, group in zip(trajectories, (g for g, size in enumerate(sizes) for _ in range(size)), strict=True):
+        trajectory.scenario = type(trajectory.scenario)(f"s{group}", {}, "train")
+        trajectory.id = f"s{group}/{trajectory.sample}"
     policy = make_policy(base_dir)
     spec = SPECS["kto"]
     members = trainer._episodes(trajectories, base_dir, 128)
     random.Random(1).shuffle(members)
-    answers = {tuple(one.sequences[0].token_ids[min(one.sequences[0].targets) :]): one for one in members}
+    answers = {
+        tuple(episode.sequences[0].token_ids[min(episode.sequences[0].targets) :]): episode for episode in members
+    }
     for part in (members[:4], members[4:5], members[:1]):
-        examples = [trainer.Example((one,)) for one in part]
+        examples = [trainer.Example((trajectory,)) for trajectory in part]
         for example in trainer._with_mismatched(examples, members, policy, spec):
             own, mismatched = example.episodes
             (row,), start = mismatched.sequences, min(own.sequences[0].targets)
@@ -243,13 +253,14 @@ def test_training_raises_the_margin(base_dir, tmp_path, name):
 
 
 def test_what_the_policy_did_not_sample_changes_no_gradient_but_through_what_follows(base_dir, tmp_path):
-    """The last observation stands after the last answer: its tokens are in no loss at all."""
-    given, changed = episodes(), episodes()
-    for one in (*given, *changed):
-        one.histories[0].token_ids += [7, 8, 9] if one in given else [20, 21, 22]
-        one.histories[0].logprobs += [math.nan] * 3
+    """The last observation follows the last answer: its tokens are in no loss."""
+    inputs, changed = episodes(), episodes()
+    for trajectory in (*inputs, *changed):
+        trajectory.histories[0].token_ids += [7, 8, 9] if trajectory in inputs else [20, 21, 22]
+        trajectory.histories[0].logprobs += [math.nan] * 3
     assert (
-        run(base_dir, tmp_path / "a", SPECS["dpo"], given)[0] == run(base_dir, tmp_path / "b", SPECS["dpo"], changed)[0]
+        run(base_dir, tmp_path / "a", SPECS["dpo"], inputs)[0]
+        == run(base_dir, tmp_path / "b", SPECS["dpo"], changed)[0]
     )
 
 
@@ -270,16 +281,16 @@ def test_a_killed_training_goes_on_to_the_same_bytes(base_dir, tmp_path):
 
 def test_nothing_to_compare_leaves_everything_as_it_is(base_dir, tmp_path):
     same = episodes()
-    for one in same:
-        one.reward = 0.5
+    for trajectory in same:
+        trajectory.reward = 0.5
     _, metrics, logs = run(base_dir, tmp_path / "same", SPECS["dpo"], same)
     assert metrics["skipped"] == 1.0
     assert logs == []
     close = SPECS["dpo"].model_copy(update={"min_margin": 10.0})
     assert run(base_dir, tmp_path / "close", close, episodes())[2] == []
     unscored = episodes()
-    for one in unscored[:8]:
-        one.reward = None
+    for trajectory in unscored[:8]:
+        trajectory.reward = None
     assert run(base_dir, tmp_path / "unscored", SPECS["dpo"], unscored)[2] == []
 
 

@@ -1,4 +1,4 @@
-"""What a training learns from beside the episodes of its own round."""
+"""Replayed groups of earlier rounds in a training."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tests.trajectories.builders import FAILURE
 
 
 def of(policy: str, seed: int = 0, groups: int = 6) -> list[Trajectory]:
-    """A round that this policy has played; every round has the same scenarios."""
-    made = batch(seed=seed, groups=groups, size=3)
-    for one in made:
-        one.policy = policy
-    return made
+    """Return a round sampled by this policy; every round has the same scenarios."""
+    trajectories = batch(seed=seed, groups=groups, size=3)
+    for trajectory in trajectories:
+        trajectory.policy = policy
+    return trajectories
 
 
 FRESH = of("c")
 ROUNDS = [of("b", 1), of("a", 2)]
-"""Those before the round of policy `c`, the nearest first."""
+"""Rounds before that of policy `c`, the latest first."""
 
 
 def draw(spec: ReplaySpec, fresh=None, earlier=ROUNDS, seed=0, compared=True, version="c"):
@@ -36,46 +36,56 @@ def draw(spec: ReplaySpec, fresh=None, earlier=ROUNDS, seed=0, compared=True, ve
 
 @pytest.mark.parametrize(("share", "groups"), [(0.0, 0), (0.25, 2), (0.5, 6), (0.6, 9), (0.9, 12)])
 def test_a_share_of_the_groups_is_of_earlier_rounds_and_whole(share, groups):
-    found, counts = draw(ReplaySpec(share=share))
+    actual, counts = draw(ReplaySpec(share=share))
     assert counts == {"replayed_groups": groups, "replayed": 3 * groups, "stale": 0}
-    assert found[:18] == FRESH
-    assert len({one.id for one in found}) == len(found) == 18 + 3 * groups
-    assert {len(group) for group in by_scenario(found).values()} == {3}
-    originals = {f"{one.group}@-{ago}/{one.sample}": one for ago, part in enumerate(ROUNDS, 1) for one in part}
-    for one in found[18:]:
-        theirs = originals[one.id]
-        assert (one.histories, one.reward, one.policy) == (theirs.histories, theirs.reward, theirs.policy)
-        assert one.metrics["rounds_ago"] == {"b": 1, "a": 2}[one.policy]
+    assert actual[:18] == FRESH
+    assert len({trajectory.id for trajectory in actual}) == len(actual) == 18 + 3 * groups
+    assert {len(group) for group in by_scenario(actual).values()} == {3}
+    originals = {
+        f"{trajectory.group}@-{ago}/{trajectory.sample}": trajectory
+        for ago, part in enumerate(ROUNDS, 1)
+        for trajectory in part
+    }
+    for trajectory in actual[18:]:
+        expected = originals[trajectory.id]
+        assert (trajectory.histories, trajectory.reward, trajectory.policy) == (
+            expected.histories,
+            expected.reward,
+            expected.policy,
+        )
+        assert trajectory.metrics["rounds_ago"] == {"b": 1, "a": 2}[trajectory.policy]
 
 
 def test_which_groups_is_a_matter_of_the_seed_and_of_the_policy():
     drawn = [
-        tuple(one.id for one in draw(ReplaySpec(share=0.25), **changes)[0][18:])
+        tuple(trajectory.id for trajectory in draw(ReplaySpec(share=0.25), **changes)[0][18:])
         for changes in ({}, {}, {"seed": 1}, {"seed": 2}, {"version": "d"}, {"version": "e"})
     ]
     assert drawn[0] == drawn[1]
     assert len(set(drawn)) > 3
-    every = Counter(one.id for seed in range(60) for one in draw(ReplaySpec(share=0.25), seed=seed)[0][18:])
-    assert len(every) == 36  # none is never drawn
+    every = Counter(
+        trajectory.id for seed in range(60) for trajectory in draw(ReplaySpec(share=0.25), seed=seed)[0][18:]
+    )
+    assert len(every) == 36  # each is drawn at least once
     assert max(every.values()) < 4 * min(every.values())
 
 
 def test_where_episodes_are_compared_only_groups_with_something_to_compare_are_drawn_and_counted():
     flat, fresh = of("b"), of("c")
-    for one in (*flat[3:], *fresh[9:]):
-        one.reward = 0.5
+    for trajectory in (*flat[3:], *fresh[9:]):
+        trajectory.reward = 0.5
     flat[0].failure = FAILURE
-    found, counts = draw(ReplaySpec(share=0.5), fresh, [flat])
-    assert (counts["replayed_groups"], {one.group for one in found[18:]}) == (1, {"s0@-1"})
+    actual, counts = draw(ReplaySpec(share=0.5), fresh, [flat])
+    assert (counts["replayed_groups"], {trajectory.group for trajectory in actual[18:]}) == (1, {"s0@-1"})
     assert draw(ReplaySpec(share=0.5), fresh, [flat], compared=False)[1]["replayed_groups"] == 6
     assert draw(ReplaySpec(share=0.5), [], [flat])[0] == []
 
 
 def test_what_is_older_than_the_limit_is_left_out_and_named(caplog):
     everything = ReplaySpec(share=0.9)
-    assert {one.policy for one in draw(everything)[0]} == {"a", "b", "c"}
-    found, counts = draw(everything.model_copy(update={"max_staleness": 1}))
-    assert {one.policy for one in found} == {"b", "c"}
+    assert {trajectory.policy for trajectory in draw(everything)[0]} == {"a", "b", "c"}
+    actual, counts = draw(everything.model_copy(update={"max_staleness": 1}))
+    assert {trajectory.policy for trajectory in actual} == {"b", "c"}
     assert counts == {"replayed_groups": 6, "replayed": 18, "stale": 18}
     assert "18 trajectories" in caplog.text
     assert "replay.max_staleness=1" in caplog.text
@@ -83,22 +93,22 @@ def test_what_is_older_than_the_limit_is_left_out_and_named(caplog):
     only = everything.model_copy(update={"max_staleness": 0})
     assert draw(only)[0] == FRESH
     assert draw(only, version="d") == ([], {"replayed_groups": 0, "replayed": 0, "stale": 54})
-    # A round that trained nothing left the policy as it was: its episodes are as new as these.
-    assert {one.policy for one in draw(only, earlier=[of("c", 1), of("b", 2)])[0]} == {"c"}
+    # A round that trained nothing did not change the policy, so its episodes are not stale.
+    assert {trajectory.policy for trajectory in draw(only, earlier=[of("c", 1), of("b", 2)])[0]} == {"c"}
     assert draw(only, earlier=[of("c", 1), of("b", 2)])[1] == {"replayed_groups": 6, "replayed": 18, "stale": 18}
 
 
 def test_the_gradient_is_that_of_groups_by_themselves_with_their_own_log_probabilities(base_dir, start, tmp_path):
-    """Though the scenarios of the rounds are the same."""
+    """Even though the scenarios of the rounds are the same."""
     spec = GRPOSpec(learning_rate=1e-3, pack_tokens=64, kl_coefficient=0.05)
-    found, _ = draw(ReplaySpec(share=0.5), of("c", groups=2), [of("b", 1, groups=2)])
-    assert len(found) == 12
+    actual, _ = draw(ReplaySpec(share=0.5), of("c", groups=2), [of("b", 1, groups=2)])
+    assert len(actual) == 12
     out, scratch = tmp_path / "out", tmp_path / "scratch"
     out.mkdir()
     scratch.mkdir()
     logs: list[dict[str, float]] = []
     arguments = {"start": start, "reference": None, "out": out, "scratch": scratch, "seed": 3, "on_step": logs.append}
-    train(spec, MODEL, base_dir, found, **arguments)
-    loss, norm, _ = reference_step(spec, base_dir, by_group(found))
+    train(spec, MODEL, base_dir, actual, **arguments)
+    loss, norm, _ = reference_step(spec, base_dir, by_group(actual))
     assert logs[0]["loss"] == pytest.approx(loss, abs=1e-5)
     assert logs[0]["grad_norm"] == pytest.approx(norm, rel=1e-5)

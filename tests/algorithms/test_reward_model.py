@@ -1,5 +1,5 @@
-"""Reward models: losses against the formulas and TRL's, gradients against a plain model, one sequence at a time; what
-they read, what they learn, and what they refuse."""
+"""Reward models: losses compared with the formulas and TRL's, gradients compared with a plain model, one sequence at a
+time; inputs, training, and rejected inputs."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from tests.algorithms.builders import (
     MODEL,
     batch,
     demonstrations,
-    history,
+    make_history,
+    make_trajectory,
     plain_model,
     relative_difference,
     trainable,
-    trajectory,
 )
 from tests.algorithms.test_checkpoint import DROPOUT, differing
 from tests.trajectories.builders import FAILURE
@@ -53,16 +53,16 @@ def chat(base_dir) -> ChatFormat:
     return ChatFormat(load_tokenizer(base_dir))
 
 
-def scores_of(trajectories: list[Trajectory], components=lambda one: {}) -> list[Score]:
-    return [Score(one.id, one.reward, components(one)) for one in trajectories]
+def scores_of(trajectories: list[Trajectory], components=lambda trajectory: {}) -> list[Score]:
+    return [Score(trajectory.id, trajectory.reward, components(trajectory)) for trajectory in trajectories]
 
 
-def judged(trajectories: list[Trajectory], components=lambda one: {}) -> list[Judged]:
+def judged(trajectories: list[Trajectory], components=lambda trajectory: {}) -> list[Judged]:
     return [Judged(trajectories, scores_of(trajectories, components))]
 
 
 def make(base_dir: Path, heads=("overall",), seed: int = 0) -> RewardModel:
-    """A reward model whose adapter and biases do something."""
+    """Return a reward model with a non-zero adapter and biases."""
     model = RewardModel(base_dir, MODEL, heads, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
@@ -79,8 +79,8 @@ def make(base_dir: Path, heads=("overall",), seed: int = 0) -> RewardModel:
 @given(st.lists(st.tuples(NUMBER, NUMBER, st.floats(0, 3)), min_size=1, max_size=5), st.floats(0, 1))
 def test_bradley_terry_written_out(rows, centering):
     chosen, rejected, margin = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True))
-    found = reward_losses.bradley_terry(chosen, rejected, margin, centering)
-    for value, (c, r, m) in zip(found.tolist(), rows, strict=True):
+    actual = reward_losses.bradley_terry(chosen, rejected, margin, centering)
+    for value, (c, r, m) in zip(actual.tolist(), rows, strict=True):
         assert value == pytest.approx(math.log1p(math.exp(-(c - r - m))) + centering * (c + r) ** 2, rel=1e-9)
 
 
@@ -96,16 +96,16 @@ def test_a_label_that_is_missing_counts_for_nothing():
 
 @pytest.mark.parametrize(("margin", "centering"), [("none", 0.0), ("reward", 0.0), ("reward", 0.05)])
 def test_loss_and_gradient_are_trls(base_dir, chat, margin, centering):
-    """TRL 1.16's `compute_loss` on padded rows, with the classifier of transformers, which reads the last token."""
+    """TRL 1.16's `compute_loss` on padded rows, with the classifier of transformers, which scores the last token."""
     from transformers import LlamaForSequenceClassification
     from trl import RewardTrainer
 
     spec = RewardModelSpec(**COMMON, margin=margin, centering=centering)
-    found = batch(seed=5, groups=3, size=3)
+    trajectories = batch(seed=5, groups=3, size=3)
     ours = make(base_dir)
     with torch.no_grad():
         ours.bias_H.zero_()  # TRL's head has none
-    pairs = gather(spec, chat, judged(found), 128, seed=0).train
+    pairs = gather(spec, chat, judged(trajectories), 128, seed=0).train
     measured, _ = backward(spec, ours, pairs)
 
     plain = plain_model(base_dir, ours)
@@ -115,8 +115,8 @@ def test_loss_and_gradient_are_trls(base_dir, chat, margin, centering):
     classifier.model = inner.model
     with torch.no_grad():
         classifier.score.weight.copy_(ours.weight_HD)
-    rows = [one.better for one in pairs] + [one.worse for one in pairs]
-    tokens = [torch.tensor(one.streams[0].token_ids) for one in rows]
+    rows = [pair.better for pair in pairs] + [pair.worse for pair in pairs]
+    tokens = [torch.tensor(episode.streams[0].token_ids) for episode in rows]
     assert len({len(row) for row in tokens}) > 1
     ids_BT = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=inner.config.pad_token_id)
     inputs = {"input_ids": ids_BT, "attention_mask": (ids_BT != inner.config.pad_token_id).long()}
@@ -139,19 +139,19 @@ def test_loss_and_gradient_are_trls(base_dir, chat, margin, centering):
     assert measured["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert measured["accuracy"] == pytest.approx(stub._metrics["train"]["accuracy"][0])
     assert measured["margin"] == pytest.approx(stub._metrics["train"]["margin"][0], rel=1e-4, abs=1e-6)
-    theirs = {name: parameter.grad for name, parameter in trainable(plain).items()}
-    theirs |= {"heads.weight": classifier.score.weight.grad, "heads.bias": ours.bias_H.grad}
-    assert relative_difference({name: one.grad for name, one in ours.parameters.items()}, theirs) <= 1e-5
+    expected = {name: parameter.grad for name, parameter in trainable(plain).items()}
+    expected |= {"heads.weight": classifier.score.weight.grad, "heads.bias": ours.bias_H.grad}
+    assert relative_difference({name: parameter.grad for name, parameter in ours.parameters.items()}, expected) <= 1e-5
 
 
 def _couples(pairs):
-    return [(one.better, one.worse) for one in pairs]
+    return [(pair.better, pair.worse) for pair in pairs]
 
 
-def _turns(one: Trajectory) -> list[int]:
-    """The last tokens of the two answers of an episode of `batch`."""
-    mask = one.histories[0].sampled_mask()
-    return [at for at, sampled in enumerate(mask) if sampled and not [*mask, False][at + 1]]
+def _turns(trajectory: Trajectory) -> list[int]:
+    """Return the positions of the last tokens of the two answers of an episode of `batch`."""
+    mask = trajectory.histories[0].sampled_mask()
+    return [index for index, sampled in enumerate(mask) if sampled and not [*mask, False][index + 1]]
 
 
 @pytest.mark.parametrize(
@@ -164,90 +164,94 @@ def _turns(one: Trajectory) -> list[int]:
     ids=["episodes", "turns", "turns, compared"],
 )
 def test_loss_and_gradient_are_those_of_a_plain_model(base_dir, chat, spec):
-    """Two-turn episodes with an observation between the turns, one sequence at a time; each head by its own label."""
-    found = batch(seed=3, groups=3, size=3)
+    """Two-turn episodes with an observation between the turns, one sequence at a time; each head has its own labels."""
+    trajectories = batch(seed=3, groups=3, size=3)
     labels = {}
-    for index, one in enumerate(found):
-        one.step_rewards = [0.1 * index, 1.0 - 0.2 * index]
-        labels[one.id] = {"kind": (index * 5) % 7 / 7, "kind/0": 0.3 * index}  # kind/1 is never labelled
+    for index, trajectory in enumerate(trajectories):
+        trajectory.step_rewards = [0.1 * index, 1.0 - 0.2 * index]
+        labels[trajectory.id] = {"kind": (index * 5) % 7 / 7, "kind/0": 0.3 * index}  # kind/1 is never labelled
     assert list(spec.heads) == ["kind", "overall"]
     model = make(base_dir, list(spec.heads))
-    data = gather(spec, chat, judged(found, lambda one: labels[one.id]), 128, seed=0)
+    data = gather(spec, chat, judged(trajectories, lambda trajectory: labels[trajectory.id]), 128, seed=0)
     measured, _ = backward(spec, model, data.train)
 
     plain = plain_model(base_dir, model)
     weight = model.weight_HD.detach().clone().requires_grad_()
     bias = model.bias_H.detach().clone().requires_grad_()
     read = {}
-    for one in found:
-        ids = torch.tensor(one.histories[0].token_ids)
+    for trajectory in trajectories:
+        ids = torch.tensor(trajectory.histories[0].token_ids)
         hidden_TD = plain.get_base_model().model(input_ids=ids[None]).last_hidden_state[0]
-        places = [len(ids) - 1] if spec.name == "reward_model" else _turns(one)
-        assert len(places) == (1 if spec.name == "reward_model" else 2)
-        read[one.id] = hidden_TD[places] @ weight.T + bias
+        positions = [len(ids) - 1] if spec.name == "reward_model" else _turns(trajectory)
+        assert len(positions) == (1 if spec.name == "reward_model" else 2)
+        read[trajectory.id] = hidden_TD[positions] @ weight.T + bias
     terms = []
     if spec.name == "process_reward_model" and spec.loss == "mse":
-        for one in found:
-            terms += [(read[one.id][turn, 1] - one.step_rewards[turn]) ** 2 for turn in (0, 1)]
-            terms.append((read[one.id][0, 0] - labels[one.id]["kind/0"]) ** 2)
+        for trajectory in trajectories:
+            terms += [(read[trajectory.id][turn, 1] - trajectory.step_rewards[turn]) ** 2 for turn in (0, 1)]
+            terms.append((read[trajectory.id][0, 0] - labels[trajectory.id]["kind/0"]) ** 2)
     else:
-        for head, value in enumerate((lambda one: labels[one.id]["kind"], lambda one: one.reward)):
+        for head, value in enumerate(
+            (lambda trajectory: labels[trajectory.id]["kind"], lambda trajectory: trajectory.reward)
+        ):
             for name in ("s0", "s1", "s2"):
-                ranked = sorted((one for one in found if one.group == name), key=value, reverse=True)
+                ranked = sorted(
+                    (trajectory for trajectory in trajectories if trajectory.group == name), key=value, reverse=True
+                )
                 couples = [(a, b) for i, a in enumerate(ranked) for b in ranked[i + 1 :]]
                 for a, b in couples if spec.pairs == "all" else [(ranked[0], ranked[-1])]:
-                    chosen, rejected = (read[one.id][:, head].sum() for one in (a, b))
+                    chosen, rejected = (read[trajectory.id][:, head].sum() for trajectory in (a, b))
                     gap = chosen - rejected - (value(a) - value(b) if spec.margin == "reward" else 0.0)
                     terms.append(-torch.log(torch.sigmoid(gap)) + spec.centering * (chosen + rejected) ** 2)
     loss = sum(terms) / len(terms)
     loss.backward()
     assert measured["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    theirs = {name: parameter.grad for name, parameter in trainable(plain).items()}
-    theirs |= {"heads.weight": weight.grad, "heads.bias": bias.grad}
-    assert relative_difference({name: one.grad for name, one in model.parameters.items()}, theirs) <= 1e-5
+    expected = {name: parameter.grad for name, parameter in trainable(plain).items()}
+    expected |= {"heads.weight": weight.grad, "heads.bias": bias.grad}
+    assert relative_difference({name: parameter.grad for name, parameter in model.parameters.items()}, expected) <= 1e-5
 
 
-# --- what is read ---------------------------------------------------------------------------------------------------
+# --- inputs ---------------------------------------------------------------------------------------------------------
 
 
 def test_each_turn_is_read_at_its_last_token_whatever_stands_between(chat):
-    first = history([(False, [5] * 7), (True, [6, 7]), (False, [8] * 3), (True, [9])], [-1.0] * 3)
-    helper = history([(False, [10] * 4), (True, [11, 12, 13]), (False, [14])], [-1.0] * 3)
+    first = make_history([(False, [5] * 7), (True, [6, 7]), (False, [8] * 3), (True, [9])], [-1.0] * 3)
+    helper = make_history([(False, [10] * 4), (True, [11, 12, 13]), (False, [14])], [-1.0] * 3)
     helper.agent = "helper"
-    last = history([(False, [5] * 2), (True, [6] * 5), (False, [20, 21])], [-1.0] * 5)
-    one = trajectory("a", 0, [first, last, helper], 1.0)
-    turns = episode(chat, one, turns=True)
+    last = make_history([(False, [5] * 2), (True, [6] * 5), (False, [20, 21])], [-1.0] * 5)
+    trajectory = make_trajectory("a", 0, [first, last, helper], 1.0)
+    turns = episode(chat, trajectory, turns=True)
     assert [stream.places for stream in turns.streams] == [(8, 12), (6,), (6,)]
-    whole = episode(chat, one, turns=False)
+    whole = episode(chat, trajectory, turns=False)
     assert [(list(stream.token_ids), stream.places) for stream in whole.streams] == [(last.token_ids, (8,))]
 
 
 def test_a_written_conversation_is_read_where_a_sampled_one_would_be(chat):
-    (one,) = demonstrations(1)
-    (stream,) = episode(chat, one, turns=True).streams
-    ends = [at for at, token in enumerate(stream.token_ids) if token == chat.end_id]
+    (trajectory,) = demonstrations(1)
+    (stream,) = episode(chat, trajectory, turns=True).streams
+    ends = [index for index, token in enumerate(stream.token_ids) if token == chat.end_id]
     assert list(stream.places) == [ends[2], ends[4]]  # of system, user, assistant, user, assistant
-    assert episode(chat, one, turns=False).streams[0].places == (len(stream.token_ids) - 1,)
+    assert episode(chat, trajectory, turns=False).streams[0].places == (len(stream.token_ids) - 1,)
 
 
 def test_scores_do_not_depend_on_what_else_is_in_the_pack(base_dir, chat):
-    """An episode may be the beginning of another, or the same."""
-    shared = history([(False, [5] * 6), (True, [7, 8])], [-1.0] * 2)
-    longer = history([(False, [5] * 6), (True, [7, 8]), (False, [9, 9]), (True, [10])], [-1.0] * 3)
-    found = [trajectory("a", n, [h], 1.0) for n, h in enumerate((shared, longer, shared))]
-    found.insert(1, batch(groups=1, size=1)[0])
+    """An episode may be a prefix of another, or identical to it."""
+    shared = make_history([(False, [5] * 6), (True, [7, 8])], [-1.0] * 2)
+    longer = make_history([(False, [5] * 6), (True, [7, 8]), (False, [9, 9]), (True, [10])], [-1.0] * 3)
+    trajectories = [make_trajectory("a", n, [history], 1.0) for n, history in enumerate((shared, longer, shared))]
+    trajectories.insert(1, batch(groups=1, size=1)[0])
     model = make(base_dir)
     for turns in (False, True):
-        episodes = [episode(chat, one, turns=turns) for one in found]
+        episodes = [episode(chat, trajectory, turns=turns) for trajectory in trajectories]
         together = model.scores(episodes, 4096)
         assert len(packs(episodes, 4096)) == 1
-        alone = torch.cat([model.scores([one], 64) for one in episodes])
+        alone = torch.cat([model.scores([episode], 64) for episode in episodes])
         assert torch.allclose(together, alone, atol=1e-5)
 
 
 def test_nothing_to_read_is_no_episode(chat):
-    empty = trajectory("a", 0, [], 1.0)
-    unsaid = trajectory("a", 1, [history([(False, [5, 6])], [])], 1.0)
+    empty = make_trajectory("a", 0, [], 1.0)
+    unsaid = make_trajectory("a", 1, [make_history([(False, [5, 6])], [])], 1.0)
     assert episode(chat, empty, turns=False).readings == episode(chat, unsaid, turns=True).readings == 0
 
 
@@ -257,17 +261,18 @@ GOOD, BAD = 200, 100
 
 
 def task(groups: int, size: int = 4) -> list[Trajectory]:
-    """Episodes of two answers; an answer is good where it says GOOD. The reward is how many are."""
-    made = []
-    for number, one in enumerate(batch(seed=9, groups=groups, size=size)):
-        answers = [m for m in one.histories[0].messages if m.span is not None]
+    """Return episodes with two answers; an answer that contains GOOD is good. The reward is the number of good
+    answers."""
+    result = []
+    for number, trajectory in enumerate(batch(seed=9, groups=groups, size=size)):
+        answers = [m for m in trajectory.histories[0].messages if m.span is not None]
         good = [bool(number & 1), bool(number & 2)]
         for message, is_good in zip(answers, good, strict=True):
             start, end = message.span
-            one.histories[0].token_ids[start:end] = [GOOD if is_good else BAD] * (end - start)
-        one.step_rewards, one.reward = [float(value) for value in good], float(sum(good))
-        made.append(one)
-    return made
+            trajectory.histories[0].token_ids[start:end] = [GOOD if is_good else BAD] * (end - start)
+        trajectory.step_rewards, trajectory.reward = [float(value) for value in good], float(sum(good))
+        result.append(trajectory)
+    return result
 
 
 def run(base_dir, folder: Path, spec: RewardTrainingSpec, trajectories, scores=None, earlier=(), **more):
@@ -304,25 +309,30 @@ def test_it_learns_which_episode_is_better_on_scenarios_it_has_not_seen(base_dir
 
 
 def test_heads_learn_their_components_and_may_disagree(base_dir, tmp_path):
-    found = task(8)
-    kinds = {one.id: {"first": one.step_rewards[0], "second": 1 - one.step_rewards[1]} for one in found}
+    trajectories = task(8)
+    kinds = {
+        trajectory.id: {"first": trajectory.step_rewards[0], "second": 1 - trajectory.step_rewards[1]}
+        for trajectory in trajectories
+    }
     spec = RewardModelSpec(**{**LEARNING, "epochs": 12}, heads={"first": 1.0, "second": 2.0})
-    _, metrics = run(base_dir, tmp_path, spec, found, scores_of(found, lambda one: kinds[one.id]))
+    _, metrics = run(
+        base_dir, tmp_path, spec, trajectories, scores_of(trajectories, lambda trajectory: kinds[trajectory.id])
+    )
     assert (metrics["heldout_accuracy/first"], metrics["heldout_accuracy/second"]) == (1.0, 1.0)
 
 
 def test_it_keeps_the_mean_and_spread_of_its_scores(base_dir, tmp_path, chat):
     spec = RewardModelSpec(**{**LEARNING, "epochs": 1, "held_out": 0.0})
-    found = task(2)
-    out, _ = run(base_dir, tmp_path, spec, found)
+    trajectories = task(2)
+    out, _ = run(base_dir, tmp_path, spec, trajectories)
     model, card = reward_model.load(out, base_dir, MODEL)
-    score_R = model.scores([episode(chat, one, turns=False) for one in found], 1024)[:, 0]
+    score_R = model.scores([episode(chat, trajectory, turns=False) for trajectory in trajectories], 1024)[:, 0]
     assert card.heads["overall"].mean == pytest.approx(score_R.mean().item(), abs=1e-5)
     assert card.heads["overall"].std == pytest.approx(score_R.var(correction=0).sqrt().item(), abs=1e-5)
 
 
 def test_a_killed_training_goes_on_to_the_same_bytes(base_dir, tmp_path, start):
-    """With dropout, whose random state is part of what is kept."""
+    """With dropout, whose random state is part of the saved state."""
     spec = ProcessRewardModelSpec(**{**LEARNING, "epochs": 3})
 
     def stop(metrics: dict[str, float]) -> None:
@@ -332,13 +342,18 @@ def test_a_killed_training_goes_on_to_the_same_bytes(base_dir, tmp_path, start):
     options = {"model": DROPOUT, "start": start}
     with pytest.raises(KeyboardInterrupt):
         run(base_dir, tmp_path / "stopped", spec, task(6), on_step=stop, **options)
-    seen: list[float] = []
+    recorded: list[float] = []
     stopped, _ = run(
-        base_dir, tmp_path / "stopped", spec, task(6), on_step=lambda one: seen.append(one["step"]), **options
+        base_dir,
+        tmp_path / "stopped",
+        spec,
+        task(6),
+        on_step=lambda metrics: recorded.append(metrics["step"]),
+        **options,
     )
     whole, _ = run(base_dir, tmp_path / "whole", spec, task(6), **options)
-    assert seen == [float(step) for step in range(1, len(seen) + 1)]
-    assert len(seen) > 4
+    assert recorded == [float(step) for step in range(1, len(recorded) + 1)]
+    assert len(recorded) > 4
     files = ("adapter/adapter_model.safetensors", "heads.safetensors", "reward_model.json", "optimizer.safetensors")
     for name in (*files, "trainer.json", "rng.safetensors"):
         assert (stopped / name).read_bytes() == (whole / name).read_bytes(), name
@@ -351,87 +366,92 @@ def test_it_begins_with_the_adapter_of_a_policy_and_goes_on_from_a_reward_model(
     adapter = "adapter/adapter_model.safetensors"
     assert (out / adapter).read_bytes() == (start / adapter).read_bytes()
     further, _ = run(base_dir, tmp_path / "second", none, task(4), start=out, seed=8)
-    assert torch.equal(*(load_file(one / "heads.safetensors")["weight"] for one in (out, further)))
-    steps = [json.loads((one / "trainer.json").read_text())["step"] for one in (out, further)]
+    assert torch.equal(*(load_file(folder / "heads.safetensors")["weight"] for folder in (out, further)))
+    steps = [json.loads((folder / "trainer.json").read_text())["step"] for folder in (out, further)]
     assert steps[1] == 2 * steps[0] > 0
-    found = task(4)
-    scores = scores_of(found, lambda one: {"more": one.reward})
+    trajectories = task(4)
+    scores = scores_of(trajectories, lambda trajectory: {"more": trajectory.reward})
     for number, heads in enumerate(({"more": 1.0, "overall": 1.0}, {"more": 1.0})):
         other_heads = none.model_copy(update={"heads": heads})
-        with pytest.raises(ArtifactError, match=f"has the heads overall, and heads are {', '.join(heads)}: expected"):
-            run(base_dir, tmp_path / f"heads{number}", other_heads, found, scores, start=out)
+        with pytest.raises(
+            ArtifactError,
+            match=f"has the heads overall, but algorithm.heads has {', '.join(heads)}. Set the same heads",
+        ):
+            run(base_dir, tmp_path / f"heads{number}", other_heads, trajectories, scores, start=out)
     by_turn = ProcessRewardModelSpec(epochs=1)
     with pytest.raises(
-        ArtifactError, match=r"which scores whole episodes, and algorithm\.name is process_reward_model"
+        ArtifactError, match=r"which scores whole episodes, but algorithm\.name is process_reward_model"
     ):
-        run(base_dir, tmp_path / "kind", by_turn, found, start=out)
+        run(base_dir, tmp_path / "kind", by_turn, trajectories, start=out)
     other = MODEL.model_copy(update={"name": "other"})
     with pytest.raises(ArtifactError, match="another base"):
-        run(base_dir, tmp_path / "base", none, found, start=out, model=other)
+        run(base_dir, tmp_path / "base", none, trajectories, start=out, model=other)
 
 
-# --- trained further ------------------------------------------------------------------------------------------------
+# --- further training -----------------------------------------------------------------------------------------------
 
 
-def again(found: list[Trajectory], ago: int = 1) -> Judged:
-    """The same episodes as an earlier collection."""
-    (one,) = judged([dataclasses.replace(one, id=f"{one.id}@-{ago}") for one in found])
-    return one
+def again(trajectories: list[Trajectory], ago: int = 1) -> Judged:
+    """Return the same episodes as an earlier collection."""
+    (trajectory,) = judged(
+        [dataclasses.replace(trajectory, id=f"{trajectory.id}@-{ago}") for trajectory in trajectories]
+    )
+    return trajectory
 
 
 def test_two_trainings_are_one_of_twice_the_epochs(base_dir, tmp_path):
-    """Moments and counts of AdamW go on: a second step that began anew would be another one."""
-    found = task(4)
+    """AdamW's moments and step counts are restored: without them the second training would differ."""
+    trajectories = task(4)
     specs = [ProcessRewardModelSpec(**{**COMMON, "batch_size": 999, "epochs": epochs}) for epochs in (1, 2)]
-    first, _ = run(base_dir, tmp_path / "first", specs[0], found)
-    second, _ = run(base_dir, tmp_path / "second", specs[0], found, start=first)
-    whole, _ = run(base_dir, tmp_path / "whole", specs[1], found)
+    first, _ = run(base_dir, tmp_path / "first", specs[0], trajectories)
+    second, _ = run(base_dir, tmp_path / "second", specs[0], trajectories, start=first)
+    whole, _ = run(base_dir, tmp_path / "whole", specs[1], trajectories)
     for name in ("heads.safetensors", "adapter/adapter_model.safetensors", "optimizer.safetensors"):
-        ours, theirs = (load_file(one / name) for one in (second, whole))
-        assert relative_difference(ours, theirs) <= 1e-5, name
+        ours, expected = (load_file(folder / name) for folder in (second, whole))
+        assert relative_difference(ours, expected) <= 1e-5, name
         if name == "heads.safetensors":
-            assert relative_difference(load_file(first / name), theirs) > 1e-3
-    texts = [(one / "trainer.json").read_text() for one in (second, whole)]
+            assert relative_difference(load_file(first / name), expected) > 1e-3
+    texts = [(folder / "trainer.json").read_text() for folder in (second, whole)]
     assert texts[0] == texts[1]
 
 
 def test_episodes_of_different_collections_are_never_a_pair(chat):
-    """A judge may have ranked the episodes of one among themselves only."""
-    found = task(2)
+    """A judge may have ranked the episodes only within a collection."""
+    trajectories = task(2)
     spec = RewardModelSpec(held_out=0.0)
-    alone = gather(spec, chat, judged(found), 128, seed=0)
-    both = gather(spec, chat, [*judged(found), again(found)], 128, seed=0)
+    alone = gather(spec, chat, judged(trajectories), 128, seed=0)
+    both = gather(spec, chat, [*judged(trajectories), again(trajectories)], 128, seed=0)
     assert both.counts["pairs"] == 2 * alone.counts["pairs"]
-    sides = [{"@" in one.trajectory.id for one in pair.episodes} for pair in both.train]
-    assert {len(one) for one in sides} == {1}
+    sides = [{"@" in episode.trajectory.id for episode in pair.episodes} for pair in both.train]
+    assert {len(collections) for collections in sides} == {1}
 
 
 def test_a_scenario_never_changes_sides(chat):
     spec = RewardModelSpec(held_out=0.25)
-    found = task(24)
-    first = gather(spec, chat, judged(found[: 8 * 4]), 128, seed=0)
-    assert (len(first.sides.trained), len(first.sides.held_out)) == (6, 2)
-    newest = [Judged(found[4 * 4 :], scores_of(found[4 * 4 :]))]
-    further = gather(spec, chat, [*newest, again(found[: 8 * 4])], 128, seed=5, known=first.sides)
-    assert first.sides.trained < further.sides.trained
-    assert first.sides.held_out < further.sides.held_out
-    assert (len(further.sides.trained), len(further.sides.held_out)) == (18, 6)
-    groups = [{one.better.trajectory.group for one in part} for part in (further.train, further.compared)]
-    assert groups[0] == further.sides.trained
-    assert groups[1] <= further.sides.held_out
-    assert {"@" in one.better.trajectory.id for one in further.train} == {True, False}
-    assert {"@" in one.better.trajectory.id for one in [*further.compared, *further.held_out]} == {False}
-    assert {one.better.trajectory.group for one in further.compared_earlier} == first.sides.held_out
-    forgotten = gather(spec, chat, newest, 128, seed=5, known=further.sides)
-    assert forgotten.sides == further.sides
+    trajectories = task(24)
+    first = gather(spec, chat, judged(trajectories[: 8 * 4]), 128, seed=0)
+    assert (len(first.split.trained), len(first.split.held_out)) == (6, 2)
+    newest = [Judged(trajectories[4 * 4 :], scores_of(trajectories[4 * 4 :]))]
+    further = gather(spec, chat, [*newest, again(trajectories[: 8 * 4])], 128, seed=5, earlier_split=first.split)
+    assert first.split.trained < further.split.trained
+    assert first.split.held_out < further.split.held_out
+    assert (len(further.split.trained), len(further.split.held_out)) == (18, 6)
+    groups = [{pair.better.trajectory.group for pair in part} for part in (further.train, further.compared)]
+    assert groups[0] == further.split.trained
+    assert groups[1] <= further.split.held_out
+    assert {"@" in pair.better.trajectory.id for pair in further.train} == {True, False}
+    assert {"@" in pair.better.trajectory.id for pair in [*further.compared, *further.held_out]} == {False}
+    assert {pair.better.trajectory.group for pair in further.compared_earlier} == first.split.held_out
+    forgotten = gather(spec, chat, newest, 128, seed=5, earlier_split=further.split)
+    assert forgotten.split == further.split
 
 
 def test_a_model_is_measured_before_and_after_on_the_newest_and_on_earlier_episodes(base_dir, tmp_path):
-    found = task(8)
+    trajectories = task(8)
     none = RewardModelSpec(**{**LEARNING, "learning_rate": 1e-30, "epochs": 1})
-    first, before = run(base_dir, tmp_path / "first", none, found)
+    first, before = run(base_dir, tmp_path / "first", none, trajectories)
     spec = RewardModelSpec(**{**LEARNING, "epochs": 12})
-    _, after = run(base_dir, tmp_path / "second", spec, found, start=first, earlier=[again(found)])
+    _, after = run(base_dir, tmp_path / "second", spec, trajectories, start=first, earlier=[again(trajectories)])
     assert after["heldout_accuracy_before"] == before["heldout_accuracy"] < 1.0
     assert after["heldout_margin_before"] == pytest.approx(before["heldout_margin"], abs=1e-5)
     assert after["heldout_accuracy"] == after["heldout_accuracy_earlier"] == 1.0
@@ -474,88 +494,104 @@ def test_a_killed_further_training_goes_on_to_the_same_bytes(base_dir, tmp_path)
 
 def test_a_model_that_does_not_say_what_it_learned_from_is_not_trained_further(base_dir, tmp_path, copied):
     (copied / "scenarios.json").unlink()
-    with pytest.raises(ArtifactError, match=r"does not say which scenarios it was trained on \(scenarios.json"):
+    with pytest.raises(ArtifactError, match=r"does not record which scenarios it was trained on \(scenarios.json"):
         run(base_dir, tmp_path / "further", RewardModelSpec(learning_rate=1e-3), task(2), start=copied)
 
 
 def test_a_training_that_diverges_stops_before_a_model_is_written(base_dir, tmp_path):
-    spec = RewardModelSpec(epochs=2).model_copy(update={"learning_rate": 1e30})  # which a spec refuses
+    spec = RewardModelSpec(epochs=2).model_copy(update={"learning_rate": 1e30})  # a spec would reject this value
     with pytest.raises(TrainingDiverged, match="non_finite"):
         run(base_dir, tmp_path / "stop", spec, task(3))
     assert not (tmp_path / "stop" / "out" / "reward_model.json").exists()
-    with pytest.raises(TrainingDiverged, match="its scores are infinite or no number"):
+    with pytest.raises(TrainingDiverged, match="at 0, only scores are affected"):
         run(base_dir, tmp_path / "skip", spec.model_copy(update={"non_finite": "skip"}), task(3))
     assert not (tmp_path / "skip" / "out" / "reward_model.json").exists()
 
 
-# --- what it refuses ------------------------------------------------------------------------------------------------
+# --- rejected inputs ------------------------------------------------------------------------------------------------
 
 
-def no_difference(found):
-    for one in found:
-        one.reward = 0.5
+def no_difference(trajectories):
+    for trajectory in trajectories:
+        trajectory.reward = 0.5
 
 
-def no_reward(found):
-    for one in found:
-        one.failure = FAILURE
+def no_reward(trajectories):
+    for trajectory in trajectories:
+        trajectory.failure = FAILURE
 
 
-def no_steps(found):
-    for one in found:
-        one.step_rewards = []
+def no_steps(trajectories):
+    for trajectory in trajectories:
+        trajectory.step_rewards = []
 
 
-def too_many_steps(found):
-    for one in found:
-        one.step_rewards.append(1.0)
+def too_many_steps(trajectories):
+    for trajectory in trajectories:
+        trajectory.step_rewards.append(1.0)
 
 
-def not_numbers(found):
-    for one in found:
-        one.step_rewards = [math.nan] * 2
+def not_numbers(trajectories):
+    for trajectory in trajectories:
+        trajectory.step_rewards = [math.nan] * 2
 
 
 @pytest.mark.parametrize(
     ("spec", "spoil", "words"),
     [
-        (RewardModelSpec(), no_difference, "do two of the 8 episodes differ in their judged reward by more than min_m"),
-        (RewardModelSpec(), no_reward, "of 0 finished episodes none has judged reward"),
-        (RewardModelSpec(heads={"help": 1}), lambda _: None, "'help' .* none has component 'help'.* algorithm.heads"),
-        (ProcessRewardModelSpec(), no_steps, "of 8 finished episodes none has step rewards, one for each turn"),
-        (ProcessRewardModelSpec(), too_many_steps, "none has step rewards, one for each turn"),
-        (ProcessRewardModelSpec(), not_numbers, "none has step rewards, one for each turn"),
-        (ProcessRewardModelSpec(heads={"help": 1}), lambda _: None, "none has components 'help/0', 'help/1'"),
+        (
+            RewardModelSpec(),
+            no_difference,
+            "do two of the 8 labelled episodes differ in their judged reward by more than min_m",
+        ),
+        (RewardModelSpec(), no_reward, "none of 0 finished episodes has judged reward"),
+        (
+            RewardModelSpec(heads={"help": 1}),
+            lambda _: None,
+            "'help' .* none of 8 finished episodes has component 'help'.* algorithm.heads",
+        ),
+        (ProcessRewardModelSpec(), no_steps, "none of 8 finished episodes has step rewards, one for each turn"),
+        (ProcessRewardModelSpec(), too_many_steps, "none of 8 finished episodes has step rewards, one for each turn"),
+        (ProcessRewardModelSpec(), not_numbers, "none of 8 finished episodes has step rewards, one for each turn"),
+        (
+            ProcessRewardModelSpec(heads={"help": 1}),
+            lambda _: None,
+            "none of 8 finished episodes has components 'help/0', 'help/1'",
+        ),
     ],
 )
 def test_a_head_without_anything_to_learn_is_refused(base_dir, tmp_path, spec, spoil, words):
-    found = task(2)
-    spoil(found)
+    trajectories = task(2)
+    spoil(trajectories)
     with pytest.raises(ArtifactError, match=words):
-        run(base_dir, tmp_path, spec, found)
+        run(base_dir, tmp_path, spec, trajectories)
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_what_cannot_be_used_is_counted_and_left_out(chat, caplog):
-    found = task(3)
-    found[0].step_rewards = [1.0]  # for two turns
-    found[1].step_rewards = [1.0, math.nan]
-    found[2].histories[0].token_ids += [5] * 200
-    found[3].failure = FAILURE
-    data = gather(ProcessRewardModelSpec(held_out=0.0), chat, judged(found), 128, seed=0)
+    trajectories = task(3)
+    trajectories[0].step_rewards = [1.0]  # for two turns
+    trajectories[1].step_rewards = [1.0, math.nan]
+    trajectories[2].histories[0].token_ids += [5] * 200
+    trajectories[3].failure = FAILURE
+    data = gather(ProcessRewardModelSpec(held_out=0.0), chat, judged(trajectories), 128, seed=0)
     assert data.counts["left_out"] == 1.0
     assert "longer than model.max_length=128 tokens: 1 of 11" in caplog.text
-    used = {one.episode.trajectory.id: one.label_RH for one in data.train if isinstance(one, Labelled)}
-    assert set(used) == {one.id for one in found} - {found[0].id, found[2].id, found[3].id}
-    assert math.isnan(used[found[1].id][1][0])
-    assert data.counts["unlabelled"] == 2.0  # the sum over the turns of these two is not known
+    used = {example.episode.trajectory.id: example.label_RH for example in data.train if isinstance(example, Labelled)}
+    assert set(used) == {trajectory.id for trajectory in trajectories} - {
+        trajectories[0].id,
+        trajectories[2].id,
+        trajectories[3].id,
+    }
+    assert math.isnan(used[trajectories[1].id][1][0])
+    assert data.counts["unlabelled"] == 2.0  # these two have no sum over turns, because a label is missing
 
 
 def test_held_out_scenarios_are_whole_and_never_all(chat):
     spec = RewardModelSpec(held_out=0.4)
     data = gather(spec, chat, judged(task(5)), 128, seed=1)
-    trained = {one.better.trajectory.group for one in data.train if isinstance(one, Pair)}
-    apart = {one.better.trajectory.group for one in data.compared}
+    trained = {pair.better.trajectory.group for pair in data.train if isinstance(pair, Pair)}
+    apart = {pair.better.trajectory.group for pair in data.compared}
     assert (len(trained), len(apart)) == (3, 2)
     assert not trained & apart
     single = gather(spec, chat, judged(task(1)), 128, seed=1)
@@ -589,7 +625,7 @@ def test_a_damaged_file_is_named(base_dir, copied, name):
 
 
 def test_what_is_no_reward_model_is_refused(base_dir, copied, start):
-    with pytest.raises(ArtifactError, match=r"holds no reward model: there is no reward_model.json"):
+    with pytest.raises(ArtifactError, match=r"contains no reward model: reward_model.json is missing"):
         reward_model.load(start, base_dir, MODEL)
     card = json.loads((copied / "reward_model.json").read_text())
     for text, words in (
@@ -624,6 +660,6 @@ def test_names_and_weights_of_heads_are_checked():
 
 
 def test_a_message_without_span_is_no_turn(chat):
-    one = task(1)[0]
-    one.histories[0].messages.append(Message("assistant", "written"))
-    assert episode(chat, one, turns=True).readings == 2
+    trajectory = task(1)[0]
+    trajectory.histories[0].messages.append(Message("assistant", "written"))
+    assert episode(chat, trajectory, turns=True).readings == 2

@@ -1,4 +1,4 @@
-"""Learning rates against those of transformers and numbers worked out by hand."""
+"""Learning rates compared with those of transformers and with numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from components.algorithms.spec import GRPOSpec
 
 
 def shares(spec: GRPOSpec, lengths: list[int]) -> list[float]:
-    """The shares of all steps of rounds with so many steps each."""
+    """Return the schedule factors of all steps of rounds with the given numbers of steps."""
     values, step = [], 0
     for number, length in enumerate(lengths, 1):
         for index in range(length):

@@ -1,4 +1,4 @@
-"""SFT on packs against TRL's SFTTrainer on padded rows: the same loss, gradient and weights."""
+"""SFT on packs compared with TRL's SFTTrainer on padded rows: the same loss, gradient and weights."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.algorithms.builders import (
     MODEL,
     batch,
     demonstrations,
-    history,
+    make_history,
     make_policy,
+    make_trajectory,
     plain_model,
     relative_difference,
     trainable,
-    trajectory,
     write_start,
 )
 from tests.trajectories.builders import FAILURE
@@ -48,18 +48,18 @@ def adamw(spec: SFTSpec, parameters) -> torch.optim.AdamW:
 
 
 def watch(optimizer, parameters: dict) -> list[dict[str, torch.Tensor]]:
-    """The gradients of each step to come."""
-    seen: list[dict[str, torch.Tensor]] = []
+    """Record the gradients of each later step."""
+    recorded: list[dict[str, torch.Tensor]] = []
 
     def note(*_) -> None:
-        seen.append({name: parameter.grad.clone() for name, parameter in parameters.items()})
+        recorded.append({name: parameter.grad.clone() for name, parameter in parameters.items()})
 
     optimizer.register_step_pre_hook(note)
-    return seen
+    return recorded
 
 
 def trl(spec: SFTSpec, base_dir: Path, rows: list[dict], folder: Path):
-    """(losses by step, gradients by step, weights in the end) of TRL's trainer with its own collator and loss."""
+    """Return (losses by step, gradients by step, final weights) of TRL's trainer with its own collator and loss."""
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
@@ -67,7 +67,7 @@ def trl(spec: SFTSpec, base_dir: Path, rows: list[dict], folder: Path):
     padded = [
         {
             "input_ids": row["input_ids"],
-            "labels": [token if at in row["targets"] else -100 for at, token in enumerate(row["input_ids"])],
+            "labels": [token if index in row["targets"] else -100 for index, token in enumerate(row["input_ids"])],
         }
         for row in rows
     ]
@@ -117,8 +117,8 @@ def test_loss_gradient_and_weights_are_those_of_trl(base_dir, chat, tmp_path, pa
     assert step == len(logs) == len(losses) == 6  # 7 rows in batches of 3, twice
     assert [log["step"] for log in logs] == [1, 2, 3, 4, 5, 6]
     assert [log["loss"] for log in logs] == pytest.approx(losses, abs=1e-5)
-    for ours, theirs in zip(grads, expected_grads, strict=True):
-        assert relative_difference(ours, theirs) <= 1e-4
+    for ours, expected_values in zip(grads, expected_grads, strict=True):
+        assert relative_difference(ours, expected_values) <= 1e-4
     assert relative_difference(grads[0], expected_grads[0]) <= 1e-5
     assert relative_difference({name: p.detach() for name, p in policy.parameters.items()}, expected) <= 1e-5
     assert metrics["computed_tokens"] < metrics["tokens"]
@@ -128,7 +128,7 @@ def test_loss_gradient_and_weights_are_those_of_trl(base_dir, chat, tmp_path, pa
 
 def test_only_what_the_assistant_says_is_learned(chat):
     rows = examples(chat, demonstrations(2), LONG)
-    learned = [chat.tokenizer.decode([row["input_ids"][at] for at in row["targets"]]) for row in rows]
+    learned = [chat.tokenizer.decode([row["input_ids"][index] for index in row["targets"]]) for row in rows]
     assert learned == [
         "It left on day 0.<|im_end|>You are welcome.<|im_end|>",
         "On its way.<|im_end|>You are welcome.<|im_end|>",
@@ -139,25 +139,27 @@ def test_only_what_the_assistant_says_is_learned(chat):
 
 
 def test_sampled_tokens_are_learned_as_they_were_sampled(chat):
-    tokens = [7, 7, 200, 201, 202, 9]  # no text would be tokenised so
+    tokens = [7, 7, 200, 201, 202, 9]  # no text is tokenized like this
     (row,) = examples(
-        chat, [trajectory("a", 0, [history([(False, tokens[:3]), (True, tokens[3:])], [0.0] * 3)], 1.0)], LONG
+        chat, [make_trajectory("a", 0, [make_history([(False, tokens[:3]), (True, tokens[3:])], [0.0] * 3)], 1.0)], LONG
     )
     assert (row["input_ids"], row["targets"]) == (tokens, [3, 4, 5])
 
 
 def test_other_tokens_leave_no_gradient(base_dir, chat, tmp_path):
-    """The gradient for tokens of users and tools is that of no loss at all: changing the last one changes nothing."""
+    """Tokens of users and tools contribute nothing to the loss: changing the last one changes nothing."""
     grads = []
     for last in (20, 21):
         parts = [(False, [5, 6, 7]), (True, [8, 9]), (False, [10, last])]
         policy = make_policy(base_dir)
         optimizer = torch.optim.SGD(policy.parameters.values(), lr=0.0)
-        seen = watch(optimizer, policy.parameters)
-        one = trajectory("a", 0, [history(parts, [0.0, 0.0])], 1.0)
+        recorded = watch(optimizer, policy.parameters)
+        trajectory = make_trajectory("a", 0, [make_history(parts, [0.0, 0.0])], 1.0)
         spec = SPEC.model_copy(update={"epochs": 1})
-        train_sft(spec, policy, optimizer, base_dir, [one], step=0, seed=0, scratch=tmp_path, on_step=lambda _: None)
-        grads += seen
+        train_sft(
+            spec, policy, optimizer, base_dir, [trajectory], step=0, seed=0, scratch=tmp_path, on_step=lambda _: None
+        )
+        grads += recorded
     assert relative_difference(grads[0], grads[1]) == 0
 
 
@@ -166,8 +168,8 @@ def test_long_histories_and_failed_episodes_are_left_out(chat, caplog):
     demos[1].failure = FAILURE
     long = len(examples(chat, demos[:1], LONG)[0]["input_ids"])
     with caplog.at_level(logging.WARNING):
-        kept = examples(chat, [*demos, *batch(groups=1, size=1)], long - 1)
-    assert [row["trajectory_id"] for row in kept] == ["s0/0"]
+        kept_rows = examples(chat, [*demos, *batch(groups=1, size=1)], long - 1)
+    assert [row["trajectory_id"] for row in kept_rows] == ["s0/0"]
     assert f"longer than model.max_length={long - 1} tokens" in caplog.text
 
 
@@ -230,7 +232,7 @@ def test_a_warm_policy_keeps_its_own_forward(base_dir, tmp_path):
 
 def test_no_examples_change_nothing(base_dir, start, tmp_path):
     empty = batch(groups=1, size=1)
-    empty[0].histories = [history([(False, [5, 6])], [])]
+    empty[0].histories = [make_history([(False, [5, 6])], [])]
     out, metrics = run(base_dir, SPEC, empty, tmp_path, start=start)
     assert metrics == {"skipped": 1.0}
     name = "adapter/adapter_model.safetensors"
@@ -255,51 +257,56 @@ def test_a_loss_that_is_no_number_stops_before_a_checkpoint_is_written(base_dir,
 
 
 def test_weights_are_a_softmax_of_the_rewards_with_a_mean_of_one():
-    given = [trajectory("a", index, [], reward) for index, reward in enumerate([1.0, 0.0, 0.5, None])]
-    found = reward_weights(given, 0.5)
+    inputs = [make_trajectory("a", index, [], reward) for index, reward in enumerate([1.0, 0.0, 0.5, None])]
+    actual = reward_weights(inputs, 0.5)
     powers = [math.exp(value / 0.5) for value in (1.0, 0.0, 0.5)]
-    assert list(found) == ["a/0", "a/1", "a/2"]
-    assert list(found.values()) == pytest.approx([3 * power / sum(powers) for power in powers])
-    assert set(reward_weights(given, None).values()) == {1.0}
-    given[0].reward = 1e6  # does not overflow
-    assert list(reward_weights(given, 0.5).values()) == [3.0, 0.0, 0.0]
+    assert list(actual) == ["a/0", "a/1", "a/2"]
+    assert list(actual.values()) == pytest.approx([3 * power / sum(powers) for power in powers])
+    assert set(reward_weights(inputs, None).values()) == {1.0}
+    inputs[0].reward = 1e6  # does not overflow
+    assert list(reward_weights(inputs, 0.5).values()) == [3.0, 0.0, 0.0]
     assert reward_weights([], 0.5) == {}
 
 
 def test_each_trajectory_counts_by_its_weight(base_dir, tmp_path):
-    """One step on all of them: the gradient is the weighted sum of those of each by itself."""
+    """One step on all trajectories: the gradient is the weighted sum of those of each trajectory."""
     spec = SPEC.model_copy(update={"batch_size": 64, "epochs": 1, "max_grad_norm": 1e9, "weight_temperature": 0.3})
-    given = batch(groups=2, size=3)
+    all_trajectories = batch(groups=2, size=3)
 
     def gradients(trajectories, spec, folder) -> dict[str, torch.Tensor]:
         policy = make_policy(base_dir)
         optimizer = torch.optim.SGD(policy.parameters.values(), lr=0.0)
-        seen = watch(optimizer, policy.parameters)
+        recorded = watch(optimizer, policy.parameters)
         folder.mkdir()
         options = {"step": 0, "seed": 5, "scratch": folder, "on_step": lambda _: None}
         train_sft(spec, policy, optimizer, base_dir, trajectories, **options)
-        return seen[0]
+        return recorded[0]
 
-    weighted = gradients(given, spec, tmp_path / "all")
-    weights = reward_weights(given, 0.3)
+    weighted = gradients(all_trajectories, spec, tmp_path / "all")
+    weights = reward_weights(all_trajectories, 0.3)
     plain = spec.model_copy(update={"weight_temperature": None})
-    sizes = {one.id: sum(one.histories[0].sampled_mask()) for one in given}
+    sizes = {trajectory.id: sum(trajectory.histories[0].sampled_mask()) for trajectory in all_trajectories}
     expected: dict[str, torch.Tensor] = {}
-    for one in given:
-        share = weights[one.id] * sizes[one.id] / sum(sizes.values())
-        for name, value in gradients([one], plain, tmp_path / one.id.replace("/", "-")).items():
+    for trajectory in all_trajectories:
+        share = weights[trajectory.id] * sizes[trajectory.id] / sum(sizes.values())
+        for name, value in gradients([trajectory], plain, tmp_path / trajectory.id.replace("/", "-")).items():
             expected[name] = expected.get(name, 0) + share * value
     assert relative_difference(weighted, expected) <= 1e-5
 
 
 def test_of_a_correction_only_the_last_message_is_learned(chat):
-    said = [Message("user", "a"), Message("assistant", "wrong"), Message("user", "b"), Message("assistant", "right")]
-    shown = trajectory("s", 0, [History(said)], None)
-    (whole,) = examples(chat, [shown], LONG)
+    messages = [
+        Message("user", "a"),
+        Message("assistant", "wrong"),
+        Message("user", "b"),
+        Message("assistant", "right"),
+    ]
+    shown = make_trajectory("s", 0, [History(messages)], None)
+    (full_row,) = examples(chat, [shown], LONG)
     shown.policy = CORRECTION
-    (row,) = examples(chat, [shown], LONG)
-    learned = chat.tokenizer.decode([row["input_ids"][index] for index in row["targets"]])
-    assert row["input_ids"] == whole["input_ids"]
+    (correction_row,) = examples(chat, [shown], LONG)
+    learned = chat.tokenizer.decode([correction_row["input_ids"][index] for index in correction_row["targets"]])
+    assert correction_row["input_ids"] == full_row["input_ids"]
     assert "right" in learned
     assert "wrong" not in learned
-    assert set(row["targets"]) < set(whole["targets"])
+    assert set(correction_row["targets"]) < set(full_row["targets"])

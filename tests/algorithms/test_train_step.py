@@ -1,4 +1,4 @@
-"""The benchmark of a gradient step: its workloads are what it says, its bound is a plain count."""
+"""The benchmark of a gradient step: checks of its workloads and of its bound, which is a plain count."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.benchmarks import train_step
 
 
 def distinct(episodes) -> int:
-    return len({one.token_ids[:end] for one in episodes for end in range(1, len(one.token_ids))})
+    return len({episode.token_ids[:end] for episode in episodes for end in range(1, len(episode.token_ids))})
 
 
 @pytest.mark.parametrize(
@@ -24,14 +24,14 @@ def distinct(episodes) -> int:
 )
 def test_workloads_share_what_they_say(name, tokens, nodes):
     episodes = train_step.workload(name, 49152, 1.0)
-    assert sum(len(one.token_ids) for one in episodes) == tokens
-    assert distinct(episodes) == nodes  # the last token of a sequence is predicted, not read
+    assert sum(len(episode.token_ids) for episode in episodes) == tokens
+    assert distinct(episodes) == nodes  # the last token of a sequence is predicted and is no input
 
 
 def test_nothing_is_shared_in_the_third():
     episodes = train_step.workload("c", 49152, 1.0)
-    assert [len(one.token_ids) for one in episodes] == [100, 300, 500, 700, 900, 1100, 1300, 1500]
-    assert distinct(episodes) >= 5800 - 8 - 8  # but for first tokens that are equal by chance
+    assert [len(episode.token_ids) for episode in episodes] == [100, 300, 500, 700, 900, 1100, 1300, 1500]
+    assert distinct(episodes) >= 5800 - 8 - 8  # except for first tokens that are equal by chance
 
 
 def test_the_bound_of_equal_rows_without_sharing_is_that_of_the_last_token():
@@ -47,8 +47,8 @@ def test_the_record_holds_what_the_page_shows():
 
     record = json.loads((Path(__file__).parents[2] / "docs" / "results" / "train_step.json").read_text())
     for name in set(record) & set("abcd"):
-        one = record[name]
-        assert one["ratio_vs_trl"] == pytest.approx(
-            one["trl_seconds"]["median"] / one["ours_seconds"]["median"], rel=2e-3
+        workload = record[name]
+        assert workload["ratio_vs_trl"] == pytest.approx(
+            workload["trl_seconds"]["median"] / workload["ours_seconds"]["median"], rel=2e-3
         )
-        assert one["grad_rel_error"] < 1e-3  # float32, advantages that add up to nothing
+        assert workload["grad_rel_error"] < 1e-3  # float32, advantages that sum to zero

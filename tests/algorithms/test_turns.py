@@ -1,4 +1,4 @@
-"""Credit of turns: what is compared with what, each form against its formula written out."""
+"""Turn-level credit: the compared turns, and each form compared with its formula written out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from components.algorithms.policy_gradient.trainer import prepare
 from components.algorithms.policy_gradient.turn_credit import process_advantages, turn_advantages, turn_states
 from components.algorithms.spec import GRPOSpec, RLOOSpec
 from components.trajectories.schema import Trajectory
-from tests.algorithms.builders import history, make_policy, trajectory
+from tests.algorithms.builders import make_history, make_policy, make_trajectory
 
 REWARDS = st.lists(st.floats(-10, 10).map(lambda value: round(value, 3)), min_size=1, max_size=5)
 FORMS = ["index", "state", "process"]
@@ -24,36 +24,36 @@ def episode(sample: int, step_rewards: list[float], observations: list[str] | No
     parts: list = [(False, [5, 6])]
     for turn in range(len(step_rewards)):
         parts += [(True, [7 + sample, 8 + turn]), (False, [9])]
-    made = trajectory("s", sample, [history(parts, [-1.0] * 2 * len(step_rewards))], 1.0)
-    made.step_rewards = step_rewards
+    result = make_trajectory("s", sample, [make_history(parts, [-1.0] * 2 * len(step_rewards))], 1.0)
+    result.step_rewards = step_rewards
     spoken = iter(["task", *(observations or [f"turn {turn}" for turn in range(len(step_rewards))])])
-    for message in made.histories[0].messages:
+    for message in result.histories[0].messages:
         if message.role == "user":
             message.content = next(spoken)
-    return made
+    return result
 
 
 def token_advantages(base_dir, tmp_path, spec: GRPOSpec, group: list[Trajectory]) -> list[list[float]]:
-    """The advantage of the first token of each turn."""
+    """Return the advantage of the first token of each turn."""
     _, learning = prepare(spec, make_policy(base_dir), group, tmp_path)
-    return [learning.advantages[one.id][::2] for one in group]
+    return [learning.advantages[trajectory.id][::2] for trajectory in group]
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("spec", [GRPOSpec, RLOOSpec])
 @pytest.mark.parametrize("rewards", [[1.0, 1.0, 1.0, 1.0], [0.0, 1.0], [-2.0, 0.0, 5.0]])
 def test_identical_episodes_have_no_advantage(base_dir, tmp_path, form, spec, rewards):
-    """With one baseline for all turns, four episodes with a reward of 1 in each of four turns had advantages of
-    1.34, 0.45, -0.45 and -1.34."""
+    """With a single baseline for all turns, four episodes with a reward of 1 in each of four turns would have
+    advantages of 1.34, 0.45, -0.45 and -1.34."""
     group = [episode(sample, list(rewards)) for sample in range(4)]
     settings = spec(credit="turns", turn_baseline=form, kl_coefficient=0.0)
-    kept, learning = prepare(settings, make_policy(base_dir), group, tmp_path)
-    assert kept == []
+    remaining, learning = prepare(settings, make_policy(base_dir), group, tmp_path)
+    assert remaining == []
     assert all(value == 0.0 for values in learning.advantages.values() for value in values)
 
 
 def test_a_good_late_turn_is_not_pushed_down(base_dir, tmp_path):
-    """Both episodes earn in every turn; the first does better in the last."""
+    """Both episodes get a reward in every turn; the first gets more in the last turn."""
     group = [episode(0, [1.0, 1.0, 2.0]), episode(1, [1.0, 1.0, 1.0])]
     better, worse = token_advantages(base_dir, tmp_path, GRPOSpec(credit="turns"), group)
     assert better == pytest.approx([1.0] * 3, abs=1e-5)
@@ -66,29 +66,30 @@ def test_process_supervision_written_out(rewards, discount):
     """arXiv:2402.03300, section 4.1.3: r̃ = (r - mean(R)) / std(R); the advantage is the sum of r̃ from the turn on."""
     everything = [value for episode_rewards in rewards for value in episode_rewards]
     mean, deviation = statistics.fmean(everything), statistics.pstdev(everything)
-    if deviation < 1e-3 or all(one == rewards[0] for one in rewards):
+    if deviation < 1e-3 or all(step_rewards == rewards[0] for step_rewards in rewards):
         return
-    [found] = process_advantages([rewards], baseline="group", scale="group", discount=discount)
-    for own, values in zip(rewards, found, strict=True):
-        normalised = [(value - mean) / (deviation + EPSILON) for value in own]
+    [actual] = process_advantages([rewards], baseline="group", scale="group", discount=discount)
+    for step_rewards, values in zip(rewards, actual, strict=True):
+        normalised = [(value - mean) / (deviation + EPSILON) for value in step_rewards]
         for turn, value in enumerate(values):
-            expected = sum(discount**later * one for later, one in enumerate(normalised[turn:]))
+            expected = sum(discount**distance * reward for distance, reward in enumerate(normalised[turn:]))
             assert value == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 def test_states_written_out():
-    """GiGPO (arXiv:2505.10978, eq. 4, 7 and 8): the episode's advantage plus that among turns in the same state."""
+    """GiGPO (arXiv:2505.10978, eq. 4, 7 and 8): the episode's advantage plus the advantage among turns in the same
+    state."""
     group = [
         episode(0, [0.0, 0.0, 1.0], ["hall", "door", "end"]),
         episode(1, [0.0, 0.0, 0.0], ["door", "hall", "end"]),
         episode(2, [0.0, 0.5, 0.0], ["hall", "hall", "end"]),
     ]
-    # The first state is the task; the others are what was observed before the turn.
+    # The first state is the task; the others are the observations before the turn.
     states = [["task", "hall", "door"], ["task", "door", "hall"], ["task", "hall", "hall"]]
     returns = [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
     weight = 0.7
     expected = []
-    whole = [one[0] for one in returns]
+    totals = [turn_returns[0] for turn_returns in returns]
     by_state: dict[str, list[float]] = defaultdict(list)
     for names, values in zip(states, returns, strict=True):
         for name, value in zip(names, values, strict=True):
@@ -100,16 +101,16 @@ def test_states_written_out():
     for names, values in zip(states, returns, strict=True):
         expected.append(
             [
-                normalised(values[0], whole) + weight * normalised(value, by_state[name])
+                normalised(values[0], totals) + weight * normalised(value, by_state[name])
                 for name, value in zip(names, values, strict=True)
             ]
         )
-    how = {"turn_baseline": "state", "baseline": "group", "scale": "group", "state_weight": weight}
-    [found] = turn_advantages([returns], [whole], [group], **how)
-    assert found == [pytest.approx(values) for values in expected]
+    options = {"turn_baseline": "state", "baseline": "group", "scale": "group", "state_weight": weight}
+    [actual] = turn_advantages([returns], [totals], [group], **options)
+    assert actual == [pytest.approx(values) for values in expected]
     named = {
-        state: name for one, names in zip(group, states, strict=True)
-        for state, name in zip(turn_states(one), names, strict=True)
+        state: name for trajectory, names in zip(group, states, strict=True)
+        for state, name in zip(turn_states(trajectory), names, strict=True)
     }  # fmt: skip
     assert sorted(named.values()) == ["door", "hall", "task"]
 
@@ -123,7 +124,8 @@ def test_a_state_that_occurs_once_has_the_advantage_of_its_episode(base_dir, tmp
 
 
 def test_the_total_return_of_an_episode_is_not_discounted(base_dir, tmp_path):
-    """GiGPO, eq. 3: both episodes earn 1 in all, the first one later. Discounted, it had a lower episode advantage."""
+    """GiGPO, eq. 3: both episodes get 1 in total, the first one later. With discounting it would have a lower episode
+    advantage."""
     group = [episode(0, [0.0, 1.0], ["left", "end"]), episode(1, [1.0, 0.0], ["right", "end"])]
     spec = GRPOSpec(credit="turns", turn_baseline="state", state_weight=0.0, scale="none", discount=0.5)
     assert token_advantages(base_dir, tmp_path, spec, group) == [[0.0, 0.0], [0.0, 0.0]]
@@ -131,10 +133,10 @@ def test_the_total_return_of_an_episode_is_not_discounted(base_dir, tmp_path):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_turn_answers_for_the_length_of_its_episode(base_dir, tmp_path, form):
-    """The punishment of length is part of the last step reward: of the second episode, whose 4 tokens are full length,
-    it takes 1 off the return of each turn up to the last."""
+    """The length penalty is part of the last step reward: it reduces the return of each turn of the second episode,
+    whose 4 tokens reach the full penalty, by 1."""
     plain, long = episode(0, [0.0, 0.0]), episode(1, [0.0, 0.0])
-    plain.histories[0].messages[3].span = None  # one turn less: 2 tokens
+    plain.histories[0].messages[3].span = None  # one turn fewer: 2 tokens
     plain.step_rewards = [0.0]
     spec = GRPOSpec(credit="turns", turn_baseline=form, scale="none", overlong=4, overlong_buffer=2)
     _, learning = prepare(spec, make_policy(base_dir), [plain, long], tmp_path)
@@ -143,21 +145,22 @@ def test_every_turn_answers_for_the_length_of_its_episode(base_dir, tmp_path, fo
 
 @pytest.mark.parametrize("baseline", ["group", "batch"])
 def test_tokens_of_a_single_episode_are_not_compared_with_each_other(base_dir, tmp_path, baseline):
-    """They differ by the KL alone, which divided by its own deviation would have an advantage of 1, however small."""
+    """They differ only by the KL penalty, which would be divided by its own standard deviation to an advantage of 1,
+    however small."""
     group = [episode(0, [0.0, 1.0]), episode(1, [0.5])]
     spec = GRPOSpec(
         credit="turns", baseline=baseline, scale=baseline, kl_coefficient=1e-3, kl_in="token_rewards", kl_estimator="k1"
     )
     _, learning = prepare(spec, make_policy(base_dir), group, tmp_path)
-    first, second = (learning.advantages[one.id] for one in group)
+    first, second = (learning.advantages[trajectory.id] for trajectory in group)
     assert first[2:] == [0.0, 0.0]
     assert first[0] > 0 > second[0]
 
 
 def test_an_episode_of_no_turns_is_no_obstacle():
     silent = episode(2, [])
-    how = {"baseline": "group", "scale": "none", "state_weight": 1.0}
+    options = {"baseline": "group", "scale": "none", "state_weight": 1.0}
     for form in ("index", "state"):
         group = [episode(0, [1.0]), episode(1, [0.0]), silent]
-        [found] = turn_advantages([[[1.0], [0.0], []]], [[1.0, 0.0, 0.0]], [group], turn_baseline=form, **how)
-        assert [len(values) for values in found] == [1, 1, 0]
+        [actual] = turn_advantages([[[1.0], [0.0], []]], [[1.0, 0.0, 0.0]], [group], turn_baseline=form, **options)
+        assert [len(values) for values in actual] == [1, 1, 0]

@@ -1,4 +1,4 @@
-"""A training that is killed goes on at the same sample, and ends in the same bytes as one that never was."""
+"""Killed trainings resume at the same sample and produce the same bytes as uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ MODELS = {
     "grpo, whole": MODEL.model_copy(update={"lora": None, "dtype": "bfloat16"}),
     "grpo, float16": DROPOUT.model_copy(update={"dtype": "float16"}),
 }
-"""Others train an adapter with dropout."""
+"""Models of some trainings; all others train an adapter with dropout."""
 OnStep = Callable[[dict[str, float]], None]
 
 
 def run(base_dir: Path, name: str, folder: Path, on_step: OnStep = lambda _: None, every: float = 0.0) -> Path:
-    """One training; a second call with the same folder is the next try. Returns the folder of the checkpoint."""
+    """Run one training, or resume it in a second call with the same folder. Return the folder of the checkpoint."""
     spec, make = ALGORITHMS[name]
     out, scratch = folder / "out", folder / "scratch"
     shutil.rmtree(out, ignore_errors=True)
@@ -56,15 +56,15 @@ def run(base_dir: Path, name: str, folder: Path, on_step: OnStep = lambda _: Non
 
 
 def killed_after(base_dir: Path, name: str, folder: Path, step: int) -> None:
-    """Runs a try in a process of its own that ends by SIGKILL when it has taken `step` steps."""
+    """Run a training in a subprocess that is killed with SIGKILL after `step` steps."""
     code = f"""
 import os, signal
 from pathlib import Path
 from tests.algorithms.test_unfinished import run
-left = [{step}]
+steps_left = [{step}]
 def on_step(_):
-    left[0] -= 1
-    if not left[0]:
+    steps_left[0] -= 1
+    if not steps_left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
 run(Path({str(base_dir)!r}), {name!r}, Path({str(folder)!r}), on_step)
 """
@@ -74,17 +74,17 @@ run(Path({str(base_dir)!r}), {name!r}, Path({str(folder)!r}), on_step)
 
 
 class Stopped(Exception):
-    """The try ends here."""
+    """Raised by the test to interrupt a run."""
 
 
 def stopped_after(base_dir: Path, name: str, folder: Path, step: int) -> None:
-    """Runs a try that ends, with its last step saved, when the training has taken `step` steps."""
-    left = step
+    """Run a training that is interrupted after `step` steps, with the last step saved."""
+    steps_left = step
 
     def on_step(_: dict[str, float]) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
+        nonlocal steps_left
+        steps_left -= 1
+        if not steps_left:
             raise Stopped
 
     with pytest.raises(Stopped):
@@ -105,23 +105,23 @@ def lines(out: Path) -> list[dict[str, float]]:
 def test_killed_and_stopped_again_it_ends_in_the_same_bytes(base_dir, tmp_path, undisturbed, name):
     killed_after(base_dir, name, tmp_path, 1)
     stopped_after(base_dir, name, tmp_path, 3)
-    seen: list[dict[str, float]] = []
-    out = run(base_dir, name, tmp_path, seen.append)
+    recorded: list[dict[str, float]] = []
+    out = run(base_dir, name, tmp_path, recorded.append)
     assert differing(undisturbed[name], out) == []
     whole = lines(undisturbed[name])
     assert len(whole) >= 4
-    assert [one["step"] for one in seen] == [one["step"] for one in whole]
+    assert [metrics["step"] for metrics in recorded] == [metrics["step"] for metrics in whole]
     spec, _ = ALGORITHMS[name]
     first = 1 - spec.value_pretraining_steps if isinstance(spec, PPOSpec) else 1
-    assert [one["step"] for one in whole] == list(range(first, first + len(whole)))
-    assert [one["loss"] for one in lines(out)] == [one["loss"] for one in whole]
+    assert [metrics["step"] for metrics in whole] == list(range(first, first + len(whole)))
+    assert [metrics["loss"] for metrics in lines(out)] == [metrics["loss"] for metrics in whole]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_stopped_after_its_last_step_it_takes_none_again(base_dir, tmp_path, undisturbed, name, monkeypatch):
     steps = len(lines(undisturbed[name]))
     stopped_after(base_dir, name, tmp_path, steps)
-    monkeypatch.setattr(torch.optim.AdamW, "step", None)  # whoever takes a step fails
+    monkeypatch.setattr(torch.optim.AdamW, "step", None)  # any optimizer step fails
     assert differing(undisturbed[name], run(base_dir, name, tmp_path)) == []
 
 
@@ -129,11 +129,11 @@ def test_stopped_after_its_last_step_it_takes_none_again(base_dir, tmp_path, und
 def test_stopped_between_saves_it_saves_what_it_had(base_dir, tmp_path, undisturbed, name):
     """Ctrl-C and SIGTERM arrive as KeyboardInterrupt."""
 
-    taken: list[dict[str, float]] = []
+    recorded: list[dict[str, float]] = []
 
     def stop(metrics: dict[str, float]) -> None:
-        taken.append(metrics)
-        if len(taken) == 2:
+        recorded.append(metrics)
+        if len(recorded) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -166,8 +166,8 @@ def test_a_damaged_state_is_not_used(base_dir, tmp_path, undisturbed, file, capl
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
-    seen: list[dict[str, float]] = []
-    out = run(base_dir, "grpo", tmp_path, seen.append)
+    recorded: list[dict[str, float]] = []
+    out = run(base_dir, "grpo", tmp_path, recorded.append)
     assert differing(undisturbed["grpo"], out) == []
     assert str(state) in caplog.text
 

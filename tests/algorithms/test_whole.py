@@ -1,4 +1,4 @@
-"""Full fine-tuning: the gradient of all weights, the reference beside them, what is saved and who reads it."""
+"""Full fine-tuning: the gradient of all weights, the reference, saved files and their readers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SPEC = GRPOSpec(
 
 @pytest.fixture(scope="module")
 def moved(base_dir, tmp_path_factory):
-    """A checkpoint whose weights all differ from those of the base."""
+    """Write a checkpoint whose weights all differ from those of the base."""
     folder = tmp_path_factory.mktemp("moved")
     policy = Policy(base_dir, WHOLE, seed=0)
     draw = torch.Generator().manual_seed(5)
@@ -57,8 +57,8 @@ def trained(base_dir, tmp_path_factory):
 def run(base_dir, folder, trajectories, spec, model=WHOLE, start=None, reference=None):
     out = folder / "out"
     out.mkdir()
-    rest = {"out": out, "scratch": folder, "seed": 1, "on_step": lambda _: None}
-    train(spec, model, base_dir, trajectories, start=start, reference=reference, **rest)
+    options = {"out": out, "scratch": folder, "seed": 1, "on_step": lambda _: None}
+    train(spec, model, base_dir, trajectories, start=start, reference=reference, **options)
     return out
 
 
@@ -81,32 +81,32 @@ def test_the_gradient_of_every_weight_is_that_of_the_formula(base_dir, moved, tm
         other.save(other.folder(tmp_path / "reference"))
         policy.use_reference(policy.folder(tmp_path / "reference"))
 
-    optimizer, found = torch.optim.AdamW(policy.parameters.values(), lr=0.0), {}
+    optimizer, actual = torch.optim.AdamW(policy.parameters.values(), lr=0.0), {}
     optimizer.register_step_pre_hook(
-        lambda *_: found.update({name: one.grad.clone() for name, one in policy.parameters.items()})
+        lambda *_: actual.update({name: parameter.grad.clone() for name, parameter in policy.parameters.items()})
     )
-    rest = {"step": 0, "seed": 0, "scratch": tmp_path, "on_step": lambda _: None}
+    options = {"step": 0, "seed": 0, "scratch": tmp_path, "on_step": lambda _: None}
     still = SPEC.model_copy(update={"learning_rate": 0.0})
-    trainer.train_policy_gradient(still, policy, optimizer, trajectories, **rest)
+    trainer.train_policy_gradient(still, policy, optimizer, trajectories, **options)
 
-    total, loss = sum(sum(h.sampled_mask()) for one in trajectories for h in one.histories), 0.0
-    for one in trajectories:
-        for row in one.histories:
-            at = torch.tensor(row.sampled_mask()[1:])
-            logp = plain_logprobs(plain, row.token_ids, TEMPERATURE)[at]
+    total, loss = sum(sum(h.sampled_mask()) for trajectory in trajectories for h in trajectory.histories), 0.0
+    for trajectory in trajectories:
+        for row in trajectory.histories:
+            position = torch.tensor(row.sampled_mask()[1:])
+            logp = plain_logprobs(plain, row.token_ids, TEMPERATURE)[position]
             with torch.no_grad():
-                ref = plain_logprobs(frozen, row.token_ids, TEMPERATURE)[at]
-            old = torch.tensor(row.logprobs[1:])[at]
+                ref = plain_logprobs(frozen, row.token_ids, TEMPERATURE)[position]
+            old = torch.tensor(row.logprobs[1:])[position]
             ratio = (logp - old.where(~old.isnan(), logp.detach())).exp()
             clipped = ratio.clamp(1 - SPEC.clip_low, 1 + SPEC.clip_high)
             kl = (ref - logp).exp() - (ref - logp) - 1
-            surrogate = torch.minimum(ratio * one.advantage, clipped * one.advantage)
+            surrogate = torch.minimum(ratio * trajectory.advantage, clipped * trajectory.advantage)
             loss = loss + (SPEC.kl_coefficient * kl - surrogate).sum() / total
     loss.backward()
     expected = {name: parameter.grad for name, parameter in plain.named_parameters()}
-    assert relative_difference(found, expected) < 1e-5
+    assert relative_difference(actual, expected) < 1e-5
     for name, parameter in policy.parameters.items():
-        assert torch.equal(parameter, own[name]), name  # the reference gave the weights back
+        assert torch.equal(parameter, own[name]), name  # the trained weights are restored after the reference
 
 
 def test_every_weight_learns_and_the_base_stays(base_dir, trained):
@@ -116,7 +116,7 @@ def test_every_weight_learns_and_the_base_stays(base_dir, trained):
 
 
 def test_a_training_goes_on_from_its_checkpoint(base_dir, trained, tmp_path):
-    """The moments are those of the checkpoint: two rounds are not one round twice."""
+    """The moments are restored from the checkpoint: two rounds differ from the same round twice."""
     moments = load_file(trained / "optimizer.safetensors")
     again = run(base_dir, tmp_path, batch(), SPEC, start=trained, reference=trained)
     later = load_file(again / "optimizer.safetensors")
@@ -147,19 +147,19 @@ def test_the_engine_and_the_export_compute_what_was_trained(base_dir, trained, t
 
 
 def test_an_export_says_in_which_type_its_weights_are(base_dir, tmp_path):
-    """The base is float32; what was trained in bfloat16 is exported so."""
+    """The base is float32; weights trained in bfloat16 are exported in bfloat16."""
     out = run(base_dir, tmp_path, demonstrations(), SFTSpec(), WHOLE.model_copy(update={"dtype": "bfloat16"}))
     trained_weights.merge(base_dir, trained_weights.folder_of(out), tmp_path / "export")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "export").dtype == torch.bfloat16
 
 
 def test_steps_smaller_than_bfloat16_add_up():
-    """The float32 copy takes torch's own steps; plain AdamW on bfloat16 stands still."""
+    """The float32 copy takes torch's own steps; plain AdamW on bfloat16 does not move."""
     draw = torch.Generator().manual_seed(0)
     begin = torch.randn(50, generator=draw).to(torch.bfloat16)
     short, stuck, exact = (torch.nn.Parameter(begin.clone().to(t)) for t in (torch.bfloat16,) * 2 + (torch.float32,))
     ours = AdamW([short], lr=1e-6, weight_decay=0.1)
-    others = [torch.optim.AdamW([one], lr=1e-6, weight_decay=0.1) for one in (stuck, exact)]
+    others = [torch.optim.AdamW([parameter], lr=1e-6, weight_decay=0.1) for parameter in (stuck, exact)]
     for _ in range(300):
         gradient = torch.randn(50, generator=draw).to(torch.bfloat16) + 1
         for parameter in (short, stuck, exact):
@@ -174,7 +174,7 @@ def test_steps_smaller_than_bfloat16_add_up():
 
 
 def test_gradients_of_many_packs_add_up(base_dir):
-    """In bfloat16 256 + 1 is 256."""
+    """In bfloat16, 256 + 1 is 256."""
     policy = Policy(base_dir, WHOLE.model_copy(update={"dtype": "bfloat16"}), seed=0)
     weight = next(iter(policy.parameters.values()))
     for _ in range(600):
@@ -183,7 +183,9 @@ def test_gradients_of_many_packs_add_up(base_dir):
     assert weight.grad.eq(600).all()
 
 
-@pytest.mark.parametrize(("model", "kind", "message"), [(WHOLE, MODEL, "no weights"), (MODEL, WHOLE, "no adapter")])
+@pytest.mark.parametrize(
+    ("model", "kind", "message"), [(WHOLE, MODEL, "no full weights"), (MODEL, WHOLE, "no adapter")]
+)
 def test_a_checkpoint_of_the_other_kind_is_refused(base_dir, moved, start, tmp_path, model, kind, message):
     other = start if kind is MODEL else moved
     with pytest.raises(ArtifactError, match=rf"{message}.*model\.lora"):
@@ -212,7 +214,7 @@ def test_weights_that_the_files_name_otherwise_are_refused_before_training(base_
 
 
 def test_only_the_random_start_needs_a_seed(base_dir):
-    """Of the two kinds of learning only an adapter begins with random numbers."""
+    """Only an adapter starts from random numbers, full fine-tuning does not."""
     torch.manual_seed(0)
     state = torch.get_rng_state()
     Policy(base_dir, WHOLE, seed=7)
@@ -229,7 +231,7 @@ def test_an_adapter_checkpoint_stays_what_it_was(base_dir, tmp_path):
 
 
 def test_a_supervised_training_in_bfloat16_goes_on_with_its_float32_state(base_dir, trained, tmp_path):
-    """accelerate loads an optimizer's own state into it, and torch would round that."""
+    """accelerate loads an optimizer's own state into it, which torch would round."""
     model = WHOLE.model_copy(update={"dtype": "bfloat16"})
     spec = SFTSpec(learning_rate=1e-4)
     for name in ("first", "second"):
@@ -244,7 +246,7 @@ def test_a_supervised_training_in_bfloat16_goes_on_with_its_float32_state(base_d
 
 
 def test_tied_weights_that_are_stored_twice_are_sampled_from(base_dir, tmp_path):
-    """As some models on the hub store them."""
+    """Some models on the hub are stored this way."""
     import shutil
 
     from safetensors.torch import save_file

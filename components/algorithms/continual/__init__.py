@@ -1,1 +1,1 @@
-"""Learning without forgetting: replay and elastic weight consolidation."""
+"""Continual learning without forgetting: replay and elastic weight consolidation."""

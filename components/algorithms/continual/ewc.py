@@ -1,14 +1,15 @@
-"""Elastic weight consolidation (arXiv:1612.00796): what was learned before is kept where it matters.
+"""Elastic weight consolidation (arXiv:1612.00796): a penalty on changes of the weights that mattered for earlier
+training.
 
     penalty  =  coefficient / 2 · Σ_i F_i (θ_i - θ*_i)²                              (eq. 3)
     F_i      =  mean over trajectories of (∂ log π(trajectory) / ∂θ_i)²  at θ*
 
-θ* is the anchor: the checkpoint that had learned what is to be kept; the trajectories are those that it learned it
-from; log π(trajectory) is the sum over the tokens that are learned of it. θ are the parameters that learn: of
-LoRA A and B, each for itself, not their product.
+θ* is the anchor: the checkpoint whose behaviour is to be preserved. The trajectories are those that it was trained on;
+log π(trajectory) is the sum over its trained tokens. θ are the trained parameters: for LoRA, A and B separately, not
+their product.
 
-The penalty's gradient is exact, and added once a gradient step, before the clipping of the gradient. Fisher
-information and anchor are functions of the stage's inputs; a training that goes on after a kill finds the same ones.
+The penalty's gradient is exact, and added once per gradient step, before gradient clipping. Fisher information and
+anchor are functions of the stage's inputs, so a resumed training computes the same ones.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from components.algorithms.foreign import in_own_tokens
+from components.algorithms.foreign import convert_foreign_tokens
 from components.algorithms.policy.packing import Sequence_, pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.sft.trainer import examples
@@ -35,76 +36,80 @@ from components.trajectories.schema import Trajectory
 log = logging.getLogger(__name__)
 
 Tensors = dict[str, torch.Tensor]
-"""By name of a parameter."""
+"""Tensors by parameter name."""
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """What is held on to."""
+    """Anchor of the penalty: a checkpoint and its training trajectories."""
 
     spec: EWCSpec
     checkpoint: Path
     trajectories: Sequence[Trajectory]
-    """What it had learned from."""
+    """Trajectories that the checkpoint was trained on."""
 
 
 @dataclass(frozen=True)
 class Penalty:
-    """Pulls the parameters of a policy back to an anchor."""
+    """Quadratic penalty that pulls the parameters of a policy towards an anchor."""
 
     coefficient: float
     fisher: Tensors
     anchor: Tensors
 
     def add_gradient(self, parameters: dict[str, torch.nn.Parameter]) -> float:
-        """Adds coefficient · F_i (θ_i - θ*_i) to the gradient of each; returns the penalty."""
+        """Add coefficient · F_i (θ_i - θ*_i) to the gradient of each parameter. Return the penalty."""
         total = 0.0
         for name, parameter in parameters.items():
-            away = parameter.detach().float() - self.anchor[name]
-            pull = self.coefficient * self.fisher[name] * away
+            difference = parameter.detach().float() - self.anchor[name]
+            gradient = self.coefficient * self.fisher[name] * difference
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
-            parameter.grad += pull
-            total += (pull * away).sum().item() / 2
+            parameter.grad += gradient
+            total += (gradient * difference).sum().item() / 2
         return total
 
 
 def penalty(policy: Policy, anchor: Anchor, base_dir: Path, *, pack_tokens: int, seed: int) -> Penalty:
-    """Measured at the anchor; the policy is afterwards as it was before."""
-    own = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
+    """Return the penalty with the Fisher information measured at the anchor. The policy's weights are restored
+    afterwards."""
+    current = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
     policy.load(policy.folder(anchor.checkpoint))
-    there = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
+    anchor_parameters = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
     fisher = fisher_information(policy, anchor, base_dir, pack_tokens=pack_tokens, seed=seed)
     with torch.no_grad():
         for name, parameter in policy.parameters.items():
-            parameter.copy_(own[name])
-    return Penalty(anchor.spec.coefficient, fisher, there)
+            parameter.copy_(current[name])
+    return Penalty(anchor.spec.coefficient, fisher, anchor_parameters)
 
 
 def fisher_information(policy: Policy, anchor: Anchor, base_dir: Path, *, pack_tokens: int, seed: int) -> Tensors:
-    """Its diagonal, where the policy stands: the empirical one, over at most `spec.trajectories` of them, drawn by the
-    seed. Zero without any."""
+    """Return the diagonal of the empirical Fisher information at the policy's current weights, over at most
+    `spec.trajectories` trajectories drawn by the seed; zero without any."""
     sequences: dict[str, list[Sequence_]] = defaultdict(list)
-    learned = in_own_tokens(anchor.trajectories, base_dir, sampled=False)
-    rows = examples(ChatFormat(load_tokenizer(base_dir)), learned, policy.spec.max_length)
+    trajectories = convert_foreign_tokens(anchor.trajectories, base_dir, sampled=False)
+    rows = examples(ChatFormat(load_tokenizer(base_dir)), trajectories, policy.spec.max_length)
     for row in rows:
         sequences[row["trajectory_id"]].append(Sequence_(row["input_ids"], row["targets"]))
     drawn = random.Random(f"{seed} ewc").sample(list(sequences), min(len(sequences), anchor.spec.trajectories))
     if not drawn:
-        log.warning("ewc holds nothing: there are no trajectories that the anchor had learned from")
-    total = {name: torch.zeros_like(one, dtype=torch.float32) for name, one in policy.parameters.items()}
+        log.warning("ewc has no effect: the anchor has no training trajectories")
+    total = {
+        trajectory_id: torch.zeros_like(parameter, dtype=torch.float32)
+        for trajectory_id, parameter in policy.parameters.items()
+    }
     with policy.without_dropout():
-        for name in drawn:
-            _forget(policy)
-            for part in pack(sequences[name], pack_tokens, padded=policy.padded):
-                policy.logprobs(part, Cut())[0].sum().backward()
-            for key, parameter in policy.parameters.items():
+        for trajectory_id in drawn:
+            _clear_gradients(policy)
+            for packed in pack(sequences[trajectory_id], pack_tokens, padded=policy.padded):
+                policy.logprobs(packed, Cut())[0].sum().backward()
+            for name, parameter in policy.parameters.items():
                 if parameter.grad is not None:
-                    total[key] += parameter.grad.float().square() / len(drawn)
-    _forget(policy)
+                    total[name] += parameter.grad.float().square() / len(drawn)
+    _clear_gradients(policy)
     return total
 
 
-def _forget(policy: Policy) -> None:
+def _clear_gradients(policy: Policy) -> None:
     for parameter in policy.parameters.values():
         parameter.grad = None

@@ -1,12 +1,13 @@
-"""Replay: groups of earlier rounds in the training of a later one, against forgetting and for the sake of samples.
+"""Replay: groups of earlier rounds in the training of a later one, against forgetting and for sample efficiency.
 
-Groups stay whole, and keep the log-probabilities with which they were sampled: a policy gradient corrects for the
-policy that has moved since by its ratio. Where an algorithm compares the episodes of a group, only groups with
-something to compare are drawn. A replayed trajectory is named after its round (`s3@-2/0`: scenario s3, two rounds
-ago), for the same scenario may be in several rounds; `rounds_ago` is among its metrics.
+Groups stay complete and keep the log-probabilities with which they were sampled: a policy gradient corrects for the
+changed policy by its ratio. If an algorithm compares the episodes of a group, only groups with spread are drawn. The id
+of a replayed trajectory contains its round (`s3@-2/0`: scenario s3, two rounds ago), because the same scenario may
+occur in several rounds; `rounds_ago` is among its metrics.
 
-Versions of the policy are counted back from the one in training, by those that played: a round that changed nothing
-made no version. A trajectory more than `max_staleness` versions old is dropped, of earlier rounds and of this one.
+Versions of the policy are counted back from the one in training, by the policies that sampled: a round that changed
+nothing created no version. A trajectory more than `max_staleness` versions old is dropped, whether it is from an
+earlier round or this one.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from components.trajectories.schema import Trajectory
 log = logging.getLogger(__name__)
 
 ROUNDS_AGO = "rounds_ago"
-"""Metric of a replayed trajectory."""
-MOST_NAMED = 5
-"""Stale trajectories that are named in the log."""
+"""Metric of a replayed trajectory: the number of rounds since it was collected."""
+MAX_LISTED = 5
+"""Largest number of stale trajectories that the log lists."""
 
 
 def mixed(
@@ -38,44 +39,51 @@ def mixed(
     compared: bool,
     seed: int,
 ) -> tuple[list[Trajectory], dict[str, float]]:
-    """The trajectories of this round with groups drawn from those of earlier rounds, the nearest first, and counts of
-    what was done. version: of the policy in training. compared: only groups whose rewards differ are learned from, so
-    that only these are drawn and counted in the share."""
-    played = [one.policy for part in (fresh, *earlier) for one in part if one.policy not in SHOWN]
-    versions = list(dict.fromkeys([version, *played]))
-    rounds = [list(fresh), *(_named(part, ago) for ago, part in enumerate(earlier, 1))]
+    """Return the trajectories of this round with groups drawn from earlier rounds (`earlier`, the latest first), and
+    counts of replayed and stale trajectories.
+
+    version: version of the policy in training. compared: True if the algorithm learns only from groups whose rewards
+    differ, so that only these are drawn and counted in the share.
+    """
+    sampling_policies = [
+        trajectory.policy for round_ in (fresh, *earlier) for trajectory in round_ if trajectory.policy not in SHOWN
+    ]
+    versions = list(dict.fromkeys([version, *sampling_policies]))
+    rounds = [list(fresh), *(_renamed(round_, ago) for ago, round_ in enumerate(earlier, 1))]
     stale: list[Trajectory] = []
     if spec.max_staleness is not None:
-        young = {*versions[: spec.max_staleness + 1], *SHOWN}
-        stale = [one for part in rounds for one in part if one.policy not in young]
-        rounds = [[one for one in part if one.policy in young] for part in rounds]
-    own, *others = (
-        [group for group in by_scenario(part).values() if not compared or _spread(group)] for part in rounds
+        recent = {*versions[: spec.max_staleness + 1], *SHOWN}
+        stale = [trajectory for round_ in rounds for trajectory in round_ if trajectory.policy not in recent]
+        rounds = [[trajectory for trajectory in round_ if trajectory.policy in recent] for round_ in rounds]
+    fresh_groups, *earlier_groups = (
+        [group for group in by_scenario(round_).values() if not compared or _has_spread(group)] for round_ in rounds
     )
-    candidates = [group for part in others for group in part]
-    wanted = min(round(len(own) * spec.share / (1 - spec.share)), len(candidates))
-    drawn = sorted(random.Random(f"{seed} {version}").sample(range(len(candidates)), wanted))
-    replayed = [one for index in drawn for one in candidates[index]]
+    candidates = [group for round_ in earlier_groups for group in round_]
+    replay_count = min(round(len(fresh_groups) * spec.share / (1 - spec.share)), len(candidates))
+    drawn = sorted(random.Random(f"{seed} {version}").sample(range(len(candidates)), replay_count))
+    replayed = [trajectory for index in drawn for trajectory in candidates[index]]
     if stale:
-        named = ", ".join(one.id for one in stale[:MOST_NAMED])
+        listed = ", ".join(trajectory.id for trajectory in stale[:MAX_LISTED])
         log.warning(
             "%d trajectories are from policies more than replay.max_staleness=%d versions older than the one in "
             "training and are left out: %s%s",
-            *(len(stale), spec.max_staleness, named, " and others" if len(stale) > MOST_NAMED else ""),
+            *(len(stale), spec.max_staleness, listed, " and others" if len(stale) > MAX_LISTED else ""),
         )
     counts = {"replayed_groups": len(drawn), "replayed": len(replayed), "stale": len(stale)}
     return rounds[0] + replayed, {name: float(count) for name, count in counts.items()}
 
 
-def _named(trajectories: Sequence[Trajectory], ago: int) -> list[Trajectory]:
-    """The same under names of their own."""
-    found = []
-    for one in trajectories:
-        scenario = replace(one.scenario, id=f"{one.scenario.id}@-{ago}")
-        metrics = {**one.metrics, ROUNDS_AGO: float(ago)}
-        found.append(replace(one, id=f"{scenario.id}/{one.sample}", scenario=scenario, metrics=metrics))
-    return found
+def _renamed(trajectories: Sequence[Trajectory], ago: int) -> list[Trajectory]:
+    """Return the trajectories of an earlier round with unique ids."""
+    renamed = []
+    for trajectory in trajectories:
+        scenario = replace(trajectory.scenario, id=f"{trajectory.scenario.id}@-{ago}")
+        metrics = {**trajectory.metrics, ROUNDS_AGO: float(ago)}
+        renamed.append(replace(trajectory, id=f"{scenario.id}/{trajectory.sample}", scenario=scenario, metrics=metrics))
+    return renamed
 
 
-def _spread(group: Sequence[Trajectory]) -> bool:
-    return have_spread(one.reward for one in group if one.reward is not None and one.failure is None)
+def _has_spread(group: Sequence[Trajectory]) -> bool:
+    return have_spread(
+        trajectory.reward for trajectory in group if trajectory.reward is not None and trajectory.failure is None
+    )

@@ -1,10 +1,10 @@
-"""On-policy distillation (GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543): the student writes, the teacher says of
-each token what it would have written.
+"""On-policy distillation (GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543): the student samples, and the teacher's
+distribution at each sampled token is the target.
 
 The loss of a gradient step is the mean over its sampled tokens of KL(student || teacher), over the whole vocabulary at
-the place of the token (`divergence`), both at `temperature`. As in GKD, no gradient flows through the choice of the
-tokens; no reward is used. The reverse KL asks the student not to do what the teacher would not, and is the one that
-needs the student's own tokens: it is an expectation under the student.
+the position of the token (`divergence`), both at `temperature`. As in GKD, no gradient flows through the sampling of
+the tokens; rewards are not used. The reverse KL divergence penalises tokens that the teacher finds unlikely. It
+requires the student's own samples, because it is an expectation under the student.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from components.algorithms.distillation.divergence import to_teacher
+from components.algorithms.distillation.divergence import teacher_kl
 from components.algorithms.loop import distributed, schedule
 from components.algorithms.loop.guards import Guards
-from components.algorithms.loop.metrics import of_packs, over_steps
+from components.algorithms.loop.metrics import mean_metrics, token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Sequence_, pack
 from components.algorithms.policy.policy import Policy
@@ -46,22 +46,23 @@ def train_distill(
     seed: int,
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
-    taken: Sequence[dict[str, float]] = (),
+    earlier_steps: Sequence[dict[str, float]] = (),
     rounds: schedule.Rounds = schedule.ONLY_ROUND,
 ) -> tuple[int, dict[str, float]]:
     """Take `spec.epochs` passes over the trajectories, scored or not. Return the new step count and the mean metrics.
 
-    taken: metrics of the steps that an earlier try took after step `step`; policy and optimizer are those after them.
+    earlier_steps: metrics of the steps that an interrupted run took after step `step`; policy and optimizer are in the
+    state after those steps.
 
-    Raises TrainingDiverged where a guard stops (`guards`).
+    Raises TrainingDiverged if a guard stops the training (`guards`).
     """
     guards = Guards(scratch)
-    by_id = {one.id: one for one in trajectories}
+    by_id = {trajectory.id: trajectory for trajectory in trajectories}
     rows = examples(ChatFormat(load_tokenizer(base_dir)), trajectories, policy.spec.max_length)
-    logs = list(taken)
+    logs = list(earlier_steps)
     batches = list(examples_by_step(rows, spec.epochs, spec.batch_size, seed, step))
     for index, batch in enumerate(batches):
-        if index < len(taken):
+        if index < len(earlier_steps):
             continue
         number = step + index + 1
         for group in optimizer.param_groups:
@@ -72,7 +73,7 @@ def train_distill(
         }
         logs.append(metrics)
         on_step(metrics)
-    return step + len(logs), {**over_steps(logs), "examples": float(len(rows))}
+    return step + len(logs), {**mean_metrics(logs), "examples": float(len(rows))}
 
 
 def _gradient_step(
@@ -92,12 +93,19 @@ def _gradient_step(
 
         def measure(trajectory: Trajectory) -> dict[str, float]:
             optimizer.zero_grad(set_to_none=True)
-            own = [row for row in batch if row["trajectory_id"] == trajectory.id]
-            return _backward(spec, policy, teacher, own)[0]
+            trajectory_rows = [row for row in batch if row["trajectory_id"] == trajectory.id]
+            return _backward(spec, policy, teacher, trajectory_rows)[0]
 
-        names = dict.fromkeys(row["trajectory_id"] for row in batch)
+        trajectory_ids = dict.fromkeys(row["trajectory_id"] for row in batch)
         skipped = guards.strike(
-            *("non_finite", spec.non_finite, step, measured, [by_id[name] for name in names], measure),
+            *(
+                "non_finite",
+                spec.non_finite,
+                step,
+                measured,
+                [by_id[trajectory_id] for trajectory_id in trajectory_ids],
+                measure,
+            ),
             by="grad_norm",
             advice=policy.loss_scale.advice("Lower algorithm.learning_rate"),
         )
@@ -107,20 +115,20 @@ def _gradient_step(
 def _backward(
     spec: DistillSpec, policy: Policy, teacher: Policy, batch: Sequence[Row]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Adds the gradient of the mean KL to the parameters and scales the whole down to max_grad_norm. Returns what it
-    measured, and counts of tokens."""
+    """Add the gradient of the mean KL divergence to the parameters and scale it down to max_grad_norm. Return the
+    measured metrics and token counts."""
     sequences = [Sequence_(row["input_ids"], row["targets"]) for row in batch]
     packs = pack(sequences, spec.pack_tokens, padded=policy.padded or teacher.padded)
-    counts = of_packs(packs)
+    counts = token_counts(packs)
     sampled = counts["sampled_tokens"]
     total = 0.0
-    for one, real in distributed.share_drawing(packs):
-        loss = to_teacher(policy, teacher, one, spec.temperature).sum() / sampled
+    for packed, real in distributed.share_with_dropout(packs):
+        loss = teacher_kl(policy, teacher, packed, spec.temperature).sum() / sampled
         policy.loss_scale.backward(loss if real else loss * 0)
         total += loss.item() if real else 0.0
     distributed.sum_gradients(policy.parameters.values())
     policy.loss_scale.unscale(policy.parameters.values())
     total = distributed.sums({"loss": total})["loss"]
-    held = {"ewc": policy.add_penalty()} if policy.penalty else {}
+    penalty = {"ewc": policy.add_penalty()} if policy.penalty else {}
     grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
-    return {"loss": total, "grad_norm": grad_norm, **held}, counts
+    return {"loss": total, "grad_norm": grad_norm, **penalty}, counts

@@ -1,1 +1,1 @@
-"""The training loop: optimizer, schedule, guards, checkpoints, several processes."""
+"""The training loop: optimizer, schedule, guards, checkpoints, distributed training."""

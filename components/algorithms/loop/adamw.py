@@ -1,8 +1,8 @@
-"""AdamW (arXiv:1711.05101) of torch, for weights of a shorter type too.
+"""AdamW (arXiv:1711.05101) of torch, with float32 master weights for parameters in half precision.
 
-A step of full fine-tuning is often smaller than what bfloat16 tells apart, and would be rounded away. So of parameters
-that are not float32 a copy that is gets the step, with moments in float32 as well, and the parameter is its rounding
-(arXiv:1710.03740, section 3.1). The copy is part of the optimizer's state, `MASTER`.
+A step of full fine-tuning is often smaller than the resolution of bfloat16 and would be rounded away. So for each
+parameter that is not float32, the optimizer updates a float32 copy with float32 moments, and the parameter is its
+rounding (arXiv:1710.03740, section 3.1). The copy is part of the optimizer's state, `MASTER`.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ import torch
 MASTER = "master"
 
 
-KEPT = ("exp_avg", "exp_avg_sq", MASTER)
-"""What of its state is in float32 whatever the parameter is."""
+FLOAT32_STATE = ("exp_avg", "exp_avg_sq", MASTER)
+"""State entries that are float32 whatever the dtype of the parameter."""
 
 
 class AdamW(torch.optim.AdamW):
-    """As torch's where all parameters are float32."""
+    """AdamW that equals torch's if all parameters are float32."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """torch's rounds the state to the type of the parameter; accelerate calls it whenever it is given an
-        optimizer."""
+        """Load the state without rounding it. torch's method rounds the state to the parameter's dtype, and accelerate
+        calls it for every optimizer that it is given."""
         super().load_state_dict(state_dict)
-        places = [place for group in state_dict["param_groups"] for place in group["params"]]
+        indices = [index for group in state_dict["param_groups"] for index in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        for place, parameter in zip(places, parameters, strict=True):
-            for name, value in state_dict["state"].get(place, {}).items():
-                if name in KEPT:
+        for index, parameter in zip(indices, parameters, strict=True):
+            for name, value in state_dict["state"].get(index, {}).items():
+                if name in FLOAT32_STATE:
                     self.state[parameter][name] = value.to(parameter.device)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        rounded = [
+        half_precision = [
             parameter
             for group in self.param_groups
             for parameter in group["params"]
             if parameter.dtype != torch.float32 and parameter.grad is not None
         ]
-        short = {parameter: (parameter.data, parameter.grad) for parameter in rounded}
-        for parameter in rounded:
+        rounded_values = {parameter: (parameter.data, parameter.grad) for parameter in half_precision}
+        for parameter in half_precision:
             gradient = parameter.grad.float()
             parameter.grad = None
             state = self.state[parameter]
@@ -50,7 +50,7 @@ class AdamW(torch.optim.AdamW):
         try:
             loss = super().step(closure)
         finally:
-            for parameter, (data, gradient) in short.items():
+            for parameter, (data, gradient) in rounded_values.items():
                 self.state[parameter][MASTER] = parameter.data
                 parameter.grad = None
                 parameter.data = data.copy_(parameter.data)

@@ -1,10 +1,9 @@
-"""A checkpoint: what was learned, and everything needed to continue training as if it had never stopped.
+"""Checkpoint: the trained weights and the state needed to continue training as if it had not been interrupted.
 
-adapter/ or weights/   what was learned (`models.learned`)
-optimizer.safetensors  AdamW's two moments by parameter, and what it rounds (`adamw`)
-trainer.json           algorithm, gradient steps taken, AdamW's step, scale of the loss in float16
-rng.safetensors        state of torch's random generators
-critic/                of PPO (`critic`)
+adapter/ or weights/   trained weights (`models.trained_weights`) optimizer.safetensors  AdamW's two moments per
+parameter, and float32 master weights (`adamw`) trainer.json           algorithm, number of gradient steps, AdamW's
+step, loss scale in float16 rng.safetensors        state of torch's random generators critic/                critic of
+PPO (`critic`)
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 
-from components.algorithms.loop.adamw import KEPT
+from components.algorithms.loop.adamw import FLOAT32_STATE
 from components.algorithms.loop.loss_scale import LossScale
 from components.algorithms.policy import sharded
 from components.json_text import read_json
@@ -25,18 +24,19 @@ CRITIC = "critic"
 
 
 Moments = tuple[dict[str, torch.Tensor], dict[str, float]]
-"""What the optimizer keeps, by name, and by parameter the steps that it took."""
+"""Optimizer state tensors by name, and the number of optimizer steps per parameter."""
 
 
 def moments(optimizer: torch.optim.Optimizer, names: list[str]) -> Moments:
-    """names: of the optimizer's parameters, in its order. Where these lie in parts, all processes ask."""
+    """Return the optimizer state. names: names of the optimizer's parameters, in its order. If these are sharded, all
+    processes must call this."""
     tensors, steps = {}, {}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for name, parameter in zip(names, parameters, strict=True):
         state = optimizer.state.get(parameter, {})
-        for kind in KEPT:
+        for kind in FLOAT32_STATE:
             if kind in state:
-                tensors[f"{name}/{kind}"] = sharded.whole(state[kind]).cpu().contiguous()
+                tensors[f"{name}/{kind}"] = sharded.gather_tensor(state[kind]).cpu().contiguous()
         if "step" in state:
             steps[name] = float(state["step"])
     return tensors, steps
@@ -51,8 +51,8 @@ def save_state(
     loss_scale: Mapping[str, float],
     random: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write all but policy and critic. loss_scale: its state. random: what `random_states` gave at that step; None is
-    now."""
+    """Write the training state without policy and critic. loss_scale: its state. random: result of `random_states` at
+    that step; None uses the current one."""
     from safetensors.torch import save_file
 
     tensors, steps = moments
@@ -66,8 +66,8 @@ def save_state(
 def load_state(
     folder: Path, *, algorithm: str, optimizer: torch.optim.Optimizer, names: list[str], loss_scale: LossScale
 ) -> int:
-    """Restore optimizer, scale of the loss and random state where the checkpoint comes from the same algorithm; return
-    the gradient steps taken. Another algorithm's moments mean nothing here: then 0, and nothing is restored."""
+    """Restore optimizer, loss scale and random state from a checkpoint of the same algorithm; return its number of
+    gradient steps. For another algorithm, whose moments do not apply, restore nothing and return 0."""
     from safetensors.torch import load_file
 
     trainer: dict[str, Any] = read_json(folder / "trainer.json")
@@ -79,7 +79,11 @@ def load_state(
         if name in trainer["optimizer_steps"]:
             optimizer.state[parameter] = {
                 "step": torch.tensor(trainer["optimizer_steps"][name]),
-                **{kind: sharded.part(tensors[at], parameter) for kind in KEPT if (at := f"{name}/{kind}") in tensors},
+                **{
+                    kind: sharded.shard_like(tensors[key], parameter)
+                    for kind in FLOAT32_STATE
+                    if (key := f"{name}/{kind}") in tensors
+                },
             }
     loss_scale.load(trainer.get("loss_scale", {}))
     set_random_states(load_file(folder / "rng.safetensors"))
@@ -87,14 +91,14 @@ def load_state(
 
 
 def set_random_states(states: dict[str, torch.Tensor]) -> None:
-    """Puts back what `random_states` gave."""
+    """Restore the result of `random_states`."""
     torch.set_rng_state(states["torch"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
 
 
 def random_states() -> dict[str, torch.Tensor]:
-    """State of torch's random generators."""
+    """Return the state of torch's random generators."""
     states = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()

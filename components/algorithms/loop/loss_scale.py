@@ -1,13 +1,13 @@
-"""Dynamic loss scaling for gradients in float16 (arXiv:1710.03740, section 3.2), with the rule and the numbers of
+"""Dynamic loss scaling for gradients in float16 (arXiv:1710.03740, section 3.2), with the rule and the constants of
 `torch.amp.GradScaler`.
 
-Small gradients are zero in float16, whose smallest number is 6e-8. So the loss is multiplied by a scale before the
-backward pass, and the gradients, which parameters hold in float32, are divided by it after that. Where the scaled
-gradients pass the largest number of float16, 65504, the step is left out and the scale is halved; after 2,000 steps
-without that, it is doubled.
+Gradients below 6e-8, the smallest number of float16, underflow to zero. So the loss is multiplied by a scale before the
+backward pass, and the gradients, which parameters store in float32, are divided by it afterwards. If scaled gradients
+exceed 65504, the largest number of float16, the step is skipped and the scale is halved; after 2,000 steps without an
+overflow it is doubled.
 
-Unlike GradScaler, the scale does not fall below 1: gradients that are not finite at this scale are not finite without
-one, and the guard `non_finite` decides.
+Unlike in GradScaler, the scale does not fall below 1: gradients that are not finite at scale 1 are not finite without
+scaling either, and the guard `non_finite` responds.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ import torch
 INITIAL = 65536.0
 SMALLEST = 1.0
 GROWTH_INTERVAL = 2000
-"""Steps without an overflow before the scale is doubled."""
+"""Number of steps without an overflow before the scale is doubled."""
 
 
 @dataclass
 class LossScale:
-    """The scale of a training. Without `enabled` it is 1 and stays so."""
+    """Loss scale of a training; constantly 1 unless `enabled`."""
 
     enabled: bool
     value: float = INITIAL
     steps: int = 0
-    """Since the last change."""
+    """Number of steps since the last change."""
 
     @classmethod
     def of(cls, dtype: str) -> LossScale:
-        """Return the scale with which a training in a type begins."""
+        """Return the initial loss scale for a dtype."""
         return cls(True) if dtype == "float16" else cls(False, 1.0)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -44,15 +44,15 @@ class LossScale:
 
     @torch.no_grad()
     def unscale(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Divide the gradients by the scale, once all losses of a step are added up."""
+        """Divide the gradients by the scale, once all losses of a step are added."""
         if self.enabled:
             for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(1 / self.value)
 
     def overflowed(self, measured: Mapping[str, float]) -> bool:
-        """Return whether a gradient is not finite though the loss is, and a smaller scale may help. measured: metrics
-        of a step, `loss` and norms of gradients among them."""
+        """Return True if a gradient is not finite although the loss is, and a smaller scale may help. measured: metrics
+        of a step, including `loss` and gradient norms."""
         norms = [measured[name] for name in ("grad_norm", "value_grad_norm") if name in measured]
         broken = math.isfinite(measured["loss"]) and not all(map(math.isfinite, norms))
         return self.enabled and self.value > SMALLEST and broken
@@ -69,14 +69,14 @@ class LossScale:
             self.steps += 1
 
     def advice(self, text: str) -> str:
-        """Return the advice of the guard `non_finite`, and what else may help in float16."""
-        return f"{text}, or take model.dtype=float32: float16 ends at 65504" if self.enabled else text
+        """Return the advice of the guard `non_finite`, with a remedy for float16 if the scale is enabled."""
+        return f"{text}, or set model.dtype=float32: the largest float16 is 65504" if self.enabled else text
 
     def state(self) -> dict[str, float]:
-        """Return what a checkpoint keeps of it; nothing where it is not enabled."""
+        """Return the state for a checkpoint; empty if not enabled."""
         return {name: value for name, value in asdict(self).items() if name != "enabled"} if self.enabled else {}
 
     def load(self, state: Mapping[str, float]) -> None:
-        """Continue from the state of a checkpoint; one of a training in another type has none."""
+        """Restore the state of a checkpoint; a checkpoint in another dtype has none."""
         if self.enabled and state:
             self.value, self.steps = float(state["value"]), int(state["steps"])

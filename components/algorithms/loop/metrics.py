@@ -1,4 +1,4 @@
-"""The metrics of a training from those of its gradient steps."""
+"""Metrics of a training, from the metrics of its gradient steps."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 from components.algorithms.policy.packing import Pack
 
-ADDED = {"skipped_steps", "overflowed_steps", "sampled_tokens", "tokens", "computed_tokens", "seconds"}
-"""Counts and seconds; of everything else the mean is taken."""
+SUMMED_METRICS = {"skipped_steps", "overflowed_steps", "sampled_tokens", "tokens", "computed_tokens", "seconds"}
+"""Metrics that are summed over the steps; all others are averaged."""
 
 
-def of_packs(packs: Sequence[Pack]) -> dict[str, float]:
-    """Tokens that are learned from, tokens as they would count without sharing, tokens that are computed."""
+def token_counts(packs: Sequence[Pack]) -> dict[str, float]:
+    """Return the number of tokens trained on, of tokens without prefix sharing, and of computed tokens."""
     return {
-        "sampled_tokens": float(sum(len(one.token_S) for one in packs)),
-        "tokens": float(sum(sum(one.lengths) for one in packs)),
-        "computed_tokens": float(sum(one.computed for one in packs)),
+        "sampled_tokens": float(sum(len(pack.token_S) for pack in packs)),
+        "tokens": float(sum(sum(pack.lengths) for pack in packs)),
+        "computed_tokens": float(sum(pack.computed for pack in packs)),
     }
 
 
-def over_steps(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean of each metric over the steps that have it (a step that was left out has no loss); `ADDED` are added up.
-    Without any step, `skipped` says so."""
+def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric over the steps that have it (a skipped step has no loss), and the sum of those in
+    `SUMMED_METRICS`. Without any step, return `skipped` = 1."""
     if not steps:
         return {"skipped": 1.0}
     values: dict[str, list[float]] = {}
@@ -29,5 +29,5 @@ def over_steps(steps: Sequence[dict[str, float]]) -> dict[str, float]:
         for name, value in step.items():
             values.setdefault(name, []).append(value)
     del values["step"]
-    means = {name: sum(found) / (1 if name in ADDED else len(found)) for name, found in values.items()}
+    means = {name: sum(column) / (1 if name in SUMMED_METRICS else len(column)) for name, column in values.items()}
     return means | {"tokens_per_s": means["tokens"] / means["seconds"]}

@@ -1,13 +1,14 @@
-"""A training that is not finished yet, kept so that a killed one goes on at the same sample.
+"""State of an unfinished training, saved so that a killed training resumes at the same sample.
 
     FOLDER/<steps taken>/    a checkpoint (`checkpoint`) and steps.json: the metrics of the steps taken in this stage
 
-A folder is written aside, synced and renamed; only then the one before it is removed. So whenever the process dies, a
-whole one is there, or none yet. What is read is checked against the sums in steps.json; a damaged one is not used.
+A folder is written under a temporary name, synced and renamed; only then is the previous one removed. So whenever the
+process dies, there is a complete folder or none yet. Files are checked against the digests in steps.json; a damaged
+folder is not used.
 
-Batches are a function of the stage's arguments, so the number of steps taken says where to go on; the policy, the
-optimizer and the random state are those after the last of them. The result is that of a training which was never
-stopped, bit for bit. Of several processes, which all hold the same, the first one writes and all read.
+Batches are a function of the stage's arguments, so the number of steps taken defines where to resume. Policy, optimizer
+and random state are restored as of the last saved step. The result is bitwise identical to that of an uninterrupted
+training. Of several processes, which all have the same state, the first one writes and all read.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ log = logging.getLogger(__name__)
 STEPS = "steps.json"
 
 
-class Unfinished:
-    """The state of one training in its stage's scratch folder.
+class UnfinishedTraining:
+    """State of one training in its stage's scratch folder.
 
-    every: seconds between two saves; 0 saves after each gradient step. `steps` holds the metrics of each gradient step
-    taken so far, those of an earlier try included.
+    every: seconds between two saves; 0 saves after each gradient step. `steps` contains the metrics of each gradient
+    step taken so far, including those of an interrupted run.
     """
 
     def __init__(
@@ -59,36 +60,36 @@ class Unfinished:
         self._policy = policy
         self._optimizer = optimizer
         self._critic = critic
-        self._names = [name for one in (policy, critic) if one is not None for name in one.parameters]
+        self._names = [name for module in (policy, critic) if module is not None for name in module.parameters]
         self._algorithm = algorithm
         self._start = start
         self._every = every
-        self._saved = time.monotonic()
-        self._kept = 0
-        self._whole = True
+        self._saved_at = time.monotonic()
+        self._saved_steps = 0
+        self._consistent = True
         self._random, self._scale = checkpoint.random_states(), self._policy.loss_scale.state()
-        self._hook = optimizer.register_step_pre_hook(lambda *_: self._tear())
+        self._hook = optimizer.register_step_pre_hook(lambda *_: self._mark_inconsistent())
 
     def restore(self) -> int:
-        """Takes up the training where an earlier try left it; returns the gradient steps it had taken, 0 for none.
-        Raises ResourceError where the processes of a training find different states."""
+        """Restore the state that an interrupted run saved. Return its number of gradient steps, 0 without one. Raises
+        ResourceError if the processes of a training find different states."""
         self._restore()
-        if not distributed.alike(self._kept):
+        if not distributed.all_equal(self._saved_steps):
             raise ResourceError(
-                f"the processes of this training found different states in {self._folder}, this one that after "
-                f"{self._kept} gradient steps: expected one scratch folder that all of them read. Put it on a disk "
-                "that they share"
+                f"the processes of this training found different saved states in {self._folder}; this process found "
+                f"the one after {self._saved_steps} gradient steps. All processes must read the same scratch folder: "
+                "put it on a shared disk"
             )
-        return self._kept
+        return self._saved_steps
 
     def _restore(self) -> None:
         for folder in sorted(self._folder.glob("[0-9]*"), reverse=True):
             try:
                 record = read_json(folder / STEPS)
-                if record["files"] != _sums(folder, record["steps"]):
-                    raise ValueError("its files do not match their sums")
+                if record["files"] != _digests(folder, record["steps"]):
+                    raise ValueError("its files do not match their digests")
             except (OSError, ValueError, KeyError, TypeError) as error:
-                log.warning("%s cannot be used, the training goes on from an earlier state: %s", folder, error)
+                log.warning("%s cannot be used, the training resumes from an earlier state: %s", folder, error)
                 continue
             self._policy.load(self._policy.folder(folder))
             if self._critic is not None:
@@ -97,44 +98,49 @@ class Unfinished:
             checkpoint.load_state(folder, algorithm=self._algorithm, **state)
             self._random, self._scale = checkpoint.random_states(), self._policy.loss_scale.state()
             self.steps = record["steps"]
-            self._kept = len(self.steps)
-            log.info("training goes on after gradient step %d", self.steps[-1]["step"])
+            self._saved_steps = len(self.steps)
+            log.info("training resumes after gradient step %d", self.steps[-1]["step"])
             return
 
-    def took(self, metrics: dict[str, float]) -> None:
-        """A gradient step is done; saves where it is time to."""
+    def record_step(self, metrics: dict[str, float]) -> None:
+        """Record a gradient step; save the state if it is due."""
         self.steps.append(metrics)
         self._random, self._scale = checkpoint.random_states(), self._policy.loss_scale.state()
-        self._whole = True
-        due = time.monotonic() - self._saved >= self._every
-        if distributed.any_of(due) if self._policy.in_parts else due:
+        self._consistent = True
+        due = time.monotonic() - self._saved_at >= self._every
+        if distributed.any_process(due) if self._policy.is_sharded else due:
             self.save()
 
     @contextlib.contextmanager
-    def saved_when_stopped(self) -> Iterator[None]:
-        """Inside, Ctrl-C or SIGTERM save what was reached, unless they fell into the very update of the weights."""
+    def save_on_interrupt(self) -> Iterator[None]:
+        """Save the state on Ctrl-C or SIGTERM within the context, unless they interrupt the update of the weights."""
         try:
             yield
         except KeyboardInterrupt:
-            together = self._policy.in_parts  # nobody knows where the others were stopped
-            if not together and self._whole and self._policy.itself and len(self.steps) > self._kept:
+            sharded = self._policy.is_sharded  # the other processes may have been stopped at another step
+            if (
+                not sharded
+                and self._consistent
+                and self._policy.has_trained_weights
+                and len(self.steps) > self._saved_steps
+            ):
                 self.save()
             raise
         finally:
-            self._hook.remove()  # it holds this, and this the optimizer: nothing would be freed
+            self._hook.remove()  # break the reference cycle of hook and optimizer, so that memory is freed
 
     def save(self) -> None:
-        """Writes the state after the last gradient step. A disk that is full costs a warning, not the training."""
-        self._saved = time.monotonic()
-        learned = self._policy.gather()
-        moments = checkpoint.moments(self._optimizer, self._names) if learned or distributed.first() else ({}, {})
+        """Write the state after the last gradient step. A full disk causes a warning and does not stop the training."""
+        self._saved_at = time.monotonic()
+        gathered = self._policy.gather()
+        moments = checkpoint.moments(self._optimizer, self._names) if gathered or distributed.first() else ({}, {})
         if not distributed.first():
             return
         part = self._folder / f"part-{os.getpid()}"
         try:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
-            self._policy.save(self._policy.folder(part), learned)
+            self._policy.save(self._policy.folder(part), gathered)
             if self._critic is not None:
                 self._critic.save(part / checkpoint.CRITIC)
             checkpoint.save_state(
@@ -145,29 +151,32 @@ class Unfinished:
                 loss_scale=self._scale,
                 random=self._random,
             )
-            (part / STEPS).write_text(json.dumps({"files": _sums(part, self.steps), "steps": self.steps}))
+            (part / STEPS).write_text(json.dumps({"files": _digests(part, self.steps), "steps": self.steps}))
             sync_tree(part)
             part.rename(self._folder / f"{len(self.steps):08d}")
         except OSError as error:
-            log.warning("the unfinished training could not be saved, if it is killed it starts over: %s", error)
+            log.warning(
+                "the unfinished training could not be saved; if it is killed, it cannot resume from this step: %s",
+                error,
+            )
             shutil.rmtree(part, ignore_errors=True)
             return
-        if self._kept:
-            shutil.rmtree(self._folder / f"{self._kept:08d}", ignore_errors=True)
-        self._kept = len(self.steps)
+        if self._saved_steps:
+            shutil.rmtree(self._folder / f"{self._saved_steps:08d}", ignore_errors=True)
+        self._saved_steps = len(self.steps)
 
-    def _tear(self) -> None:
-        self._whole = False
+    def _mark_inconsistent(self) -> None:
+        self._consistent = False
 
 
-def _sums(folder: Path, steps: list[dict[str, float]]) -> dict[str, str]:
+def _digests(folder: Path, steps: list[dict[str, float]]) -> dict[str, str]:
     return {STEPS: hashlib.sha256(json.dumps(steps).encode()).hexdigest()} | {
-        path.relative_to(folder).as_posix(): _sum(path)
+        path.relative_to(folder).as_posix(): _digest(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != STEPS
     }
 
 
-def _sum(path: Path) -> str:
+def _digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

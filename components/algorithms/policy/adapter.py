@@ -1,7 +1,7 @@
-"""What learns of a policy, where that is a LoRA adapter (arXiv:2106.09685) on a base model that stays as it is.
+"""Trained weights of a policy as a LoRA adapter (arXiv:2106.09685) on a frozen base model.
 
-The reference is the same model with its adapter off, or with a second, frozen adapter in its place, so no second copy
-of the base is held.
+The reference is the same model with the adapter disabled, or with a second, frozen adapter in its place, so no second
+copy of the base is in memory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ LEARNING, REFERENCE = "default", "reference"
 
 
 class Adapter:
-    """On `model`, which it changes: A random from `seed`, B zero, so that what the model computes stays the same."""
+    """LoRA adapter on `model`, which it modifies in place. A is drawn from `seed` and B is zero, so the model's outputs
+    are unchanged at first."""
 
     folder = ADAPTER
-    itself = True
-    """What learns is never another's, whoever computes."""
+    has_trained_weights = True
+    """True: other weights never take the place of the trained ones, even while the reference computes."""
 
     def __init__(self, model: Any, spec: ModelSpec, seed: int):
         from peft import LoraConfig, get_peft_model
@@ -41,44 +42,46 @@ class Adapter:
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """What learns, by name: of the adapter in use."""
+        """Return the trained parameters of the active adapter, by name."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def tensors(self, name: str = LEARNING) -> dict[str, torch.Tensor]:
-        """The adapter's tensors under PEFT's names."""
+        """Return the adapter's tensors under PEFT's names."""
         from peft import get_peft_model_state_dict
 
         return get_peft_model_state_dict(self.model, adapter_name=name)
 
     def load(self, folder: Path, name: str = LEARNING) -> None:
-        """Takes the tensors of a saved adapter. Raises ArtifactError where they do not fit."""
+        """Load the tensors of a saved adapter. Raises ArtifactError if they do not fit."""
         from peft import set_peft_model_state_dict
         from safetensors.torch import load_file
 
         if not (folder / "adapter_config.json").is_file():
             raise ArtifactError(
-                f"{folder} holds no adapter, and model.lora asks for one. Start from a checkpoint of a LoRA training, "
-                "or say model.lora=null"
+                f"{folder} contains no adapter, but model.lora is set. Start from a checkpoint of a LoRA training, "
+                "or set model.lora=null"
             )
         saved = read_json(folder / "adapter_config.json")
         refuse_other_formulas(saved, folder)
         if saved["r"] != self._lora.rank or saved["lora_alpha"] != self._lora.alpha:
             raise ArtifactError(
-                f"the adapter in {folder} has rank {saved['r']} and alpha {saved['lora_alpha']:g}, model.lora has "
-                f"rank {self._lora.rank} and alpha {self._lora.alpha:g}. Give model.lora the adapter's values, or "
-                "start without it"
+                f"the adapter in {folder} has rank {saved['r']} and alpha {saved['lora_alpha']:g}, but model.lora has "
+                f"rank {self._lora.rank} and alpha {self._lora.alpha:g}. Set model.lora to the adapter's values, or "
+                "start without the adapter"
             )
         tensors = load_file(folder / "adapter_model.safetensors")
-        own = self.tensors(name)
-        if set(own) != set(tensors) or any(own[key].shape != tensors[key].shape for key in own):
+        own_tensors = self.tensors(name)
+        if set(own_tensors) != set(tensors) or any(own_tensors[key].shape != tensors[key].shape for key in own_tensors):
             raise ArtifactError(
-                f"the adapter in {folder} is for another model or for other layers than model.lora.target_modules="
-                f"{self._lora.target_modules}. Start from an adapter of this model, or without one"
+                f"the adapter in {folder} does not fit: it is for another model or for other layers than "
+                f"model.lora.target_modules={self._lora.target_modules}. Start from an adapter of this model, or "
+                "without an adapter"
             )
         set_peft_model_state_dict(self.model, tensors, adapter_name=name)
 
     def save(self, folder: Path) -> None:
-        """Writes a PEFT folder. It names the base and the layers; a path would tie it to one machine."""
+        """Write a PEFT folder. It contains the name of the base and of the layers, but no path, so that it works on any
+        machine."""
         from peft import LoraConfig
         from safetensors.torch import save_file
 
@@ -86,7 +89,7 @@ class Adapter:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors().items()}
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         base = Path(self._name)
-        resolved = self.model.peft_config[LEARNING].target_modules  # `all-linear` by now stands as names of layers
+        resolved = self.model.peft_config[LEARNING].target_modules  # PEFT has replaced `all-linear` by names of layers
         arguments = _peft_arguments(self._lora) | {
             "base_model_name_or_path": base.name if base.is_dir() else self._name,
             "target_modules": sorted({module.rpartition(".")[2] for module in resolved}),
@@ -95,7 +98,7 @@ class Adapter:
         (folder / "adapter_config.json").write_text(text + "\n")
 
     def use_reference(self, folder: Path | None) -> None:
-        """Chooses the reference: a saved adapter, or the base model where it is None."""
+        """Set the reference: a saved adapter, or the base model if `folder` is None."""
         from peft import LoraConfig
 
         if folder is not None:
@@ -107,7 +110,7 @@ class Adapter:
 
     @contextlib.contextmanager
     def as_reference(self) -> Iterator[None]:
-        """Inside, the model computes what the reference would."""
+        """Activate the reference within the context."""
         if self._reference is None:
             with self.model.disable_adapter():
                 yield
@@ -119,10 +122,10 @@ class Adapter:
                 self.model.set_adapter(LEARNING)
 
     def release(self) -> None:
-        """There is no copy to free."""
+        """Free the reference's memory; an adapter has no copy to free."""
 
-    def copy_as(self, name: str) -> None:
-        """A further adapter on the same base, a copy of the one that learns. There may be one of this name already."""
+    def copy_to(self, name: str) -> None:
+        """Add or overwrite another adapter on the same base with a copy of the trained one."""
         from peft import LoraConfig, set_peft_model_state_dict
 
         if name not in self.model.peft_config:
@@ -131,9 +134,9 @@ class Adapter:
         set_peft_model_state_dict(self.model, self.tensors(), adapter_name=name)
 
     @contextlib.contextmanager
-    def using(self, name: str) -> Iterator[dict[str, torch.nn.Parameter]]:
-        """Inside, a further adapter is the one that computes and the one that learns. Gives its parameters by name.
-        PEFT takes gradients of the adapter in use only: whoever needs them calls backward inside."""
+    def activate(self, name: str) -> Iterator[dict[str, torch.nn.Parameter]]:
+        """Activate another adapter within the context, for the forward pass and for training. Yield its parameters by
+        name. PEFT computes gradients only for the active adapter, so backward passes belong inside the context."""
         self.model.set_adapter(name)
         try:
             yield self.parameters

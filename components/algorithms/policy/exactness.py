@@ -1,10 +1,11 @@
-"""Which models packs compute exactly. The others are trained on padded rows, and the log says so.
+"""Selection of models that packs compute exactly. Other models are trained on padded rows, with a warning in the log.
 
-A pack says by its mask which token sees which, and by its positions how far apart they are. A model that looks at
-anything else (windows, recurrent states, biases by distance, capped attention scores) would silently compute another
-distribution than the one that was sampled. Windows are read from the config; everything else shows in a probe: two
-short sequences of likely tokens, alone with the attention of transformers and together in a pack. In half precision
-the two differ by rounding even where both are right; how much that may be is measured by the same weights in float32.
+A pack states by its mask which token attends to which, and by its positions how far apart they are. A model that
+depends on anything else (sliding windows, recurrent states, distance biases, capped attention scores) would silently
+compute another distribution than the one that was sampled. Windows are read from the config. Everything else is
+detected by a probe: two short sequences of likely tokens, computed separately with the attention of transformers and
+together in a pack. In half precision the results differ by rounding even if both are correct; the tolerance is measured
+with the same weights in float32.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from components.algorithms.policy import pack_layout
-from components.algorithms.policy.logits import After, guesses
-from components.algorithms.policy.pack_layout import Lay
+from components.algorithms.policy.logits import LogitTransform, candidate_transforms
+from components.algorithms.policy.pack_layout import LayoutFunction
 from components.algorithms.policy.packing import Pack, Sequence_, pack
 from components.errors import ResourceError
 from components.models import attention
@@ -33,62 +34,66 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COMMON, OWN = 6, 4
-"""Tokens of the probe's sequences after the first: those that they share, and after the next one those of each."""
+"""Number of tokens of the probe's sequences after the first token: those of the shared prefix, and those of each
+sequence after the first different token."""
 
 TOLERANCE = 1e-3
-"""Largest mean difference of a model in float32, nats a token; rounding stays far below."""
+"""Largest mean difference of a float32 model, nats per token; rounding stays far below it."""
 ROUNDINGS = 3.0
-"""Largest mean difference of a model in half precision, as a multiple of its own mean difference to float32: two
-independent roundings differ by about 1.4 times one."""
+"""Largest mean difference of a half-precision model, as a multiple of its own mean difference from float32: two
+independent roundings differ by about 1.4 times one rounding."""
 UNKNOWN_ROUNDING = 0.05
-"""Its mean difference to float32 where that cannot be computed, nats a token."""
+"""Assumed mean difference from float32 where it cannot be computed, nats per token."""
 
 
-def choose(policy: Policy, max_length: int) -> tuple[Lay, After | None]:
-    """How packs are laid out for a policy's model, which has no adapter yet, and what it does to its head's logits;
-    None where no guess is what it computes. Raises ResourceError where not even padded rows are."""
+def choose(policy: Policy, max_length: int) -> tuple[LayoutFunction, LogitTransform | None]:
+    """Return the layout of packs for a policy's model, which has no adapter yet, and the transform of the head's
+    logits; None if no known transform reproduces the model's logits. Raises ResourceError if not even padded rows are
+    exact."""
     model = policy.model
     _refuse_changing_positions(model, max_length)
-    own, sequences = model.config._attn_implementation, likely_sequences(model)
-    alone_S = logprobs_alone(model, sequences)
+    original_attention, sequences = model.config._attn_implementation, probe_sequences(model)
+    alone_S = separate_logprobs(model, sequences)
     tolerance = _tolerance(model, sequences, alone_S)
-    why = _window(model, max_length)
-    if why is None:
+    problem = _window(model, max_length)
+    if problem is None:
         model.set_attn_implementation(attention.register())
-        policy._lay = pack_layout.trie
-        why = _difference(policy, sequences, alone_S, tolerance)
-    if why is not None:
-        model.set_attn_implementation(own)
-        policy._lay = pack_layout.padded
+        policy._layout = pack_layout.trie
+        problem = _difference(policy, sequences, alone_S, tolerance)
+    if problem is not None:
+        model.set_attn_implementation(original_attention)
+        policy._layout = pack_layout.padded
         log.warning(
-            "%s (%s) is trained on padded batches, in which nothing is shared: %s",
-            *(_name(model), type(model).__name__, why),
+            "%s (%s) is trained on padded batches, without prefix sharing: %s",
+            *(_name(model), type(model).__name__, problem),
         )
-        if (still := _difference(policy, sequences, alone_S, tolerance)) is not None:
-            raise ResourceError(f"{_name(model)} ({type(model).__name__}) cannot be trained exactly: {still}")
-    return policy._lay, _after(policy, sequences)
+        if (padded_problem := _difference(policy, sequences, alone_S, tolerance)) is not None:
+            raise ResourceError(f"{_name(model)} ({type(model).__name__}) cannot be trained exactly: {padded_problem}")
+    return policy._layout, _logit_transform(policy, sequences)
 
 
-def _after(policy: Policy, sequences: Sequence[Sequence_]) -> After | None:
-    """The first guess that makes the model's logits of its head's, each within one rounding; None where there is none,
-    or where the head reads something else than the last hidden states."""
-    model, states, made = policy.model, [], []
+def _logit_transform(policy: Policy, sequences: Sequence[Sequence_]) -> LogitTransform | None:
+    """Return the first candidate transform that reproduces the model's logits from the head's, each within one
+    rounding. Return None if no candidate does, or if the head reads something other than the last hidden states."""
+    model, states, head_calls = policy.model, [], []
     hooks = [
-        model.base_model.register_forward_hook(lambda *given: states.append(given[-1].last_hidden_state)),
-        model.get_output_embeddings().register_forward_hook(lambda _, given, logits: made.append((*given, logits))),
+        model.base_model.register_forward_hook(lambda *call: states.append(call[-1].last_hidden_state)),
+        model.get_output_embeddings().register_forward_hook(
+            lambda _, inputs, logits: head_calls.append((*inputs, logits))
+        ),
     ]
     try:
         with torch.no_grad():
-            whole_BTV = model(**policy._lay(_packed(sequences).to(policy.device)).inputs).logits
+            logits_BTV = model(**policy._layout(_packed(sequences).to(policy.device)).inputs).logits
     finally:
         for hook in hooks:
             hook.remove()
-    if len(made) != 1 or not torch.equal(made[0][0], states[0]):
+    if len(head_calls) != 1 or not torch.equal(head_calls[0][0], states[0]):
         return None
-    for guess in guesses(model.config):
-        found_BTV, rounding = guess(made[0][1]), torch.finfo(model.dtype).eps
-        if torch.allclose(found_BTV.float(), whole_BTV.float(), rtol=rounding, atol=0):
-            return guess
+    for transform in candidate_transforms(model.config):
+        transformed_BTV, rounding = transform(head_calls[0][1]), torch.finfo(model.dtype).eps
+        if torch.allclose(transformed_BTV.float(), logits_BTV.float(), rtol=rounding, atol=0):
+            return transform
     return None
 
 
@@ -97,57 +102,61 @@ def _name(model: PreTrainedModel) -> str:
 
 
 def _refuse_changing_positions(model: PreTrainedModel, max_length: int) -> None:
-    """Raises ResourceError where the angles of positions depend on the longest sequence beside them."""
+    """Raise ResourceError if the rotary angles depend on the longest sequence of the batch."""
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    kinds = rope.values() if all(isinstance(one, dict) for one in rope.values()) else [rope]
-    for one in kinds:
-        longest = one.get("original_max_position_embeddings") or model.config.get_text_config().max_position_embeddings
-        if one.get("rope_type") in ("longrope", "dynamic") and longest < max_length:
+    kinds = rope.values() if all(isinstance(options, dict) for options in rope.values()) else [rope]
+    for options in kinds:
+        longest = (
+            options.get("original_max_position_embeddings") or model.config.get_text_config().max_position_embeddings
+        )
+        if options.get("rope_type") in ("longrope", "dynamic") and longest < max_length:
             raise ResourceError(
                 f"{_name(model)} ({type(model).__name__}) cannot be trained exactly on sequences of more than "
-                f"{longest} tokens: its positions change with the longest. Set model.max_length to {longest} or less"
+                f"{longest} tokens: its rotary positions change with the longest sequence of a batch. Set "
+                f"model.max_length to {longest} or less"
             )
 
 
 def _window(model: PreTrainedModel, max_length: int) -> str | None:
-    """What is in the way where a layer of the model sees fewer than `max_length` tokens back."""
+    """Return the problem if a layer of the model attends to fewer than `max_length` tokens back, else None."""
     config = model.config.get_text_config()
     sizes = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     shortest = min((size for size in sizes if size), default=max_length)
     if shortest >= max_length:
         return None
-    return f"it has layers that see only {shortest} tokens back, and model.max_length is {max_length}"
+    return f"it has layers that attend to only {shortest} tokens back, and model.max_length is {max_length}"
 
 
-def likely_sequences(model: PreTrainedModel) -> list[Sequence_]:
-    """Return two sequences with a common beginning, made of tokens that the model itself finds likely.
+def probe_sequences(model: PreTrainedModel) -> list[Sequence_]:
+    """Return two sequences with a shared prefix, made of tokens that are likely under the model itself.
 
-    Each token is one of the three most likely ones, in turn: log-probabilities of unlikely tokens are dominated by
-    rounding, and those of the most likely ones alone may all be near 0. The first token after the common beginning
-    differs. All further tokens are targets.
+    Each token is the first, second or third most likely one, in turn: log-probabilities of unlikely tokens are
+    dominated by rounding, and those of the most likely tokens alone may all be near 0. The first token after the prefix
+    differs. All later tokens are targets.
     """
-    beginning = _continued(model, [model.config.get_text_config().bos_token_id or 0], COMMON)
-    logits_V = _logits(model, beginning)[-1]
+    prefix = _continued(model, [model.config.get_text_config().bos_token_id or 0], COMMON)
+    logits_V = _logits(model, prefix)[-1]
     first, second = logits_V.topk(2).indices.tolist()
-    ends = [_continued(model, [*beginning, token], OWN) for token in (first, second)]
+    ends = [_continued(model, [*prefix, token], OWN) for token in (first, second)]
     return [Sequence_(token_ids, list(range(1, len(token_ids)))) for token_ids in ends]
 
 
 def _continued(model: PreTrainedModel, token_ids: list[int], count: int) -> list[int]:
-    """Return the tokens followed by so many more, in turn the most likely one, the second and the third."""
+    """Return the tokens followed by `count` more: the most likely, the second and the third most likely one, in
+    turn."""
     for index in range(count):
         token_ids = [*token_ids, int(_logits(model, token_ids)[-1].topk(3).indices[index % 3])]
     return token_ids
 
 
 def _logits(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
-    """Return the (T, V) logits of one sequence by itself, as the model computes it now."""
+    """Return the (T, V) logits of one sequence by itself, in float32."""
     with torch.no_grad():
         logits_TV: torch.Tensor = model(input_ids=torch.tensor([list(token_ids)], device=model.device)).logits[0]
     return logits_TV.float()
 
 
-def logprobs_alone(model: PreTrainedModel, sequences: Sequence[Sequence_]) -> torch.Tensor:
+def separate_logprobs(model: PreTrainedModel, sequences: Sequence[Sequence_]) -> torch.Tensor:
     """Return the (S,) log-probabilities of the targets, each sequence by itself."""
     logprobs = []
     for sequence in sequences:
@@ -157,41 +166,41 @@ def logprobs_alone(model: PreTrainedModel, sequences: Sequence[Sequence_]) -> to
 
 
 def _tolerance(model: PreTrainedModel, sequences: Sequence[Sequence_], alone_S: torch.Tensor) -> float:
-    """Return the largest mean difference that is rounding, nats a token."""
+    """Return the largest mean difference that rounding explains, nats per token."""
     return TOLERANCE if model.dtype == torch.float32 else ROUNDINGS * rounding(model, sequences, alone_S)
 
 
 def rounding(model: PreTrainedModel, sequences: Sequence[Sequence_], alone_S: torch.Tensor) -> float:
-    """Return by how many nats the model's own log-probabilities `alone_S` differ from those of the same weights in
-    float32, in the mean."""
+    """Return the mean difference (nats) between the model's own log-probabilities `alone_S` and those of the same
+    weights in float32."""
     with _widened(model):
         try:
-            exact_S = logprobs_alone(model, sequences)
+            exact_S = separate_logprobs(model, sequences)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # noqa: BLE001  layers that compute in one type only, such as quantized ones
-            log.debug("the rounding of %s is not known: %s", _name(model), error)
+        except Exception as error:  # noqa: BLE001  layers that support one dtype only, such as quantized ones
+            log.debug("the rounding of %s could not be measured: %s", _name(model), error)
             return UNKNOWN_ROUNDING
     return (exact_S - alone_S).abs().mean().item()
 
 
 @contextmanager
 def _widened(model: PreTrainedModel) -> Iterator[None]:
-    """While it lasts, every module computes in float32: its parameters are widened before its forward pass and restored
-    after it, so that only those of one module are in memory twice."""
+    """Compute every module in float32 within the context: its parameters are widened before its forward pass and
+    restored after it, so that only one module's parameters are in memory twice."""
     hooks: list[RemovableHandle] = []
-    narrow: dict[torch.nn.Parameter, torch.Tensor] = {}
+    original: dict[torch.nn.Parameter, torch.Tensor] = {}
 
     def widen(module: torch.nn.Module, *_: Any) -> None:
         for parameter in module.parameters(recurse=False):
             if parameter.dtype in (torch.bfloat16, torch.float16):
-                narrow.setdefault(parameter, parameter.data)
+                original.setdefault(parameter, parameter.data)
                 parameter.data = parameter.data.float()
 
     def restore(module: torch.nn.Module, *_: Any) -> None:
         for parameter in module.parameters(recurse=False):
-            if parameter in narrow:
-                parameter.data = narrow.pop(parameter)
+            if parameter in original:
+                parameter.data = original.pop(parameter)
 
     for module in model.modules():
         if any(True for _ in module.parameters(recurse=False)):
@@ -201,30 +210,31 @@ def _widened(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-        for parameter, data in narrow.items():
+        for parameter, data in original.items():
             parameter.data = data
 
 
 def _packed(sequences: Sequence[Sequence_]) -> Pack:
-    """Return the same targets in the same order, in one pack."""
+    """Return one pack with the same targets in the same order."""
     (packed,) = pack(sequences, most_tokens=64)
     return packed
 
 
 def _difference(policy: Policy, sequences: Sequence[Sequence_], alone_S: torch.Tensor, tolerance: float) -> str | None:
-    """Return what is in the way where the two ways to compute the probe differ by more than rounding."""
-    policy._after = None
+    """Return the problem if packed and separate log-probabilities of the probe differ by more than rounding, else
+    None."""
+    policy._logit_transform = None
     try:
         with torch.no_grad():
             packed_S, _ = policy.logprobs(_packed(sequences), Cut())
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # noqa: BLE001  what a model makes of a mask that it does not know
+    except Exception as error:  # noqa: BLE001  a model may fail in any way on an unknown mask
         return f"{type(error).__name__}: {error}"
-    mean = (packed_S - alone_S).abs().mean().item()
-    if mean <= tolerance:
+    mean_difference = (packed_S - alone_S).abs().mean().item()
+    if mean_difference <= tolerance:
         return None
     return (
-        f"its attention follows rules of its own, log-probabilities would be off by {mean:.2g} nats a token, of which "
-        f"rounding explains {tolerance:.2g}"
+        f"its attention does not depend on mask and positions alone; log-probabilities would be off by "
+        f"{mean_difference:.2g} nats per token, of which rounding explains {tolerance:.2g}"
     )

@@ -1,12 +1,12 @@
-"""From hidden states to logits: the head, and what some families do to its logits after it.
+"""Hidden states to logits: the output head, and the transforms that some model families apply after it.
 
     Gemma, nanochat     c · tanh(logits / c)      final_logit_softcapping (arXiv:2408.00118, section 2)
     Cohere              logits · s                logit_scale
     Granite             logits / s                logits_scaling; HyperCLOVA X multiplies
     Falcon-H1           logits · s                lm_head_multiplier
 
-These can be made for some rows at a time. What a config names is a guess of what the model computes: `exactness` takes
-the first one that the model confirms.
+All of them can be computed for a subset of rows. The config only suggests a transform: `exactness` uses the first
+candidate that reproduces the model's logits.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ import torch
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-After = Callable[[torch.Tensor], torch.Tensor]
+LogitTransform = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Head:
-    """Makes (·, V) logits of (·, D) last hidden states."""
+    """Function from (·, D) last hidden states to (·, V) logits."""
 
     linear: torch.nn.Module
-    after: After
+    transform: LogitTransform
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.after(self.linear(hidden))
+        return self.transform(self.linear(hidden))
 
     @property
     def adapted(self) -> bool:
-        """Whether an adapter of PEFT is on it."""
+        """Return True if the head has a PEFT adapter."""
         return hasattr(self.linear, "lora_A")
 
 
-def guesses(config: PreTrainedConfig) -> Iterator[After]:
-    """What may come after the head, by the model's config; in the end that nothing does."""
+def candidate_transforms(config: PreTrainedConfig) -> Iterator[LogitTransform]:
+    """Yield the candidate transforms after the head, by the model's config; the identity comes last."""
     text = config.get_text_config()
     if cap := getattr(text, "final_logit_softcapping", None):
         yield partial(_capped, cap=cap)
@@ -49,13 +49,13 @@ def guesses(config: PreTrainedConfig) -> Iterator[After]:
         if scale := getattr(text, name, None):
             yield partial(torch.mul, other=scale)
             yield partial(torch.div, other=scale)
-    yield nothing
+    yield identity
 
 
 def _capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
     return torch.tanh(logits / cap) * cap
 
 
-def nothing(logits: torch.Tensor) -> torch.Tensor:
-    """The logits as the head gives them."""
+def identity(logits: torch.Tensor) -> torch.Tensor:
+    """Return the logits unchanged."""
     return logits

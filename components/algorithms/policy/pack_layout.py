@@ -1,7 +1,7 @@
-"""How a pack is given to a model: as the trie that it is, or as padded rows, for models that compute more than a mask
-and positions can say (`exactness`). What is read off is the same: the node from which each sampled token is predicted.
+"""Layouts of a pack as model inputs: as a trie, or as padded rows for models that depend on more than mask and
+positions (`exactness`). Both read the same outputs: those of the node that predicts each sampled token.
 
-Legend: N nodes of a pack, U nodes that are read, B rows, T places in a row.
+Legend: N nodes of a pack, U nodes that are read, B rows, T positions in a row.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from components.models import trie_attention
 
 @dataclass(frozen=True)
 class Layout:
-    """Arguments of a model's forward pass, and where in its output the nodes are."""
+    """Arguments of a model's forward pass, and the positions of the nodes in its output."""
 
     inputs: dict[str, Any]
     row_U: torch.Tensor
     place_U: torch.Tensor
 
     def states(self, output_BTX: torch.Tensor) -> torch.Tensor:
-        """(U, X) of the nodes."""
+        """Return the (U, X) outputs of the nodes."""
         return output_BTX[self.row_U, self.place_U]
 
 
-Lay = Callable[[Pack], Layout]
+LayoutFunction = Callable[[Pack], Layout]
 
 
 def trie(pack: Pack) -> Layout:
-    """One row, each node once."""
+    """Return a layout with one row that contains each node once."""
     inputs = {
         "input_ids": pack.token_ids_N[None],
         "position_ids": pack.positions_N[None],
@@ -44,8 +44,8 @@ def trie(pack: Pack) -> Layout:
 
 
 def padded(pack: Pack) -> Layout:
-    """A row for each leaf: the tokens of its path, filled up at the end. What is shared is computed in each row, and
-    read in the first one."""
+    """Return a layout with one row per leaf: the tokens of its path, padded at the end. Shared nodes are computed in
+    each row and read in the first."""
     nodes_N = torch.arange(len(pack.ends_N), device=pack.ends_N.device)
     leaf_B = nodes_N[pack.ends_N == nodes_N + 1]
     rows, nodes = ((nodes_N <= leaf_B[:, None]) & (leaf_B[:, None] < pack.ends_N)).nonzero().unbind(1)

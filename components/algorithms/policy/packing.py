@@ -1,15 +1,15 @@
 """Packing of token sequences as a prefix trie: every distinct token is computed once.
 
-The episodes of a group share their prompt and, as far as they agree, their answers and observations. Laid out one
-after another, each would compute them again. In a pack, a token is a node of a trie; sequences that begin alike share
-nodes, at every depth. Attention lets a node see its ancestors, and positions count depth, so each node computes what
-it would have computed in its own sequence.
+The episodes of a group share their prompt and, as far as they agree, their answers and observations. Separate sequences
+would compute the shared tokens several times. In a pack, a token is a node of a trie; sequences with a common prefix
+share nodes, at every depth. Each node attends to its ancestors and its position is its depth, so each node computes the
+same output as in its own sequence.
 
-Models for which mask and positions do not say all compute a row for each sequence, filled up to the longest (`layout`):
-their packs are bounded by such rows, and hold sequences of about the same length.
+For models that depend on more than mask and positions, packs are computed as one row per sequence, padded to the
+longest (`pack_layout`): their size is counted in padded rows, and they contain sequences of similar length.
 
-Nodes are laid out depth first, as they come when the sequences are sorted: what lies below a node comes right after
-it, up to its end. So one number for each node says all: j sees i where i <= j < end(i).
+Nodes are laid out depth first, in the order of the sorted sequences: the descendants of a node follow it directly, up
+to its end. So one number per node defines the attention mask: j attends to i if i <= j < end(i).
 
 Legend: N nodes of a pack, U nodes from which a sampled token is predicted, S sampled tokens.
 """
@@ -27,78 +27,78 @@ import torch
 
 @dataclass(frozen=True)
 class Sequence_:
-    """One token stream to learn from."""
+    """One token sequence to train on."""
 
     token_ids: Sequence[int]
-    """(T,)"""
+    """Token ids, (T,)."""
     targets: Sequence[int]
     """Indices in [1, T) of the sampled tokens."""
     logprobs: Sequence[float] = ()
-    """Log-probability of each target when it was sampled; NaN where unknown."""
+    """Log-probability of each target under the policy that sampled it; NaN if unknown."""
     advantages: Sequence[float] = ()
-    """Of each target; empty means 0."""
+    """Advantage of each target; empty means 0."""
     weight: float = 1.0
-    """Weight of each of its tokens in the loss."""
+    """Weight of each target in the loss."""
     old: Sequence[float] = ()
-    """Log-probability of each target under the policy before the first gradient step; empty where not measured."""
+    """Log-probability of each target under the policy before the first gradient step; empty if not measured."""
     first: int = 0
-    """Number of the first target, for those who keep columns of their own: the targets count on from it."""
+    """Number of the first target, for callers that keep their own columns; the other targets are numbered
+    consecutively."""
     episode_tokens: int = 0
-    """Sampled tokens of the whole episode, over all of its histories; 0 means those of this sequence."""
+    """Number of sampled tokens of the whole episode, over all of its histories; 0 means those of this sequence."""
 
 
 @dataclass
 class Pack:
-    """Sequences in one forward pass."""
+    """Sequences that one forward pass computes."""
 
     token_ids_N: torch.Tensor
     positions_N: torch.Tensor
     ends_N: torch.Tensor
-    """One past the last node below each node; below a leaf there is none."""
+    """Index after the last descendant of each node; a leaf has no descendants."""
     predicting_U: torch.Tensor
     """Nodes whose logits are needed."""
     row_S: torch.Tensor
-    """For each sampled token, the index in `predicting_U` of the node that predicts it."""
+    """Index in `predicting_U` of the node that predicts each sampled token."""
     token_S: torch.Tensor
     logprob_S: torch.Tensor
     advantage_S: torch.Tensor
     weight_S: torch.Tensor
     old_S: torch.Tensor
     number_S: torch.Tensor
-    """Number of the sampled token, from `Sequence_.first` on."""
+    """Number of each sampled token, counted from `Sequence_.first`."""
     sequence_S: torch.Tensor
-    """Which sequence of the pack the token belongs to."""
+    """Index within the pack of the sequence of each sampled token."""
     episode_tokens_S: torch.Tensor
-    """Sampled tokens of the episode that the token belongs to."""
+    """Number of sampled tokens of the episode of each sampled token."""
     members: list[int]
-    """Which of the given sequences are in the pack, in their order."""
+    """Indices of the input sequences in the pack, in ascending order."""
     lengths: list[int]
-    """Tokens of each of them, as they would count without sharing."""
+    """Number of tokens of each sequence without prefix sharing."""
     computed: int
-    """Tokens that a model computes: the nodes, or in padded rows all their places."""
+    """Number of tokens that a model computes: the nodes, or all positions of padded rows."""
 
     def to(self, device: torch.device | str) -> Pack:
-        """The same with its tensors on a device."""
+        """Return the pack with its tensors on a device."""
         moved = {
-            one.name: value.to(device)
-            for one in fields(self)
-            if isinstance(value := getattr(self, one.name), torch.Tensor)
+            field.name: value.to(device)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), torch.Tensor)
         }
         return replace(self, **moved)
 
 
 def pack(sequences: Sequence[Sequence_], most_tokens: int, *, padded: bool = False) -> list[Pack]:
-    """Distributes sequences over packs of which each computes at most `most_tokens` (a single longer sequence has a
-    pack of its own): those that share most together, or where they are computed as padded rows, those of about the
-    same length. Sequences without targets are in none. Tokens after the last target are cut off: nothing depends on
-    them."""
-    learned = [index for index, sequence in enumerate(sequences) if len(sequence.targets)]
-    assert all(min(sequences[index].targets) > 0 for index in learned), "nothing comes before the first token"
-    # The last target is predicted, not read.
-    read = {index: list(sequences[index].token_ids[: max(sequences[index].targets)]) for index in learned}
-    order = sorted(learned, key=lambda index: (read[index], index))
-    shared = [0, *(_shared(read[one], read[other]) for one, other in pairwise(order))]
-    lengths = [len(read[index]) for index in order]
+    """Distribute sequences over packs that compute at most `most_tokens` tokens each (a longer sequence gets its own
+    pack). A pack combines the sequences that share the longest prefixes or, as padded rows, those of similar length.
+    Sequences without targets are dropped. Tokens after the last target are cut off, because nothing depends on them."""
+    trained = [index for index, sequence in enumerate(sequences) if len(sequence.targets)]
+    assert all(min(sequences[index].targets) > 0 for index in trained), "the first token cannot be a target"
+    # The last target is predicted and is no input.
+    prefixes = {index: list(sequences[index].token_ids[: max(sequences[index].targets)]) for index in trained}
+    order = sorted(trained, key=lambda index: (prefixes[index], index))
+    shared = [0, *(_shared(prefixes[index], prefixes[following]) for index, following in pairwise(order))]
+    lengths = [len(prefixes[index]) for index in order]
     if padded:
         bins = _fill_rows(lengths, shared, most_tokens)
     else:
@@ -106,46 +106,51 @@ def pack(sequences: Sequence[Sequence_], most_tokens: int, *, padded: bool = Fal
     packs = []
     for ranges in bins:
         together = [order[place] for first, last, _ in sorted(ranges) for place in range(first, last)]
-        packs.append(_lay_out(sequences, read, together, padded))
-    return sorted(packs, key=lambda one: one.members[0])
+        packs.append(_lay_out(sequences, prefixes, together, padded))
+    return sorted(packs, key=lambda packed: packed.members[0])
 
 
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences have in common at their start."""
-    length = min(len(one), len(other))
-    different_L = np.not_equal(one[:length], other[:length])
+def _shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the length of the common prefix of two sequences."""
+    length = min(len(first), len(second))
+    different_L = np.not_equal(first[:length], second[:length])
     return int(different_L.argmax()) if different_L.any() else length
 
 
 Range = tuple[int, int, int]
-"""Sorted sequences from the first to before the last, and the nodes of their trie."""
+"""Range of sorted sequences (first, end), and the number of nodes of their trie."""
 
 
 def _subtrees(lengths: Sequence[int], shared: Sequence[int], most_tokens: int) -> list[Range]:
-    """The largest parts of the trie that fit into a pack. shared: of each sorted sequence with the one before."""
-    found, rest = [], [(0, len(lengths))] if lengths else []
-    while rest:
-        first, last = rest.pop()
+    """Return the largest subtrees that fit into a pack. shared: common prefix length of each sorted sequence with the
+    previous one."""
+    subtrees, pending = [], [(0, len(lengths))] if lengths else []
+    while pending:
+        first, last = pending.pop()
         nodes = lengths[first] + sum(lengths[place] - shared[place] for place in range(first + 1, last))
         if nodes <= most_tokens or last == first + 1:
-            found.append((first, last, nodes))
+            subtrees.append((first, last, nodes))
             continue
         trunk = min(shared[first + 1 : last])
         cuts = [first, *(place for place in range(first + 1, last) if shared[place] == trunk), last]
-        rest += pairwise(cuts)
-    return found
+        pending += pairwise(cuts)
+    return subtrees
 
 
 def _fill(parts: list[Range], shared: Sequence[int], most_tokens: int) -> list[list[Range]]:
-    """Bin packing: the largest part first, each to where it adds fewest nodes (best fit, decreasing)."""
-    least = _Least(shared)
-    bins: list[list[Range]] = []  # each in the order of the sequences: a part shares most with a neighbour
+    """Assign subtrees to packs by best fit decreasing: the largest first, each to the pack where it adds the fewest
+    nodes."""
+    prefix_minimum = _RangeMinimum(shared)
+    bins: list[list[Range]] = []  # each sorted by sequence, because a part shares the longest prefix with a neighbour
     sizes: list[int] = []
-    for part in sorted(parts, key=lambda one: (-one[2], one[0])):
+    for part in sorted(parts, key=lambda range_: (-range_[2], range_[0])):
         best: tuple[int, int, int] | None = None
-        for index, held in enumerate(bins):
-            at = bisect(held, part)
-            shares = [least.between(*sorted((part, other))) for other in held[max(at - 1, 0) : at + 1]]
+        for index, parts_in_bin in enumerate(bins):
+            position = bisect(parts_in_bin, part)
+            shares = [
+                prefix_minimum.between(*sorted((part, other)))
+                for other in parts_in_bin[max(position - 1, 0) : position + 1]
+            ]
             added = part[2] - max(shares)
             if sizes[index] + added <= most_tokens:
                 best = min(best or (added, most_tokens, index), (added, most_tokens - sizes[index], index))
@@ -159,14 +164,14 @@ def _fill(parts: list[Range], shared: Sequence[int], most_tokens: int) -> list[l
 
 
 def _fill_rows(lengths: Sequence[int], shared: Sequence[int], most_tokens: int) -> list[list[Range]]:
-    """Rows padded to the longest of a pack, the longest ones first. A row is a sequence and those before it that are
-    nothing but its beginning."""
+    """Assign rows to packs, longest first; rows are padded to the longest of a pack. A row is a sequence and the
+    preceding sequences that are prefixes of it."""
     ends = [
         place for place in range(1, len(lengths) + 1) if place == len(lengths) or shared[place] < lengths[place - 1]
     ]
     rows = [(first, last, lengths[last - 1]) for first, last in pairwise([0, *ends])]
     bins: list[list[Range]] = []
-    for row in sorted(rows, key=lambda one: (-one[2], one[0])):
+    for row in sorted(rows, key=lambda range_: (-range_[2], range_[0])):
         if bins and (len(bins[-1]) + 1) * bins[-1][0][2] <= most_tokens:
             bins[-1].append(row)
         else:
@@ -174,39 +179,39 @@ def _fill_rows(lengths: Sequence[int], shared: Sequence[int], most_tokens: int) 
     return bins
 
 
-class _Least:
-    """The least of any stretch of numbers, at once (sparse table)."""
+class _RangeMinimum:
+    """Minimum over any range of numbers in constant time (sparse table)."""
 
     def __init__(self, numbers: Sequence[int]):
-        self._of = [np.asarray(numbers)]  # [k][i]: of the 2^k numbers from i on
-        while len(self._of[-1]) > (half := 2 ** (len(self._of) - 1)):
-            self._of.append(np.minimum(self._of[-1][:-half], self._of[-1][half:]))
+        self._minima = [np.asarray(numbers)]  # [k][i]: minimum of the 2^k numbers from i on
+        while len(self._minima[-1]) > (half := 2 ** (len(self._minima) - 1)):
+            self._minima.append(np.minimum(self._minima[-1][:-half], self._minima[-1][half:]))
 
-    def between(self, one: Range, other: Range) -> int:
-        """Nodes that a part of the trie has in common with a later one: the least of what neighbours from the end of
-        the one to the start of the other share."""
-        start, stop = one[1], other[0] + 1
+    def between(self, first: Range, second: Range) -> int:
+        """Return the number of nodes that a subtree shares with a later one: the minimum of the prefix lengths that
+        neighbours share, from the end of the first to the start of the second."""
+        start, stop = first[1], second[0] + 1
         k = (stop - start).bit_length() - 1
-        return int(min(self._of[k][start], self._of[k][stop - 2**k]))
+        return int(min(self._minima[k][start], self._minima[k][stop - 2**k]))
 
 
 def _lay_out(sequences: Sequence[Sequence_], read: dict[int, list[int]], ordered: Sequence[int], padded: bool) -> Pack:
-    """The pack of some sequences. read: their tokens; ordered: their indices, sorted by these."""
+    """Return the pack of some sequences. read: their input tokens. ordered: their indices, sorted by these tokens."""
     tokens: list[int] = []
     depths: list[int] = []
     ends: list[int] = []
     paths: dict[int, list[int]] = {}
     path: list[int] = []
-    before: list[int] = []
+    previous: list[int] = []
     for index in ordered:
-        common = _shared(before, read[index])
+        common = _shared(previous, read[index])
         for node in path[common:]:
             ends[node] = len(tokens)
         new = range(len(tokens), len(tokens) + len(read[index]) - common)
         tokens += read[index][common:]
         depths += range(common, len(read[index]))
         ends += [0] * len(new)
-        path, before = [*path[:common], *new], read[index]
+        path, previous = [*path[:common], *new], read[index]
         paths[index] = path
     for node in path:
         ends[node] = len(tokens)

@@ -1,8 +1,9 @@
-"""What the policy before the first gradient step of a training, and the reference, say of the sampled tokens.
+"""Log-probabilities of the sampled tokens under the old policy (before the first gradient step of a training) and under
+the reference.
 
-Both are measured once, before the first step, and kept in the stage's scratch folder: a training that is killed later
-goes on with the same numbers, though its policy has moved since. Values of a critic are measured with them, or later,
-before the first step of the policy, where the critic is pretrained (`measure_values`).
+Both are measured once, before the first gradient step, and saved in the stage's scratch folder: a resumed training
+continues with the same numbers although its policy has changed. Values of a critic are measured together with them, or
+later, after value pretraining and before the policy's first gradient step (`measure_values`).
 """
 
 from __future__ import annotations
@@ -26,31 +27,34 @@ from components.trajectories.schema import Trajectory
 
 FILE = "before.safetensors"
 Place = tuple[Trajectory, int]
-"""A history."""
+"""A trajectory and the index of one of its histories."""
 
 
 class Before:
-    """Log-probabilities of the sampled tokens of each history, under both policies, and their normalised values where
-    there is a critic; empty before `measure`."""
+    """Log-probabilities of the sampled tokens of each history under both policies, and their normalised values if there
+    is a critic; empty before `measure`."""
 
     def __init__(self, scratch: Path):
         self._file = scratch / FILE
         self._flat: dict[str, torch.Tensor] = {}
-        """What the file holds."""
+        """Columns of the file."""
         self._columns: dict[str, dict[tuple[str, int], list[float]]] = {}
 
     def old(self, trajectory: Trajectory, history: int) -> list[float]:
-        """(S,) of one history under the policy; empty where it was not measured."""
+        """Return the (S,) log-probabilities of one history under the old policy; empty if not measured."""
         return self._column("old", trajectory, history)
 
     def kl(self, trajectory: Trajectory, estimator: losses.Estimator) -> list[float]:
-        """Of each sampled token, over all histories: an estimate of the KL of the policy to the reference."""
+        """Return estimates of the KL divergence of the old policy from the reference on each sampled token, over all
+        histories."""
         old_S, reference_S = (torch.tensor(self.whole(name, trajectory)) for name in ("old", "reference"))
         return losses.kl(old_S, reference_S, estimator).tolist()
 
     def whole(self, name: Literal["old", "reference", "values"], trajectory: Trajectory) -> list[float]:
-        """(S,) of one of the columns, over all histories."""
-        return [value for place in range(len(trajectory.histories)) for value in self._column(name, trajectory, place)]
+        """Return the (S,) values of one column, over all histories."""
+        return [
+            value for history in range(len(trajectory.histories)) for value in self._column(name, trajectory, history)
+        ]
 
     def measure(
         self,
@@ -62,38 +66,40 @@ class Before:
         first: bool,
         critic: Critic | None = None,
     ) -> None:
-        """Measures all trajectories, or, where `first` is False, reads what was measured before the first step. Raises
-        ArtifactDamaged where that is gone."""
+        """Measure all trajectories or, if `first` is False, read the measurements from before the first gradient step.
+        Raises ArtifactDamaged if their file is missing."""
         from safetensors.torch import load_file
 
-        def logprobs(one: Pack, cut: Cut) -> tuple[torch.Tensor]:
-            return (policy.logprobs(one, cut)[0],)
+        def logprobs(packed: Pack, cut: Cut) -> tuple[torch.Tensor]:
+            return (policy.logprobs(packed, cut)[0],)
 
-        measured = partial(_measured, _places(trajectories), most_tokens=most_tokens, padded=policy.padded)
+        measure_columns = partial(_measured, _places(trajectories), most_tokens=most_tokens, padded=policy.padded)
         if first:
             with torch.no_grad(), policy.without_dropout():
                 if critic is None:
-                    flat = measured(("old",), logprobs)
+                    flat = measure_columns(("old",), logprobs)
                 else:
-                    flat = measured(("old", "values"), critic.logprobs_and_values)
+                    flat = measure_columns(("old", "values"), critic.logprobs_and_values)
             if reference:
                 with policy.as_reference():
-                    flat |= measured(("reference",), logprobs)
+                    flat |= measure_columns(("reference",), logprobs)
             self._write(flat)
         elif self._file.is_file():
             flat = load_file(self._file)
         else:
-            raise ArtifactDamaged(f"{self._file} is gone: the training cannot go on; remove {self._file.parent}")
+            raise ArtifactDamaged(
+                f"{self._file} is missing: the training cannot be resumed; remove {self._file.parent}"
+            )
         self._take(flat, trajectories)
 
     def measure_values(
         self, critic: Critic, trajectories: Sequence[Trajectory], most_tokens: int, *, padded: bool
     ) -> None:
-        """Measure the values of the critic as it stands now, in place of those measured before. padded: as
+        """Measure the values of the critic in its current state, replacing earlier measurements. padded: as
         `Policy.padded`."""
 
-        def values(one: Pack, _: Cut) -> tuple[torch.Tensor]:
-            with critic.values(one) as value_S:
+        def values(packed: Pack, _: Cut) -> tuple[torch.Tensor]:
+            with critic.values(packed) as value_S:
                 return (value_S,)
 
         with torch.no_grad():
@@ -105,17 +111,19 @@ class Before:
         from safetensors.torch import save_file
 
         if distributed.first():
-            aside = self._file.with_suffix(".part")
-            save_file(flat, aside)
-            aside.replace(self._file)
+            temporary = self._file.with_suffix(".part")
+            save_file(flat, temporary)
+            temporary.replace(self._file)
 
     def _take(self, flat: dict[str, torch.Tensor], trajectories: Sequence[Trajectory]) -> None:
         self._flat = flat
         for name, column in flat.items():
             values = iter(column.tolist())
             self._columns[name] = {
-                (one.id, place): [next(values) for _ in range(sum(one.histories[place].sampled_mask()))]
-                for one, place in _places(trajectories)
+                (trajectory.id, history): [
+                    next(values) for _ in range(sum(trajectory.histories[history].sampled_mask()))
+                ]
+                for trajectory, history in _places(trajectories)
             }
 
     def _column(self, name: str, trajectory: Trajectory, history: int) -> list[float]:
@@ -123,7 +131,7 @@ class Before:
 
 
 def _places(trajectories: Sequence[Trajectory]) -> list[Place]:
-    return [(one, place) for one in trajectories for place in range(len(one.histories))]
+    return [(trajectory, history) for trajectory in trajectories for history in range(len(trajectory.histories))]
 
 
 def _measured(
@@ -134,18 +142,19 @@ def _measured(
     most_tokens: int,
     padded: bool,
 ) -> dict[str, torch.Tensor]:
-    """(S,) of each name, over all places, in their order. read: gives one (S,) for each name, of a pack."""
+    """Return the (S,) values of each name, over all places in their order. read: returns one (S,) array per name for a
+    pack."""
     by_cut: dict[Cut, list[Sequence_]] = defaultdict(list)
     total = 0
-    for one, place in places:
-        history = one.histories[place]
-        targets = [at for at, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
-        by_cut[Cut.of(one)].append(Sequence_(history.token_ids, targets, first=total))
+    for trajectory, history_index in places:
+        history = trajectory.histories[history_index]
+        targets = [index for index, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
+        by_cut[Cut.of(trajectory)].append(Sequence_(history.token_ids, targets, first=total))
         total += len(targets)
-    found = {name: torch.zeros(total) for name in names}
+    columns = {name: torch.zeros(total) for name in names}
     for cut, sequences in by_cut.items():
-        for part, real in distributed.share(pack(sequences, most_tokens, padded=padded)):
-            for name, values_S in zip(names, read(part, cut), strict=True):
+        for packed, real in distributed.share(pack(sequences, most_tokens, padded=padded)):
+            for name, values_S in zip(names, read(packed, cut), strict=True):
                 if real:
-                    found[name][part.number_S.cpu()] = values_S.float().cpu()
-    return {name: distributed.add_up(column) for name, column in found.items()}
+                    columns[name][packed.number_S.cpu()] = values_S.float().cpu()
+    return {name: distributed.all_reduce_sum(column) for name, column in columns.items()}

@@ -1,14 +1,14 @@
-"""Weights in parts: each process of a training holds a part of each weight, and all put a layer together when it
-computes (ZeRO, arXiv:1910.02054; torch's `fully_shard`, arXiv:2304.11277).
+"""Sharded weights: each process of a training stores a shard of each weight, and all gather a layer when it computes
+(ZeRO, arXiv:1910.02054; torch's `fully_shard`, arXiv:2304.11277).
 
-    fsdp     stage 3 of ZeRO: a layer is put together in the forward pass, and again in the backward pass
-    zero2    stage 2: it stays together between the two; gradients and what the optimizer keeps lie in parts
+    fsdp     ZeRO stage 3: a layer is gathered in the forward pass, and again in the backward pass
+    zero2    ZeRO stage 2: it stays gathered between the two; gradients and optimizer state are sharded
 
-Under LoRA the base is in parts, and the adapter, which is small, stays whole everywhere. Where all weights learn, their
-gradients are summed part by part, and so is what the optimizer does. What is saved is whole: `whole` puts it together,
-`fill` takes this process's part of it, so that a checkpoint is the same for any number of processes.
+Under LoRA the base is sharded, and the small adapter is replicated. In full fine-tuning, gradients and optimizer state
+are sharded like the weights. Checkpoints contain whole tensors: `gather_tensor` gathers a tensor and `fill` takes this
+process's shard, so a checkpoint is the same for any number of processes.
 
-A tensor in parts is a DTensor; of any other the functions here do what one process would.
+A sharded tensor is a DTensor; for any other tensor the functions here do what a single process would.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 def shard(policy: Policy, strategy: Strategy = "fsdp") -> None:
-    """Distributes the weights of the model over the processes, layer by layer. Raises ResourceError for weights that
-    cannot be distributed: those held in four bits, and those that learn in another type than float32."""
+    """Shard the weights of the model over the processes, layer by layer. Raises ResourceError for weights that cannot
+    be sharded: four-bit weights, and trained weights in a dtype other than float32."""
     from torch.distributed.fsdp import fully_shard
 
     spec = policy.spec
@@ -45,26 +45,27 @@ def shard(policy: Policy, strategy: Strategy = "fsdp") -> None:
     if policy.adapter is None and spec.dtype != "float32":
         raise ResourceError(
             f"strategy {strategy}: model.lora=null and model.dtype={spec.dtype}: gradients of many packs would be "
-            "rounded one after another; expected model.dtype=float32, model.lora with a rank, or strategy ddp"
+            "rounded after each addition; expected model.dtype=float32, model.lora with a rank, or strategy ddp"
         )
     learning = set(policy.parameters.values()) if policy.adapter is not None else set()
     decoder = policy.base.base_model
     for layer in decoder.layers:
         fully_shard(layer, ignored_params=learning, reshard_after_forward=strategy == "fsdp")
-    if policy.adapter is None:  # the head may be the embedding, and computes after the decoder: it is part of the same
+    if policy.adapter is None:
+        # The head computes after the decoder and may be tied to the embedding, so it joins the decoder's group.
         decoder.add_module("head", policy.base.get_output_embeddings())
     fully_shard(decoder, ignored_params=learning)
     if policy.adapter is None:
         del decoder.head
         for module in _modules(policy.base):
-            module.set_gradient_divide_factor(1.0)  # the sum: weights of tokens are those of the whole batch
-            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
-        policy.hold_in_parts(partial(settle, policy))
+            module.set_gradient_divide_factor(1.0)  # sum, not mean: token weights refer to the whole batch
+            module.set_force_sum_reduction_for_comms(True)  # gloo supports sums only
+        policy.use_shards(partial(reshard, policy))
 
 
-def settle(policy: Policy, *, again: bool = False) -> None:
-    """Lets go of weights that a forward pass has put together: those of before a step or a load are no use. again: puts
-    together those that a backward pass finds where the forward pass had left them, the head's."""
+def reshard(policy: Policy, *, again: bool = False) -> None:
+    """Reshard the weights that a forward pass has gathered, because they are outdated after a step or a load. again:
+    gather the head's weights again, which the backward pass expects where the forward pass left them."""
     for module in _modules(policy.base):
         module.reshard()
     if again:
@@ -77,19 +78,19 @@ def _modules(model: torch.nn.Module) -> Iterator[FSDPModule]:
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
-def own(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part, in the memory of the tensor."""
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this process's shard, which shares the tensor's memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor put together, without its gradient. All processes ask for it."""
+def gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the gathered tensor, detached. All processes must call this."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def part(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A whole tensor, the same in all processes, as `like` lies."""
+def shard_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a whole tensor, the same in all processes, sharded like `like`."""
     tensor = tensor.to(like.device)
     if not isinstance(like, DTensor):
         return tensor
@@ -97,55 +98,57 @@ def part(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def fill(tensor: torch.Tensor, given: torch.Tensor) -> None:
-    """Takes this process's part of a whole tensor."""
-    own(tensor).copy_(own(part(given, tensor)))
+def fill(tensor: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy this process's shard of a whole tensor into `tensor`."""
+    local_shard(tensor).copy_(local_shard(shard_like(source, tensor)))
 
 
 def norm(parameters: Iterable[torch.nn.Parameter]) -> float:
-    """L2 norm of the gradient, over all parts."""
-    gradients = [one.grad for one in parameters if one.grad is not None]
-    if not any(isinstance(one, DTensor) for one in gradients):
+    """Return the L2 norm of the gradient over all shards."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not any(isinstance(gradient, DTensor) for gradient in gradients):
         return torch.nn.utils.get_total_norm(gradients).item()
-    square = torch.stack([own(one).double().square().sum() for one in gradients if isinstance(one, DTensor)]).sum()
+    square = torch.stack(
+        [local_shard(gradient).double().square().sum() for gradient in gradients if isinstance(gradient, DTensor)]
+    ).sum()
     distributed.all_reduce(square)
-    square += sum(one.double().square().sum() for one in gradients if not isinstance(one, DTensor))
+    square += sum(gradient.double().square().sum() for gradient in gradients if not isinstance(gradient, DTensor))
     return math.sqrt(square.item())
 
 
 @torch.no_grad()
 def clip(parameters: Iterable[torch.nn.Parameter], most: float) -> float:
-    """Scales the gradient down to the L2 norm `most`; returns what its norm was."""
+    """Scale the gradient down to the L2 norm `most`. Return its norm before."""
     parameters = list(parameters)
-    if not any(isinstance(one.grad, DTensor) for one in parameters):
+    if not any(isinstance(parameter.grad, DTensor) for parameter in parameters):
         return torch.nn.utils.clip_grad_norm_(parameters, most).item()
-    found = norm(parameters)
-    for one in parameters:
-        if one.grad is not None:
-            own(one.grad).mul_(min(1.0, most / (found + 1e-6)))
-    return found
+    total_norm = norm(parameters)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            local_shard(parameter.grad).mul_(min(1.0, most / (total_norm + 1e-6)))
+    return total_norm
 
 
-def not_finite(named: Mapping[str, torch.Tensor]) -> list[str]:
-    """Names of tensors that hold a number which is not finite, in any part."""
-    broken = [int(not own(one).isfinite().all()) for one in named.values()]
-    if any(isinstance(one, DTensor) for one in named.values()):
-        counted = torch.tensor(broken, device=own(next(iter(named.values()))).device)
-        distributed.all_reduce(counted)
-        broken = counted.tolist()
+def non_finite_names(named: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the names of tensors with a value that is not finite, in any shard."""
+    broken = [int(not local_shard(tensor).isfinite().all()) for tensor in named.values()]
+    if any(isinstance(tensor, DTensor) for tensor in named.values()):
+        counts = torch.tensor(broken, device=local_shard(next(iter(named.values()))).device)
+        distributed.all_reduce(counts)
+        broken = counts.tolist()
     return [name for name, count in zip(named, broken, strict=True) if count]
 
 
 @contextmanager
-def replaced(parameters: Mapping[str, torch.Tensor], by: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Inside, each parameter holds other numbers, in the same memory."""
-    before = {name: own(one).detach().clone() for name, one in parameters.items()}
+def swap_values(parameters: Mapping[str, torch.Tensor], by: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Overwrite the parameters with other values within the context, in the same memory."""
+    before = {name: local_shard(parameter).detach().clone() for name, parameter in parameters.items()}
     with torch.no_grad():
-        for name, one in parameters.items():
-            own(one).copy_(own(by[name]))
+        for name, parameter in parameters.items():
+            local_shard(parameter).copy_(local_shard(by[name]))
     try:
         yield
     finally:
         with torch.no_grad():
-            for name, one in parameters.items():
-                own(one).copy_(before[name])
+            for name, parameter in parameters.items():
+                local_shard(parameter).copy_(before[name])

@@ -1,24 +1,24 @@
-"""Advantages: the baseline that a return is compared with, and the unit in which the difference is expressed.
+"""Advantages: baseline and scale of returns.
 
-An episode has one return, or one for each of its turns, or one for each of its tokens (`returns`). An advantage is a
-return minus a baseline, divided by a scale:
+An episode has one return, one per turn, or one per token (`returns`). An advantage is a return minus a baseline,
+divided by a scale:
 
     baseline   group           mean of the group (GRPO, arXiv:2402.03300, eq. 3.2)
                leave_one_out   mean of the other episodes of the group (RLOO, arXiv:2402.14740, eq. 7)
                batch           mean of all groups (REINFORCE++, arXiv:2501.03262)
                none            0
     scale      group           standard deviation of the group + 1e-6 (GRPO)
-               batch           that of all groups + 1e-6 (REINFORCE++)
+               batch           standard deviation of all groups + 1e-6 (REINFORCE++)
                none            1 (Dr. GRPO, arXiv:2503.20783)
 
-Returns are compared within their cell: means and deviations are those of the returns of the group or batch that are in
-the same cell. Returns of whole episodes are all in one cell; those of turns in cells by turn index, or by the state in
-which the turn was taken (`turns`). Otherwise the place of a turn in its episode would count as merit: with positive
-rewards early turns have larger returns than late ones whatever was done in them.
+Returns are compared within their cell: means and standard deviations are computed over the returns of the group or
+batch in the same cell. Returns of whole episodes share one cell. Returns of turns have one cell per turn index, or per
+state in which the turn was taken (`turn_credit`). Without cells, the position of a turn in its episode would count as
+merit: with positive rewards, early turns have larger returns than late turns, whatever the actions.
 
-Standard deviations are those of the population. Returns without spread carry no signal where they are compared: their
-advantages are exactly zero, whatever the size of the returns. Compared with something else, such returns are divided by
-nothing: they have no unit of their own.
+Standard deviations are population standard deviations. If the compared returns of a cell have no spread, their
+advantages are exactly zero, whatever the size of the returns. If returns without spread are compared with a different
+set, or with 0, they are not divided, because they define no scale.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EPSILON = 1e-6
 Baseline = Literal["group", "leave_one_out", "batch", "none"]
 Scale = Literal["group", "batch", "none"]
 Returns = list[list[float]]
-"""Of one group: the returns of each episode."""
+"""Returns of one group: a list per episode."""
 Cells = Sequence[Sequence[Hashable]]
 """Cells of the returns of one group, by episode."""
 
@@ -44,8 +44,8 @@ Cells = Sequence[Sequence[Hashable]]
 def advantages(
     groups: Sequence[Returns], *, baseline: Baseline, scale: Scale, cells: Sequence[Cells] | None = None
 ) -> list[Returns]:
-    """Return the advantages of all groups, in the shape of their returns. cells: in the same shape; None puts all
-    returns into one."""
+    """Return the advantages of all groups, in the shape of their returns. cells has the same shape; None puts all
+    returns into one cell."""
     cells = cells or [[[None] * len(episode) for episode in group] for group in groups]
     batch: dict[Hashable, list[float]] = defaultdict(list)
     for cell, value in _pairs(chain(*groups), chain(*cells)):
@@ -80,7 +80,7 @@ def advantages(
 
 
 def group_advantages(rewards_G: Sequence[float], *, scale: bool) -> list[float]:
-    """Return the (G,) advantages of GRPO from the (G,) rewards of one group; without `scale` those of Dr. GRPO."""
+    """Return the (G,) GRPO advantages of the (G,) rewards of one group, or those of Dr. GRPO if `scale` is False."""
     returns = [[reward] for reward in rewards_G]
     return list(chain(*advantages([returns], baseline="group", scale="group" if scale else "none")[0]))
 
@@ -93,7 +93,7 @@ def _pairs(
 
 
 def _means_of_others(group: Returns, cells: Cells, index: int) -> dict[Hashable, float]:
-    """Mean by cell over all episodes of the group but one."""
+    """Return the mean per cell over all episodes of the group except one."""
     others: dict[Hashable, list[float]] = defaultdict(list)
     for cell, value in _pairs([*group[:index], *group[index + 1 :]], [*cells[:index], *cells[index + 1 :]]):
         others[cell].append(value)
@@ -101,5 +101,5 @@ def _means_of_others(group: Returns, cells: Cells, index: int) -> dict[Hashable,
 
 
 def _divisor(values: Sequence[float]) -> float:
-    # The statistics module is exact inside: sums of huge or tiny returns would leave the range of floats.
+    # The statistics module sums exactly: float sums of huge or tiny returns could overflow or underflow.
     return EPSILON + statistics.pstdev(values) if have_spread(values) else 1.0

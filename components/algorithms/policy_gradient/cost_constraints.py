@@ -1,18 +1,17 @@
-"""Rewards under constraints: as much reward as can be had while mean costs stay below their limits.
+"""Constrained rewards: maximise the reward while mean costs stay below their limits.
 
     maximise E[r] subject to E[c_i] <= d_i   is   min over λ >= 0 of max over policies of E[r] - Σ λ_i (E[c_i] - d_i)
 
-    λ_i <- max(0, λ_i + learning_rate_i (mean of c_i - d_i))      dual ascent, once a round, before the policy learns
-    r'  =  (min(r, reward_cap) - Σ λ_i c_i) / (1 + Σ λ_i)         what the policy then learns from
+    λ_i <- max(0, λ_i + learning_rate_i (mean of c_i - d_i))      dual ascent, once per round, before the policy learns
+    r'  =  (min(r, reward_cap) - Σ λ_i c_i) / (1 + Σ λ_i)         reward that the policy learns from
 
-as PPO-Lagrangian does it (Ray, Achiam, Amodei, "Benchmarking Safe Exploration in Deep RL", 2019; arXiv:1805.11074).
-The division, which `cost_scaling` turns off, keeps r' in the range of rewards and costs, however large a multiplier
-grows.
+as in PPO-Lagrangian (Ray, Achiam, Amodei, "Benchmarking Safe Exploration in Deep RL", 2019; arXiv:1805.11074). The
+division, which `cost_scaling` disables, keeps r' in the range of rewards and costs, however large a multiplier grows.
 
-A cost is a metric of the episode, or where it has none of that name, a component of the judge's score
-(`trajectories.store.read_scored`), or a number among what the environment said of its outcome. The mean is over all
-scored episodes of the round, whatever the filter has left of them; multipliers are a part of the checkpoint. They
-follow from the checkpoint before and the round's episodes, so a training that is killed finds the same ones.
+A cost is a metric of the episode, a component of the judge's score if no metric has that name
+(`trajectories.store.read_scored`), or a number of the environment's outcome. The mean is over all scored episodes of
+the round, including those that the filter drops. Multipliers are part of the checkpoint. They follow from the previous
+checkpoint and the round's episodes, so a resumed training computes the same multipliers.
 """
 
 from __future__ import annotations
@@ -30,20 +29,26 @@ from components.json_text import read_json
 from components.trajectories.schema import Trajectory
 
 FILE = "multipliers.json"
-"""In a checkpoint: λ by name."""
+"""File of a checkpoint with λ by name."""
 
 Multipliers = dict[str, float]
 
 
 def mean_costs(costs: Mapping[str, CostSpec], trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    """Mean of each cost over the scored episodes of this round; empty where there are none. Raises ArtifactError where
-    one has no such cost."""
-    found = [[_cost(one, name) for name in costs] for one in trajectories if _counts(one) and not _replayed(one)]
-    return {name: math.fsum(column) / len(found) for name, column in zip(costs, zip(*found, strict=True), strict=False)}
+    """Return the mean of each cost over the scored episodes of this round; empty if there are none. Raises
+    ArtifactError if an episode lacks a cost."""
+    rows = [
+        [_cost(trajectory, name) for name in costs]
+        for trajectory in trajectories
+        if _counts(trajectory) and not _replayed(trajectory)
+    ]
+    return {name: math.fsum(column) / len(rows) for name, column in zip(costs, zip(*rows, strict=True), strict=False)}
 
 
-def ascend(multipliers: Multipliers, costs: Mapping[str, CostSpec], means: Mapping[str, float]) -> Multipliers:
-    """One step of dual ascent; a cost that was not measured keeps its multiplier."""
+def update_multipliers(
+    multipliers: Multipliers, costs: Mapping[str, CostSpec], means: Mapping[str, float]
+) -> Multipliers:
+    """Return the multipliers after one step of dual ascent. A cost without a measured mean keeps its multiplier."""
     return {
         name: max(0.0, value + costs[name].learning_rate * (means[name] - costs[name].limit))
         if name in means
@@ -52,69 +57,71 @@ def ascend(multipliers: Multipliers, costs: Mapping[str, CostSpec], means: Mappi
     }
 
 
-def penalised(
+def subtract_costs(
     spec: PolicyGradientSpec, trajectories: Sequence[Trajectory], multipliers: Multipliers
 ) -> list[Trajectory]:
-    """The trajectories with r' for their reward; with `credit: turns`, step rewards divided alike, and the costs off
-    the last. Raises ArtifactError where one has no such cost."""
+    """Return the trajectories with r' as their reward. With `credit: turns`, step rewards are divided by the same
+    factor and the costs are subtracted from the last one. Raises ArtifactError if an episode lacks a cost."""
     divisor = 1 + math.fsum(multipliers.values()) if spec.cost_scaling else 1.0
-    found = []
-    for one in trajectories:
-        if not _counts(one):
-            found.append(one)
+    result = []
+    for trajectory in trajectories:
+        if not _counts(trajectory):
+            result.append(trajectory)
             continue
-        assert one.reward is not None
+        assert trajectory.reward is not None
         cap = math.inf if spec.reward_cap is None else spec.reward_cap
-        penalty = math.fsum(value * _cost(one, name) for name, value in multipliers.items())
-        steps = [*one.step_rewards[:-1], *(last - penalty for last in one.step_rewards[-1:])]
-        reward = (min(one.reward, cap) - penalty) / divisor
-        found.append(replace(one, reward=reward, step_rewards=[step / divisor for step in steps]))
-    return found
+        penalty = math.fsum(value * _cost(trajectory, name) for name, value in multipliers.items())
+        steps = [*trajectory.step_rewards[:-1], *(last - penalty for last in trajectory.step_rewards[-1:])]
+        reward = (min(trajectory.reward, cap) - penalty) / divisor
+        result.append(replace(trajectory, reward=reward, step_rewards=[step / divisor for step in steps]))
+    return result
 
 
-def constrained(
+def apply_constraints(
     spec: PolicyGradientSpec, trajectories: Sequence[Trajectory], start: Path | None, means: Mapping[str, float] | None
 ) -> tuple[list[Trajectory], Multipliers, dict[str, float]]:
-    """What a training learns from, its multipliers, and figures of both. start: the checkpoint before. means: of the
-    policy's costs; None takes those of the trajectories."""
+    """Return the trajectories that a training learns from, its multipliers, and the metrics of both.
+
+    start: the previous checkpoint. means: mean costs of the policy; None computes them from the trajectories.
+    """
     costs = spec.costs or {}
     if means is None:
         means = mean_costs(costs, trajectories)
-    multipliers = ascend(load(start, costs), costs, means)
-    figures = {f"cost/{name}": value for name, value in means.items()}
-    figures |= {f"multiplier/{name}": value for name, value in multipliers.items()}
-    return penalised(spec, trajectories, multipliers), multipliers, figures
+    multipliers = update_multipliers(load(start, costs), costs, means)
+    metrics = {f"cost/{name}": value for name, value in means.items()}
+    metrics |= {f"multiplier/{name}": value for name, value in multipliers.items()}
+    return subtract_costs(spec, trajectories, multipliers), multipliers, metrics
 
 
 def load(checkpoint: Path | None, costs: Mapping[str, CostSpec]) -> Multipliers:
-    """The multipliers of a checkpoint; those that it does not have begin with `initial`."""
+    """Return the multipliers of a checkpoint. Multipliers that the checkpoint lacks start at `initial`."""
     file = checkpoint / FILE if checkpoint is not None else None
     saved = read_json(file) if file is not None and file.is_file() else {}
     return {name: float(saved.get(name, cost.initial)) for name, cost in costs.items()}
 
 
 def save(checkpoint: Path, multipliers: Multipliers) -> None:
-    """Writes them beside the adapter; nothing where there are none."""
+    """Write the multipliers beside the adapter, if there are any."""
     if multipliers:
         (checkpoint / FILE).write_text(json.dumps(multipliers, indent=1, sort_keys=True) + "\n")
 
 
-def _counts(one: Trajectory) -> bool:
-    return one.reward is not None and one.failure is None
+def _counts(trajectory: Trajectory) -> bool:
+    return trajectory.reward is not None and trajectory.failure is None
 
 
-def _replayed(one: Trajectory) -> bool:
-    return one.metrics.get(ROUNDS_AGO, 0) > 0
+def _replayed(trajectory: Trajectory) -> bool:
+    return trajectory.metrics.get(ROUNDS_AGO, 0) > 0
 
 
-def _cost(one: Trajectory, name: str) -> float:
-    outcome = {key: float(value) for key, value in one.outcome.items() if isinstance(value, int | float)}
-    known = {**outcome, **one.metrics}
-    value = known.get(name)
+def _cost(trajectory: Trajectory, name: str) -> float:
+    outcome = {key: float(value) for key, value in trajectory.outcome.items() if isinstance(value, int | float)}
+    costs = {**outcome, **trajectory.metrics}
+    value = costs.get(name)
     if value is None or not math.isfinite(value):
-        what = "has no cost of this name" if value is None else f"has a cost of {value}"
+        problem = "has no cost of this name" if value is None else f"has a cost of {value}"
         raise ArtifactError(
-            f"algorithm.costs.{name}: trajectory {one.id} {what}; expected a metric of the episode, a component of its "
-            f"score or a number of its outcome. It has {', '.join(sorted(known)) or 'none'}"
+            f"algorithm.costs.{name}: trajectory {trajectory.id} {problem}; expected a metric of the episode, a "
+            f"component of its score or a number of its outcome. It has {', '.join(sorted(costs)) or 'none'}"
         )
     return value

@@ -1,7 +1,7 @@
-"""The gradient steps of a policy gradient: its minibatches, what guards say of each, and what is told of it.
+"""Gradient steps of a policy gradient: minibatches, guards and metrics.
 
-How a gradient is computed is a function of the trajectories that it is computed on (`Backward`); so a guard that
-strikes can ask for that of each trajectory by itself.
+The gradient is a function of the trajectories that it is computed on (`Backward`), so a guard that strikes can
+recompute it for each trajectory separately.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from components.algorithms.loop import schedule
 from components.algorithms.loop.guards import Guards
 from components.algorithms.loop.loss_scale import LossScale
-from components.algorithms.loop.metrics import over_steps
+from components.algorithms.loop.metrics import mean_metrics
 from components.algorithms.policy_gradient.training_data import learned_tokens
 from components.algorithms.spec import PolicyGradientSpec
 from components.trajectories.schema import Trajectory
@@ -26,15 +26,16 @@ from components.trajectories.schema import Trajectory
 T = TypeVar("T")
 Group = list[Trajectory]
 Backward = Callable[[list[Trajectory]], tuple[dict[str, float], dict[str, float]]]
-"""Adds the gradient of the loss on these trajectories to the parameters, scaled down to max_grad_norm. Returns what it
-measured (`JUDGED` among it) and counts of tokens."""
+"""Function that adds the gradient of the loss on these trajectories to the parameters, scaled down to max_grad_norm. It
+returns the measured metrics (including `GUARDED_METRICS`) and token counts."""
 
-JUDGED = ("loss", "grad_norm", "value_grad_norm", "kl_sampler", "kl_old", "entropy")
-"""Metrics that guards check; value_grad_norm where values are learned, kl_old where ratios are not taken to the
-sampler."""
+GUARDED_METRICS = ("loss", "grad_norm", "value_grad_norm", "kl_sampler", "kl_old", "entropy")
+"""Metrics that guards check. value_grad_norm exists if values are learned, kl_old if the old policy of the ratios is
+not the sampler."""
 
 Outlier = Callable[[Trajectory], tuple[int, float]]
-"""The sampled token of a trajectory that has moved furthest, and by how many nats (`learning.largest_log_ratio`)."""
+"""Function that returns the sampled token of a trajectory with the largest change in log-probability, and the change in
+nats (`training_data.largest_log_ratio`)."""
 
 
 def take_steps(
@@ -50,46 +51,46 @@ def take_steps(
     seed: int,
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
-    taken: Sequence[dict[str, float]],
+    earlier_steps: Sequence[dict[str, float]],
     rounds: schedule.Rounds,
 ) -> tuple[int, dict[str, float]]:
-    """Take `spec.epochs * spec.minibatches` gradient steps, or fewer where there are fewer groups. Return the new
-    step count and the mean metrics.
+    """Take `spec.epochs * spec.minibatches` gradient steps, or fewer if there are fewer groups. Return the new step
+    count and the mean metrics.
 
-    rates: learning rate of each parameter group of the optimizer, after the warm-up. taken: metrics of the steps that
-    an earlier try took after step `step`; parameters and optimizer are those after them. Raises TrainingDiverged where
-    a guard stops (`guards`).
+    rates: learning rate of each parameter group of the optimizer, after the warm-up. earlier_steps: metrics of the
+    steps that an interrupted run took after step `step`; parameters and optimizer are in the state after those steps.
+    Raises TrainingDiverged if a guard stops the training (`guards`).
     """
     guards = Guards(scratch)
-    logs = list(taken)
-    parts = list(batches(groups, spec, seed, step))
-    for index, part in enumerate(parts):
-        if index < len(taken):
+    logs = list(earlier_steps)
+    minibatches = list(batches(groups, spec, seed, step))
+    for index, minibatch in enumerate(minibatches):
+        if index < len(earlier_steps):
             continue
         number = step + index + 1
-        share = schedule.share(spec, number, rounds, index / len(parts))
+        share = schedule.share(spec, number, rounds, index / len(minibatches))
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * share
-        took = _gradient_step(spec, optimizer, part, backward, outlier, loss_scale, number, guards)
-        metrics = {"step": float(number), **took}
+        step_metrics = _gradient_step(spec, optimizer, minibatch, backward, outlier, loss_scale, number, guards)
+        metrics = {"step": float(number), **step_metrics}
         logs.append(metrics)
         on_step(metrics)
-    return step + len(logs), over_steps(logs)
+    return step + len(logs), mean_metrics(logs)
 
 
 def batches(groups: list[Group], spec: PolicyGradientSpec, seed: int, step: int) -> Iterator[list[Group]]:
-    """The groups of each gradient step after step `step`: each epoch in an order of its own."""
+    """Yield the groups of each gradient step after step `step`; each epoch has its own order."""
     for epoch in range(spec.epochs):
         order = list(groups)
         random.Random(f"{seed}-{step}-{epoch}").shuffle(order)
-        for part in _parts(order, spec.minibatches):
+        for minibatch in _parts(order, spec.minibatches):
             step += 1
-            yield part
+            yield minibatch
 
 
 def _parts(groups: list[Group], count: int) -> list[list[Group]]:
-    """Groups dealt out to minibatches of nearly equal size; empty ones are left out."""
-    return [part for part in (groups[index::count] for index in range(count)) if part]
+    """Distribute groups over minibatches of nearly equal size; leave out empty ones."""
+    return [minibatch for minibatch in (groups[index::count] for index in range(count)) if minibatch]
 
 
 def _gradient_step(
@@ -114,16 +115,18 @@ def _gradient_step(
 def finite_step(
     optimizer: torch.optim.Optimizer,
     backward: Callable[[], tuple[dict[str, float], dict[str, float]]],
-    struck: Callable[[dict[str, float]], bool],
+    non_finite_guard: Callable[[dict[str, float]], bool],
     loss_scale: LossScale,
 ) -> dict[str, float]:
-    """Take one step, for which no guard but `non_finite` is asked; return its metrics. backward: as `Backward`. struck:
-    called where the loss is not finite, or the gradient without an overflow of the scaled one; returns whether the step
-    is left out."""
+    """Take one gradient step that only the guard `non_finite` checks; return its metrics.
+
+    backward: as `Backward`. non_finite_guard: called if the loss is not finite, or if the gradient is not finite
+    without an overflow of the scaled gradient; returns True to skip the step.
+    """
     started = time.monotonic()
     measured, counts = backward()
     broken = not all(math.isfinite(measured[name]) for name in ("loss", "grad_norm"))
-    skipped = broken and not loss_scale.overflowed(measured) and struck(measured)
+    skipped = broken and not loss_scale.overflowed(measured) and non_finite_guard(measured)
     return finish(optimizer, measured, counts, loss_scale, skipped=skipped, started=started)
 
 
@@ -136,8 +139,8 @@ def finish(
     skipped: bool,
     started: float,
 ) -> dict[str, float]:
-    """Take the step, or leave it out where a guard does or a scaled gradient overflowed; return its metrics. started:
-    of the step, by the monotonic clock."""
+    """Take the step, or skip it if a guard skips it or a scaled gradient overflowed. Return its metrics. started: start
+    of the step on the monotonic clock."""
     scale = scale_metrics(loss_scale, measured)
     overflowed = loss_scale.overflowed(measured)
     if not (skipped or overflowed):
@@ -158,16 +161,16 @@ def finish(
 
 
 def scale_metrics(loss_scale: LossScale, measured: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of a step about the scale of its loss; none where it is not scaled."""
+    """Return the loss scale metrics of a step; empty if the loss is not scaled."""
     if not loss_scale.enabled:
         return {}
     return {"loss_scale": loss_scale.value, "overflowed_steps": float(loss_scale.overflowed(measured))}
 
 
-def examples_by_step(found: Sequence[T], epochs: int, size: int, seed: int, step: int) -> Iterator[list[T]]:
-    """The examples of each gradient step, `size` of them: each epoch in an order of its own."""
+def examples_by_step(examples: Sequence[T], epochs: int, size: int, seed: int, step: int) -> Iterator[list[T]]:
+    """Yield the `size` examples of each gradient step; each epoch has its own order."""
     for epoch in range(epochs):
-        order = list(found)
+        order = list(examples)
         random.Random(f"{seed}-{step}-{epoch}").shuffle(order)
         for start in range(0, len(order), size):
             yield order[start : start + size]
@@ -184,14 +187,14 @@ def _struck(
     step: int,
     guards: Guards,
 ) -> bool:
-    """Whether a guard leaves the step out. Where one strikes, each trajectory is measured by itself; the gradient of
-    the batch is put back after that."""
-    shown = {name: measured[name] for name in JUDGED if name in measured}
-    by_kl = "kl_old" if "kl_old" in shown else "kl_sampler"
-    kl, entropy = shown[by_kl], shown["entropy"]
-    finite = all(math.isfinite(value) for name, value in shown.items() if name != "entropy")
+    """Return True if a guard skips the step. If a guard strikes, each trajectory is measured separately; the gradient
+    of the batch is restored afterwards."""
+    checked = {name: measured[name] for name in GUARDED_METRICS if name in measured}
+    by_kl = "kl_old" if "kl_old" in checked else "kl_sampler"
+    kl, entropy = checked[by_kl], checked["entropy"]
+    finite = all(math.isfinite(value) for name, value in checked.items() if name != "entropy")
     broken = next(
-        (name for name in ("grad_norm", "value_grad_norm") if not math.isfinite(shown.get(name, 0.0))), "loss"
+        (name for name in ("grad_norm", "value_grad_norm") if not math.isfinite(checked.get(name, 0.0))), "loss"
     )
     rules = [
         ("non_finite", not finite, spec.non_finite, broken, loss_scale.advice("Lower algorithm.learning_rate")),
@@ -200,7 +203,7 @@ def _struck(
             kl > spec.max_kl,
             spec.high_kl,
             by_kl,
-            f"{by_kl} is the KL to the policy that ratios are taken to, in nats a token; algorithm.max_kl allows "
+            f"{by_kl} is the KL divergence from the old policy in nats per token; algorithm.max_kl allows "
             f"{spec.max_kl:g}. "
             "Lower algorithm.learning_rate or algorithm.epochs",
         ),
@@ -209,7 +212,7 @@ def _struck(
             entropy < spec.min_entropy,
             spec.low_entropy,
             "certainty",
-            f"algorithm.min_entropy asks for {spec.min_entropy:g} nats a token. Raise collect.temperature or "
+            f"algorithm.min_entropy requires {spec.min_entropy:g} nats per token. Raise collect.temperature or "
             "algorithm.kl_coefficient, or lower algorithm.learning_rate",
         ),
     ]
@@ -217,24 +220,28 @@ def _struck(
     if not struck:
         return False
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    kept = [parameter.grad for parameter in parameters]
-    each: dict[str, dict[str, float]] = {}
+    gradients = [parameter.grad for parameter in parameters]
+    measurements: dict[str, dict[str, float]] = {}
 
     def measure(trajectory: Trajectory) -> dict[str, float]:
-        if trajectory.id not in each:
+        if trajectory.id not in measurements:
             for parameter in parameters:
                 parameter.grad = None
-            found, _ = backward([trajectory])
-            each[trajectory.id] = {name: found[name] for name in shown} | {"certainty": -found["entropy"]}
-        return each[trajectory.id]
+            measured_alone, _ = backward([trajectory])
+            measurements[trajectory.id] = {name: measured_alone[name] for name in checked} | {
+                "certainty": -measured_alone["entropy"]
+            }
+        return measurements[trajectory.id]
 
     skips = []
     try:
         for guard, _, action, by, advice in struck:
-            learned = [one for one in trajectories if learned_tokens(spec, one)]
-            named = outlier if guard == "high_kl" else None
-            skips.append(guards.strike(guard, action, step, shown, learned, measure, named, by=by, advice=advice))
+            learned = [trajectory for trajectory in trajectories if learned_tokens(spec, trajectory)]
+            step_outlier = outlier if guard == "high_kl" else None
+            skips.append(
+                guards.strike(guard, action, step, checked, learned, measure, step_outlier, by=by, advice=advice)
+            )
     finally:
-        for parameter, grad in zip(parameters, kept, strict=True):
+        for parameter, grad in zip(parameters, gradients, strict=True):
             parameter.grad = grad
     return any(skips)

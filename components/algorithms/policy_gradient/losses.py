@@ -1,7 +1,7 @@
-"""Losses, as pure functions of tensors. S counts sampled tokens; every array has one entry for each.
+"""Losses, as pure functions of tensors. S counts sampled tokens; every array has one entry per sampled token.
 
-Left out on purpose: sums and means over the batch. A loss is returned by token; the trainer weighs and adds, so that
-a batch can be computed in parts with the same result.
+Sums and means over the batch are left out on purpose: losses are returned per token, and the trainer weighs and sums
+them, so that a batch can be computed in parts with the same result.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from typing import Literal
 import torch
 
 LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are cut to this many nats before they are exponentiated: past 88 float32 overflows, and where the clip
-takes the gradient away, 0 · inf is NaN. Beyond the limit a token has no gradient."""
+"""Limit of log-ratios (nats) before exponentiation: float32 overflows above 88, and where the clip removes the
+gradient, 0 · inf is NaN. Beyond the limit a token has no gradient."""
 
 KL_LIMIT = 5.0
-"""Nats that one token adds to a mean that a guard looks at, at most: the estimate grows with exp of the log-ratio, so
-that one outlier among thousands of tokens would end a training that is sound."""
+"""Largest contribution (nats) of one token to a mean KL divergence that a guard checks. The estimate grows with exp of
+the log-ratio, so one outlier among thousands of tokens would stop a sound training."""
 
 RatioLevel = Literal["token", "sequence_mean", "sequence"]
 Estimator = Literal["k1", "k2", "k3"]
 
 
 def log_ratio(logprob_S: torch.Tensor, old_logprob_S: torch.Tensor) -> torch.Tensor:
-    """log(pi(token) / pi_old(token)). Where the old log-probability is missing (NaN) or impossible (infinite), 0 and
-    the token is treated as on-policy: its gradient stays finite."""
-    known = torch.isfinite(old_logprob_S)
-    return logprob_S - torch.where(known, old_logprob_S, logprob_S.detach())
+    """Return log(pi(token) / pi_old(token)). If the old log-probability is missing (NaN) or infinite, the log-ratio is
+    0 and the token is treated as on-policy, so that its gradient stays finite."""
+    finite_S = torch.isfinite(old_logprob_S)
+    return logprob_S - torch.where(finite_S, old_logprob_S, logprob_S.detach())
 
 
 def by_sequence(log_ratio_S: torch.Tensor, sequence_S: torch.Tensor, level: RatioLevel) -> torch.Tensor:
-    """Return the log-ratios at the level at which they are compared: of each `token` (PPO); of the whole `sequence`,
-    the sum over its tokens (RLOO); or `sequence_mean`, the mean over them (GSPO, arXiv:2507.18071, eq. 7). sequence_S:
-    the index of the sequence that a token belongs to, in order."""
+    """Return the log-ratios at the level `level`: per `token` (PPO); per `sequence`, the sum over its tokens (RLOO); or
+    `sequence_mean`, the mean over its tokens (GSPO, arXiv:2507.18071, eq. 7). sequence_S: index of the sequence that
+    each token belongs to, in ascending order."""
     if level == "token":
         return log_ratio_S
     tokens_Q = sequence_S.bincount()
@@ -45,15 +45,15 @@ def by_sequence(log_ratio_S: torch.Tensor, sequence_S: torch.Tensor, level: Rati
 def sequence_log_ratio(
     log_ratio_S: torch.Tensor, sequence_S: torch.Tensor, episode_tokens_S: torch.Tensor, level: RatioLevel
 ) -> torch.Tensor:
-    """Return `by_sequence`, differentiated through each token's own log-probability alone, as GSPO-token does
+    """Return `by_sequence`, differentiated only through each token's own log-probability, as in GSPO-token
     (arXiv:2507.18071, section 4.3): sg(s) · π / sg(π), with s the ratio of the sequence and sg the stop-gradient.
 
-    Differentiated as it stands, the ratio of a sequence gives each of its tokens the mean of the sequence's advantages;
-    here each token keeps its own. Where a sequence has one advantage, both gradients are equal.
+    The plain gradient of a sequence ratio gives each token the mean of the sequence's advantages; here each token keeps
+    its own advantage. If all tokens of a sequence have the same advantage, both gradients are equal.
 
-    A product over tokens (`sequence`) has the sum of their gradients where a mean has their mean, so its tokens count
-    `episode_tokens_S` times: the sampled tokens of the whole episode, so that the weight of an episode does not depend
-    on how many histories it has.
+    The gradient of a product over tokens (`sequence`) is the sum of the token gradients, that of `sequence_mean` their
+    mean. So with `sequence` each token counts `episode_tokens_S` times: the number of sampled tokens of the whole
+    episode. The weight of an episode then does not depend on its number of histories.
     """
     if level == "token":
         return log_ratio_S
@@ -64,13 +64,13 @@ def sequence_log_ratio(
 
 
 def segment_sums(value_S: torch.Tensor, size_Q: torch.Tensor) -> torch.Tensor:
-    """(Q, ...) sums of the first size_Q[0] rows, of the size_Q[1] after them, and so on; 0 of none. Unlike index_add it
-    adds in the same order every time, on a GPU too."""
+    """Return the (Q, ...) sums of the first size_Q[0] rows, of the next size_Q[1] rows, and so on; an empty segment
+    sums to 0. Unlike index_add, the order of additions is deterministic, on a GPU too."""
     return torch.segment_reduce(value_S, "sum", lengths=size_Q, unsafe=True)
 
 
 def ratio(log_ratio_S: torch.Tensor) -> torch.Tensor:
-    """exp, cut at `LOG_RATIO_LIMIT`."""
+    """Return exp of the log-ratios, clamped to ±`LOG_RATIO_LIMIT`."""
     return torch.exp(log_ratio_S.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
 
 
@@ -81,8 +81,8 @@ def clipped_policy_loss(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> torch.Tensor:
-    """PPO's clipped surrogate (arXiv:1707.06347, eq. 7), negated: -min(r A, clip(r, 1 - low, 1 + high) A). dual_clip c:
-    where A < 0, the loss is at most -c A (arXiv:1912.09729, eq. 5)."""
+    """Return the negated clipped surrogate of PPO (arXiv:1707.06347, eq. 7): -min(r A, clip(r, 1 - low, 1 + high) A).
+    dual_clip c: where A < 0, the loss is at most -c A (arXiv:1912.09729, eq. 5)."""
     clipped_S = ratio_S.clamp(1 - clip_low, 1 + clip_high)
     loss_S = -torch.minimum(ratio_S * advantage_S, clipped_S * advantage_S)
     if dual_clip is None:
@@ -93,59 +93,59 @@ def clipped_policy_loss(
 def clipped_value_loss(
     value_S: torch.Tensor, before_S: torch.Tensor, return_S: torch.Tensor, clip: float | None
 ) -> torch.Tensor:
-    """Half the squared error of a value, or of that value moved no further than `clip` from the one before the first
-    step, whichever is larger: 1/2 max((V - R)², (clip(V, V_old - c, V_old + c) - R)²) (the code of arXiv:1909.08593). A
-    value that has moved that far towards its target has no gradient."""
+    """Return half the squared error of a value, or of the value clipped to within `clip` of the value before the first
+    step, whichever is larger: 1/2 max((V - R)², (clip(V, V_old - c, V_old + c) - R)²) (as in the code of
+    arXiv:1909.08593). A value that has moved by more than `clip` towards its target has no gradient."""
     loss_S = (value_S - return_S).square()
     if clip is not None:
-        near_S = value_S.clamp(before_S - clip, before_S + clip)
-        loss_S = torch.maximum(loss_S, (near_S - return_S).square())
+        clipped_S = value_S.clamp(before_S - clip, before_S + clip)
+        loss_S = torch.maximum(loss_S, (clipped_S - return_S).square())
     return loss_S / 2
 
 
 def value_clipped(
     value_S: torch.Tensor, before_S: torch.Tensor, return_S: torch.Tensor, clip: float | None
 ) -> torch.Tensor:
-    """True where the clip took the gradient of the value away."""
+    """Return True where the clip removes the gradient of the value."""
     if clip is None:
         return torch.zeros_like(value_S, dtype=torch.bool)
-    near_S = value_S.clamp(before_S - clip, before_S + clip)
-    return (near_S - return_S).square() > (value_S - return_S).square()
+    clipped_S = value_S.clamp(before_S - clip, before_S + clip)
+    return (clipped_S - return_S).square() > (value_S - return_S).square()
 
 
 def cispo_loss(
     ratio_S: torch.Tensor, logprob_S: torch.Tensor, advantage_S: torch.Tensor, clip_low: float, clip_high: float
 ) -> torch.Tensor:
-    """CISPO (arXiv:2506.13585, eq. 4), negated: -sg(clip(r, 1 - low, 1 + high)) A log pi. The weight is clipped, not
-    the gradient: every token keeps one."""
+    """Return the negated CISPO objective (arXiv:2506.13585, eq. 4): -sg(clip(r, 1 - low, 1 + high)) A log pi. The
+    weight is clipped, not the gradient: every token keeps a gradient."""
     return -ratio_S.clamp(1 - clip_low, 1 + clip_high).detach() * advantage_S * logprob_S
 
 
 def clipped(ratio_S: torch.Tensor, advantage_S: torch.Tensor, clip_low: float, clip_high: float) -> torch.Tensor:
-    """True where the clip took the gradient away."""
+    """Return True where the clip removes the gradient."""
     return ((ratio_S > 1 + clip_high) & (advantage_S > 0)) | ((ratio_S < 1 - clip_low) & (advantage_S < 0))
 
 
-def correction(log_ratio_S: torch.Tensor, limit: float, how: Literal["truncate", "mask"]) -> torch.Tensor:
-    """Weights for tokens that another engine sampled, from the log-ratio of trainer to sampler: min(r, limit)
-    (truncated importance sampling), or r where 1 / limit <= r <= limit and 0 elsewhere. Without gradient."""
+def correction(log_ratio_S: torch.Tensor, limit: float, method: Literal["truncate", "mask"]) -> torch.Tensor:
+    """Return weights for tokens that another engine sampled, from the log-ratio of trainer to sampler: min(r, limit)
+    (truncated importance sampling), or r if 1 / limit <= r <= limit and 0 elsewhere. The weights carry no gradient."""
     ratio_S = ratio(log_ratio_S.detach())
-    if how == "truncate":
+    if method == "truncate":
         return ratio_S.clamp(max=limit)
     return torch.where((ratio_S >= 1 / limit) & (ratio_S <= limit), ratio_S, 0.0)
 
 
 def kl_to_old(logprob_S: torch.Tensor, old_logprob_S: torch.Tensor) -> torch.Tensor:
-    """Return estimates of KL(policy before || policy) on the sampled tokens: r - 1 - log r, with the ratio r of the
-    policy to the one before (k3), at most `KL_LIMIT` each; 0 where the old log-probability is not known."""
+    """Return estimates of KL(old policy || policy) on the sampled tokens: r - 1 - log r, with r the ratio of the policy
+    to the old policy (k3), at most `KL_LIMIT` each; 0 if the old log-probability is unknown."""
     log_ratio_S = log_ratio(logprob_S, old_logprob_S)
     return (ratio(log_ratio_S) - 1 - log_ratio_S).clamp(max=KL_LIMIT)
 
 
 def kl(logprob_S: torch.Tensor, reference_S: torch.Tensor, estimator: Estimator) -> torch.Tensor:
-    """Estimates of KL(policy || reference) on tokens that the policy sampled (Schulman, "Approximating KL divergence",
-    2020), with d = log(reference / policy): k1 = -d, unbiased; k2 = d² / 2, its gradient is that of the KL; k3 =
-    exp(d) - d - 1, unbiased and never negative (arXiv:2402.03300, eq. 4)."""
+    """Return estimates of KL(policy || reference) on tokens that the policy sampled (Schulman, "Approximating KL
+    divergence", 2020), with d = log(reference / policy): k1 = -d, unbiased; k2 = d² / 2, whose gradient is that of the
+    KL divergence; k3 = exp(d) - d - 1, unbiased and never negative (arXiv:2402.03300, eq. 4)."""
     difference_S = (reference_S - logprob_S).clamp(max=LOG_RATIO_LIMIT)
     if estimator == "k1":
         return -difference_S

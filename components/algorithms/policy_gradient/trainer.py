@@ -1,17 +1,17 @@
-"""Policy gradient on stored trajectories: GRPO (arXiv:2402.03300) and its kin, which are settings of it (`spec`).
+"""Policy gradient on stored trajectories: GRPO (arXiv:2402.03300) and its variants, which are settings of it (`spec`).
 
-For each sampled token, with the ratio r of the policy to the one that sampled it, its advantage A and weight w, the
-loss is the mean, by `normalization`, of
+For each sampled token, with the ratio r of the policy to the policy that sampled it, its advantage A and weight w, the
+loss is the mean, reduced by `normalization`, of
 
     -w min(r A, clip(r, 1 - low, 1 + high) A) + kl_coefficient KL(policy || reference)     objective: clip
     -w sg(clip(r, 1 - low, 1 + high)) A log pi + kl_coefficient KL(policy || reference)    objective: cispo
 
-minus entropy_coefficient times the mean entropy. w is 1, or corrects for an engine that computes other
-log-probabilities than we do.
+minus entropy_coefficient times the mean entropy. w is 1, or corrects for an engine whose log-probabilities differ from
+the trainer's.
 
-Sampled tokens and their log-probabilities come from the trajectories as they were drawn; nothing is tokenised again.
-Trajectories that share a prefix share its computation (`packing`). Groups without spread contribute nothing; a batch
-of only such groups leaves the adapter and the optimizer as they are, byte for byte.
+Sampled tokens and their log-probabilities are read from the trajectories; nothing is tokenized again. Trajectories that
+share a prefix share its computation (`packing`). Groups without spread contribute nothing; a batch of only such groups
+leaves the adapter and the optimizer unchanged, byte for byte.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from components.algorithms.loop import distributed, schedule
-from components.algorithms.loop.metrics import of_packs
+from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy.reference_logprobs import Before
@@ -46,7 +46,8 @@ from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Trajectory
 
 KL_SAMPLE = 8
-"""Trajectories of a gradient step on which the KL to the reference is measured where it is not in the loss."""
+"""Number of trajectories per gradient step on which the KL divergence from the reference is measured if it is not in
+the loss."""
 
 
 def train_policy_gradient(
@@ -59,81 +60,86 @@ def train_policy_gradient(
     seed: int,
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
-    taken: Sequence[dict[str, float]] = (),
+    earlier_steps: Sequence[dict[str, float]] = (),
     rounds: schedule.Rounds = schedule.ONLY_ROUND,
 ) -> tuple[int, dict[str, float]]:
-    """Takes `spec.epochs * spec.minibatches` gradient steps, or fewer where fewer groups carry signal. Returns the new
-    step count and the mean metrics. taken: as in `take_steps`.
+    """Take `spec.epochs * spec.minibatches` gradient steps, or fewer if fewer groups carry signal. Return the new step
+    count and the mean metrics. earlier_steps: as in `take_steps`.
 
-    Raises TrainingDiverged where a guard stops (`guards`), ArtifactError for trajectories of which the ratio cannot be
-    computed.
+    Raises TrainingDiverged if a guard stops the training (`guards`), ArtifactError for trajectories whose ratio cannot
+    be computed.
     """
-    groups, learning = prepare(spec, policy, trajectories, scratch, first=not taken)
+    groups, learning = prepare(spec, policy, trajectories, scratch, first=not earlier_steps)
 
-    def backward(part: list[Trajectory]) -> tuple[dict[str, float], dict[str, float]]:
-        packs = learning.packs(part)
+    def backward(minibatch: list[Trajectory]) -> tuple[dict[str, float], dict[str, float]]:
+        packs = learning.packs(minibatch)
         measured = _backward(spec, policy, packs)
         if "kl" not in measured and spec.measure_kl:
-            names = "".join(trajectory.id for trajectory in part)
-            measured |= _measured_kl(spec, policy, part, learning, random.Random(f"{seed}-{names}"))
-        return measured, of_packs([one for _, one in packs])
+            ids = "".join(trajectory.id for trajectory in minibatch)
+            measured |= _measured_kl(spec, policy, minibatch, learning, random.Random(f"{seed}-{ids}"))
+        return measured, token_counts([pack for _, pack in packs])
 
-    rest: dict[str, Any] = {
+    options: dict[str, Any] = {
         "outlier": partial(largest_log_ratio, policy, learning),
         "loss_scale": policy.loss_scale,
         "step": step,
         "seed": seed,
         "scratch": scratch,
         "on_step": on_step,
-        "taken": taken,
+        "earlier_steps": earlier_steps,
         "rounds": rounds,
     }
-    return take_steps(spec, optimizer, groups, backward, rates=[spec.learning_rate], **rest)
+    return take_steps(spec, optimizer, groups, backward, rates=[spec.learning_rate], **options)
 
 
 def prepare(
     spec: GRPOSpec, policy: Policy, trajectories: Sequence[Trajectory], scratch: Path, *, first: bool = True
 ) -> tuple[list[Group], Learning]:
-    """The groups that carry signal, and what is learned from them. Unscored and failed trajectories take no part.
+    """Return the groups that carry signal, and their training data. Unscored and failed trajectories are ignored.
 
-    first: the policy is the one before the first gradient step; else what it said then is read from `scratch`.
+    first: True if the policy is in its state before the first gradient step; otherwise its log-probabilities in that
+    state are read from `scratch`.
     """
-    scored = [one for one in trajectories if one.reward is not None and one.failure is None]
+    scored = [trajectory for trajectory in trajectories if trajectory.reward is not None and trajectory.failure is None]
     before = Before(scratch)
     kl_in_reward = spec.kl_coefficient > 0 and spec.kl_in != "loss"
     if kl_in_reward or needs_old_logprobs(spec):
         before.measure(policy, scored, spec.pack_tokens, reference=kl_in_reward, first=first)
     learning = Learning(spec, before, padded=policy.padded)
     groups = list(by_scenario(scored).values())
-    kept = []
-    for group, each in zip(groups, _advantages(spec, groups, before), strict=True):
-        for trajectory, values in zip(group, each, strict=True):
-            by_token = _by_token(spec, trajectory, values)
-            learning.advantages[trajectory.id] = by_token
-            trajectory.advantage = sum(by_token) / len(by_token) if by_token else values[0] if values else 0.0
-        if any(any(values) for values in each) and any(learned_tokens(spec, trajectory) for trajectory in group):
-            kept.append(group)
-    return kept, learning
+    informative = []
+    for group, group_values in zip(groups, _advantages(spec, groups, before), strict=True):
+        for trajectory, values in zip(group, group_values, strict=True):
+            token_advantages = _by_token(spec, trajectory, values)
+            learning.advantages[trajectory.id] = token_advantages
+            trajectory.advantage = (
+                sum(token_advantages) / len(token_advantages) if token_advantages else values[0] if values else 0.0
+            )
+        if any(any(values) for values in group_values) and any(
+            learned_tokens(spec, trajectory) for trajectory in group
+        ):
+            informative.append(group)
+    return informative, learning
 
 
 def _advantages(spec: GRPOSpec, groups: Sequence[Group], before: Before) -> list[advantages.Returns]:
-    """The advantages of each episode of each group: one for the episode, each turn or each sampled token."""
+    """Return the advantages of each episode of each group: one per episode, per turn or per sampled token."""
     returns_G = [[_returns(spec, trajectory, before) for trajectory in group] for group in groups]
-    compared: dict[str, Any] = {"baseline": spec.baseline, "scale": spec.scale}
+    normalisation: dict[str, Any] = {"baseline": spec.baseline, "scale": spec.scale}
     if spec.kl_coefficient and spec.kl_in == "token_rewards":
-        return advantages.advantages(returns_G, **compared, cells=_token_cells(spec, groups))
+        return advantages.advantages(returns_G, **normalisation, cells=_token_cells(spec, groups))
     if spec.credit == "episode":
-        return advantages.advantages(returns_G, **compared)
+        return advantages.advantages(returns_G, **normalisation)
     if spec.turn_baseline == "process":
-        return turn_credit.process_advantages(returns_G, **compared, discount=spec.discount)
+        return turn_credit.process_advantages(returns_G, **normalisation, discount=spec.discount)
     totals_G = [[_total(spec, trajectory, before) for trajectory in group] for group in groups]
-    how: dict[str, Any] = {"turn_baseline": spec.turn_baseline, "state_weight": spec.state_weight}
-    return turn_credit.turn_advantages(returns_G, totals_G, groups, **compared, **how)
+    turn_options: dict[str, Any] = {"turn_baseline": spec.turn_baseline, "state_weight": spec.state_weight}
+    return turn_credit.turn_advantages(returns_G, totals_G, groups, **normalisation, **turn_options)
 
 
 def _returns(spec: GRPOSpec, trajectory: Trajectory, before: Before) -> list[float]:
-    """The returns of an episode: one for the whole, each turn or each sampled token; with `turn_baseline: process` the
-    step rewards themselves."""
+    """Return the returns of an episode: one for the episode, per turn or per sampled token; with `turn_baseline:
+    process`, the step rewards."""
     rewards = _rewards(spec, trajectory)
     lengths = returns.turn_lengths(trajectory)
     if spec.credit == "episode":
@@ -141,19 +147,19 @@ def _returns(spec: GRPOSpec, trajectory: Trajectory, before: Before) -> list[flo
     elif spec.turn_baseline != "process":
         rewards = returns.discounted_sums(rewards, spec.discount)
     if spec.kl_coefficient and spec.kl_in == "token_rewards":
-        return returns.penalised(rewards, lengths, before.kl(trajectory, spec.kl_estimator), spec.kl_coefficient)
+        return returns.subtract_kl(rewards, lengths, before.kl(trajectory, spec.kl_estimator), spec.kl_coefficient)
     penalty = _penalty(spec, trajectory, before)
     return [value - penalty for value in rewards]
 
 
 def _total(spec: GRPOSpec, trajectory: Trajectory, before: Before) -> float:
-    """The total return of an episode by its step rewards, which is not discounted."""
+    """Return the undiscounted total return of an episode, from its step rewards."""
     return sum(_rewards(spec, trajectory)) - _penalty(spec, trajectory, before)
 
 
 def _rewards(spec: GRPOSpec, trajectory: Trajectory) -> list[float]:
-    """The judged reward, or with `credit: turns` the step rewards. The punishment of length is part of the last one, so
-    that every turn answers for it."""
+    """Return the judged reward, or with `credit: turns` the step rewards. The length penalty is added to the last one,
+    so that it affects the return of every turn."""
     rewards = [trajectory.reward or 0.0] if spec.credit == "episode" else returns.turn_rewards(trajectory)
     if spec.overlong and rewards:
         tokens = sum(returns.turn_lengths(trajectory))
@@ -162,26 +168,30 @@ def _rewards(spec: GRPOSpec, trajectory: Trajectory) -> list[float]:
 
 
 def _penalty(spec: GRPOSpec, trajectory: Trajectory, before: Before) -> float:
-    """What the KL takes off the reward of the whole episode."""
+    """Return the KL penalty that is subtracted from the reward of the whole episode."""
     if not spec.kl_coefficient or spec.kl_in != "reward":
         return 0.0
     return spec.kl_coefficient * sum(before.kl(trajectory, spec.kl_estimator))
 
 
 def _token_cells(spec: GRPOSpec, groups: Sequence[Group]) -> list[list[list[Hashable]]]:
-    """The cell of each sampled token, for returns by token: its turn with `credit: turns`, else the same for all.
+    """Return the cell of each sampled token, for token returns: its turn with `credit: turns`, else one cell for all
+    tokens.
 
-    A token whose cell holds no other episode among those that it is compared with has a cell of its own: differences
-    between the tokens of one episode are those of the KL alone, and would be blown up to a deviation of 1.
+    If a cell contains tokens of a single compared episode, each of its tokens gets its own cell: within one episode
+    token returns differ only by the KL penalty, which the scale would blow up to a standard deviation of 1.
     """
     turn_cells = [[_turns_of_tokens(spec, trajectory) for trajectory in group] for group in groups]
     in_group = spec.baseline in ("group", "leave_one_out")
-    in_batch = Counter(cell for group in turn_cells for own in group for cell in set(own))
+    in_batch = Counter(cell for group in turn_cells for token_turns in group for cell in set(token_turns))
     cells: list[list[list[Hashable]]] = []
     for group in turn_cells:
-        episodes = Counter(cell for own in group for cell in set(own)) if in_group else in_batch
+        episodes = Counter(cell for token_turns in group for cell in set(token_turns)) if in_group else in_batch
         cells.append(
-            [[cell if episodes[cell] > 1 else (cell, place) for place, cell in enumerate(own)] for own in group]
+            [
+                [cell if episodes[cell] > 1 else (cell, index) for index, cell in enumerate(token_turns)]
+                for token_turns in group
+            ]
         )
     return cells
 
@@ -192,7 +202,7 @@ def _turns_of_tokens(spec: GRPOSpec, trajectory: Trajectory) -> list[int]:
 
 
 def _by_token(spec: GRPOSpec, trajectory: Trajectory, values: list[float]) -> list[float]:
-    """Advantages of the episode, its turns or its tokens, as those of its sampled tokens."""
+    """Return the advantage of each sampled token from those of the episode, its turns or its tokens."""
     lengths = returns.turn_lengths(trajectory)
     if spec.kl_coefficient and spec.kl_in == "token_rewards":
         return values
@@ -202,50 +212,51 @@ def _by_token(spec: GRPOSpec, trajectory: Trajectory, values: list[float]) -> li
 
 
 def _backward(spec: GRPOSpec, policy: Policy, packs: Packs) -> dict[str, float]:
-    """Adds the gradient of the loss on these packs to the parameters, then scales the whole down to max_grad_norm.
-    Returns the loss, the L2 norm before that, and what the packs say of the policy."""
+    """Add the gradient of the loss on these packs to the parameters and scale it down to max_grad_norm. Return the
+    loss, the L2 norm before scaling, and the metrics of the policy on the packs."""
     sums: dict[str, float] = defaultdict(float)
-    count = sum(len(one.token_S) for _, one in packs)
-    for (cut, given), real in distributed.share_drawing(packs):
-        one = given.to(policy.device)
-        logprob_S, entropy_S = policy.logprobs(one, cut, entropy_gradient=spec.entropy_coefficient > 0)
-        seen: dict[str, float] = defaultdict(float)
-        loss_S = policy_loss(spec, one, logprob_S, entropy_S, seen)
+    count = sum(len(pack.token_S) for _, pack in packs)
+    for (cut, host_pack), real in distributed.share_with_dropout(packs):
+        pack = host_pack.to(policy.device)
+        logprob_S, entropy_S = policy.logprobs(pack, cut, entropy_gradient=spec.entropy_coefficient > 0)
+        pack_sums: dict[str, float] = defaultdict(float)
+        loss_S = policy_loss(spec, pack, logprob_S, entropy_S, pack_sums)
         if spec.kl_coefficient > 0 and spec.kl_in == "loss":
             with policy.as_reference():
-                reference_S, _ = policy.logprobs(one, cut)
+                reference_S, _ = policy.logprobs(pack, cut)
             kl_S = losses.kl(logprob_S, reference_S, spec.kl_estimator)
             k1_S = losses.kl(logprob_S.detach(), reference_S, "k1")
-            seen |= {"kl": kl_S.sum().item(), "kl_k1": k1_S.sum().item(), "kl_tokens": len(kl_S)}
+            pack_sums |= {"kl": kl_S.sum().item(), "kl_k1": k1_S.sum().item(), "kl_tokens": len(kl_S)}
             loss_S = loss_S + spec.kl_coefficient * kl_S
-        loss = (loss_S * one.weight_S).sum()
+        loss = (loss_S * pack.weight_S).sum()
         if spec.entropy_coefficient:
             loss = loss - spec.entropy_coefficient * entropy_S.sum() / count
         policy.loss_scale.backward(loss if real else loss * 0)
-        seen["loss"] = loss.item()
-        for name, value in seen.items():
+        pack_sums["loss"] = loss.item()
+        for name, value in pack_sums.items():
             sums[name] += value if real else 0.0
     distributed.sum_gradients(policy.parameters.values())
     policy.loss_scale.unscale(policy.parameters.values())
     sums = distributed.sums(sums)
-    held = {"ewc": policy.add_penalty()} if policy.penalty else {}
+    penalty = {"ewc": policy.add_penalty()} if policy.penalty else {}
     grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
     kl: dict[str, float] = {name: sums[name] / sums["kl_tokens"] for name in ("kl", "kl_k1") if name in sums}
-    return {"loss": sums["loss"], "grad_norm": grad_norm, **held, **kl, **means(spec, sums, count)}
+    return {"loss": sums["loss"], "grad_norm": grad_norm, **penalty, **kl, **means(spec, sums, count)}
 
 
 def _measured_kl(
     spec: GRPOSpec, policy: Policy, trajectories: Sequence[Trajectory], learning: Learning, draw: random.Random
 ) -> dict[str, float]:
-    """KL to the reference on all trained tokens of at most `KL_SAMPLE` trajectories, drawn from those of the step."""
-    learned = [one for one in trajectories if learned_tokens(spec, one)]
-    sampled = draw.sample(learned, min(KL_SAMPLE, len(learned)))
+    """Return the KL divergence from the reference on all trained tokens of at most `KL_SAMPLE` trajectories, drawn from
+    those of the step."""
+    trained = [pack for pack in trajectories if learned_tokens(spec, pack)]
+    sampled = draw.sample(trained, min(KL_SAMPLE, len(trained)))
     logprobs, references = [], []
     with torch.no_grad(), policy.without_dropout():
-        for (cut, one), real in distributed.share(learning.packs(sampled)):
-            logprob_S, _ = policy.logprobs(one, cut)
+        for (cut, pack), real in distributed.share(learning.packs(sampled)):
+            logprob_S, _ = policy.logprobs(pack, cut)
             with policy.as_reference():
-                reference_S, _ = policy.logprobs(one, cut)
+                reference_S, _ = policy.logprobs(pack, cut)
             if real:
                 logprobs.append(logprob_S)
                 references.append(reference_S)

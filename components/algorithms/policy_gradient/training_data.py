@@ -1,5 +1,5 @@
-"""What a policy gradient learns from: the sampled tokens of trajectories with their advantages, in packs; and the loss
-of a token, given both."""
+"""Training data of a policy gradient: the sampled tokens of trajectories with their advantages, in packs; and the loss
+per token."""
 
 from __future__ import annotations
 
@@ -17,127 +17,135 @@ from components.models.distribution import Cut
 from components.trajectories.schema import Trajectory
 
 Packs = list[tuple[Cut, Pack]]
-"""What was sampled from the same kind of distribution is computed together."""
+"""Packs, each with its sampling distribution: sequences sampled from the same kind of distribution are computed
+together."""
 
 
 class Learning:
-    """What the loss needs to know of each trajectory: the advantage of each of its sampled tokens, and what two other
-    policies say of them."""
+    """Training data of the loss, by trajectory: the advantage of each sampled token, and the log-probabilities of the
+    old policy and the reference."""
 
     def __init__(self, spec: PolicyGradientSpec, before: Before, *, padded: bool = False):
         self.spec = spec
         self.before = before
         self.padded = padded
-        """Whether packs are computed as padded rows."""
+        """True if packs are computed as padded rows."""
         self.advantages: dict[str, list[float]] = {}
-        """By trajectory; of its sampled tokens, over all histories."""
+        """Advantages of the sampled tokens over all histories, by trajectory."""
         self.first: dict[str, int] = {}
-        """By trajectory; number of its first sampled token, where packs are to carry numbers."""
+        """Number of the first sampled token, by trajectory, for packs that carry token numbers."""
 
     def packs(self, trajectories: Sequence[Trajectory]) -> Packs:
-        """The trajectories as they are computed."""
+        """Return the packs of the trajectories."""
         by_cut: dict[Cut, list[Sequence_]] = defaultdict(list)
         for trajectory, sequences in zip(trajectories, self._sequences(trajectories), strict=True):
             by_cut[Cut.of(trajectory)] += sequences
         return [
-            (cut, one) for cut, each in by_cut.items() for one in pack(each, self.spec.pack_tokens, padded=self.padded)
+            (cut, packed)
+            for cut, cut_sequences in by_cut.items()
+            for packed in pack(cut_sequences, self.spec.pack_tokens, padded=self.padded)
         ]
 
     def _sequences(self, trajectories: Sequence[Trajectory]) -> list[list[Sequence_]]:
-        """The histories of each trajectory."""
+        """Return one sequence per history of each trajectory."""
         learned = [learned_tokens(self.spec, trajectory) for trajectory in trajectories]
-        total, taking_part = sum(learned), sum(own > 0 for own in learned)
-        made: list[list[Sequence_]] = []
-        for trajectory, own in zip(trajectories, learned, strict=True):
-            made.append([])
-            if not own:
+        total, participants = sum(learned), sum(trajectory_tokens > 0 for trajectory_tokens in learned)
+        result: list[list[Sequence_]] = []
+        for trajectory, trajectory_tokens in zip(trajectories, learned, strict=True):
+            result.append([])
+            if not trajectory_tokens:
                 continue
             weight = {
                 "tokens": 1 / total,
-                "sequences": 1 / (own * taking_part),
-                "constant": 1 / (self.spec.constant_length * taking_part),
+                "sequences": 1 / (trajectory_tokens * participants),
+                "constant": 1 / (self.spec.constant_length * participants),
             }[self.spec.normalization]
-            given = iter(self.advantages[trajectory.id])
+            token_advantages = iter(self.advantages[trajectory.id])
             first = self.first.get(trajectory.id, 0)
-            for place, history in enumerate(trajectory.histories):
+            for history_index, history in enumerate(trajectory.histories):
                 targets = [index for index, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
-                made[-1].append(
+                result[-1].append(
                     Sequence_(
                         history.token_ids,
                         targets,
                         [history.logprobs[index] for index in targets],
-                        [next(given) for _ in targets],
+                        [next(token_advantages) for _ in targets],
                         weight,
-                        self.before.old(trajectory, place),
+                        self.before.old(trajectory, history_index),
                         first,
-                        own,
+                        trajectory_tokens,
                     )
                 )
                 first += len(targets)
-        return made
+        return result
 
 
 def largest_log_ratio(policy: Policy, learning: Learning, trajectory: Trajectory) -> tuple[int, float]:
-    """Return the sampled token of a trajectory, counted from 0 over all its histories, whose log-probability has moved
-    furthest from that of the policy before, and by how many nats."""
+    """Return the sampled token of a trajectory, counted from 0 over all its histories, whose log-probability differs
+    most from that of the old policy, and the difference in nats."""
     token, largest = 0, 0.0
-    for cut, given in learning.packs([trajectory]):
+    for cut, packed in learning.packs([trajectory]):
         with torch.no_grad(), policy.without_dropout():
-            logprob_S, _ = policy.logprobs(given, cut)
-        old_S = given.old_S if needs_old_logprobs(learning.spec) else given.logprob_S
-        moved_S = losses.log_ratio(logprob_S, old_S.to(logprob_S.device))
-        place = int(moved_S.abs().argmax())
-        if abs(moved_S[place].item()) >= abs(largest):
-            number = int(given.number_S[place]) - learning.first.get(trajectory.id, 0)
-            token, largest = number, moved_S[place].item()
+            logprob_S, _ = policy.logprobs(packed, cut)
+        old_S = packed.old_S if needs_old_logprobs(learning.spec) else packed.logprob_S
+        log_ratio_S = losses.log_ratio(logprob_S, old_S.to(logprob_S.device))
+        index = int(log_ratio_S.abs().argmax())
+        if abs(log_ratio_S[index].item()) >= abs(largest):
+            number = int(packed.number_S[index]) - learning.first.get(trajectory.id, 0)
+            token, largest = number, log_ratio_S[index].item()
     return token, largest
 
 
 def needs_old_logprobs(spec: PolicyGradientSpec) -> bool:
-    """Return whether ratios are taken to the trainer's own log-probabilities before the first gradient step.
+    """Return True if the old policy of the ratios is the policy before the first gradient step, as computed by the
+    trainer, instead of the sampler.
 
-    Those of the engine differ by rounding: by little for a token, by more than GSPO's clip range of 3e-4 for the mean
-    over a sequence, which would then be clipped before the policy has moved.
+    The engine's log-probabilities differ by rounding: by little for a token, but by more than GSPO's clip range of 3e-4
+    for the mean over a sequence, which would then be clipped before the policy has changed.
     """
     return spec.token_weights is not None or spec.ratio != "token"
 
 
 def learned_tokens(spec: PolicyGradientSpec, trajectory: Trajectory) -> int:
-    """How many of its tokens are learned from."""
+    """Return the number of tokens of a trajectory that are trained on."""
     if spec.mask_truncated and _truncated(trajectory):
         return 0
     return sum(sum(history.sampled_mask()) for history in trajectory.histories)
 
 
 def policy_loss(
-    spec: PolicyGradientSpec, one: Pack, logprob_S: torch.Tensor, entropy_S: torch.Tensor, sums: dict[str, float]
+    spec: PolicyGradientSpec, packed: Pack, logprob_S: torch.Tensor, entropy_S: torch.Tensor, sums: dict[str, float]
 ) -> torch.Tensor:
-    """(S,) loss of each sampled token, before its weight. What it says of the policy is added to `sums`; `means` reads
-    them."""
-    old_S = one.old_S if needs_old_logprobs(spec) else one.logprob_S
+    """Return the (S,) loss of each sampled token, before its weight. The sums that `means` reads are added to
+    `sums`."""
+    old_S = packed.old_S if needs_old_logprobs(spec) else packed.logprob_S
     log_ratio_S = losses.log_ratio(logprob_S, old_S)
-    ratio_S = losses.ratio(losses.sequence_log_ratio(log_ratio_S, one.sequence_S, one.episode_tokens_S, spec.ratio))
+    ratio_S = losses.ratio(
+        losses.sequence_log_ratio(log_ratio_S, packed.sequence_S, packed.episode_tokens_S, spec.ratio)
+    )
     if spec.objective == "cispo":
-        loss_S = losses.cispo_loss(ratio_S, logprob_S, one.advantage_S, spec.clip_low, spec.clip_high)
+        loss_S = losses.cispo_loss(ratio_S, logprob_S, packed.advantage_S, spec.clip_low, spec.clip_high)
     else:
-        loss_S = losses.clipped_policy_loss(ratio_S, one.advantage_S, spec.clip_low, spec.clip_high, spec.dual_clip)
+        loss_S = losses.clipped_policy_loss(ratio_S, packed.advantage_S, spec.clip_low, spec.clip_high, spec.dual_clip)
     if spec.token_weights:
-        away_S = losses.by_sequence(losses.log_ratio(one.old_S, one.logprob_S), one.sequence_S, spec.correction_level)
-        corrected_S = losses.correction(away_S, spec.correction_limit, spec.token_weights)
-        loss_S = loss_S * corrected_S
-        sums["correction"] += corrected_S.sum().item()
+        trainer_to_sampler_S = losses.by_sequence(
+            losses.log_ratio(packed.old_S, packed.logprob_S), packed.sequence_S, spec.correction_level
+        )
+        correction_S = losses.correction(trainer_to_sampler_S, spec.correction_limit, spec.token_weights)
+        loss_S = loss_S * correction_S
+        sums["correction"] += correction_S.sum().item()
     with torch.no_grad():
-        known_S = torch.isfinite(one.logprob_S)
-        sums["kl_sampler"] += losses.kl_to_old(logprob_S, one.logprob_S).sum().item()
-        sums["known"] += known_S.sum().item()
+        finite_S = torch.isfinite(packed.logprob_S)
+        sums["kl_sampler"] += losses.kl_to_old(logprob_S, packed.logprob_S).sum().item()
+        sums["known"] += finite_S.sum().item()
         sums["kl_old"] += losses.kl_to_old(logprob_S, old_S).sum().item()
         sums["entropy"] += entropy_S.sum().item()
-        sums["clipped"] += losses.clipped(ratio_S, one.advantage_S, spec.clip_low, spec.clip_high).sum().item()
+        sums["clipped"] += losses.clipped(ratio_S, packed.advantage_S, spec.clip_low, spec.clip_high).sum().item()
     return loss_S
 
 
 def means(spec: PolicyGradientSpec, sums: dict[str, float], count: int) -> dict[str, float]:
-    """What `policy_loss` added up over `count` tokens, as metrics."""
+    """Return the metrics from what `policy_loss` summed over `count` tokens."""
     return {
         "kl_sampler": sums["kl_sampler"] / max(sums["known"], 1),
         **({"kl_old": sums["kl_old"] / max(count, 1)} if needs_old_logprobs(spec) else {}),

@@ -1,17 +1,17 @@
-"""Credit of turns: the turns that are compared with each other, and the advantages that follow.
+"""Turn-level credit: comparison of turns, and the resulting advantages.
 
-The returns of turns depend on the place of a turn: with a reward of 1 for each of four turns they are 4, 3, 2, 1. So a
-return is compared with those of comparable turns only (`turn_baseline`):
+The returns of turns depend on the position of a turn: with a reward of 1 for each of four turns they are 4, 3, 2, 1. So
+a return is compared only with the returns of comparable turns (`turn_baseline`):
 
     index     turns with the same index in their episode
     state     turns taken in the same state (GiGPO, arXiv:2505.10978): A = A_episode + state_weight · A_turn, where
-              A_episode compares the total returns of episodes, which are not discounted (eq. 3), and A_turn the
-              discounted returns (eq. 5) of turns in the same state, which is the last observation before the turn. A
-              turn whose state occurs once has A_episode alone.
+              A_episode compares the undiscounted total returns of episodes (eq. 3), and A_turn the discounted returns
+              (eq. 5) of turns in the same state, which is the last observation before the turn. A turn whose state
+              occurs once has A_episode alone.
     process   GRPO with process supervision (arXiv:2402.03300, section 4.1.3): all step rewards of the group are
-              normalised, and the advantage of a turn is the discounted sum of them from the turn on.
+              normalised, and the advantage of a turn is their discounted sum from the turn on.
 
-In each of them, episodes with the same step rewards in the same turns have advantages of exactly zero.
+In all three, episodes with the same step rewards in the same turns have advantages of exactly zero.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ def turn_advantages(
 ) -> list[Returns]:
     """Return the advantage of each turn from its return.
 
-    groups: returns of the turns of each episode of each group. totals: total return of each episode, which is compared
-    with `turn_baseline: state` alone. trajectories: the episodes.
+    groups: turn returns of each episode of each group. totals: total return of each episode, used only with
+    `turn_baseline: state`. trajectories: the episodes.
     """
     if turn_baseline == "index":
         cells = [[list(range(len(episode))) for episode in group] for group in groups]
         return advantages(groups, baseline=baseline, scale=scale, cells=cells)
-    whole = [
+    episode_returns = [
         [[total] if episode else [] for episode, total in zip(group, group_totals, strict=True)]
         for group, group_totals in zip(groups, totals, strict=True)
     ]
-    episodes = advantages(whole, baseline=baseline, scale=scale)
+    episodes = advantages(episode_returns, baseline=baseline, scale=scale)
     states = [[turn_states(trajectory) for trajectory in group] for group in trajectories]
     turns = advantages(groups, baseline=baseline, scale=scale, cells=states)
     return [
         [
-            [of_episode[0] + state_weight * turn for turn in of_turns]
-            for of_episode, of_turns in zip(of_episodes, of_group, strict=True)
+            [episode_advantage[0] + state_weight * turn for turn in turn_values]
+            for episode_advantage, turn_values in zip(group_episodes, group_turns, strict=True)
         ]
-        for of_episodes, of_group in zip(episodes, turns, strict=True)
+        for group_episodes, group_turns in zip(episodes, turns, strict=True)
     ]
 
 
@@ -78,8 +78,8 @@ def process_advantages(
 
 
 def turn_states(trajectory: Trajectory) -> list[Hashable]:
-    """Return the state in which each turn was taken, over all histories: a digest of the messages that the agent read
-    since its previous turn, and of the agent."""
+    """Return the state in which each turn was taken, over all histories: a digest of the agent's name and of the
+    messages that the agent read since its previous turn."""
     states: list[Hashable] = []
     for history in trajectory.histories:
         observation: list[list[str]] = []
@@ -95,6 +95,6 @@ def turn_states(trajectory: Trajectory) -> list[Hashable]:
 
 
 def _alike(rewards: Returns) -> bool:
-    """Return whether all episodes of a group have the same step rewards."""
+    """Return True if all episodes of a group have the same step rewards."""
     lengths = {len(episode) for episode in rewards}
     return len(lengths) == 1 and not any(have_spread(turn) for turn in zip(*rewards, strict=True))

@@ -1,14 +1,15 @@
-"""The critic of PPO: what it learns beside its policy and carries from round to round.
+"""The critic of PPO: value head, statistics and KL coefficient, which it carries from round to round.
 
-A value says, at the node that predicts a token, what the rewards from that token on add up to. It is linear in the last
-hidden state there: that of the policy (`value: head`), or that of an adapter of its own on the same base (`value:
-model`), which begins as a copy of the policy's. The head begins at zero, so no random direction pulls at the hidden
-states that it shares with the policy. It reads normalised values, and keeps their statistics (`return_statistics`).
+A value estimates, at the node that predicts a token, the sum of the rewards from that token on. It is linear in the
+last hidden state at that node: the policy's hidden state (`value: head`), or that of a separate adapter on the same
+base (`value: model`), which starts as a copy of the policy's adapter. The head starts at zero, so that its gradient
+does not push the shared hidden states in a random direction. It learns normalised values and keeps their statistics
+(`return_statistics`).
 
-The coefficient of the KL belongs to it too, where it is steered.
+The critic also keeps the adaptive KL coefficient.
 
     FOLDER/critic.safetensors    head and adapter
-    FOLDER/critic.json           kind of value, rounds, statistics of their returns, coefficient of the KL for the next
+    FOLDER/critic.json           value function, rounds, statistics of the returns, KL coefficient of the next round
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ TENSORS, RECORD = "critic.safetensors", "critic.json"
 
 
 class Critic:
-    """The values of `policy`, as it stands now."""
+    """Value function of `policy` in its current state."""
 
     def __init__(self, policy: Policy, spec: PPOSpec):
         self.spec = spec
         self.kl_coefficient = spec.kl_coefficient
         self.rounds = 0
-        """Rounds that it has learned from, the present one among them once it has begun."""
+        """Number of rounds that it has learned from, including the current one once it has begun."""
         self.statistics = ReturnStatistics()
-        """Of the returns of these rounds; values that are read are normalised by them."""
+        """Statistics of the returns of these rounds, which normalise the values."""
         self.shared = spec.value == "head"
-        """Whether values are read off the policy's own hidden states."""
+        """True if values are computed from the policy's own hidden states."""
         self._policy = policy
         width = policy.model.config.get_text_config().hidden_size
         self._weight_D = torch.nn.Parameter(torch.zeros(width, device=policy.device))
@@ -53,27 +54,27 @@ class Critic:
         self._adapter: dict[str, torch.nn.Parameter] = {}
         if not self.shared:
             policy.add_adapter(ADAPTER)
-            with policy.using(ADAPTER) as self._adapter:
+            with policy.activate(ADAPTER) as self._adapter:
                 pass
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """What learns, by name."""
+        """Return the trained parameters by name."""
         return {"critic.weight": self._weight_D, "critic.bias": self._bias, **self._adapter}
 
     def begin_round(self, returns: Sequence[float]) -> None:
-        """Take the returns of a new round into the statistics."""
+        """Update the statistics with the returns of a new round."""
         self.rounds += 1
         decay = self.spec.value_norm_decay
         self.statistics = ReturnStatistics() if decay is None else self.statistics.updated(returns, decay)
 
     def read(self, hidden_UD: torch.Tensor, row_S: torch.Tensor) -> torch.Tensor:
-        """(S,) normalised values off the hidden states of the nodes that predict."""
+        """Return the (S,) normalised values from the hidden states of the predicting nodes."""
         return (hidden_UD.float() @ self._weight_D + self._bias)[row_S]
 
     def constants(self, pack: Pack) -> torch.Tensor | None:
-        """(U, D) what values are read off where the policy does not move: its hidden states, kept off the device; None
-        for a value model, which moves itself."""
+        """Return the (U, D) inputs of the value head, which are constant while the policy is: the policy's hidden
+        states, stored on the CPU. Return None for a value model, whose hidden states change during training."""
         if not self.shared:
             return None
         with torch.no_grad(), self._policy.without_dropout():
@@ -81,19 +82,19 @@ class Critic:
 
     @contextmanager
     def values(self, pack: Pack, constants_UD: torch.Tensor | None = None) -> Iterator[torch.Tensor]:
-        """(S,) normalised values; the gradient by the critic's own parameters is to be taken inside. The policy's
-        hidden states get none. constants_UD: what `constants` gave for this pack; None computes it."""
+        """Yield the (S,) normalised values; the caller runs the backward pass inside the context. The policy's hidden
+        states get no gradient. constants_UD: result of `constants` for this pack; None computes it."""
         row_S = pack.row_S.to(self._policy.device)
         if self.shared:
             hidden_UD = self.constants(pack) if constants_UD is None else constants_UD
             assert hidden_UD is not None
             yield self.read(hidden_UD.to(self._policy.device), row_S)
         else:
-            with self._policy.using(ADAPTER):
+            with self._policy.activate(ADAPTER):
                 yield self.read(self._policy.hidden(pack), row_S)
 
     def logprobs_and_values(self, pack: Pack, cut: Cut) -> tuple[torch.Tensor, torch.Tensor]:
-        """(S,) each: log-probabilities by the policy, normalised values by the critic."""
+        """Return the (S,) log-probabilities of the policy and the (S,) normalised values of the critic."""
         logprob_S, _, hidden_UD = self._policy.logprobs_and_hidden(pack, cut)
         if self.shared:
             return logprob_S, self.read(hidden_UD, pack.row_S.to(self._policy.device))
@@ -101,7 +102,7 @@ class Critic:
             return logprob_S, value_S
 
     def save(self, folder: Path) -> None:
-        """Writes what `load` reads."""
+        """Write the files that `load` reads."""
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -115,21 +116,21 @@ class Critic:
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
 
     def load(self, folder: Path) -> None:
-        """Take the tensors of a saved critic, its statistics, and its coefficient where it is steered. Raises
-        ArtifactError where they do not fit."""
+        """Load the tensors of a saved critic, its statistics, and its KL coefficient if `kl_target` is set. Raises
+        ArtifactError if they do not fit."""
         from safetensors.torch import load_file
 
         record = read_json(folder / RECORD)
         if record["value"] != self.spec.value:
             raise ArtifactError(
-                f"the critic in {folder} is a value {record['value']}, algorithm.value is {self.spec.value}. Set "
+                f"algorithm.value = {self.spec.value}, but the critic in {folder} is a value {record['value']}. Set "
                 f"algorithm.value={record['value']}, or start from a checkpoint without a critic"
             )
         tensors, own = load_file(folder / TENSORS), self.parameters
         if set(own) != set(tensors) or any(own[name].shape != tensors[name].shape for name in own):
             raise ArtifactError(
-                f"the critic in {folder} is for another model or another model.lora. Start from a checkpoint of this "
-                "model, or from one without a critic"
+                f"the critic in {folder} does not fit: it was trained with another model or another model.lora. Start "
+                "from a checkpoint of this model, or from one without a critic"
             )
         with torch.no_grad():
             for name, parameter in own.items():

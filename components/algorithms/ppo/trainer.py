@@ -1,22 +1,23 @@
 """Proximal policy optimisation with a critic, as in InstructGPT (arXiv:2203.02155), on stored trajectories.
 
-The actions of an episode are its sampled tokens, in all its turns and histories, one chain in their order; what system,
-user and tools said lies between them and is conditioned on. The reward of an action is
+The actions of an episode are its sampled tokens, over all turns and histories, as one chain in their order; messages of
+system, user and tools lie between them as conditioning. The reward of an action is
 
     r_t = - kl_coefficient KL_t + the judged reward, at the last action (credit: turns: the step rewards, each at the
                                   last action of its turn)
 
-with KL_t of the policy before the first step to the reference. Advantages A and targets R of the values are those of
-`actions`; A is then whitened over the round. The loss is the mean over tokens, by `normalization`, of
+with KL_t the KL divergence of the policy before the first gradient step from the reference. Advantages A and value
+targets R are those of `actions`; A is then whitened over the round. The loss is the mean over tokens, reduced by
+`normalization`, of
 
-    loss of the policy (`learning`) + value_coefficient 1/2 max((V - R)², (clip(V, V_old ± value_clip) - R)²)
+    policy loss (`training_data`) + value_coefficient 1/2 max((V - R)², (clip(V, V_old ± value_clip) - R)²)
 
 minus entropy_coefficient times the mean entropy, with V, V_old and R normalised by the running statistics of the
-returns (`return_statistics`). The policy's gradient and the critic's own are each scaled down to max_grad_norm. The
-gradient of a value head reaches the policy's adapter, and is part of the former. A new critic is first trained alone
-(`value_pretraining`).
+returns (`return_statistics`). The gradients of the policy and of the critic are each scaled down to max_grad_norm. The
+gradient of a value head also reaches the policy's adapter, where it is part of the policy's gradient. A new critic is
+first trained alone (`value_pretraining`).
 
-Episodes are not compared with each other, so every scored one is learned from.
+Episodes are not compared with each other, so every scored episode is trained on.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any
 import torch
 
 from components.algorithms.loop import distributed, schedule
-from components.algorithms.loop.metrics import of_packs
+from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack
 from components.algorithms.policy.policy import Policy
@@ -53,7 +54,7 @@ from components.algorithms.spec import PPOSpec
 from components.trajectories.schema import Trajectory
 
 FACTOR = 1.5
-"""Of the adaptive coefficient: how far the KL may be from its target, and what the coefficient changes by."""
+"""Factor of the adaptive KL coefficient: tolerance of the KL divergence around its target, and size of each change."""
 
 
 def train_ppo(
@@ -67,49 +68,54 @@ def train_ppo(
     seed: int,
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
-    taken: Sequence[dict[str, float]] = (),
+    earlier_steps: Sequence[dict[str, float]] = (),
     rounds: schedule.Rounds = schedule.ONLY_ROUND,
 ) -> tuple[int, dict[str, float]]:
-    """Take `spec.epochs * spec.minibatches` gradient steps, or fewer where there are fewer groups, after
-    `spec.value_pretraining_steps` of a new critic alone, and set the critic's coefficient of the KL for the next round.
-    Returns the new step count, without those of the critic alone, and the mean metrics.
+    """Pretrain a new critic for `spec.value_pretraining_steps`, then take `spec.epochs * spec.minibatches` gradient
+    steps, or fewer if there are fewer groups. Set the critic's KL coefficient for the next round. Return the new step
+    count, without the pretraining steps, and the mean metrics.
 
-    optimizer: two groups of parameters, the policy's and the critic's. taken: as in `take_steps`, after those of the
-    critic alone.
+    optimizer: two parameter groups, the policy's and the critic's. earlier_steps: as in `take_steps`, preceded by the
+    pretraining steps.
 
-    Raises TrainingDiverged where a guard stops (`guards`), ArtifactError for trajectories of which the ratio cannot be
-    computed.
+    Raises TrainingDiverged if a guard stops the training (`guards`), ArtifactError for trajectories whose ratio cannot
+    be computed.
     """
-    alone = [one for one in taken if one["step"] <= step]
-    taken = taken[len(alone) :]
-    before: dict[str, Any] = {"alone": alone, "moved": bool(taken), "seed": seed, "on_step": on_step}
-    actions, alone = prepare(spec, policy, critic, optimizer, trajectories, scratch, **before)
+    pretraining_steps = [metrics for metrics in earlier_steps if metrics["step"] <= step]
+    earlier_steps = earlier_steps[len(pretraining_steps) :]
+    options: dict[str, Any] = {
+        "pretraining_steps": pretraining_steps,
+        "policy_resumed": bool(earlier_steps),
+        "seed": seed,
+        "on_step": on_step,
+    }
+    actions, pretraining_steps = prepare(spec, policy, critic, optimizer, trajectories, scratch, **options)
 
-    def backward(part: list[Trajectory]) -> tuple[dict[str, float], dict[str, float]]:
-        packs = actions.packs(part)
-        return _backward(spec, policy, critic, packs, actions), of_packs([one for _, one in packs])
+    def backward(minibatch: list[Trajectory]) -> tuple[dict[str, float], dict[str, float]]:
+        packs = actions.packs(minibatch)
+        return _backward(spec, policy, critic, packs, actions), token_counts([pack for _, pack in packs])
 
-    rest: dict[str, Any] = {
+    step_options: dict[str, Any] = {
         "outlier": partial(largest_log_ratio, policy, actions),
         "loss_scale": policy.loss_scale,
         "step": step,
         "seed": seed,
         "scratch": scratch,
         "on_step": on_step,
-        "taken": taken,
+        "earlier_steps": earlier_steps,
         "rounds": rounds,
     }
     rates = [spec.learning_rate, spec.learning_rate * spec.value_learning_rate_ratio]
-    step, metrics = take_steps(spec, optimizer, actions.groups, backward, rates=rates, **rest)
+    step, metrics = take_steps(spec, optimizer, actions.groups, backward, rates=rates, **step_options)
     if actions.groups:
         critic.kl_coefficient = adapted(critic.kl_coefficient, actions.kl, spec.kl_target)
-        metrics |= _before_the_policy_moved(actions, alone)
+        metrics |= _initial_value_metrics(actions, pretraining_steps)
     return step, metrics
 
 
 def adapted(coefficient: float, kl: float, target: float | None) -> float:
-    """The coefficient of the KL after a round with this KL: larger where it was far above its target, smaller where it
-    was far below (arXiv:1707.06347, section 4)."""
+    """Return the KL coefficient after a round with this KL divergence: larger if it was far above its target, smaller
+    if it was far below (arXiv:1707.06347, section 4)."""
     if target is not None and kl > FACTOR * target:
         return coefficient * FACTOR
     if target is not None and kl < target / FACTOR:
@@ -117,7 +123,7 @@ def adapted(coefficient: float, kl: float, target: float | None) -> float:
     return coefficient
 
 
-# --- before the policy moves ----------------------------------------------------------------------------------------
+# --- before the first gradient step of the policy --------------------------------------------------------------------
 
 
 def prepare(
@@ -128,53 +134,63 @@ def prepare(
     trajectories: Sequence[Trajectory],
     scratch: Path,
     *,
-    alone: Sequence[dict[str, float]] = (),
-    moved: bool = False,
+    pretraining_steps: Sequence[dict[str, float]] = (),
+    policy_resumed: bool = False,
     seed: int = 0,
     on_step: Callable[[dict[str, float]], None] = lambda _: None,
 ) -> tuple[Actions, list[dict[str, float]]]:
-    """Measure what policy and critic say before the policy moves, and train a new critic alone. Returns what is learned
-    from, and the metrics of the steps of the critic alone. Unscored and failed trajectories take no part, nor do those
-    without a sampled token.
+    """Measure log-probabilities and values before the policy's first gradient step, and pretrain a new critic. Return
+    the training data, and the metrics of the pretraining steps. Unscored and failed trajectories and those without a
+    sampled token are ignored.
 
-    alone: metrics of the steps that an earlier try took with the critic alone. moved: that try has moved the policy,
-    too. After either, what was measured is read from `scratch`.
+    pretraining_steps: metrics of the pretraining steps that an interrupted run took. policy_resumed: True if that run
+    also took gradient steps of the policy. In either case, the measurements are read from `scratch`.
     """
-    scored = [one for one in trajectories if one.reward is not None and one.failure is None]
-    episodes = [one for one in scored if learned_tokens(spec, one)]
-    before, begun = Before(scratch), moved or bool(alone)
+    scored = [episode for episode in trajectories if episode.reward is not None and episode.failure is None]
+    episodes = [episode for episode in scored if learned_tokens(spec, episode)]
+    before, resumed = Before(scratch), policy_resumed or bool(pretraining_steps)
     if episodes:
-        measured = critic if critic.rounds else None  # a new one is measured when it is trained
-        before.measure(policy, episodes, spec.pack_tokens, reference=True, first=not begun, critic=measured)
-    kl = [before.kl(one, spec.kl_estimator) for one in episodes]
-    rewards = [token_rewards(spec, one, own, critic.kl_coefficient) for one, own in zip(episodes, kl, strict=True)]
-    if episodes and not begun:
-        critic.begin_round(flat([returns.discounted_sums(each, spec.discount) for each in rewards]))
-    rest: dict[str, Any] = {"padded": policy.padded, "kl": kl}
-    logs = list(alone)
-    if episodes and critic.rounds == 1 and not moved:
-        nothing = [[0.0] * len(each) for each in rewards]
+        measured_critic = critic if critic.rounds else None  # a new critic is measured after its pretraining
+        before.measure(policy, episodes, spec.pack_tokens, reference=True, first=not resumed, critic=measured_critic)
+    kl = [before.kl(episode, spec.kl_estimator) for episode in episodes]
+    rewards = [
+        token_rewards(spec, episode, episode_kl, critic.kl_coefficient)
+        for episode, episode_kl in zip(episodes, kl, strict=True)
+    ]
+    if episodes and not resumed:
+        critic.begin_round(
+            flat([returns.discounted_sums(episode_rewards, spec.discount) for episode_rewards in rewards])
+        )
+    action_options: dict[str, Any] = {"padded": policy.padded, "kl": kl}
+    logs = list(pretraining_steps)
+    if episodes and critic.rounds == 1 and not policy_resumed:
+        zeros = [[0.0] * len(episode_rewards) for episode_rewards in rewards]
         unbiased = spec.model_copy(update={"value_gae_lambda": 1.0})
-        actions = Actions(unbiased, before, episodes, rewards, nothing, critic.statistics, **rest)
-        steps: dict[str, Any] = {"seed": seed, "scratch": scratch, "on_step": on_step, "taken": logs}
-        logs = pretrain(spec, policy, critic, optimizer, actions, **steps)
+        actions = Actions(unbiased, before, episodes, rewards, zeros, critic.statistics, **action_options)
+        pretraining_options: dict[str, Any] = {
+            "seed": seed,
+            "scratch": scratch,
+            "on_step": on_step,
+            "earlier_steps": logs,
+        }
+        logs = pretrain(spec, policy, critic, optimizer, actions, **pretraining_options)
         before.measure_values(critic, episodes, spec.pack_tokens, padded=policy.padded)
-    values = [before.whole("values", one) for one in episodes]
-    actions = Actions(spec, before, episodes, rewards, values, critic.statistics, **rest)
-    for one in episodes:
-        one.advantage = sum(actions.advantages[one.id]) / len(actions.advantages[one.id])
+    values = [before.whole("values", episode) for episode in episodes]
+    actions = Actions(spec, before, episodes, rewards, values, critic.statistics, **action_options)
+    for episode in episodes:
+        episode.advantage = sum(actions.advantages[episode.id]) / len(actions.advantages[episode.id])
     return actions, logs
 
 
-def _before_the_policy_moved(actions: Actions, alone: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return how good the values were that the advantages were computed with, and the seconds that the critic alone
-    took."""
+def _initial_value_metrics(actions: Actions, pretraining_steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the explained variance of the values that the advantages were computed with, and the duration of the
+    pretraining."""
     sums: dict[str, float] = {}
     add_values(sums, actions.value_A, actions.return_A)
     explained = explained_variance(sums, len(actions.value_A))
     return {
         **({"explained_variance_before": explained} if math.isfinite(explained) else {}),
-        **({"pretraining_seconds": sum(one["seconds"] for one in alone)} if alone else {}),
+        **({"pretraining_seconds": sum(step["seconds"] for step in pretraining_steps)} if pretraining_steps else {}),
     }
 
 
@@ -182,43 +198,43 @@ def _before_the_policy_moved(actions: Actions, alone: Sequence[dict[str, float]]
 
 
 def _backward(spec: PPOSpec, policy: Policy, critic: Critic, packs: Packs, actions: Actions) -> dict[str, float]:
-    """Adds the gradient of the loss on these packs to the parameters, then scales policy and critic down to
-    max_grad_norm. Returns the loss, the L2 norms before that, and what the packs say of policy and critic."""
+    """Add the gradient of the loss on these packs to the parameters and scale policy and critic down to max_grad_norm.
+    Return the loss, the L2 norms before scaling, and the metrics of policy and critic on the packs."""
     sums: dict[str, float] = defaultdict(float)
-    count = sum(len(one.token_S) for _, one in packs)
-    for (cut, given), real in distributed.share_drawing(packs):
-        seen: dict[str, float] = defaultdict(float)
-        one = given.to(policy.device)
+    count = sum(len(pack.token_S) for _, pack in packs)
+    for (cut, host_pack), real in distributed.share_with_dropout(packs):
+        pack_sums: dict[str, float] = defaultdict(float)
+        pack = host_pack.to(policy.device)
         before_S, return_S, reference_S = (
-            column[given.number_S].to(policy.device)
+            column[host_pack.number_S].to(policy.device)
             for column in (actions.value_A, actions.return_A, actions.reference_A)
         )
         logprob_S, entropy_S, hidden_UD = policy.logprobs_and_hidden(
-            one, cut, entropy_gradient=spec.entropy_coefficient > 0
+            pack, cut, entropy_gradient=spec.entropy_coefficient > 0
         )
-        loss = (policy_loss(spec, one, logprob_S, entropy_S, seen) * one.weight_S).sum()
+        loss = (policy_loss(spec, pack, logprob_S, entropy_S, pack_sums) * pack.weight_S).sum()
         if spec.entropy_coefficient:
             loss = loss - spec.entropy_coefficient * entropy_S.sum() / count
         if critic.shared:
-            value_S = critic.read(hidden_UD, one.row_S)
-            loss = loss + _value_loss(spec, one, value_S, before_S, return_S, seen)
+            value_S = critic.read(hidden_UD, pack.row_S)
+            loss = loss + _value_loss(spec, pack, value_S, before_S, return_S, pack_sums)
         policy.loss_scale.backward(loss if real else loss * 0)
-        seen["loss"] += loss.item()
+        pack_sums["loss"] += loss.item()
         if not critic.shared:
-            with critic.values(one) as value_S:
-                loss = _value_loss(spec, one, value_S, before_S, return_S, seen)
+            with critic.values(pack) as value_S:
+                loss = _value_loss(spec, pack, value_S, before_S, return_S, pack_sums)
                 policy.loss_scale.backward(loss if real else loss * 0)
-            seen["loss"] += loss.item()
-        seen["kl"] += losses.kl(logprob_S.detach(), reference_S, spec.kl_estimator).sum().item()
-        seen["kl_k1"] += losses.kl(logprob_S.detach(), reference_S, "k1").sum().item()
-        for name, value in seen.items():
+            pack_sums["loss"] += loss.item()
+        pack_sums["kl"] += losses.kl(logprob_S.detach(), reference_S, spec.kl_estimator).sum().item()
+        pack_sums["kl_k1"] += losses.kl(logprob_S.detach(), reference_S, "k1").sum().item()
+        for name, value in pack_sums.items():
             sums[name] += value if real else 0.0
     parameters = [*policy.parameters.values(), *critic.parameters.values()]
     distributed.sum_gradients(parameters)
     policy.loss_scale.unscale(parameters)
     sums = distributed.sums(sums)
-    held = {"ewc": policy.add_penalty()} if policy.penalty else {}
-    norms = [sharded.clip(one.parameters.values(), spec.max_grad_norm) for one in (policy, critic)]
+    penalty = {"ewc": policy.add_penalty()} if policy.penalty else {}
+    norms = [sharded.clip(model.parameters.values(), spec.max_grad_norm) for model in (policy, critic)]
     return {
         "loss": sums["loss"],
         "kl": sums["kl"] / max(count, 1),
@@ -226,7 +242,7 @@ def _backward(spec: PPOSpec, policy: Policy, critic: Critic, packs: Packs, actio
         "kl_coefficient": critic.kl_coefficient,
         "grad_norm": norms[0],
         "value_grad_norm": norms[1],
-        **held,
+        **penalty,
         "value_loss": sums["value_loss"],
         "value_clip_fraction": sums["value_clipped"] / count,
         "explained_variance": explained_variance(sums, count),
@@ -236,17 +252,17 @@ def _backward(spec: PPOSpec, policy: Policy, critic: Critic, packs: Packs, actio
 
 def _value_loss(
     spec: PPOSpec,
-    one: Pack,
+    pack: Pack,
     value_S: torch.Tensor,
     before_S: torch.Tensor,
     return_S: torch.Tensor,
-    seen: dict[str, float],
+    sums: dict[str, float],
 ) -> torch.Tensor:
-    """Return the loss of a pack's values, as a part of the whole. What metrics need is added to `seen`."""
-    loss = (losses.clipped_value_loss(value_S, before_S, return_S, spec.value_clip) * one.weight_S).sum()
+    """Return the contribution of a pack to the value loss. The sums of its metrics are added to `sums`."""
+    loss = (losses.clipped_value_loss(value_S, before_S, return_S, spec.value_clip) * pack.weight_S).sum()
     with torch.no_grad():
         clipped_S = losses.value_clipped(value_S, before_S, return_S, spec.value_clip)
-    seen["value_loss"] += loss.item()
-    seen["value_clipped"] += clipped_S.sum().item()
-    add_values(seen, value_S.detach(), return_S)
+    sums["value_loss"] += loss.item()
+    sums["value_clipped"] += clipped_S.sum().item()
+    add_values(sums, value_S.detach(), return_S)
     return spec.value_coefficient * loss

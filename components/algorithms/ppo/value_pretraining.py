@@ -1,11 +1,11 @@
-"""Value pretraining: gradient steps of a new critic alone, before the policy moves (VC-PPO, arXiv:2503.01491; VAPO,
-arXiv:2504.05118, section 4.1).
+"""Value pretraining: gradient steps of a new critic alone, before the policy's first gradient step (VC-PPO,
+arXiv:2503.01491; VAPO, arXiv:2504.05118, section 4.1).
 
-Advantages by an untrained critic are those of the bare rewards, and its first targets pull at the hidden states that it
-shares with the policy. So it first learns the rewards that come (λ = 1), off the policy as it stands: the policy's
-parameters get no gradient, and neither they nor their moments change. Its hidden states, which a value head reads, are
-computed once. Steps have a constant learning rate and no limit to how far a value moves. They are numbered up to 0, so
-that the steps of the policy count from 1.
+With an untrained critic, advantages equal the bare rewards, and the first value targets distort the hidden states that
+the critic shares with the policy. So the critic first learns the future rewards (λ = 1) of the current policy: the
+policy's parameters get no gradient, and neither they nor their optimizer moments change. The policy's hidden states,
+which a value head reads, are computed once. The learning rate is constant and values are not clipped. Pretraining steps
+are numbered up to 0, so that the policy's gradient steps count from 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from components.algorithms.loop import distributed
 from components.algorithms.loop.guards import Guards
-from components.algorithms.loop.metrics import of_packs
+from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack
 from components.algorithms.policy.policy import Policy
@@ -33,7 +33,7 @@ from components.algorithms.spec import PPOSpec
 from components.trajectories.schema import Trajectory
 
 Prepared = tuple[Pack, torch.Tensor | None]
-"""A pack and what the critic reads its values off (`Critic.constants`)."""
+"""A pack and the inputs of the value head (`Critic.constants`)."""
 
 
 def pretrain(
@@ -46,30 +46,31 @@ def pretrain(
     seed: int,
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
-    taken: Sequence[dict[str, float]] = (),
+    earlier_steps: Sequence[dict[str, float]] = (),
 ) -> list[dict[str, float]]:
-    """Take `spec.value_pretraining_steps` gradient steps of the critic. Returns the metrics of each, those that an
-    earlier try took (`taken`) included.
+    """Take `spec.value_pretraining_steps` gradient steps of the critic. Return the metrics of each step, including
+    those that an interrupted run took (`earlier_steps`).
 
-    actions: with the returns to learn. Raises TrainingDiverged where the guard `non_finite` stops.
+    actions: training data with the returns to learn. Raises TrainingDiverged if the guard `non_finite` stops the
+    training.
     """
-    guards, logs = Guards(scratch), list(taken)
+    guards, logs = Guards(scratch), list(earlier_steps)
     minibatches = [
         [trajectory for group in groups for trajectory in group]
         for groups in batches(actions.groups, spec.model_copy(update={"epochs": 1}), seed, 0)
     ]
     prepared: dict[int, list[Prepared]] = {}
     for group in optimizer.param_groups:
-        group["lr"] = spec.learning_rate * spec.value_learning_rate_ratio  # the policy's has no gradient
-    for index in range(len(taken), spec.value_pretraining_steps):
-        place = index % len(minibatches)
-        if place not in prepared:
-            prepared[place] = _prepared(critic, actions, minibatches[place])
+        group["lr"] = spec.learning_rate * spec.value_learning_rate_ratio  # the policy's group has no gradient
+    for index in range(len(earlier_steps), spec.value_pretraining_steps):
+        batch_index = index % len(minibatches)
+        if batch_index not in prepared:
+            prepared[batch_index] = _prepared(critic, actions, minibatches[batch_index])
         number = index + 1 - spec.value_pretraining_steps
         metrics = finite_step(
             optimizer,
-            partial(_backward, spec, policy, critic, actions, prepared[place]),
-            partial(_struck, spec, policy, critic, actions, minibatches[place], number, guards),
+            partial(_backward, spec, policy, critic, actions, prepared[batch_index]),
+            partial(_struck, spec, policy, critic, actions, minibatches[batch_index], number, guards),
             policy.loss_scale,
         )
         logs.append({"step": float(number), **metrics})
@@ -79,33 +80,33 @@ def pretrain(
 
 def _prepared(critic: Critic, actions: Actions, batch: Sequence[Trajectory]) -> list[Prepared]:
     packs = actions.packs(batch)
-    constants = {id(one): critic.constants(one) for (_, one), _ in distributed.share(packs)}
-    return [(one, constants.get(id(one))) for _, one in packs]
+    constants = {id(pack): critic.constants(pack) for (_, pack), _ in distributed.share(packs)}
+    return [(pack, constants.get(id(pack))) for _, pack in packs]
 
 
 def _backward(
     spec: PPOSpec, policy: Policy, critic: Critic, actions: Actions, prepared: Sequence[Prepared]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Add the gradient of the value loss on a batch to the critic's parameters, scaled down to max_grad_norm. Returns
-    what it measured, and counts of tokens."""
+    """Add the gradient of the value loss on a batch to the critic's parameters, scaled down to max_grad_norm. Return
+    the measured metrics and token counts."""
     sums: dict[str, float] = defaultdict(float)
-    for (given, constants_UD), real in distributed.share(prepared):
-        one, seen = given.to(policy.device), dict[str, float]()
-        return_S = actions.return_A[given.number_S].to(policy.device)
-        with critic.values(one, constants_UD) as value_S:
-            loss = (losses.clipped_value_loss(value_S, value_S.detach(), return_S, None) * one.weight_S).sum()
+    for (host_pack, constants_UD), real in distributed.share(prepared):
+        pack, pack_sums = host_pack.to(policy.device), dict[str, float]()
+        return_S = actions.return_A[host_pack.number_S].to(policy.device)
+        with critic.values(pack, constants_UD) as value_S:
+            loss = (losses.clipped_value_loss(value_S, value_S.detach(), return_S, None) * pack.weight_S).sum()
             policy.loss_scale.backward(loss if real else loss * 0)
-        seen["loss"] = loss.item()
-        add_values(seen, value_S.detach(), return_S)
-        for name, value in seen.items():
+        pack_sums["loss"] = loss.item()
+        add_values(pack_sums, value_S.detach(), return_S)
+        for name, value in pack_sums.items():
             sums[name] += value if real else 0.0
     distributed.sum_gradients(critic.parameters.values())
     policy.loss_scale.unscale(critic.parameters.values())
     sums = distributed.sums(sums)
     grad_norm = sharded.clip(critic.parameters.values(), spec.max_grad_norm)
-    packs = [one for one, _ in prepared]
-    explained = explained_variance(sums, sum(len(one.token_S) for one in packs))
-    return {"loss": sums["loss"], "grad_norm": grad_norm, "explained_variance": explained}, of_packs(packs)
+    packs = [pack for pack, _ in prepared]
+    explained = explained_variance(sums, sum(len(pack.token_S) for pack in packs))
+    return {"loss": sums["loss"], "grad_norm": grad_norm, "explained_variance": explained}, token_counts(packs)
 
 
 def _struck(
@@ -118,13 +119,13 @@ def _struck(
     guards: Guards,
     measured: dict[str, float],
 ) -> bool:
-    """Return whether a step whose loss or gradient is not finite is left out; each trajectory is measured by itself."""
+    """Return True if the guard `non_finite` skips the step. Each trajectory is measured separately."""
 
     def measure(trajectory: Trajectory) -> dict[str, float]:
         for parameter in critic.parameters.values():
             parameter.grad = None
-        found, _ = _backward(spec, policy, critic, actions, _prepared(critic, actions, [trajectory]))
-        return {name: found[name] for name in ("loss", "grad_norm")}
+        measured_alone, _ = _backward(spec, policy, critic, actions, _prepared(critic, actions, [trajectory]))
+        return {name: measured_alone[name] for name in ("loss", "grad_norm")}
 
     return guards.strike(
         "non_finite",

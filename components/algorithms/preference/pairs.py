@@ -1,4 +1,4 @@
-"""Pairs: two episodes of a scenario of which one is better."""
+"""Preference pairs: two episodes of a scenario with different values."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Literal
 from components.trajectories.groups import by_scenario, have_spread
 from components.trajectories.schema import Trajectory
 
-Which = Literal["best_worst", "all"]
+PairSelection = Literal["best_worst", "all"]
 
 
 def pairs(
-    trajectories: Iterable[Trajectory], value: Callable[[Trajectory], float], which: Which, min_margin: float
+    trajectories: Iterable[Trajectory], value: Callable[[Trajectory], float], which: PairSelection, min_margin: float
 ) -> list[tuple[Trajectory, Trajectory]]:
-    """(better, worse) by `value`, of each scenario: the best with the worst, or every two of which one is better. Those
-    that differ by no more than `min_margin`, or by rounding only, are left out."""
-    found = []
+    """Return the (better, worse) pairs of each scenario by `value`: the best with the worst episode, or every two
+    episodes with different values. Pairs that differ by at most `min_margin`, or only by rounding, are left out."""
+    result = []
     for group in by_scenario(trajectories).values():
-        ranked = sorted(group, key=lambda one: -value(one))  # stable: of equals, the first one
-        couples = [(ranked[0], min(group, key=value))]
+        ranked = sorted(group, key=lambda trajectory: -value(trajectory))  # stable: among equals, the first comes first
+        candidates = [(ranked[0], min(group, key=value))]
         if which == "all":
-            couples = [(better, worse) for index, better in enumerate(ranked) for worse in ranked[index + 1 :]]
-        for better, worse in couples:
+            candidates = [(better, worse) for index, better in enumerate(ranked) for worse in ranked[index + 1 :]]
+        for better, worse in candidates:
             values = value(better), value(worse)
             if have_spread(values) and values[0] - values[1] > min_margin:
-                found.append((better, worse))
-    return found
+                result.append((better, worse))
+    return result

@@ -1,11 +1,12 @@
-"""Preference learning on stored trajectories: DPO, IPO, ORPO, KTO (`preference_losses`).
+"""Preference learning on stored trajectories: DPO, IPO, ORPO, KTO (`preference.losses`).
 
-Episodes of one scenario are compared by their rewards (`pairs`), or called good or bad by a threshold (KTO). The
-log-probability of an episode is the sum over the tokens that the policy sampled, in all its turns and histories; what
-the system, the user and tools said is conditioned on and never learned, in chosen and rejected alike.
+Episodes of one scenario are compared by their rewards (`pairs`), or labelled good or bad by a threshold (KTO). The
+log-probability of an episode is the sum over the tokens that the policy sampled, in all its turns and histories;
+messages of system, user and tools are conditioned on and never trained on, in chosen and rejected episodes alike.
 
-A loss is a function of those sums. Its derivative by each sum is a number; the gradient is then that of the weighted
-sum of log-probabilities, which is computed pack by pack, so that a batch of any size needs the memory of one pack.
+A loss is a function of these sums. Its derivative with respect to each sum is a scalar; the gradient of the loss is
+then the gradient of the weighted sum of log-probabilities. It is computed pack by pack, so a batch of any size needs
+the memory of one pack.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from components.algorithms.loop import distributed, schedule
 from components.algorithms.loop.checkpoint import random_states, set_random_states
 from components.algorithms.loop.guards import Guards
-from components.algorithms.loop.metrics import of_packs, over_steps
+from components.algorithms.loop.metrics import mean_metrics, token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack, Sequence_, pack
 from components.algorithms.policy.policy import Policy
@@ -38,17 +39,17 @@ from components.trajectories.schema import Trajectory
 
 @dataclass(frozen=True)
 class Episode:
-    """What is compared."""
+    """An episode as the loss reads it."""
 
     trajectory: Trajectory
     sequences: tuple[Sequence_, ...]
-    """Its histories."""
+    """Sequences of its histories."""
     reference: float = 0.0
-    """Its log-probability under the reference."""
+    """Log-probability under the reference."""
 
     @property
     def tokens(self) -> int:
-        return sum(len(one.targets) for one in self.sequences)
+        return sum(len(sequence.targets) for sequence in self.sequences)
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,10 @@ class Example:
     """One term of the loss."""
 
     episodes: tuple[Episode, ...]
-    """Chosen and rejected; for KTO the episode, and, once it is in a batch, another one's answers after its prompt."""
+    """Chosen and rejected; for KTO the episode, and, once in a batch, its prompts followed by another episode's
+    answers."""
     good: bool = True
-    """For KTO."""
+    """True for a good episode; only for KTO."""
 
 
 def train_preference(
@@ -72,15 +74,16 @@ def train_preference(
     seed: int,
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
-    taken: Sequence[dict[str, float]] = (),
+    earlier_steps: Sequence[dict[str, float]] = (),
     rounds: schedule.Rounds = schedule.ONLY_ROUND,
 ) -> tuple[int, dict[str, float]]:
-    """Take `spec.epochs` passes over the pairs (KTO: the episodes), `spec.batch_size` of them a gradient step. Return
+    """Take `spec.epochs` passes over the pairs (KTO: the episodes), `spec.batch_size` of them per gradient step. Return
     the new step count and the mean metrics.
 
-    taken: metrics of the steps that an earlier try took after step `step`; policy and optimizer are those after them.
+    earlier_steps: metrics of the steps that an interrupted run took after step `step`; policy and optimizer are in the
+    state after those steps.
 
-    Raises TrainingDiverged where a guard stops (`guards`).
+    Raises TrainingDiverged if a guard stops the training (`guards`).
     """
     guards = Guards(scratch)
     episodes = _episodes(trajectories, base_dir, policy.spec.max_length)
@@ -88,14 +91,16 @@ def train_preference(
         with policy.as_reference():
             episodes = _measured(policy, episodes, spec)
     if isinstance(spec, KTOSpec):
-        found = [Example((one,), (one.trajectory.reward or 0.0) >= spec.threshold) for one in episodes]
+        training_examples = [
+            Example((episode,), (episode.trajectory.reward or 0.0) >= spec.threshold) for episode in episodes
+        ]
     else:
         assert isinstance(spec, PairSpec)
-        found = _pairs(episodes, spec)
-    logs = list(taken)
-    batches = list(examples_by_step(found, spec.epochs, spec.batch_size, seed, step))
+        training_examples = _pairs(episodes, spec)
+    logs = list(earlier_steps)
+    batches = list(examples_by_step(training_examples, spec.epochs, spec.batch_size, seed, step))
     for index, batch in enumerate(batches):
-        if index < len(taken):
+        if index < len(earlier_steps):
             continue
         number = step + index + 1
         for group in optimizer.param_groups:
@@ -105,46 +110,58 @@ def train_preference(
         metrics = {"step": float(number), **_gradient_step(spec, policy, optimizer, batch, number, guards)}
         logs.append(metrics)
         on_step(metrics)
-    return step + len(logs), {**over_steps(logs), "examples": float(len(found))}
+    return step + len(logs), {**mean_metrics(logs), "examples": float(len(training_examples))}
 
 
-# --- what is compared -----------------------------------------------------------------------------------------------
+# --- training data --------------------------------------------------------------------------------------------------
 
 
 def _episodes(trajectories: Sequence[Trajectory], base_dir: Path, max_length: int) -> list[Episode]:
-    """Those that are scored and whole: an episode of which a history is too long is left out."""
-    scored = [one for one in trajectories if one.reward is not None and one.failure is None]
+    """Return the scored episodes whose histories all have at most `max_length` tokens."""
+    scored = [trajectory for trajectory in trajectories if trajectory.reward is not None and trajectory.failure is None]
     rows: dict[str, list[Sequence_]] = defaultdict(list)
     for row in examples(ChatFormat(load_tokenizer(base_dir)), scored, max_length):
         rows[row["trajectory_id"]].append(Sequence_(row["input_ids"], row["targets"]))
-    whole = [one for one in scored if len(rows[one.id]) >= sum(any(h.sampled_mask()) for h in one.histories)]
-    return [Episode(one, tuple(rows[one.id])) for one in whole if rows[one.id]]
+    complete = [
+        trajectory
+        for trajectory in scored
+        if len(rows[trajectory.id]) >= sum(any(history.sampled_mask()) for history in trajectory.histories)
+    ]
+    return [Episode(trajectory, tuple(rows[trajectory.id])) for trajectory in complete if rows[trajectory.id]]
 
 
 def _measured(policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec) -> list[Episode]:
-    """The same with their log-probability under the reference, which the policy stands for now."""
-    return [replace(one, reference=sum_) for one, sum_ in zip(episodes, _sums(policy, episodes, spec), strict=True)]
+    """Return the episodes with their log-probability under the reference, as which the policy currently computes."""
+    return [
+        replace(episode, reference=logprob)
+        for episode, logprob in zip(episodes, _sums(policy, episodes, spec), strict=True)
+    ]
 
 
 def _pairs(episodes: Sequence[Episode], spec: PairSpec) -> list[Example]:
-    """The pairs of episodes by their rewards."""
-    by_id = {one.trajectory.id: one for one in episodes}
-    found = pairs([one.trajectory for one in episodes], lambda one: one.reward or 0.0, spec.pairs, spec.min_margin)
-    return [Example((by_id[better.id], by_id[worse.id])) for better, worse in found]
+    """Return the pairs of episodes by their rewards."""
+    by_id = {episode.trajectory.id: episode for episode in episodes}
+    ranked = pairs(
+        [episode.trajectory for episode in episodes],
+        lambda trajectory: trajectory.reward or 0.0,
+        spec.pairs,
+        spec.min_margin,
+    )
+    return [Example((by_id[better.id], by_id[worse.id])) for better, worse in ranked]
 
 
 def _with_mismatched(
     batch: Sequence[Example], episodes: Sequence[Episode], policy: Policy, spec: KTOSpec
 ) -> list[Example]:
-    """Each example of a shuffled batch with the answers of another episode after its own prompt, from which the
-    reference point of KTO is estimated (arXiv:2402.01306, section 4.1). The other one is the next in the batch of
-    another scenario: answers to the same task would fit the prompt, and measure something else than the KL."""
+    """Return each example with another episode's answers after its own prompts, from which the reference point of KTO
+    is estimated (arXiv:2402.01306, section 4.1). The other episode is the next one of the shuffled batch from another
+    scenario: answers to the same task would fit the prompt, and measure something other than the KL divergence."""
     members = [example.episodes[0] for example in batch]
     mismatched = []
     for index, episode in enumerate(members):
         following = [*members[index + 1 :], *members[:index]]
-        foreign = (other for other in [*following, *episodes] if other.trajectory.group != episode.trajectory.group)
-        other = next(foreign, following[0] if following else episode)
+        candidates = (other for other in [*following, *episodes] if other.trajectory.group != episode.trajectory.group)
+        other = next(candidates, following[0] if following else episode)
         mismatched.append(Episode(episode.trajectory, _after_prompts(episode, other, policy.spec.max_length)))
     with policy.as_reference():
         mismatched = _measured(policy, mismatched, spec)
@@ -154,21 +171,21 @@ def _with_mismatched(
     ]
 
 
-def _after_prompts(one: Episode, other: Episode, longest: int) -> tuple[Sequence_, ...]:
-    """Return what the other said, from the first answer of each history on, after the prompt of this one's history;
-    after the last prompt where the other has more histories."""
-    prompts = [own.token_ids[: min(own.targets)] for own in one.sequences]
+def _after_prompts(episode: Episode, other: Episode, longest: int) -> tuple[Sequence_, ...]:
+    """Return the other episode's tokens, from the first answer of each history on, after the prompt of this episode's
+    history; after the last prompt if the other episode has more histories."""
+    prompts = [sequence.token_ids[: min(sequence.targets)] for sequence in episode.sequences]
     return tuple(
-        _after_prompt(prompts[min(place, len(prompts) - 1)], theirs, longest)
-        for place, theirs in enumerate(other.sequences)
+        _after_prompt(prompts[min(index, len(prompts) - 1)], answers, longest)
+        for index, answers in enumerate(other.sequences)
     )
 
 
-def _after_prompt(prompt: Sequence[int], theirs: Sequence_, longest: int) -> Sequence_:
-    start = min(theirs.targets)
+def _after_prompt(prompt: Sequence[int], answers: Sequence_, longest: int) -> Sequence_:
+    start = min(answers.targets)
     shift = len(prompt) - start
-    token_ids = [*prompt, *theirs.token_ids[start:]][:longest]
-    return Sequence_(token_ids, [target + shift for target in theirs.targets if target + shift < len(token_ids)])
+    token_ids = [*prompt, *answers.token_ids[start:]][:longest]
+    return Sequence_(token_ids, [target + shift for target in answers.targets if target + shift < len(token_ids)])
 
 
 # --- one gradient step ----------------------------------------------------------------------------------------------
@@ -193,39 +210,39 @@ def _gradient_step(
 def _backward(
     spec: PreferenceSpec, policy: Policy, batch: Sequence[Example]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Adds the gradient of the mean loss to the parameters and scales the whole down to max_grad_norm. Returns what it
-    measured, and counts of tokens."""
-    learned = list({id(one): one for example in batch for one in _learned(spec, example)}.values())
-    place = {id(one): index for index, one in enumerate(learned)}
-    packs = _packs(policy, learned, spec)
-    drawn = random_states()
+    """Add the gradient of the mean loss to the parameters and scale it down to max_grad_norm. Return the measured
+    metrics and token counts."""
+    trained = list({id(episode): episode for example in batch for episode in _trained_episodes(spec, example)}.values())
+    index_of = {id(episode): index for index, episode in enumerate(trained)}
+    packs = _packs(policy, trained, spec)
+    states = random_states()
     with torch.no_grad():
-        sum_E = torch.tensor(_sums(policy, learned, spec, distributed.share_drawing), device=policy.device)
+        sum_E = torch.tensor(_sums(policy, trained, spec, distributed.share_with_dropout), device=policy.device)
         kl = torch.zeros((), device=policy.device)
         if isinstance(spec, KTOSpec):
             mismatched = [example.episodes[1] for example in batch]
-            references = torch.tensor([one.reference for one in mismatched])
-            theirs = torch.tensor(_sums(policy, mismatched, spec, distributed.share_drawing))
-            kl = (theirs - references).mean().clamp(min=0).to(policy.device)
+            references = torch.tensor([episode.reference for episode in mismatched])
+            mismatched_sums = torch.tensor(_sums(policy, mismatched, spec, distributed.share_with_dropout))
+            kl = (mismatched_sums - references).mean().clamp(min=0).to(policy.device)
     sum_E.requires_grad_()
-    reference_E = torch.tensor([one.reference for one in learned], device=policy.device)
-    loss, seen = _loss(spec, batch, sum_E, reference_E, place, kl)
+    reference_E = torch.tensor([episode.reference for episode in trained], device=policy.device)
+    loss, metrics = _loss(spec, batch, sum_E, reference_E, index_of, kl)
     weight_E = torch.autograd.grad(loss, sum_E)[0]
-    set_random_states(drawn)  # the same packs again, and the same dropout
-    for (owner_Q, one), real in distributed.share_drawing(packs):
-        logprob_S, _ = policy.logprobs(one, Cut())
-        weight_S = weight_E[owner_Q.to(policy.device)[one.sequence_S.to(policy.device)]]
+    set_random_states(states)  # repeat the same packs with the same dropout
+    for (owner_Q, packed), real in distributed.share_with_dropout(packs):
+        logprob_S, _ = policy.logprobs(packed, Cut())
+        weight_S = weight_E[owner_Q.to(policy.device)[packed.sequence_S.to(policy.device)]]
         policy.loss_scale.backward((logprob_S * (weight_S if real else 0 * weight_S)).sum())
     distributed.sum_gradients(policy.parameters.values())
     policy.loss_scale.unscale(policy.parameters.values())
     if policy.penalty:
-        seen = {**seen, "ewc": policy.add_penalty()}
+        metrics = {**metrics, "ewc": policy.add_penalty()}
     grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
-    return {"loss": loss.item(), "grad_norm": grad_norm, **seen}, of_packs([one for _, one in packs])
+    return {"loss": loss.item(), "grad_norm": grad_norm, **metrics}, token_counts([packed for _, packed in packs])
 
 
-def _learned(spec: PreferenceSpec, example: Example) -> tuple[Episode, ...]:
-    """The episodes of which the gradient is taken."""
+def _trained_episodes(spec: PreferenceSpec, example: Example) -> tuple[Episode, ...]:
+    """Return the episodes that the gradient is computed for."""
     return example.episodes[:1] if isinstance(spec, KTOSpec) else example.episodes
 
 
@@ -234,12 +251,12 @@ def _loss(
     batch: Sequence[Example],
     sum_E: torch.Tensor,
     reference_E: torch.Tensor,
-    place: dict[int, int],
+    index_of: dict[int, int],
     kl: torch.Tensor,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """The mean loss of the batch as a function of the log-probabilities of its episodes, and what is worth showing."""
+    """Return the mean loss of the batch as a function of the log-probabilities of its episodes, and its metrics."""
     if isinstance(spec, KTOSpec):
-        row_E = torch.tensor([place[id(example.episodes[0])] for example in batch], device=sum_E.device)
+        row_E = torch.tensor([index_of[id(example.episodes[0])] for example in batch], device=sum_E.device)
         good_E = torch.tensor([example.good for example in batch], device=sum_E.device)
         loss_E = losses.kto(sum_E[row_E], reference_E[row_E], good_E, kl, spec.beta)
         weight_E = torch.where(good_E, spec.good_weight, spec.bad_weight)
@@ -247,7 +264,8 @@ def _loss(
         gap = ratio_E[good_E].mean() - ratio_E[~good_E].mean()
         return (loss_E * weight_E).mean(), {"margin": spec.beta * gap.item(), "kl": kl.item()}
     chosen_P, rejected_P = (
-        torch.tensor([place[id(example.episodes[side])] for example in batch], device=sum_E.device) for side in (0, 1)
+        torch.tensor([index_of[id(example.episodes[side])] for example in batch], device=sum_E.device)
+        for side in (0, 1)
     )
     chosen, rejected, chosen_reference, rejected_reference = (
         sum_E[chosen_P],
@@ -280,22 +298,23 @@ def _loss(
 def _sums(
     policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec, share: distributed.Share = distributed.share
 ) -> list[float]:
-    """The log-probability of each episode as the policy is now; without gradient. share: of the packs, by process."""
+    """Return the log-probability of each episode under the policy in its current state, without gradient. share:
+    distribution of the packs over processes."""
     total_E = torch.zeros(len(episodes), device=policy.device)
     with torch.no_grad():
-        for (owner_Q, one), real in share(_packs(policy, episodes, spec)):
-            logprob_S, _ = policy.logprobs(one, Cut())
+        for (owner_Q, packed), real in share(_packs(policy, episodes, spec)):
+            logprob_S, _ = policy.logprobs(packed, Cut())
             if real:
-                owner_S = owner_Q.to(policy.device)[one.sequence_S.to(policy.device)]
+                owner_S = owner_Q.to(policy.device)[packed.sequence_S.to(policy.device)]
                 total_E += segment_sums(logprob_S, owner_S.bincount(minlength=len(episodes)))
-    return distributed.add_up(total_E).tolist()
+    return distributed.all_reduce_sum(total_E).tolist()
 
 
 def _packs(policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec) -> list[tuple[torch.Tensor, Pack]]:
-    """(index of the episode to which each sequence belongs, pack)."""
-    places = [(index, one) for index, episode in enumerate(episodes) for one in episode.sequences]
-    packs = pack([one for _, one in places], spec.pack_tokens, padded=policy.padded)
-    return [(torch.tensor([places[member][0] for member in one.members]), one) for one in packs]
+    """Return (index of the episode of each sequence, pack) for each pack."""
+    indexed_sequences = [(index, packed) for index, episode in enumerate(episodes) for packed in episode.sequences]
+    packs = pack([packed for _, packed in indexed_sequences], spec.pack_tokens, padded=policy.padded)
+    return [(torch.tensor([indexed_sequences[member][0] for member in packed.members]), packed) for packed in packs]
 
 
 def _struck(
@@ -306,14 +325,14 @@ def _struck(
     step: int,
     guards: Guards,
 ) -> bool:
-    """Whether the step is left out; each example is measured by itself."""
-    of = {example.episodes[0].trajectory.id: example for example in batch}
+    """Return True if the guard `non_finite` skips the step. Each example is measured separately."""
+    example_by_id = {example.episodes[0].trajectory.id: example for example in batch}
 
     def measure(trajectory: Trajectory) -> dict[str, float]:
         for parameter in policy.parameters.values():
             parameter.grad = None
-        found, _ = _backward(spec, policy, [of[trajectory.id]])
-        return {name: found[name] for name in ("loss", "grad_norm")}
+        measured_alone, _ = _backward(spec, policy, [example_by_id[trajectory.id]])
+        return {name: measured_alone[name] for name in ("loss", "grad_norm")}
 
     return guards.strike(
         "non_finite",

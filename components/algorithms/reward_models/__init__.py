@@ -1,1 +1,1 @@
-"""Reward models: data, losses, training, stored form."""
+"""Reward models: data, losses, training, checkpoint format."""

@@ -1,6 +1,6 @@
-"""What a reward model says of itself: reward_model.json, read without loading anything heavy.
+"""Card of a reward model: reward_model.json, read without heavy imports.
 
-The card covers the files that are read by their digests, so its own digest says what the reward model is.
+The card contains the digests of the model's files, so the digest of the card identifies the reward model.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ Kind = Literal["reward_model", "process_reward_model"]
 
 @dataclass(frozen=True)
 class Head:
-    """One score."""
+    """One score of a reward model."""
 
     weight: float
-    """In the reward."""
+    """Weight of the score in the reward."""
     mean: float
-    """Of its scores on the data it was trained on."""
+    """Mean of its scores on the training data."""
     std: float
-    """Their standard deviation (of the population)."""
+    """Population standard deviation of its scores on the training data."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """What a reward model says of itself."""
+    """Description of a reward model."""
 
     kind: Kind
-    """Whether it scores whole episodes or each turn."""
+    """`reward_model` scores whole episodes, `process_reward_model` each turn."""
     model: dict[str, Any]
-    """Name, source, revision and quantization of its base, and LoRA (null: all weights were trained)."""
+    """Name, source, revision and quantization of the base model, and LoRA (null: full fine-tuning)."""
     vocabulary: str
     """Digest of the tokenizer's vocabulary."""
     heads: dict[str, Head]
 
 
 def write_card(folder: Path, kind: Kind, model: ModelSpec, vocabulary: str, heads: Mapping[str, Head]) -> None:
-    """Writes reward_model.json beside what `RewardModel.save` wrote. Raises nothing of its own."""
+    """Write reward_model.json beside the files of `RewardModel.save`."""
     data = {
         "format": FORMAT,
         **asdict(Card(kind, _identity(model), vocabulary, dict(heads))),
@@ -59,19 +59,21 @@ def write_card(folder: Path, kind: Kind, model: ModelSpec, vocabulary: str, head
 
 
 def read_card(folder: Path) -> Card:
-    """What the reward model in a folder says of itself. Raises ArtifactError where there is none, ArtifactDamaged where
-    its files do not match what it says."""
+    """Return the card of the reward model in a folder. Raises ArtifactError if there is none or its format differs,
+    ArtifactDamaged if the card is unreadable or the files do not match its digests."""
     try:
         data = read_json(folder / CARD)
     except FileNotFoundError:
-        raise ArtifactError(f"{folder} holds no reward model: there is no {CARD} in it") from None
+        raise ArtifactError(f"{folder} contains no reward model: {CARD} is missing") from None
     except ValueError as error:
         raise ArtifactDamaged(f"{folder / CARD} cannot be read: {error}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        found = data.get("format") if isinstance(data, dict) else data
-        raise ArtifactError(f"{folder / CARD} has format {found!r}, expected {FORMAT}: train the reward model again")
+        actual_format = data.get("format") if isinstance(data, dict) else data
+        raise ArtifactError(
+            f"{folder / CARD} has format {actual_format!r}, expected {FORMAT}: train the reward model again"
+        )
     try:
-        heads = {name: Head(**one) for name, one in data["heads"].items()}
+        heads = {name: Head(**values) for name, values in data["heads"].items()}
         card, files = Card(data["kind"], data["model"], data["vocabulary"], heads), dict(data["files"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ArtifactDamaged(f"{folder / CARD} is incomplete: {error!r}") from error
@@ -82,27 +84,29 @@ def read_card(folder: Path) -> Card:
 
 
 def content_digest(folder: Path) -> str:
-    """sha256 of what a reward model is: its card covers all the files that are read. Raises as read_card."""
+    """Return the sha256 of the card, which covers all files of the reward model. Raises as read_card."""
     read_card(folder)
     return _digest(folder / CARD)
 
 
 def check_base(folder: Path, card: Card, model: ModelSpec) -> None:
-    """Raises ArtifactError where the reward model has another base than `model`: it would read its tokens wrongly."""
-    own = _identity(model)
-    if other := [
+    """Raise ArtifactError if the base of the reward model differs from `model`, because token ids would have another
+    meaning."""
+    expected = _identity(model)
+    if differences := [
         f"{name}={card.model.get(name)}"
         for name in ("name", "source", "revision", "quantization", "content")
-        if card.model.get(name) != own.get(name)
+        if card.model.get(name) != expected.get(name)
     ]:
         raise ArtifactError(
-            f"the reward model in {folder} was trained on another base, {', '.join(other)}, than model.name="
-            f"{model.name}: tokens of the one mean nothing to the other. Train one on this base, or choose its base"
+            f"the reward model in {folder} was trained on another base, {', '.join(differences)}, than model.name="
+            f"{model.name}, so token ids differ. Train a reward model on this base, or set model.name to its base"
         )
 
 
 def _identity(model: ModelSpec) -> dict[str, Any]:
-    """What of a model its reward models depend on. Of a local folder the name, not the place."""
+    """Return the properties of a model that its reward models depend on. For a local folder, the name without the
+    path."""
     name = Path(model.name).name if Path(model.name).is_dir() else model.name
     return {
         "name": name,
@@ -115,7 +119,7 @@ def _identity(model: ModelSpec) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> list[str]:
-    """Those that are read."""
+    """Return the files of a reward model that scoring reads."""
     if (folder / WEIGHTS).is_dir():
         return [HEADS, f"{WEIGHTS}/{FILE}"]
     return [f"{ADAPTER}/adapter_config.json", f"{ADAPTER}/adapter_model.safetensors", HEADS]

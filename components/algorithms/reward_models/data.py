@@ -1,11 +1,12 @@
-"""What a reward model reads and what it should say: places in token streams, and labels.
+"""Inputs and labels of a reward model: positions in token streams, and labels.
 
-A reading is the last token of what is scored: of an episode, or of each of its turns. Of an episode with several
-histories, a model of whole episodes reads the last history of the agent that began; turns are read in all of them, in
-their order.
+A reading is the score at the last token of an episode, or of each of its turns. For an episode with several histories,
+a model of whole episodes reads the last history of the agent that began; turns are read in all histories, in their
+order.
 
-Labels have names. `overall` is the judged reward, for turns the step rewards; any other name is a component of the
-score, for turn i the component `NAME/i` or else the episode's metric `NAME/i`, where continuations leave theirs.
+Labels have names. `overall` is the judged reward or, for turns, the step rewards. Any other name is a component of the
+score or, for turn i, the component `NAME/i`, else the episode's metric `NAME/i`, in which continuations store their
+labels.
 """
 
 from __future__ import annotations
@@ -26,85 +27,93 @@ OVERALL = "overall"
 
 @dataclass(frozen=True)
 class Stream:
-    """Tokens that the model reads, and where."""
+    """Token stream that the model reads, with the positions that it scores."""
 
     token_ids: Sequence[int]
-    """(T,)"""
+    """Token ids, (T,)."""
     places: tuple[int, ...]
     """Indices in [0, T) of the tokens whose hidden states are scored."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """What is scored."""
+    """Unit that is scored: a trajectory with its token streams."""
 
     trajectory: Trajectory
     streams: tuple[Stream, ...]
 
     @property
     def readings(self) -> int:
-        return sum(len(one.places) for one in self.streams)
+        """Return the number of readings."""
+        return sum(len(stream.places) for stream in self.streams)
 
     @property
     def longest(self) -> int:
-        """Tokens of its longest stream."""
-        return max((len(one.token_ids) for one in self.streams), default=0)
+        """Return the number of tokens of its longest stream."""
+        return max((len(stream.token_ids) for stream in self.streams), default=0)
 
 
 def episode(chat: ChatFormat, trajectory: Trajectory, *, turns: bool) -> Episode:
-    """The readings of an episode: of each turn, or the one of the whole. None of an episode without tokens or turns."""
+    """Return the episode with its readings: one per turn if `turns`, else one for the whole. An episode without tokens
+    or turns has none."""
     if not turns:
         agent = trajectory.histories[0].agent if trajectory.histories else ""
-        own = [one for one in trajectory.histories if one.agent == agent]
-        streams = [Stream(ids, (len(ids) - 1,)) for ids, _ in _spans(chat, own[-1], trajectory)[-1:]] if own else []
+        agent_histories = [history for history in trajectory.histories if history.agent == agent]
+        streams = (
+            [Stream(ids, (len(ids) - 1,)) for ids, _ in _spans(chat, agent_histories[-1], trajectory)[-1:]]
+            if agent_histories
+            else []
+        )
     else:
-        found = [one for history in trajectory.histories for one in _spans(chat, history, trajectory)]
-        streams = [Stream(ids, tuple(end - 1 for _, end in spans)) for ids, spans in found]
-    return Episode(trajectory, tuple(one for one in streams if one.token_ids and one.places))
+        spans_by_stream = [
+            stream_spans for history in trajectory.histories for stream_spans in _spans(chat, history, trajectory)
+        ]
+        streams = [Stream(ids, tuple(end - 1 for _, end in spans)) for ids, spans in spans_by_stream]
+    return Episode(trajectory, tuple(stream for stream in streams if stream.token_ids and stream.places))
 
 
 def _spans(
     chat: ChatFormat, history: History, trajectory: Trajectory
 ) -> list[tuple[Sequence[int], list[tuple[int, int]]]]:
-    """The token streams of a history, each with [start, end) of its turns; a written one is laid out as a rollout
-    would."""
+    """Return the token streams of a history, each with the [start, end) spans of its turns. A written history is
+    tokenized like a rollout."""
     if history.token_ids:
-        return [(history.token_ids, [one.span for one in history.messages if one.span is not None])]
+        return [(history.token_ids, [message.span for message in history.messages if message.span is not None])]
     streams = chat.streams([to_openai(message) for message in history.messages], trajectory.tools)
-    return [(one.token_ids, one.spans) for one in streams]
+    return [(stream.token_ids, stream.spans) for stream in streams]
 
 
 def packs(episodes: Sequence[Episode], most_tokens: int, *, padded: bool = False) -> list[tuple[torch.Tensor, Pack]]:
-    """(number of each reading, pack): readings are counted over all episodes, in order.
+    """Return (number of each reading, pack) for each pack; readings are numbered over all episodes, in order.
 
-    A pack computes the nodes that predict its targets; the target after a place makes that place such a node. Where
-    the place is the last token, what comes after it is made up: targets are never read.
+    A pack computes the nodes that predict its targets, so the target after a position makes that position such a node.
+    If the position is the last token, its target is a dummy token: targets are never read.
     """
     sequences: list[Sequence_] = []
     number = 0
-    for stream in (stream for one in episodes for stream in one.streams):
+    for stream in (stream for episode in episodes for stream in episode.streams):
         targets = [place + 1 for place in stream.places]
         sequences.append(Sequence_([*stream.token_ids, 0], targets, first=number))
         number += len(targets)
-    return [(one.number_S, one) for one in pack(sequences, most_tokens, padded=padded)]
+    return [(packed.number_S, packed) for packed in pack(sequences, most_tokens, padded=padded)]
 
 
 def value(trajectory: Trajectory, score: Score, head: str) -> float | None:
-    """What a head should say of a whole episode; None where there is no such label."""
-    found = trajectory.reward if head == OVERALL else score.components.get(head)
-    return found if found is not None and math.isfinite(found) else None
+    """Return the label of a whole episode for a head; None if it has none."""
+    label = trajectory.reward if head == OVERALL else score.components.get(head)
+    return label if label is not None and math.isfinite(label) else None
 
 
 def turn_values(trajectory: Trajectory, score: Score, head: str, turns: int) -> list[float] | None:
-    """What a head should say of each turn, NaN where a turn has no label; None where no turn has one, or where labels
-    and turns differ in number."""
+    """Return the label of each turn for a head, NaN for a turn without a label. Return None if no turn has a label, or
+    if the numbers of labels and turns differ."""
     if head == OVERALL:
         labels = list(trajectory.step_rewards)
     else:
-        given = trajectory.metrics | score.components
-        numbered = {name: label for name, label in given.items() if name.rpartition("/")[0] == head}
+        named_values = trajectory.metrics | score.components
+        numbered = {name: label for name, label in named_values.items() if name.rpartition("/")[0] == head}
         if not set(numbered) <= {f"{head}/{turn}" for turn in range(turns)}:
             return None
         labels = [numbered.get(f"{head}/{turn}", math.nan) for turn in range(turns)]
-    known = [label if math.isfinite(label) else math.nan for label in labels]
-    return known if len(known) == turns and not all(map(math.isnan, known)) else None
+    finite_labels = [label if math.isfinite(label) else math.nan for label in labels]
+    return finite_labels if len(finite_labels) == turns and not all(map(math.isnan, finite_labels)) else None

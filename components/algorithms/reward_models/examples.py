@@ -1,10 +1,10 @@
-"""What a reward model learns from, and what is held out: pairs of episodes of which one is better, or episodes with the
-labels of their turns.
+"""Training and held-out examples of a reward model: pairs of episodes of which one is better, or episodes with labelled
+turns.
 
-Episodes come in collections, each of one policy. Only episodes of one collection are compared with each other: a judge
-may have ranked them among themselves. A scenario stays on its side for good: a model that is trained further never
-learns from one that it was measured on, nor is it measured on one that it learned from. `scenarios.json` of a reward
-model says which these are.
+Episodes come in collections, each sampled from one policy. Only episodes of the same collection are compared with each
+other, because a judge may have ranked them relative to each other. The split of scenarios is permanent: a model that is
+trained further never trains on a held-out scenario, and is never evaluated on a training scenario. `scenarios.json` of
+a reward model records the split.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from components.trajectories.schema import Score, Trajectory
 
 log = logging.getLogger(__name__)
 
-SIDES = "scenarios.json"
+SPLIT = "scenarios.json"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Pair:
     worse: Episode
     head: int
     margin: float
-    """By how much the better one is better."""
+    """Difference of the two values."""
 
     @property
     def episodes(self) -> tuple[Episode, ...]:
@@ -52,7 +52,7 @@ class Labelled:
 
     episode: Episode
     label_RH: tuple[tuple[float, ...], ...]
-    """NaN where there is none."""
+    """Labels by reading and head; NaN if missing."""
 
     @property
     def episodes(self) -> tuple[Episode, ...]:
@@ -64,68 +64,71 @@ Example = Pair | Labelled
 
 @dataclass(frozen=True)
 class Judged:
-    """A collection: episodes of one policy, and what the declared reward says of them."""
+    """A collection: episodes of one policy with their scores."""
 
     trajectories: Sequence[Trajectory]
-    """Their ids are unique over all collections of a training."""
+    """Trajectories; ids are unique over all collections of a training."""
     scores: Sequence[Score]
-    """In any order; those of components give the heads their labels."""
+    """Scores in any order; their components are the labels of the heads."""
 
 
 @dataclass(frozen=True)
-class Sides:
-    """On which side scenarios are, by their ids."""
+class ScenarioSplit:
+    """Split of scenarios into training and held-out, by scenario id."""
 
     trained: frozenset[str] = frozenset()
-    """A model has learned from their episodes."""
+    """Scenarios whose episodes the model was trained on."""
     held_out: frozenset[str] = frozenset()
 
     def write(self, folder: Path) -> None:
+        """Write the split to the folder of a reward model."""
         data = {"held_out": sorted(self.held_out), "trained": sorted(self.trained)}
-        (folder / SIDES).write_text(json.dumps(data, indent=1) + "\n")
+        (folder / SPLIT).write_text(json.dumps(data, indent=1) + "\n")
 
     @classmethod
-    def read(cls, folder: Path) -> Sides:
-        """Of the reward model in a folder. Raises ArtifactError where it does not say."""
+    def read(cls, folder: Path) -> ScenarioSplit:
+        """Return the split of the reward model in a folder. Raises ArtifactError if it is missing or unreadable."""
         try:
-            data = read_json(folder / SIDES)
+            data = read_json(folder / SPLIT)
             return cls(frozenset(data["trained"]), frozenset(data["held_out"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArtifactError(
-                f"the reward model in {folder} does not say which scenarios it was trained on ({SIDES}: {error!r}), so "
-                "none could be held out from it: train it again, or begin with another checkpoint"
+                f"the reward model in {folder} does not record which scenarios it was trained on ({SPLIT}: "
+                f"{error!r}), so none can be held out: train it again, or start from another checkpoint"
             ) from error
 
 
 @dataclass(frozen=True)
 class Data:
-    """What there is to learn from."""
+    """Training and evaluation data of one training."""
 
     train: list[Example]
+    """Training examples of all collections."""
     held_out: list[Example]
-    """The same of scenarios that are not trained on; of the newest collection only."""
+    """Examples of held-out scenarios, from the newest collection only."""
     compared: list[Pair]
-    """Pairs of these scenarios; of the newest collection only."""
+    """Pairs of held-out scenarios, from the newest collection only."""
     compared_earlier: list[Pair]
-    """Those of the collections before it."""
+    """Pairs of held-out scenarios from the earlier collections."""
     episodes: list[Episode]
-    """Those that are trained on."""
-    sides: Sides
-    """After this training."""
+    """Episodes that are trained on."""
+    split: ScenarioSplit
+    """Split after this training."""
     counts: dict[str, float]
 
 
 @dataclass(frozen=True)
 class _Read:
-    """What a collection gives, whichever side its scenarios are on."""
+    """Contents of a collection, from training and held-out scenarios."""
 
     examples: list[Example]
     compared: list[Pair]
     finished: int
-    """Episodes that came to their end."""
+    """Number of scored episodes without a failure."""
     readable: int
+    """Number of finished episodes with a reading that fit the model's length."""
     labelled: Mapping[str, int]
-    """By head: readable episodes that are worth something by its label."""
+    """Number of readable episodes with a label, by head."""
 
 
 def gather(
@@ -134,57 +137,88 @@ def gather(
     judged: Sequence[Judged],
     max_length: int,
     seed: int,
-    known: Sides | None = None,
+    earlier_split: ScenarioSplit | None = None,
 ) -> Data:
-    """The examples of a training, apart from those that are held out.
+    """Return the training examples and the held-out examples.
 
-    judged: the newest collection first. known: the sides of the model that is trained further. Raises ArtifactError
-    where a head of a new model has nothing to learn from; one that is trained further stays as it is.
+    judged: collections, the newest first. earlier_split: split of the model that is trained further. Raises
+    ArtifactError if a head of a new model has no training example; a model that is trained further then keeps that head
+    unchanged.
     """
-    read = [_read(spec, chat, one, max_length) for one in judged]
-    finished, readable = sum(one.finished for one in read), sum(one.readable for one in read)
+    collections = [_read(spec, chat, collection, max_length) for collection in judged]
+    finished, readable = (
+        sum(collection.finished for collection in collections),
+        sum(collection.readable for collection in collections),
+    )
     if readable < finished:
         log.warning(
-            "episodes left out of training, for they have nothing to read or are longer than model.max_length=%d "
+            "episodes left out of training because they have no tokens to score or are longer than model.max_length=%d "
             "tokens: %d of %d",
             max_length,
             finished - readable,
             finished,
         )
-    held = _held_out(spec, {_scenario(example) for one in read for example in one.examples}, seed, known or Sides())
-    train = [example for one in read for example in one.examples if _scenario(example) not in held]
+    held_out_scenarios = _held_out(
+        spec,
+        {_scenario(example) for collection in collections for example in collection.examples},
+        seed,
+        earlier_split or ScenarioSplit(),
+    )
+    train = [
+        example
+        for collection in collections
+        for example in collection.examples
+        if _scenario(example) not in held_out_scenarios
+    ]
     for index, head in enumerate(spec.heads):
-        if known is None and not any(_teaches(one, index) for one in train):
-            raise ArtifactError(_nothing(spec, head, finished, sum(one.labelled[head] for one in read)))
-    apart = [example for example in read[0].examples if _scenario(example) in held]
-    compared, *before = ([pair for pair in one.compared if _scenario(pair) in held] for one in read)
-    earlier = [pair for one in before for pair in one]
+        if earlier_split is None and not any(_teaches(example, index) for example in train):
+            raise ArtifactError(
+                _no_examples_message(spec, head, finished, sum(collection.labelled[head] for collection in collections))
+            )
+    held_out_examples = [example for example in collections[0].examples if _scenario(example) in held_out_scenarios]
+    compared, *earlier_compared = (
+        [pair for pair in collection.compared if _scenario(pair) in held_out_scenarios] for collection in collections
+    )
+    pairs_earlier = [pair for collection_pairs in earlier_compared for pair in collection_pairs]
     counts = {
         "labelled_episodes" if _by_turn(spec) else "pairs": float(len(train)),
         "heldout_pairs": float(len(compared)),
         "left_out": float(finished - readable),
-        "unlabelled": float(sum(one.readable - count for one in read for count in one.labelled.values())),
+        "unlabelled": float(
+            sum(collection.readable - count for collection in collections for count in collection.labelled.values())
+        ),
     }
-    if before:
-        counts["heldout_pairs_earlier"] = float(len(earlier))
-    learned = list({id(one): one for example in train for one in example.episodes}.values())
-    sides = Sides(frozenset(map(_scenario, train)) | (known or Sides()).trained, frozenset(held))
-    return Data(train, apart, compared, earlier, learned, sides, counts)
+    if earlier_compared:
+        counts["heldout_pairs_earlier"] = float(len(pairs_earlier))
+    episodes = list({id(unit): unit for example in train for unit in example.episodes}.values())
+    split = ScenarioSplit(
+        frozenset(map(_scenario, train)) | (earlier_split or ScenarioSplit()).trained, frozenset(held_out_scenarios)
+    )
+    return Data(train, held_out_examples, compared, pairs_earlier, episodes, split, counts)
 
 
 def _read(spec: RewardTrainingSpec, chat: ChatFormat, judged: Judged, max_length: int) -> _Read:
     by_id = {score.trajectory_id: score for score in judged.scores}
-    finished = [one for one in judged.trajectories if one.failure is None and one.id in by_id]
-    episodes = {one.id: episode(chat, one, turns=isinstance(spec, ProcessRewardModelSpec)) for one in finished}
-    whole = {name: one for name, one in episodes.items() if one.readings and one.longest <= max_length}
-    values = _turn_sums(spec, whole, by_id) if _by_turn(spec) else _values(spec, whole, by_id)
-    compared = [one for index, head in enumerate(spec.heads) for one in _pairs(spec, whole, values[head], head, index)]
-    examples: list[Example] = [*_labelled(spec, whole, by_id)] if _by_turn(spec) else [*compared]
-    return _Read(examples, compared, len(finished), len(whole), {head: len(found) for head, found in values.items()})
+    finished = [
+        trajectory for trajectory in judged.trajectories if trajectory.failure is None and trajectory.id in by_id
+    ]
+    episodes = {
+        trajectory.id: episode(chat, trajectory, turns=isinstance(spec, ProcessRewardModelSpec))
+        for trajectory in finished
+    }
+    readable = {name: unit for name, unit in episodes.items() if unit.readings and unit.longest <= max_length}
+    values = _turn_sums(spec, readable, by_id) if _by_turn(spec) else _values(spec, readable, by_id)
+    compared = [
+        pair for index, head in enumerate(spec.heads) for pair in _pairs(spec, readable, values[head], head, index)
+    ]
+    examples: list[Example] = [*_labelled(spec, readable, by_id)] if _by_turn(spec) else [*compared]
+    return _Read(
+        examples, compared, len(finished), len(readable), {head: len(labels) for head, labels in values.items()}
+    )
 
 
 def _by_turn(spec: RewardTrainingSpec) -> bool:
-    """Whether turns have labels of their own, and nothing is compared in training."""
+    """Return True if training uses labels of single turns and no comparisons."""
     return isinstance(spec, ProcessRewardModelSpec) and spec.loss == "mse"
 
 
@@ -195,54 +229,57 @@ def _scenario(example: Example) -> str:
 def _values(
     spec: RewardTrainingSpec, episodes: Mapping[str, Episode], scores: Mapping[str, Score]
 ) -> dict[str, dict[str, float]]:
-    """By head and trajectory: what it is worth by its label."""
-    found = {
-        head: {name: value(one.trajectory, scores[name], head) for name, one in episodes.items()} for head in spec.heads
+    """Return the label of each episode that has one, by head and trajectory."""
+    labels = {
+        head: {name: value(unit.trajectory, scores[name], head) for name, unit in episodes.items()}
+        for head in spec.heads
     }
-    return {head: {name: label for name, label in one.items() if label is not None} for head, one in found.items()}
+    return {
+        head: {name: label for name, label in by_name.items() if label is not None} for head, by_name in labels.items()
+    }
 
 
 def _turn_sums(
     spec: RewardTrainingSpec, episodes: Mapping[str, Episode], scores: Mapping[str, Score]
 ) -> dict[str, dict[str, float]]:
-    """By head and trajectory: the sum of the labels of its turns, where each turn has one."""
-    found: dict[str, dict[str, float]] = {head: {} for head in spec.heads}
-    for name, one in episodes.items():
+    """Return the sum of the turn labels of each episode whose turns all have one, by head and trajectory."""
+    sums: dict[str, dict[str, float]] = {head: {} for head in spec.heads}
+    for name, unit in episodes.items():
         for head in spec.heads:
-            labels = turn_values(one.trajectory, scores[name], head, one.readings)
+            labels = turn_values(unit.trajectory, scores[name], head, unit.readings)
             if labels is not None and not any(map(math.isnan, labels)):
-                found[head][name] = math.fsum(labels)
-    return found
+                sums[head][name] = math.fsum(labels)
+    return sums
 
 
 def _labelled(spec: RewardTrainingSpec, episodes: Mapping[str, Episode], scores: Mapping[str, Score]) -> list[Labelled]:
-    """Episodes of which a head has labels."""
-    made = []
-    for name, one in episodes.items():
-        columns = [turn_values(one.trajectory, scores[name], head, one.readings) for head in spec.heads]
+    """Return the episodes with labels of at least one head."""
+    result = []
+    for name, unit in episodes.items():
+        columns = [turn_values(unit.trajectory, scores[name], head, unit.readings) for head in spec.heads]
         if any(column is not None for column in columns):
-            none = [math.nan] * one.readings
-            made.append(Labelled(one, tuple(zip(*(column or none for column in columns), strict=True))))
-    return made
+            missing = [math.nan] * unit.readings
+            result.append(Labelled(unit, tuple(zip(*(column or missing for column in columns), strict=True))))
+    return result
 
 
 def _pairs(
     spec: RewardTrainingSpec, episodes: Mapping[str, Episode], values: Mapping[str, float], head: str, index: int
 ) -> Iterator[Pair]:
-    known = [episodes[name].trajectory for name in values]
-    for better, worse in pairs(known, lambda one: values[one.id], spec.pairs, spec.min_margin):
+    trajectories = [episodes[name].trajectory for name in values]
+    for better, worse in pairs(trajectories, lambda trajectory: values[trajectory.id], spec.pairs, spec.min_margin):
         margin = values[better.id] - values[worse.id] if spec.margin == "reward" else 0.0
         yield Pair(episodes[better.id], episodes[worse.id], index, margin)
 
 
-def _held_out(spec: RewardTrainingSpec, scenarios: set[str], seed: int, known: Sides) -> set[str]:
-    """Scenarios that are not trained on: those that were held out before, and of the new ones as many as it takes to
-    come to the share of those that teach now; one at least, and never all."""
-    new = sorted(scenarios - known.trained - known.held_out)
+def _held_out(spec: RewardTrainingSpec, scenarios: set[str], seed: int, earlier_split: ScenarioSplit) -> set[str]:
+    """Return the held-out scenarios: the earlier ones, and as many new ones as it takes to reach the held-out share of
+    the current scenarios; at least one, and never all."""
+    new = sorted(scenarios - earlier_split.trained - earlier_split.held_out)
     random.Random(f"{seed}-held-out").shuffle(new)
     count = max(1, round(spec.held_out * len(scenarios))) if spec.held_out else 0
-    lacking = min(count, len(scenarios) - 1) - len(scenarios & known.held_out)
-    return {*known.held_out, *new[: max(0, lacking)]}
+    missing = min(count, len(scenarios) - 1) - len(scenarios & earlier_split.held_out)
+    return {*earlier_split.held_out, *new[: max(0, missing)]}
 
 
 def _teaches(example: Example, head: int) -> bool:
@@ -251,22 +288,25 @@ def _teaches(example: Example, head: int) -> bool:
     return any(not math.isnan(labels[head]) for labels in example.label_RH)
 
 
-def _nothing(spec: RewardTrainingSpec, head: str, finished: int, labelled: int) -> str:
-    """Why a head has nothing to learn from."""
+def _no_examples_message(spec: RewardTrainingSpec, head: str, finished: int, labelled: int) -> str:
+    """Return the error message for a head without training examples."""
     by_turn = _by_turn(spec)
-    what = "judged reward" if head == OVERALL else f"component '{head}'"
+    label_name = "judged reward" if head == OVERALL else f"component '{head}'"
     if by_turn:
-        what = "step rewards" if head == OVERALL else f"components '{head}/0', '{head}/1' and so on"
+        label_name = "step rewards" if head == OVERALL else f"components '{head}/0', '{head}/1' and so on"
     if not labelled:
-        wanted = f"{what}, one for each turn" if by_turn else what
+        expected = f"{label_name}, one for each turn" if by_turn else label_name
         return (
-            f"the head '{head}' of the reward model has nothing to learn from: of {finished} finished episodes none "
-            f"has {wanted}. Give it a reward that says so, or leave the head out of algorithm.heads"
+            f"the head '{head}' of the reward model has no labels: none of {finished} finished episodes has "
+            f"{expected}. Use a reward that provides this label, or remove the head from algorithm.heads"
         )
     if by_turn:
-        return f"the head '{head}' has labels in held-out scenarios only: collect more, or lower algorithm.held_out"
+        return (
+            f"the head '{head}' has labels in held-out scenarios only: collect more scenarios, or lower "
+            "algorithm.held_out"
+        )
     return (
-        f"the head '{head}' of the reward model has nothing to compare: in no scenario that is trained on do two of "
-        f"the {labelled} episodes differ in their {what} by more than min_margin={spec.min_margin:g}. Collect more "
-        "scenarios or larger groups, or choose a reward that tells episodes apart"
+        f"the head '{head}' of the reward model has no pairs: in no training scenario do two of the {labelled} "
+        f"labelled episodes differ in their {label_name} by more than min_margin={spec.min_margin:g}. Collect more "
+        "scenarios or larger groups, or use a reward that distinguishes episodes"
     )

@@ -1,10 +1,11 @@
-"""One gradient step of a reward model: Bradley-Terry on pairs, or squared error to the labels of turns.
+"""Gradient step of a reward model: Bradley-Terry on pairs, or squared error to the labels of turns.
 
-An episode is worth the sum of its readings: one reading for a model of whole episodes, one for each turn for a process
-model. Of two episodes of a scenario the better one should be worth more.
+The value of an episode is the sum of its readings: one reading for a model of whole episodes, one per turn for a
+process reward model. Of two episodes of a scenario, the better one should have the higher value.
 
-A loss is a function of the readings of its batch. Its derivative by each is a number; the gradient is then that of the
-weighted sum of readings, which is computed pack by pack, in the memory of one.
+A loss is a function of the readings of its batch. Its derivative with respect to each reading is a scalar; the gradient
+of the loss is then the gradient of the weighted sum of readings. It is computed pack by pack, in the memory of one
+pack.
 
 Legend: E episodes of a batch, R readings, S those of a pack, H heads, P pairs.
 """
@@ -18,7 +19,7 @@ import torch
 
 from components.algorithms.loop import checkpoint, distributed
 from components.algorithms.loop.guards import Guards
-from components.algorithms.loop.metrics import of_packs
+from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy_gradient.gradient_steps import finite_step
 from components.algorithms.policy_gradient.losses import segment_sums
@@ -38,8 +39,8 @@ def gradient_step(
     step: int,
     guards: Guards,
 ) -> dict[str, float]:
-    """Takes the step, unless a guard leaves it out; returns what is told of it. Raises TrainingDiverged where one
-    stops."""
+    """Take the step unless a guard skips it; return its metrics. Raises TrainingDiverged if a guard stops the
+    training."""
     return finite_step(
         optimizer,
         lambda: backward(spec, policy, batch),
@@ -51,48 +52,51 @@ def gradient_step(
 def backward(
     spec: RewardTrainingSpec, policy: RewardModel, batch: Sequence[Example]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Adds the gradient of the mean loss to the parameters and scales the whole down to max_grad_norm. Returns what it
-    measured, and counts of tokens."""
-    episodes = list({id(one): one for example in batch for one in example.episodes}.values())
-    packed = packs(episodes, spec.pack_tokens, padded=policy.padded)
-    before = checkpoint.random_states()
-    score_RH = policy.scores(episodes, spec.pack_tokens, distributed.share_drawing).requires_grad_()
-    loss, seen = loss_of(spec, batch, episodes, score_RH)
+    """Add the gradient of the mean loss to the parameters and scale it down to max_grad_norm. Return the measured
+    metrics and token counts."""
+    episodes = list({id(episode): episode for example in batch for episode in example.episodes}.values())
+    packed_readings = packs(episodes, spec.pack_tokens, padded=policy.padded)
+    states = checkpoint.random_states()
+    score_RH = policy.scores(episodes, spec.pack_tokens, distributed.share_with_dropout).requires_grad_()
+    loss, metrics = batch_loss(spec, batch, episodes, score_RH)
     weight_RH = torch.autograd.grad(loss, score_RH)[0]
-    checkpoint.set_random_states(before)  # so that the same drops out as in the scores of which this is the gradient
-    for (number_S, one), real in distributed.share_drawing(packed):
+    checkpoint.set_random_states(states)  # repeat the dropout of the scores that this is the gradient of
+    for (number_S, packed), real in distributed.share_with_dropout(packed_readings):
         weight_SH = weight_RH[number_S.to(policy.device)]
-        policy.loss_scale.backward((policy.read(one) * (weight_SH if real else 0 * weight_SH)).sum())
+        policy.loss_scale.backward((policy.read(packed) * (weight_SH if real else 0 * weight_SH)).sum())
     distributed.sum_gradients(policy.parameters.values())
     policy.loss_scale.unscale(policy.parameters.values())
     grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
-    counts = of_packs([one for _, one in packed])
-    del counts["sampled_tokens"]  # nothing is read but their places
-    return {"loss": loss.item(), "grad_norm": grad_norm, **seen}, counts
+    counts = token_counts([packed for _, packed in packed_readings])
+    del counts["sampled_tokens"]  # a reward model trains on no sampled tokens
+    return {"loss": loss.item(), "grad_norm": grad_norm, **metrics}, counts
 
 
-def loss_of(
+def batch_loss(
     spec: RewardTrainingSpec, batch: Sequence[Example], episodes: Sequence[Episode], score_RH: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """The mean loss of a batch as a function of the readings of its episodes, and what is worth showing."""
-    place = {id(one): index for index, one in enumerate(episodes)}
-    if found := [example for example in batch if isinstance(example, Pair)]:
-        worth_EH = worth(episodes, score_RH)
+    """Return the mean loss of a batch as a function of the readings of its episodes, and its metrics."""
+    index_of = {id(episode): index for index, episode in enumerate(episodes)}
+    if pair_examples := [example for example in batch if isinstance(example, Pair)]:
+        value_EH = episode_values(episodes, score_RH)
         chosen_P, rejected_P = (
-            worth_EH[[place[id(one.episodes[side])] for one in found], [one.head for one in found]] for side in (0, 1)
+            value_EH[
+                [index_of[id(pair.episodes[side])] for pair in pair_examples], [pair.head for pair in pair_examples]
+            ]
+            for side in (0, 1)
         )
-        margin_P = torch.tensor([one.margin for one in found], device=score_RH.device)
+        margin_P = torch.tensor([pair.margin for pair in pair_examples], device=score_RH.device)
         loss = losses.bradley_terry(chosen_P, rejected_P, margin_P, spec.centering).mean()
-        apart_P = (chosen_P - rejected_P).detach()
-        return loss, {"margin": apart_P.mean().item(), "accuracy": (apart_P > 0).float().mean().item()}
+        difference_P = (chosen_P - rejected_P).detach()
+        return loss, {"margin": difference_P.mean().item(), "accuracy": (difference_P > 0).float().mean().item()}
     by_id = {id(example.episode): example.label_RH for example in batch if isinstance(example, Labelled)}
-    label_RH = torch.tensor([row for one in episodes for row in by_id[id(one)]], device=score_RH.device)
+    label_RH = torch.tensor([row for episode in episodes for row in by_id[id(episode)]], device=score_RH.device)
     return losses.mean_squared_error(score_RH, label_RH), {}
 
 
-def worth(episodes: Sequence[Episode], score_RH: torch.Tensor) -> torch.Tensor:
-    """(E, H) what each episode is worth: the sum of its readings."""
-    return segment_sums(score_RH, torch.tensor([one.readings for one in episodes], device=score_RH.device))
+def episode_values(episodes: Sequence[Episode], score_RH: torch.Tensor) -> torch.Tensor:
+    """Return the (E, H) values of the episodes: the sums of their readings."""
+    return segment_sums(score_RH, torch.tensor([episode.readings for episode in episodes], device=score_RH.device))
 
 
 def _struck(
@@ -103,23 +107,24 @@ def _struck(
     step: int,
     guards: Guards,
 ) -> bool:
-    """Whether the step is left out; each episode is measured with the examples that it comes first in."""
-    of: dict[str, list[Example]] = defaultdict(list)
+    """Return True if the guard `non_finite` skips the step. Each episode is measured with the examples in which it
+    comes first."""
+    examples_by_id: dict[str, list[Example]] = defaultdict(list)
     for example in batch:
-        of[example.episodes[0].trajectory.id].append(example)
+        examples_by_id[example.episodes[0].trajectory.id].append(example)
 
     def measure(trajectory: Trajectory) -> dict[str, float]:
         for parameter in policy.parameters.values():
             parameter.grad = None
-        found, _ = backward(spec, policy, of[trajectory.id])
-        return {name: found[name] for name in ("loss", "grad_norm")}
+        measured_alone, _ = backward(spec, policy, examples_by_id[trajectory.id])
+        return {name: measured_alone[name] for name in ("loss", "grad_norm")}
 
     return guards.strike(
         "non_finite",
         spec.non_finite,
         step,
         {name: measured[name] for name in ("loss", "grad_norm")},
-        [examples[0].episodes[0].trajectory for examples in of.values()],
+        [examples[0].episodes[0].trajectory for examples in examples_by_id.values()],
         measure,
         by="grad_norm",
         advice=policy.loss_scale.advice("Lower algorithm.learning_rate"),

@@ -1,5 +1,4 @@
-"""What came of training a reward model: how it does on scenarios that it was not trained on, and whether its numbers
-are finite."""
+"""Metrics of a trained reward model: loss and pair accuracy on held-out scenarios, and a check for finite numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import torch
 from components.algorithms.loop import distributed
 from components.algorithms.loop.guards import Guards
 from components.algorithms.reward_models.examples import Example, Pair
-from components.algorithms.reward_models.gradient_step import loss_of, worth
+from components.algorithms.reward_models.gradient_step import batch_loss, episode_values
 from components.algorithms.reward_models.model import RewardModel
 from components.algorithms.spec import RewardTrainingSpec
 from components.trajectories.schema import Trajectory
@@ -21,45 +20,47 @@ from components.trajectories.schema import Trajectory
 def held_out(
     spec: RewardTrainingSpec, policy: RewardModel, examples: Sequence[Example], compared: Mapping[str, Sequence[Pair]]
 ) -> dict[str, float]:
-    """The loss on what was not trained on; and by the ending of the measures' names, of pairs: how often, and how far,
-    the better episode is ahead; by head where there are several."""
-    seen = [*examples, *(pair for found in compared.values() for pair in found)]
-    episodes = list({id(one): one for example in seen for one in example.episodes}.values())
+    """Return the loss on held-out examples and, for each key of `compared`, the accuracy and mean margin of its pairs:
+    how often and by how much the better episode has the higher value. The key is the suffix of the metric names. With
+    several heads, the accuracy is also reported per head."""
+    units = [*examples, *(pair for pairs in compared.values() for pair in pairs)]
+    episodes = list({id(episode): episode for example in units for episode in example.episodes}.values())
     if not episodes:
         return {}
-    place = {id(one): index for index, one in enumerate(episodes)}
+    index_of = {id(episode): index for index, episode in enumerate(episodes)}
     score_RH = policy.scores(episodes, spec.pack_tokens, distributed.share)
     measured = {}
     if examples:
-        own = list({id(one): one for example in examples for one in example.episodes}.values())
-        first_RH = score_RH[: sum(one.readings for one in own)]  # they come first in `episodes`
-        measured["heldout_loss"] = loss_of(spec, examples, own, first_RH)[0].item()
-    worth_EH = worth(episodes, score_RH)
+        example_episodes = list({id(episode): episode for example in examples for episode in example.episodes}.values())
+        first_RH = score_RH[: sum(episode.readings for episode in example_episodes)]  # they come first in `episodes`
+        measured["heldout_loss"] = batch_loss(spec, examples, example_episodes, first_RH)[0].item()
+    value_EH = episode_values(episodes, score_RH)
     names = list(spec.heads)
-    for end, found in compared.items():
-        apart: dict[str, list[float]] = defaultdict(list)
-        for pair in found:
-            better, worse = (worth_EH[place[id(one)], pair.head].item() for one in pair.episodes)
-            apart[names[pair.head]].append(better - worse)
-        if flat := [one for column in apart.values() for one in column]:
-            measured[f"heldout_accuracy{end}"] = sum(one > 0 for one in flat) / len(flat)
-            measured[f"heldout_margin{end}"] = math.fsum(flat) / len(flat)
+    for suffix, pairs in compared.items():
+        margins: dict[str, list[float]] = defaultdict(list)
+        for pair in pairs:
+            better, worse = (value_EH[index_of[id(episode)], pair.head].item() for episode in pair.episodes)
+            margins[names[pair.head]].append(better - worse)
+        if all_margins := [margin for column in margins.values() for margin in column]:
+            measured[f"heldout_accuracy{suffix}"] = sum(margin > 0 for margin in all_margins) / len(all_margins)
+            measured[f"heldout_margin{suffix}"] = math.fsum(all_margins) / len(all_margins)
         if len(names) > 1:
-            for head, column in sorted(apart.items()):
-                measured[f"heldout_accuracy{end}/{head}"] = sum(one > 0 for one in column) / len(column)
+            for head, column in sorted(margins.items()):
+                measured[f"heldout_accuracy{suffix}/{head}"] = sum(margin > 0 for margin in column) / len(column)
     return measured
 
 
-def demand_finite(
+def require_finite(
     policy: RewardModel, score_RH: torch.Tensor, guards: Guards, step: int, trajectories: Sequence[Trajectory]
 ) -> None:
-    broken = [name for name, parameter in policy.parameters.items() if not parameter.isfinite().all()]
-    if broken or not score_RH.isfinite().all():
-        measured = {"not_finite": float(len(broken))}
+    """Raise TrainingDiverged if a parameter or a score is not finite."""
+    broken_names = [name for name, parameter in policy.parameters.items() if not parameter.isfinite().all()]
+    if broken_names or not score_RH.isfinite().all():
+        measured = {"not_finite": float(len(broken_names))}
         guards.stop(
-            {"step": step, **measured, "trajectories": [one.id for one in trajectories]},
+            {"step": step, **measured, "trajectories": [trajectory.id for trajectory in trajectories]},
             measured,
             trajectories,
-            "not_finite counts tensors of the reward model; its scores are infinite or no number. Lower "
+            "not_finite counts trained tensors with infinite or NaN values; at 0, only scores are affected. Lower "
             "algorithm.learning_rate",
         )

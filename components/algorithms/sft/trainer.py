@@ -1,12 +1,13 @@
 """Supervised fine-tuning on assistant tokens, with TRL's SFTTrainer over prefix-trie packs.
 
-Demonstrations are laid out as a rollout would lay them out (`ChatFormat.streams`), sampled trajectories keep the
-tokens that were sampled. Only tokens that the policy would write are learned, never those of system, user or tools.
+Demonstrations are tokenized like rollouts (`ChatFormat.streams`); sampled trajectories keep their sampled tokens. Only
+tokens that the policy would generate are trained on, never those of system, user or tools.
 
-TRL keeps the loop, the schedule and the logs. The loss is TRL's own (mean negative log-likelihood over the batch's
-learned tokens, arXiv:2203.02155), but computed on a pack instead of padded rows: prompts that demonstrations share are
-computed once, and logits are made for learned tokens only, which is where the padded form spends its memory. Of several
-processes each runs the whole loop, and they share the packs of each batch (`distributed`).
+TRL provides the loop, the schedule and the logs. The loss is TRL's own (mean negative log-likelihood over the batch's
+trained tokens, arXiv:2203.02155), but computed on a pack instead of padded rows: prompts that demonstrations share are
+computed once, and logits are computed only for trained tokens, which saves most of the memory of the padded form. In
+distributed training each process runs the whole loop, and the packs of each batch are shared between them
+(`distributed`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 
 from components.algorithms.loop import checkpoint, distributed, schedule
 from components.algorithms.loop.guards import Guards
-from components.algorithms.loop.metrics import of_packs, over_steps
+from components.algorithms.loop.metrics import mean_metrics, token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Sequence_, pack
 from components.algorithms.policy.policy import Policy
@@ -55,13 +56,14 @@ def train_sft(
     seed: int,
     scratch: Path,
     on_step: Callable[[dict[str, float]], None],
-    taken: Sequence[dict[str, float]] = (),
+    earlier_steps: Sequence[dict[str, float]] = (),
 ) -> tuple[int, dict[str, float]]:
-    """`spec.epochs` passes over the trajectories. Returns the new step count and the mean metrics.
+    """Take `spec.epochs` passes over the trajectories. Return the new step count and the mean metrics.
 
-    taken: metrics of the steps that an earlier try took after step `step`; policy and optimizer are those after them.
+    earlier_steps: metrics of the steps that an interrupted run took after step `step`; policy and optimizer are in the
+    state after those steps.
 
-    Raises TrainingDiverged where a guard stops (`guards`).
+    Raises TrainingDiverged if a guard stops the training (`guards`).
     """
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -70,14 +72,14 @@ def train_sft(
 
     tokenizer = load_tokenizer(base_dir)
     weights = reward_weights(trajectories, spec.weight_temperature)
-    learned_from = [one for one in trajectories if one.id in weights]
-    rows = examples(ChatFormat(tokenizer), learned_from, policy.spec.max_length)
+    training_trajectories = [trajectory for trajectory in trajectories if trajectory.id in weights]
+    rows = examples(ChatFormat(tokenizer), training_trajectories, policy.spec.max_length)
     if not rows:
         return step, {"skipped": 1.0}
-    steps = list(taken)
+    steps = list(earlier_steps)
     batches = list(_batches(rows, spec, seed))
-    if len(taken) == len(batches):
-        return step + len(taken), {**over_steps(steps), "examples": float(len(rows))}
+    if len(earlier_steps) == len(batches):
+        return step + len(earlier_steps), {**mean_metrics(steps), "examples": float(len(rows))}
     clock = [0.0]
     computed: list[dict[str, float]] = []
     guards = Guards(scratch)
@@ -85,45 +87,45 @@ def train_sft(
     random_state: list[dict[str, torch.Tensor]] = []
 
     skipped: list[bool] = []
-    held = [0.0]
-    scaling: dict[str, float] = {}
+    ewc_penalty = [0.0]
+    loss_scale_metrics: dict[str, float] = {}
 
     def backward(rows: list[dict[str, Any]]) -> float:
-        """Adds the gradient of the rows' loss to the parameters; returns the loss."""
+        """Add the gradient of the rows' loss to the parameters; return the loss."""
         sequences = [Sequence_(row["input_ids"], row["targets"], weight=weights[row["trajectory_id"]]) for row in rows]
-        learned = sum(len(sequence.targets) for sequence in sequences)
+        target_count = sum(len(sequence.targets) for sequence in sequences)
         packs = pack(sequences, spec.pack_tokens, padded=policy.padded)
         total = 0.0
-        for part, real in distributed.share_drawing(packs):
-            logprob_S, _ = policy.logprobs(part, Cut())
-            loss = -(logprob_S * part.weight_S.to(policy.device)).sum() / learned
+        for packed, real in distributed.share_with_dropout(packs):
+            logprob_S, _ = policy.logprobs(packed, Cut())
+            loss = -(logprob_S * packed.weight_S.to(policy.device)).sum() / target_count
             policy.loss_scale.backward(loss if real else loss * 0)
             total += loss.item() if real else 0.0
         distributed.sum_gradients(policy.parameters.values())
         policy.loss_scale.unscale(policy.parameters.values())
-        computed.append(of_packs(packs))
+        computed.append(token_counts(packs))
         return distributed.sums({"loss": total})["loss"]
 
     def grad_norm() -> float:
         return sharded.norm(policy.parameters.values())
 
-    def forget() -> None:
+    def clear_gradients() -> None:
         for parameter in policy.parameters.values():
             parameter.grad = None
 
     class PackedSFTTrainer(SFTTrainer):
         def training_step(self, model, inputs, num_items_in_batch=None):
-            if random_state:  # the loader of TRL's trainer draws a number before the first step
+            if random_state:  # the data loader of TRL's trainer draws a random number before the first step
                 checkpoint.set_random_states(random_state.pop())
             total = backward(inputs["rows"])
-            held[0] = policy.add_penalty()
+            ewc_penalty[0] = policy.add_penalty()
             skipped.clear()
             measured = {"loss": total, "grad_norm": grad_norm()}
-            scaling.clear()
-            scaling.update(scale_metrics(policy.loss_scale, measured))
+            loss_scale_metrics.clear()
+            loss_scale_metrics.update(scale_metrics(policy.loss_scale, measured))
             if policy.loss_scale.overflowed(measured):
                 policy.loss_scale.update(True)
-                forget()
+                clear_gradients()
                 skipped.append(True)
             elif all(map(math.isfinite, measured.values())):
                 policy.loss_scale.update(False)
@@ -131,7 +133,7 @@ def train_sft(
                 batch = list({row["trajectory_id"]: None for row in inputs["rows"]})
 
                 def measure(trajectory: Trajectory) -> dict[str, float]:
-                    forget()
+                    clear_gradients()
                     loss = backward([row for row in inputs["rows"] if row["trajectory_id"] == trajectory.id])
                     return {"loss": loss, "grad_norm": grad_norm()}
 
@@ -142,37 +144,37 @@ def train_sft(
                     by="grad_norm",
                     advice=policy.loss_scale.advice("Lower the learning rate"),
                 )
-                forget()  # without a gradient, the optimizer leaves everything as it is
+                clear_gradients()  # without gradients, the optimizer changes nothing
                 skipped.append(True)
                 total = 0.0
             return torch.tensor(total, device=policy.device)
 
         def _send_telemetry(self):
-            """Nothing leaves this machine."""
+            """Send no telemetry."""
 
-    class Report(TrainerCallback):
+    class StepMetrics(TrainerCallback):
         def on_log(self, args, state, control, logs=None, **_):
             if not logs or "loss" not in logs:
                 return
             number = step + len(steps) + 1
             names = ("learning_rate",) if skipped else ("loss", "grad_norm", "learning_rate")
             metrics = {name: float(logs[name]) for name in names}
-            metrics |= {"ewc": held[0]} if policy.penalty else {}
+            metrics |= {"ewc": ewc_penalty[0]} if policy.penalty else {}
             metrics["skipped_steps"] = float(len(skipped))
-            metrics |= scaling
+            metrics |= loss_scale_metrics
             metrics["seconds"] = time.monotonic() - clock[0]
-            metrics |= {name: sum(one[name] for one in computed) for name in ("tokens", "computed_tokens")}
+            metrics |= {name: sum(counts[name] for counts in computed) for name in ("tokens", "computed_tokens")}
             metrics = {"step": float(number), **metrics}
             clock[0] = time.monotonic()
             computed.clear()
             steps.append(metrics)
             on_step(metrics)
 
-    def share(now: int) -> float:
-        """Of the learning rate, for the step after `now` ones: the warm-up goes on where the checkpoint stood."""
-        done = len(taken) + now
-        risen = schedule.warmup_share(spec, step + done + 1)
-        return risen * (1 - done / len(batches)) if spec.schedule == "linear" else risen
+    def share(scheduler_step: int) -> float:
+        """Return the learning rate factor after `scheduler_step` steps; the warm-up continues from the checkpoint."""
+        steps_done = len(earlier_steps) + scheduler_step
+        warmup = schedule.warmup_share(spec, step + steps_done + 1)
+        return warmup * (1 - steps_done / len(batches)) if spec.schedule == "linear" else warmup
 
     class OneProcess(SFTConfig):
         @cached_property
@@ -182,7 +184,7 @@ def train_sft(
 
     config = OneProcess(
         output_dir=str(scratch / "trl"),
-        per_device_train_batch_size=1,  # a row of the dataset is a batch
+        per_device_train_batch_size=1,  # each row of the dataset is a batch
         num_train_epochs=1,
         train_sampling_strategy="sequential",
         learning_rate=spec.learning_rate,
@@ -191,7 +193,7 @@ def train_sft(
         seed=seed,
         use_cpu=policy.device == "cpu",
         logging_steps=1,
-        logging_nan_inf_filter=False,  # it would report the loss before the first one that is not finite
+        logging_nan_inf_filter=False,  # the filter would replace a loss that is not finite by an earlier one
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
@@ -201,25 +203,25 @@ def train_sft(
         remove_unused_columns=False,
         dataloader_pin_memory=False,
     )
-    with _undisturbed(policy):
+    with _restore_after_construction(policy):
         trainer = PackedSFTTrainer(
             model=policy.model,
             args=config,
             data_collator=lambda batches: {"rows": batches[0]["rows"]},
-            train_dataset=Dataset.from_list([{"rows": rows} for rows in batches[len(taken) :]]),
+            train_dataset=Dataset.from_list([{"rows": rows} for rows in batches[len(earlier_steps) :]]),
             processing_class=tokenizer,
             optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, share)),
-            callbacks=[Report()],
+            callbacks=[StepMetrics()],
         )
         trainer.remove_callback(PrinterCallback)  # it prints every log line to stdout
     clock[0] = time.monotonic()
     random_state.append(checkpoint.random_states())
     trainer.train()
-    return step + len(steps), {**over_steps(steps), "examples": float(len(rows))}
+    return step + len(steps), {**mean_metrics(steps), "examples": float(len(rows))}
 
 
 def _batches(rows: list[dict[str, Any]], spec: SFTSpec, seed: int) -> Iterator[list[dict[str, Any]]]:
-    """The rows of each gradient step: each epoch in an order of its own."""
+    """Yield the rows of each gradient step; each epoch has its own order."""
     for epoch in range(spec.epochs):
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed + epoch)).tolist()
         for start in range(0, len(order), spec.batch_size):
@@ -227,8 +229,8 @@ def _batches(rows: list[dict[str, Any]], spec: SFTSpec, seed: int) -> Iterator[l
 
 
 def _one_process(device: str) -> PartialState:
-    """What accelerate is to know of processes and devices: this process is the only one, whatever else is in the
-    machine. It would give each process another part of the batches and average their gradients."""
+    """Return the process state for accelerate: this process is the only one, whatever other processes and devices
+    exist. Otherwise accelerate would give each process another part of the batches and average their gradients."""
     from accelerate.state import AcceleratorState, DistributedType, PartialState
 
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -246,14 +248,15 @@ def _one_process(device: str) -> PartialState:
 
 
 @contextlib.contextmanager
-def _undisturbed(policy: Policy) -> Iterator[None]:
-    """TRL's trainer, when it is made, seeds every random generator of the process, replaces the forward method of the
-    model with one that can also fuse the loss, and rounds adapters on a quantised base to bfloat16. All is put back:
-    the random state is the checkpoint's, and a warm policy must be the same after any number of trainings."""
+def _restore_after_construction(policy: Policy) -> Iterator[None]:
+    """Restore what the constructor of TRL's trainer changes: it seeds every random generator of the process, replaces
+    the forward method of the model with one that can also fuse the loss, and rounds adapters on a quantised base to
+    bfloat16. The random state must be the checkpoint's, and a warm policy must be the same after any number of
+    trainings."""
     import numpy
 
     model = policy.base
-    own = "forward" in vars(model)
+    overridden = "forward" in vars(model)
     tensors = [(parameter, parameter.data) for parameter in policy.parameters.values()]
     forward = model.forward
     states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
@@ -261,7 +264,7 @@ def _undisturbed(policy: Policy) -> Iterator[None]:
     try:
         yield
     finally:
-        if own:
+        if overridden:
             model.forward = forward
         else:
             vars(model).pop("forward", None)
@@ -275,9 +278,9 @@ def _undisturbed(policy: Policy) -> Iterator[None]:
 
 
 def examples(chat: ChatFormat, trajectories: Sequence[Trajectory], max_length: int) -> list[dict[str, Any]]:
-    """`input_ids`, `targets` (indices of the tokens to learn) and `trajectory_id`, one row a history. Histories longer
-    than `max_length` tokens are left out whole: a truncated one would teach to stop in the middle. So are failed
-    episodes."""
+    """Return one row per history with `input_ids`, `targets` (indices of the tokens to train on) and `trajectory_id`.
+    Histories longer than `max_length` tokens are left out entirely, because a truncated history would teach the model
+    to stop in the middle. Failed episodes are left out too."""
     rows = []
     for trajectory in trajectories:
         if trajectory.failure is not None:
@@ -294,23 +297,27 @@ def examples(chat: ChatFormat, trajectories: Sequence[Trajectory], max_length: i
                 targets = [index for start, end in spans for index in range(start, end)]
                 rows.append(_row(stream.token_ids, targets, trajectory))
     rows = [row for row in rows if row["targets"]]
-    kept = [row for row in rows if len(row["input_ids"]) <= max_length]
-    if len(kept) < len(rows):
+    short_rows = [row for row in rows if len(row["input_ids"]) <= max_length]
+    if len(short_rows) < len(rows):
         log.warning(
-            "histories left out of training, for they are longer than model.max_length=%d tokens: %d of %d",
+            "histories left out of training because they are longer than model.max_length=%d tokens: %d of %d",
             max_length,
-            len(rows) - len(kept),
+            len(rows) - len(short_rows),
             len(rows),
         )
-    return kept
+    return short_rows
 
 
 def reward_weights(trajectories: Sequence[Trajectory], temperature: float | None) -> dict[str, float]:
-    """By trajectory: softmax(reward / temperature) over all that are scored, times their number; those that are not
-    are left out. Without a temperature, 1 for each."""
+    """Return softmax(reward / temperature) over all scored trajectories, times their number, by trajectory; unscored
+    trajectories are left out. Without a temperature, return 1 for each trajectory."""
     if temperature is None:
-        return {one.id: 1.0 for one in trajectories}
-    scored = {one.id: one.reward / temperature for one in trajectories if one.reward is not None and not one.failure}
+        return {trajectory.id: 1.0 for trajectory in trajectories}
+    scored = {
+        trajectory.id: trajectory.reward / temperature
+        for trajectory in trajectories
+        if trajectory.reward is not None and not trajectory.failure
+    }
     highest = max(scored.values(), default=0.0)
     powers = {name: math.exp(value - highest) for name, value in scored.items()}
     total = math.fsum(powers.values())
