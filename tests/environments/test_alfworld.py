@@ -239,5 +239,5 @@ def test_without_the_data_it_says_how_to_get_it(monkeypatch, tmp_path):
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "fast_downward", None)
     monkeypatch.setitem(sys.modules, "textworld", sys)
-    with pytest.raises(ResourceError, match=r"fast_downward is missing; pip install 'espalier\[alfworld\]'"):
+    with pytest.raises(ResourceError, match=r"fast_downward is not installed; run pip install 'espalier\[alfworld\]'"):
         ALFWorld()

@@ -38,7 +38,7 @@ def test_what_is_held_out_does_not_depend_on_what_is_trained_on():
 
 
 def test_there_are_only_so_many_tasks():
-    with pytest.raises(ValueError, match="train is 31; there are too few tasks of difficulty 1"):
+    with pytest.raises(ValueError, match="train = 31: there are too few distinct tasks of difficulty 1"):
         made(train=31, difficulties=(1,))
 
 

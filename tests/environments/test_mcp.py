@@ -416,13 +416,13 @@ def test_the_code_of_a_server_stands_in_the_key(command, counts, tmp_path, file)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("no json", "is no JSON"),
-        ("{}", "holds dict; expected a list of tasks"),
+        ("no json", "is not valid JSON"),
+        ("{}", "contains dict; expected a list of tasks"),
         ('[{"task": ""}]', "task 0, task: String should have at least 1 character"),
         ('[{"task": "a", "difficulty": 9}]', "task 0, difficulty: Input should be less than or equal to 5"),
         ('[{"task": "a", "level": 1}]', "task 0, level: Extra inputs are not permitted"),
-        ('[{"task": "a"}, {"task": "a"}]', "task 1 has the id|task 1 is the same"),
-        ('[{"task": "a", "split": "train"}, {"task": "b"}]', "task 1 has no split, and others have"),
+        ('[{"task": "a"}, {"task": "a"}]', "task 1 has the id|task 1 duplicates"),
+        ('[{"task": "a", "split": "train"}, {"task": "b"}]', "task 1 has no split, but others have"),
         ('[{"task": "a", "solution": [{"do": 1}]}]', "task 0, solution: {'do': 1}"),
     ],
 )

@@ -102,10 +102,10 @@ def test_what_it_computes_holds_up_nobody():
 @pytest.mark.parametrize(
     ("trouble", "message"),
     [
-        ("die", "step: its process died (signal 11)"),
-        ("leave", "step: its process died (exit code 3)"),
+        ("die", "step: its subprocess died (signal 11)"),
+        ("leave", "step: its subprocess died (exit code 3)"),
         ("bug", "KeyError: 'no such page'"),
-        ("odd", "returned what is no JSON data"),
+        ("odd", "the result is not JSON-serializable"),
         ("hang", "step 1 took longer than 10 s (step_timeout of this stage)"),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_call_that_was_given_up_is_not_mistaken_for_the_next():
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await environment.step({"content": "x"})
-        with pytest.raises(EnvironmentFailed, match="busy still"):
+        with pytest.raises(EnvironmentFailed, match="the environment is busy"):
             await environment.step({"content": "y"})
         await environment.close()
 

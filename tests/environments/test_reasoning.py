@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from components.environments.adapters.reasoning import UNKNOWN, ReasoningGym, families
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.errors import ResourceError, SpecError
 from tests.environments import checks
 
@@ -202,6 +202,6 @@ def test_mistakes_are_named(arguments, says):
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(ResourceError, match=r"pip install 'espalier\[reasoning\]'"):
-        needed("reasoning_gym", "reasoning")
-    with pytest.raises(ResourceError, match="reasoning_gym is missing"):
+        import_optional("reasoning_gym", "reasoning")
+    with pytest.raises(ResourceError, match="reasoning_gym is not installed"):
         ReasoningGym()

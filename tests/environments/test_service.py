@@ -543,10 +543,10 @@ def test_a_whole_conversation_succeeds_with_a_model_that_says_yes():
 def test_a_server_that_fails_fails_the_episode_and_one_that_refuses_the_run(monkeypatch):
     monkeypatch.setenv("CUSTOMER_KEY", "sk-secret")
     for answers, error, words in (
-        ([500], EnvironmentFailed, "gave no answer: HTTP 500"),
+        ([500], EnvironmentFailed, "returned no reply: HTTP 500"),
         ([400], EnvironmentFailed, "HTTP 400"),
         ([""], EnvironmentFailed, "no message in"),
-        ([401], ResourceError, "refuses model 'm' or its key"),
+        ([401], ResourceError, "rejects model 'm' or its key"),
     ):
         with server(answers) as (url, seen):
             user = ServedCustomer(url=url, model="m", key_variable="CUSTOMER_KEY")
@@ -561,9 +561,9 @@ def test_a_server_that_fails_fails_the_episode_and_one_that_refuses_the_run(monk
 def test_a_model_that_is_only_away_is_said_to_be():
     with server([503]) as (url, _):
         served = ServedCustomer(url=url, model="m")
-        with pytest.raises(EnvironmentAway, match="gave no answer: HTTP 503"):
+        with pytest.raises(EnvironmentAway, match="returned no reply: HTTP 503"):
             asyncio.run(served.ask([], seed=0, max_tokens=4))
-    with pytest.raises(EnvironmentAway, match="gave no answer: ConnectError"):  # now nobody listens there
+    with pytest.raises(EnvironmentAway, match="returned no reply: ConnectError"):  # the server has closed
         asyncio.run(served.ask([], seed=0, max_tokens=4))
     with server([500]) as (url, _), pytest.raises(EnvironmentFailed) as caught:
         asyncio.run(ServedCustomer(url=url, model="m").ask([], seed=0, max_tokens=4))

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from components.environments.adapters.alfworld_game import EXTRA, Game, planned
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.environments.scenario_counts import Count
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.errors import EnvironmentFailed, ResourceError
@@ -75,8 +75,8 @@ class ALFWorld(TextEnvironment):
         max_steps: Annotated[int, Field(ge=1)] = 50,
         plan_timeout: Annotated[float, Field(gt=0)] = 300.0,
     ):
-        needed("textworld", EXTRA)
-        needed("fast_downward", EXTRA)
+        import_optional("textworld", EXTRA)
+        import_optional("fast_downward", EXTRA)
         self.root = folder(data)
         folders = {"train": "train", "heldout": "valid_unseen" if unseen else "valid_seen"}
         for one in folders.values():

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from components.environments.adapters.textworld import ONE_AT_A_TIME
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.errors import EnvironmentFailed
 
 EXTRA = "alfworld"
@@ -32,9 +32,9 @@ class Game:
     """Has an engine until it is closed. state: what the engine says of the game now."""
 
     def __init__(self) -> None:
-        needed("fast_downward", EXTRA)
-        textworld = needed("textworld", EXTRA)
-        pddl = needed("textworld.envs.pddl", EXTRA)
+        import_optional("fast_downward", EXTRA)
+        textworld = import_optional("textworld", EXTRA)
+        pddl = import_optional("textworld.envs.pddl", EXTRA)
         with ONE_AT_A_TIME:
             infos = textworld.EnvInfos(admissible_commands=True, won=True)
             self._engine: Any = _idle.pop() if _idle else pddl.PddlEnv(infos)

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.environments.scenario_counts import Count
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.errors import Problem, SpecError
@@ -128,7 +128,7 @@ class BabyAI(TextEnvironment):
         if scenario.type in BEYOND_THE_BOT:
             message = f"the bot cannot play {scenario.type}; leave it out, or write warmup=none"
             raise SpecError([Problem("environment.levels", message)])
-        bots = needed("minigrid.utils.baby_ai_bot", "babyai")
+        bots = import_optional("minigrid.utils.baby_ai_bot", "babyai")
         world = self._world(scenario, new=True)
         with contextlib.redirect_stdout(io.StringIO()):
             world.reset(seed=scenario.input["seed"])
@@ -164,7 +164,7 @@ class BabyAI(TextEnvironment):
         level = scenario.input["level"]
         if new or level not in self.worlds:
             given = {} if self.max_steps is None else {"max_steps": self.max_steps}
-            gymnasium = needed("gymnasium", "babyai")
+            gymnasium = import_optional("gymnasium", "babyai")
             world = gymnasium.make(self.known[level][0], disable_env_checker=True, **given).unwrapped
             if new:
                 return world
@@ -174,7 +174,7 @@ class BabyAI(TextEnvironment):
 
 def seen(world: Any) -> str:
     """What the agent sees, in words."""
-    names = needed("minigrid.core.constants", "babyai")
+    names = import_optional("minigrid.core.constants", "babyai")
     view = world.gen_obs()["image"]
     middle, last = view.shape[0] // 2, view.shape[1] - 1
 
@@ -244,9 +244,9 @@ def _said(moves: Sequence[int]) -> list[str]:
 
 def _levels() -> dict[str, tuple[str, str]]:
     """By short name: the registered id, and the kind of level."""
-    needed("minigrid", "babyai")  # registers them
+    import_optional("minigrid", "babyai")  # registers them
     found = {}
-    for name, spec in needed("gymnasium", "babyai").registry.items():
+    for name, spec in import_optional("gymnasium", "babyai").registry.items():
         if match := LEVEL.fullmatch(name):
             found[match[1]] = (name, str(spec.entry_point).rpartition(":")[2])
     return found

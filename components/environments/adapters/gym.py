@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.environments.scenario_counts import Count
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.errors import Problem, SpecError
@@ -107,7 +107,7 @@ class Gym(TextEnvironment):
         heldout: Count = 128,
         max_steps: Annotated[int, Field(ge=1)] = 40,
     ):
-        self.gymnasium = needed("gymnasium", "gym")
+        self.gymnasium = import_optional("gymnasium", "gym")
         self.id, self.make, self.kwargs, self.vary = id, make, dict(kwargs or {}), vary
         self.shaping, self.max_steps = shaping, max_steps
         self.seed, self.counts = seed, {"train": train, "heldout": heldout}
@@ -282,7 +282,7 @@ class Gym(TextEnvironment):
             numbers = []
         if len(numbers) != size or not all(math.isfinite(number) for number in numbers):
             raise Invalid(f"an action is {size} numbers")
-        numpy = needed("numpy", "gym")
+        numpy = import_optional("numpy", "gym")
         move = numpy.asarray(numbers).reshape(space.shape).astype(space.dtype)
         if not space.contains(move):
             raise Invalid(f"{numbers} is outside {space}")
@@ -303,7 +303,7 @@ def frozen_lakes(seed: int, sizes: Sequence[int] = (4, 5, 6, 7, 8)) -> Variant:
 
 @functools.lru_cache(maxsize=4096)  # a collector makes many environments of the same scenarios
 def _lake_map(seed: int, size: int) -> tuple[str, ...]:
-    maps = needed("gymnasium.envs.toy_text.frozen_lake", "gym")
+    maps = import_optional("gymnasium.envs.toy_text.frozen_lake", "gym")
     return tuple(maps.generate_random_map(size=size, p=0.75, seed=seed))
 
 
@@ -319,7 +319,7 @@ def _readable(value: Any) -> str:
         return "\n".join(f"{name}: {_readable(one)}" for name, one in value.items())
     if isinstance(value, tuple | list):
         return ", ".join(_readable(one) for one in value)
-    array = needed("numpy", "gym").asarray(value)
+    array = import_optional("numpy", "gym").asarray(value)
     if array.ndim == 0:
         number = array.item()
         return f"{number:.4g}" if isinstance(number, float) else str(number)

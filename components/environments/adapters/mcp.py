@@ -25,10 +25,10 @@ from pydantic import Field
 
 from components.environments.adapters.mcp_session import EXTRA, Address, Result, Session
 from components.environments.language_model import ServedModel
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages, Step
 from components.environments.scenario_counts import Count
-from components.environments.tool_tasks import content_of, read_tasks
+from components.environments.tool_tasks import content_digest, read_tasks
 from components.environments.tools import call
 from components.errors import EnvironmentFailed, JudgeError, Problem, SpecError
 from components.specs.base import nearest
@@ -152,7 +152,7 @@ class Mcp:
         timeout: Annotated[float, Field(gt=0)] = 60.0,
         start_timeout: Annotated[float, Field(gt=0)] = 60.0,
     ):
-        needed("mcp", EXTRA)
+        import_optional("mcp", EXTRA)
         if (command is None) == (url is None):
             raise SpecError([Problem("environment.command", "give command (a program) or url, one of the two")])
         if command is not None and not command:
@@ -188,7 +188,7 @@ class Mcp:
         judge = given.get("judge")
         command = list(given.get("command") or [])
         return kept | {
-            "scenarios": content_of(given["scenarios"]),
+            "scenarios": content_digest(given["scenarios"]),
             "command": code_of(command, Path(given.get("folder") or ".")),
             "judge": {"model": judge.model} if isinstance(judge, ServedModel) else judge,
         }
@@ -297,7 +297,7 @@ class Tool:
     """A tool of a server, as it is offered. Raises SpecError where its schema is none."""
 
     def __init__(self, name: str, description: str, schema: dict[str, Any]):
-        jsonschema, referencing = needed("jsonschema", EXTRA), needed("referencing", EXTRA)
+        jsonschema, referencing = import_optional("jsonschema", EXTRA), import_optional("referencing", EXTRA)
         self.name = name
         kind = bounded(jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator))
         try:

@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.errors import EnvironmentAway, EnvironmentFailed, ResourceError
 from components.exceptions import PASSING, passes
 from components.redaction import mask_text
@@ -96,7 +96,7 @@ class Session:
     async def open(self, timeout: float) -> None:
         """timeout: seconds that the server may take to start. Raises EnvironmentFailed, EnvironmentAway,
         ResourceError."""
-        needed("mcp", EXTRA)
+        import_optional("mcp", EXTRA)
         self._task = asyncio.create_task(self._live())
         try:
             async with asyncio.timeout(timeout):
@@ -164,7 +164,7 @@ class Session:
             self._client = None
 
     async def _connect(self, stack: contextlib.AsyncExitStack) -> Any:
-        mcp = needed("mcp", EXTRA)
+        mcp = import_optional("mcp", EXTRA)
         for mode in ("legacy", "auto"):
             try:
                 client = mcp.Client(await self._transport(), mode=mode, cache=None)
@@ -176,10 +176,10 @@ class Session:
 
     async def _transport(self) -> Any:
         if self._address.url:
-            http = needed("mcp.client.streamable_http", EXTRA)
+            http = import_optional("mcp.client.streamable_http", EXTRA)
             headers = {name: self._secrets[variable] for name, variable in (self._address.headers or {}).items()}
             return _http(http.streamable_http_client, self._address.url, headers, self._timeout, self._answered)
-        stdio = needed("mcp.client.stdio", EXTRA)
+        stdio = import_optional("mcp.client.stdio", EXTRA)
         command, *arguments = self._address.command
         given = {name: self._secrets[name] for name in self._address.variables}
         parameters = stdio.StdioServerParameters(command=command, args=arguments, env=given, cwd=self._address.folder)
@@ -192,7 +192,7 @@ class Session:
             self._status = response.status_code
 
     async def _ask(self, what: str, send: Callable[[], Any]) -> Any:
-        mcp = needed("mcp", EXTRA)
+        mcp = import_optional("mcp", EXTRA)
         if self._client is None:
             raise self._lost("has ended")
         self._status = 0
@@ -270,7 +270,7 @@ async def _http(
     answered: Callable[[Any], Awaitable[None]],
 ) -> AsyncIterator[Any]:
     """answered: is told of each response."""
-    httpx2 = needed("httpx2", EXTRA)
+    httpx2 = import_optional("httpx2", EXTRA)
     limits = httpx2.Timeout(timeout, read=timeout + 5.0)  # the session's own limit comes first, and says what was asked
     async with (
         httpx2.AsyncClient(headers=dict(headers), timeout=limits, event_hooks={"response": [answered]}) as client,

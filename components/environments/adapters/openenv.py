@@ -23,7 +23,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 from pydantic import Field
 
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages, Step
 from components.environments.scenario_counts import Count
 from components.environments.tools import ACT
@@ -76,7 +76,7 @@ class OpenEnv:
         timeout: Annotated[float, Field(gt=0)] = 60.0,
         patience: Annotated[float, Field(ge=0)] = 30.0,
     ):
-        needed("websockets", EXTRA)
+        import_optional("websockets", EXTRA)
         try:
             check_address(url, "http://127.0.0.1:8000")
         except ValueError as error:
@@ -251,8 +251,8 @@ class OpenEnv:
         EnvironmentAway where it stays so."""
         if self._socket is not None:
             return
-        client = needed("websockets.asyncio.client", EXTRA)
-        errors = needed("websockets.exceptions", EXTRA)
+        client = import_optional("websockets.asyncio.client", EXTRA)
+        errors = import_optional("websockets.exceptions", EXTRA)
         parts = urlsplit(f"{self.url}/ws")
         address = urlunsplit(parts._replace(scheme="wss" if parts.scheme == "https" else "ws"))
         deadline = time.monotonic() + self.patience
@@ -297,7 +297,7 @@ class OpenEnv:
     async def _exchange(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """One message and its answer. Raises _Refused for an error of the server, EnvironmentFailed where there is no
         answer, EnvironmentAway where the line broke."""
-        errors = needed("websockets.exceptions", EXTRA)
+        errors = import_optional("websockets.exceptions", EXTRA)
         try:
             async with asyncio.timeout(self.timeout):
                 with contextlib.suppress(errors.ConnectionClosed):  # a server that hung up may have said why

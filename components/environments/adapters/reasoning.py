@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages
 from components.environments.scenario_counts import Count
 from components.environments.tools import ToolEnvironment
@@ -157,8 +157,8 @@ class ReasoningGym(ToolEnvironment):
 
 def families() -> list[str]:
     """All task families that can be played."""
-    needed("reasoning_gym", "reasoning")
-    return sorted(set(needed("reasoning_gym.factory", "reasoning").DATASETS) - {MIXTURE})
+    import_optional("reasoning_gym", "reasoning")
+    return sorted(set(import_optional("reasoning_gym.factory", "reasoning").DATASETS) - {MIXTURE})
 
 
 def _check(weights: Mapping[str, float], config: Mapping[str, dict[str, Any]]) -> None:
@@ -228,13 +228,13 @@ def _generate(settings: str, seed: int, train: int, total: int) -> dict[str, tup
 
 def _dataset(task: str, wished: int, config: dict[str, Any], seed: int, size: int) -> tuple[Any, int]:
     """A family at a difficulty, and the difficulty that this is: a curriculum may have fewer than five levels."""
-    factory = needed("reasoning_gym.factory", "reasoning")
+    factory = import_optional("reasoning_gym.factory", "reasoning")
     number = int.from_bytes(hashlib.sha256(f"{seed} {task} {wished}".encode()).digest()[:4], "big") >> 1
     given: dict[str, Any] = {"seed": number, "size": size}
     difficulty = 0
     try:
         if wished and task in factory.CURRICULA:
-            base = needed("reasoning_gym.coaching.base_curriculum", "reasoning")
+            base = import_optional("reasoning_gym.coaching.base_curriculum", "reasoning")
             curriculum = factory.create_curriculum(task)
             last = max((len(attribute.levels) for attribute in curriculum.attributes.values()), default=1) - 1
             level = round((wished - 1) / 4 * last)

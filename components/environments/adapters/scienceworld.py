@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages, Step
 from components.environments.scenario_counts import Count
 from components.environments.tools import Invalid, TextEnvironment, acts
@@ -101,7 +101,7 @@ class ScienceWorld(TextEnvironment):
         heldout: Count = 60,
         max_steps: Annotated[int, Field(ge=1)] = 200,
     ):
-        needed("scienceworld.constants", "scienceworld")
+        import_optional("scienceworld.constants", "scienceworld")
         if shutil.which("java") is None:
             raise ResourceError("environment: ScienceWorld needs Java, and there is no `java`; install a Java runtime")
         self.tasks = list(TASKS) if tasks is None else list(tasks)
@@ -204,7 +204,8 @@ class Simulator:
     """A Java process with one ScienceWorld in it."""
 
     def __init__(self) -> None:
-        constants, java = needed("scienceworld.constants", "scienceworld"), needed("py4j.java_gateway", "scienceworld")
+        constants = import_optional("scienceworld.constants", "scienceworld")
+        java = import_optional("py4j.java_gateway", "scienceworld")
         port, self.process = java.launch_gateway(
             classpath=constants.JAR_PATH,
             die_on_exit=True,
@@ -229,7 +230,7 @@ class Simulator:
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Calls a method of the simulator. Raises EnvironmentFailed; the simulator is then not to be used again."""
-        errors = needed("py4j.protocol", "scienceworld")
+        errors = import_optional("py4j.protocol", "scienceworld")
         try:
             return getattr(self.server, method)(*arguments)
         except (errors.Py4JError, OSError) as error:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.errors import Problem, ResourceError, SpecError
 from components.specs.base import nearest
 
@@ -103,8 +103,8 @@ class Game:
         self.texts: dict[int, list[str]] = {player: [] for player in range(kind.players)}
         self.over = False
         self._dice = Dice(seed)
-        arena = needed("textarena", EXTRA)
-        needed(kind.module, EXTRA)  # first: the dice are for modules that are there
+        arena = import_optional("textarena", EXTRA)
+        import_optional(kind.module, EXTRA)  # first: the dice are for modules that are there
         with self._dice.thrown():
             self._env = arena.make(f"{kind.id}-raw")
             self._env.reset(num_players=kind.players, seed=seed)
@@ -193,8 +193,8 @@ _lock = threading.Lock()
 def game_of(name: str) -> Kind:
     """Raises SpecError for a game that there is not or that cannot be played, ResourceError where its data are
     missing."""
-    needed("textarena", EXTRA)
-    registry = needed("textarena.envs.registration", EXTRA).ENV_REGISTRY
+    import_optional("textarena", EXTRA)
+    registry = import_optional("textarena.envs.registration", EXTRA).ENV_REGISTRY
     known = sorted(one for one in registry if f"{one}-raw" in registry)
     if name not in known:
         message = f"TextArena has no game {name!r}; it has {len(known)} (docs/environments/packages.md)"
@@ -232,7 +232,7 @@ def _refused(name: str, why: str) -> SpecError:
 
 
 def _has_words() -> bool:
-    find = needed("nltk", EXTRA).data.find
+    find = import_optional("nltk", EXTRA).data.find
     try:
         find("corpora/words")
         find("taggers/averaged_perceptron_tagger_eng")

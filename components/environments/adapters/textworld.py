@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.environments.scenario_counts import Count
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.errors import EnvironmentFailed
@@ -95,7 +95,7 @@ class TextWorld(TextEnvironment):
         heldout: Count = 16,
         max_steps: Annotated[int, Field(ge=1)] = 40,
     ):
-        self.textworld = needed("textworld", "textworld")
+        self.textworld = import_optional("textworld", "textworld")
         self.kinds, self.difficulties, self.commands = kinds, difficulties, commands
         self.cache = Path(cache) if cache else Path.home() / ".cache" / "espalier" / "textworld"
         self.make_timeout, self.max_steps = make_timeout, max_steps
@@ -127,7 +127,9 @@ class TextWorld(TextEnvironment):
             admissible_commands=True, max_score=True, score=True, won=True, lost=True, objective=True, verbs=True
         )
         # Generated games say more of themselves than the interpreter can read, of which it warns each time.
-        warnings.filterwarnings("ignore", category=needed("jericho.jericho", "textworld").UnsupportedGameWarning)
+        warnings.filterwarnings(
+            "ignore", category=import_optional("jericho.jericho", "textworld").UnsupportedGameWarning
+        )
         with ONE_AT_A_TIME:
             self.game = self.textworld.start(str(path), infos)
             self.game.seed(scenario.input["seed"])
