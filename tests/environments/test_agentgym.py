@@ -16,9 +16,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from components.environments.adapters import agentgym_server
-from components.environments.adapters.agentgym import AgentGym, parsed
+from components.environments.adapters.agentgym import AgentGym, parse_action
 from components.environments.adapters.agentgym_kinds import KINDS, Action
-from components.environments.adapters.agentgym_server import MAX_ANSWER, leave_all
+from components.environments.adapters.agentgym_server import MAX_ANSWER, close_pools
 from components.environments.tools import Invalid, acts
 from components.errors import EnvironmentFailed, ResourceError, SpecError
 from components.specs.target import Target
@@ -129,12 +129,12 @@ def test_chance_solves_next_to_nothing(kind):
     ],
 )
 def test_thought_and_action_are_read(text, action):
-    assert parsed(text) == action
+    assert parse_action(text) == action
 
 
 def test_several_actions_are_none():
     with pytest.raises(Invalid, match="one action at a time"):
-        parsed("Action: go\nAction: back")
+        parse_action("Action: go\nAction: back")
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_who_waits_too_long_for_an_instance_is_told(monkeypatch):
         one = AgentGym("maze", server.url, instances=1, **FEW)
         other = AgentGym("maze", server.url, instances=1, timeout=0.2, patience=0.0, **FEW)
         play(one, [say("up")])
-        assert "waited 0.2 s for one of 1 instances, all in use" in failure(other, [])
+        assert "timed out after 0.2 s: all 1 instances are in use" in failure(other, [])
 
 
 def test_who_waits_longest_is_next():
@@ -338,7 +338,7 @@ def test_instances_are_closed_at_the_end_where_the_server_can():
     for closes in (True, False):
         with FakeAgentGym("webshop", closes=closes) as server:
             play(AgentGym("webshop", server.url, **FEW), right("webshop", 0))
-            leave_all()
+            close_pools()
             assert len(server.instances) == (not closes)
             assert server.paths("/close") == ["/close"]
     with FakeAgentGym("searchqa") as server:
@@ -407,7 +407,7 @@ def test_a_server_that_is_not_there_is_named():
         url = server.url
     text = failure(AgentGym("maze", url, train=5, heldout=1, patience=0.3), [])
     assert f"GET {url}/ cannot be reached" in text
-    assert "(tried for 0.3 s)" in text
+    assert "(retried for 0.3 s)" in text
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
@@ -422,7 +422,7 @@ def test_what_passes_is_tried_again_but_never_a_step(status):
         server.faults["/step"] = [Fault(status, b"busy")]
         text = failure(gym, right("webshop", 0))
         assert f"POST {server.url}/step" in text
-        assert f"was answered with {status}: b'busy'" in text
+        assert f"returned status {status}: b'busy'" in text
         assert len(server.paths("/step")) == 1
 
 
@@ -438,7 +438,7 @@ def test_an_answer_that_is_lost_is_not_asked_for_again_by_a_second_step():
         server.faults["/create"] = [Fault(503, b"busy")]
         agentgym_server._pools.clear()
         server.log.clear()
-        assert "/create was answered with 503" in failure(gym, [])
+        assert "/create returned status 503" in failure(gym, [])
         assert len(server.paths("/create")) == 1
 
 
@@ -446,7 +446,7 @@ def test_a_slow_server_has_its_time_and_no_more():
     with FakeAgentGym("wordle") as server:
         gym = AgentGym("wordle", server.url, timeout=5.0, **FEW)
         server.faults["/step"] = [Fault(wait=60.0)]
-        assert "was not answered within 5 s" in failure(gym, right("wordle", 0))
+        assert "timed out after 5 s" in failure(gym, right("wordle", 0))
         assert play(gym, right("wordle", 0))[-1].info["success"]
 
 
@@ -455,7 +455,7 @@ def test_an_instance_that_fails_again_and_again_is_given_up(caplog):
         gym = AgentGym("maze", server.url, **FEW)
         server.faults["/step"] = [Fault(500, b"broken")] * 3
         for _ in range(3):
-            assert "was answered with 500: b'broken'" in failure(gym, [say("up")])
+            assert "returned status 500: b'broken'" in failure(gym, [say("up")])
         assert "instance 0 of the AgentGym server" in caplog.text
         assert play(gym, right("maze", 0))[-1].info["success"]
         assert len(server.instances) == 2
@@ -475,7 +475,7 @@ def test_an_error_with_status_200_is_a_failure_or_told():
     with FakeAgentGym("textcraft") as server:
         gym = AgentGym("textcraft", server.url, **FEW)
         text = failure(gym, [say("get 1 crash")])
-        assert '/step {"id": 0, "action": "get 1 crash"} was answered with the error' in text
+        assert '/step {"id": 0, "action": "get 1 crash"} returned the error' in text
         telling = AgentGym("textcraft", server.url, step_errors="tell", **FEW)
         steps = play(telling, [say("get 1 crash"), *right("textcraft", 0)])
         assert steps[0].observation[0]["content"].startswith("error: 'NoneType' object")
@@ -490,7 +490,7 @@ def test_an_error_with_status_200_is_a_failure_or_told():
         assert play(telling, right("textcraft", 0))[-1].info["success"]
         server.faults["/create"] = [Fault(body=b'{"error": "no Java"}')]
         agentgym_server._pools.clear()
-        assert "/create {} was answered with the error 'no Java'" in failure(gym, [])
+        assert "/create {} returned the error 'no Java'" in failure(gym, [])
     with FakeAgentGym("maze") as server:
         gym = AgentGym("maze", server.url, **FEW)
         server.faults["/reset"] = [Fault(body=b'{"error": "The game 0 is not valid."}')]
@@ -504,19 +504,19 @@ STEP = {"observation": "x", "reward": 0.0, "done": False}
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        (b"", "what is no JSON"),
-        (b"<html>", "what is no JSON"),
-        (b"\xff\xfe", "what is no JSON"),
-        (b"[" * 100_000, "what is no JSON"),
-        (json.dumps(STEP | {"reward": float("nan")}).encode(), "NaN is no JSON"),
-        (b'{"observation": "x", "reward": 1e999, "done": false}', "no finite number"),
-        (json.dumps(STEP | {"reward": "1"}).encode(), "no finite number"),
-        (json.dumps(STEP | {"reward": None}).encode(), "no finite number"),
-        (json.dumps(STEP | {"done": "no"}).encode(), "does not say true or false"),
+        (b"", "returned invalid JSON"),
+        (b"<html>", "returned invalid JSON"),
+        (b"\xff\xfe", "returned invalid JSON"),
+        (b"[" * 100_000, "returned invalid JSON"),
+        (json.dumps(STEP | {"reward": float("nan")}).encode(), "NaN is not valid JSON"),
+        (b'{"observation": "x", "reward": 1e999, "done": false}', "not a finite number"),
+        (json.dumps(STEP | {"reward": "1"}).encode(), "not a finite number"),
+        (json.dumps(STEP | {"reward": None}).encode(), "not a finite number"),
+        (json.dumps(STEP | {"done": "no"}).encode(), "must be true or false"),
         (json.dumps(STEP | {"observation": None}).encode(), "has no observation"),
-        (b'{"observation": "x"}', "which is no step"),
-        (b"[]", "which is no step"),
-        (b"null", "which is no step"),
+        (b'{"observation": "x"}', "not a valid step"),
+        (b"[]", "not a valid step"),
+        (b"null", "not a valid step"),
         (b" " * (MAX_ANSWER + 1), f"more than {MAX_ANSWER} bytes"),
     ],
     ids=range(14),
@@ -533,7 +533,7 @@ def test_garbage_is_a_failure_that_shows_it(body, told):
         assert "has no observation" in failure(gym, [])
         server.faults["/create"] = [Fault(body=b'{"id": true}')]
         agentgym_server._pools.clear()
-        assert "has no number" in failure(gym, [])
+        assert "has no instance number" in failure(gym, [])
 
 
 def test_a_huge_observation_is_cut_and_half_characters_are_replaced():
@@ -619,13 +619,13 @@ def test_types_and_difficulties_that_the_numbers_say():
 @pytest.mark.parametrize(
     ("kind", "options", "told"),
     [
-        ("maze", {"train": 26}, "environment.heldout: names item 26; maze has items 0 to 25"),
-        ("webshop", {"train": 0}, "environment.train: names 0 items"),
-        ("webshop", {"train": "0-99999999"}, "environment.train: names 100000000 items"),
-        ("webshop", {"train": ["a"]}, "environment.train: has 'a'; expected numbers and ranges"),
-        ("webshop", {"train": [1, "0-3"]}, "environment.train: names item 1 twice"),
-        ("webshop", {"train": [-1]}, "environment.train: names item -1"),
-        ("webshop", {"train": 5, "heldout": "4-6"}, "environment.heldout: names item 4, which is one of train too"),
+        ("maze", {"train": 26}, "environment.heldout: contains item 26; maze has items 0 to 25"),
+        ("webshop", {"train": 0}, "environment.train: contains 0 items"),
+        ("webshop", {"train": "0-99999999"}, "environment.train: contains 100000000 items"),
+        ("webshop", {"train": ["a"]}, "environment.train: contains 'a'; expected numbers and ranges"),
+        ("webshop", {"train": [1, "0-3"]}, "environment.train: contains item 1 twice"),
+        ("webshop", {"train": [-1]}, "environment.train: contains item -1"),
+        ("webshop", {"train": 5, "heldout": "4-6"}, "environment.heldout: contains item 4, which is also in train"),
         ("webshop", {"url": "127.0.0.1:80"}, "environment.url: '127.0.0.1:80': expected an address"),
         ("webshop", {"url": "http://[::1"}, "expected an address"),
         ("webshop", {"url": "http://a:99999999"}, "expected an address"),
@@ -639,7 +639,7 @@ def test_a_wrong_configuration_is_refused(kind, options, told):
 
 
 def test_a_password_in_the_address_is_refused_and_not_shown():
-    with pytest.raises(SpecError, match="holds a name or a password") as caught:
+    with pytest.raises(SpecError, match="contains a user name or a password") as caught:
         AgentGym("maze", "http://me:secret@there:1")
     assert "secret" not in str(caught.value)
 
@@ -647,11 +647,11 @@ def test_a_password_in_the_address_is_refused_and_not_shown():
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("{", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
-        ("{}", "holds dict; expected a list"),
+        ("{", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+        ("{}", "contains dict; expected a list"),
         ("[]", "has no items of webshop"),
-        ('[{"item_id": "maze_1"}]', "has no items of webshop; it has maze"),
+        ('[{"item_id": "maze_1"}]', "has no items of webshop; it has items of maze"),
         ('[{"item_id": "webshop"}]', "record 0 has the item_id 'webshop'"),
         ('[{"item": 3}]', "record 0 has the item_id None"),
         ('[{"item_id": "webshop_1", "conversations": [{"from": "gpt"}]}]', "record 0 has the message"),
@@ -681,7 +681,7 @@ def test_demonstrations_as_each_format_says_them(demonstrations):
     assert plain == {"role": "assistant", "content": "go to apple"}
     only = AgentGym("alfworld", url, train=path, heldout="1-2", demonstrations=path)
     assert items(only, "train") == [0]
-    with pytest.raises(SpecError, match=r"has none for alfworld_1; to train on those that it has"):
+    with pytest.raises(SpecError, match=r"has no demonstration of alfworld_1; to train on the demonstrated items"):
         only.solve(first(only, "heldout"))
     with pytest.raises(SpecError, match=r"environment.demonstrations: null"):
         AgentGym("alfworld", url).solve(first(only))
@@ -692,9 +692,9 @@ def test_items_without_a_demonstration_are_named_before_any_is_played(demonstrat
 
     path = demonstrations("alfworld", [0])
     lines = ["environment=agentgym", "environment.kind=alfworld", "environment.url=http://127.0.0.1:1"]
-    with pytest.raises(SpecError, match=r"environment\.demonstrations: .* has none for alfworld_\d"):
+    with pytest.raises(SpecError, match=r"environment\.demonstrations: .* has no demonstration of alfworld_\d"):
         compose([*lines, f"environment.demonstrations={path}"])
-    with pytest.raises(SpecError, match=r"environment\.demonstrations: null, and a solution is asked for"):
+    with pytest.raises(SpecError, match=r"environment\.demonstrations: null, but demonstrations are required"):
         compose(lines)
     assert compose([*lines, "warmup=none"]).warmup is None
 
