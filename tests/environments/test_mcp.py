@@ -184,13 +184,13 @@ def test_a_server_that_dies_fails_the_episode_with_its_last_words_and_without_se
 
 
 def test_a_call_that_takes_too_long_fails_the_episode(file):
-    with pytest.raises(EnvironmentFailed, match=r"took longer than 2 s for slow \(environment.timeout\)"):
+    with pytest.raises(EnvironmentFailed, match=r"timed out at slow after 2 s \(environment.timeout\)"):
         play(Mcp(file, command=STDIO, timeout=2.0), call("slow", {"seconds": 60}))
 
 
 def test_a_server_that_never_answers_is_given_up(file):
     silent = [sys.executable, "-c", "import time; print('hm', flush=True); time.sleep(60)"]
-    with pytest.raises(EnvironmentFailed, match=r"did not answer within 1 s \(environment.start_timeout\)"):
+    with pytest.raises(EnvironmentFailed, match=r"did not start within 1 s \(environment.start_timeout\)"):
         play(Mcp(file, command=silent, start_timeout=1.0))
 
 
@@ -255,7 +255,8 @@ def test_a_program_that_ends_is_not_away(file):
 
 
 def test_a_tool_with_an_invalid_schema_is_named_and_can_be_left_out(file):
-    with pytest.raises(SpecError, match=r"environment.tools: the tool 'price' of the server has an input schema"):
+    message = r"environment.tools: the tool 'price' of the server has an invalid input schema"
+    with pytest.raises(SpecError, match=message):
         play(Mcp(file, command=[*STDIO, "broken"]))
     tools, _ = play(Mcp(file, command=[*STDIO, "broken"], tools=["add"]))
     assert len(tools) == 1
@@ -328,7 +329,7 @@ def test_a_judge_sees_what_happened_and_says_whether_it_was_right(file):
     }
     assert shown["answer"] == "55 dollars."
     assert asked[0]["temperature"] == 0
-    with model("no idea") as (url, _), pytest.raises(JudgeError, match="the judge m said 'no idea'"):
+    with model("no idea") as (url, _), pytest.raises(JudgeError, match="the judge m returned 'no idea'"):
         play(Mcp(file, command=STDIO, judge=Judge(url=url, model="m")))
 
 
@@ -434,7 +435,7 @@ def test_a_wrong_file_says_where(text, message, tmp_path):
 
 
 def test_mistakes_in_the_configuration_are_named(file, monkeypatch):
-    with pytest.raises(SpecError, match=r"give command .* or url"):
+    with pytest.raises(SpecError, match=r"set command .* or url"):
         Mcp(file)
     for address in ("http://me:secret@127.0.0.1/mcp", "http://:secret@127.0.0.1/mcp"):
         with pytest.raises(SpecError, match=r"without user and password; .*environment.headers") as caught:
@@ -442,9 +443,9 @@ def test_mistakes_in_the_configuration_are_named(file, monkeypatch):
         assert "secret" not in str(caught.value)
     with pytest.raises(SpecError, match=r"environment.url: expected an address such as http://127.0.0.1:8000/mcp"):
         Mcp(file, url="http://there:port/mcp")
-    with pytest.raises(SpecError, match=r"environment.variables: are of a program"):
+    with pytest.raises(SpecError, match=r"environment.variables: apply to a program"):
         Mcp(file, url="http://there/mcp", variables=["KEY"])
-    with pytest.raises(SpecError, match=r"environment.headers: are of requests to url"):
+    with pytest.raises(SpecError, match=r"environment.headers: apply to requests to url"):
         Mcp(file, command=STDIO, headers={"Authorization": "KEY"})
     with pytest.raises(ResourceError, match=r"`python -m flows.scenarios` writes"):
         Mcp("nowhere.json", command=STDIO)

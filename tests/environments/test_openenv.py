@@ -23,7 +23,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from components.environments.adapters.openenv import OpenEnv, written_out
+from components.environments.adapters.openenv import OpenEnv, render_fields
 from components.environments.tools import call
 from components.errors import EnvironmentAway, EnvironmentFailed, ResourceError, SpecError
 from tests.environments import checks
@@ -195,7 +195,7 @@ def test_a_server_without_room_is_waited_for(words):
         try:
             for environment in first:
                 await environment.reset(scenario)
-            with pytest.raises(EnvironmentAway, match=r"takes no connection: .*collect.concurrency"):
+            with pytest.raises(EnvironmentAway, match=r"accepts no connection: .*collect.concurrency"):
                 await last.reset(scenario)
             await last.close()
             last.patience = 60.0
@@ -286,6 +286,6 @@ def test_mistakes_are_named_and_the_key_has_no_address(monkeypatch):
         small("http://there")
 
 
-def test_observations_are_written_out():
-    assert written_out({"message": "hello", "legal": None, "note": ""}) == "hello"
-    assert written_out({"board": [1, 2], "turn": "X"}) == "board: [1, 2]\nturn: X"
+def test_observations_are_render_fields():
+    assert render_fields({"message": "hello", "legal": None, "note": ""}) == "hello"
+    assert render_fields({"board": [1, 2], "turn": "X"}) == "board: [1, 2]\nturn: X"

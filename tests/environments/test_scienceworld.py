@@ -56,8 +56,8 @@ def test_splits_are_those_of_the_benchmark():
         for scenario in scenarios[:6]:
             simulator = environment._simulator()
             simulator.load(scenario.input, gold=False)
-            assert simulator.ask("getTaskMaxVariations", scenario.type) == TASKS[scenario.type][0]
-            assert scenario.input["variation"] in list(simulator.ask(method))
+            assert simulator.call("getTaskMaxVariations", scenario.type) == TASKS[scenario.type][0]
+            assert scenario.input["variation"] in list(simulator.call(method))
     environment.close()
 
 
@@ -140,7 +140,7 @@ def test_instances_play_in_threads():
 def test_mistakes_are_named(monkeypatch):
     with pytest.raises(SpecError, match=r"no task 'boiling'.*Did you mean 'boil'"):
         small(["boiling"])
-    with pytest.raises(SpecError, match=r"environment.train: is 99; the tasks have 4 variations"):
+    with pytest.raises(SpecError, match=r"environment.train: is 99; the tasks have only 4 variations"):
         small(["identify-life-stages-2"], train=99)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(ResourceError, match="install a Java runtime"):

@@ -29,7 +29,7 @@ def say(text):
 
 def last(turn: Turn) -> str:
     """An opponent of one's own: the last free cell."""
-    return re.findall(r"\[\d\]", turn.told.rpartition("Available Moves:")[2])[-1]
+    return re.findall(r"\[\d\]", turn.transcript.rpartition("Available Moves:")[2])[-1]
 
 
 def test_it_keeps_what_every_environment_keeps():
@@ -171,15 +171,15 @@ def test_one_move_a_turn_where_both_are_played():
 def test_games_that_cannot_be_played_are_refused():
     with pytest.raises(SpecError, match=r"no game 'TicTac-v0'.*Did you mean 'TicTacToe-v0'"):
         small(["TicTac-v0"])
-    with pytest.raises(SpecError, match="Poker-v0 is not played here: it is for more than two players"):
+    with pytest.raises(SpecError, match="Poker-v0 is not supported: it has more than two players"):
         small(["Poker-v0"])
-    with pytest.raises(SpecError, match="Debate-v0 is not played here: it asks a language model"):
+    with pytest.raises(SpecError, match="Debate-v0 is not supported: it calls a language model"):
         small(["Debate-v0"])
-    with pytest.raises(SpecError, match="random knows no moves of Stratego-v0"):
+    with pytest.raises(SpecError, match="random does not support Stratego-v0"):
         small(["Stratego-v0"])
     assert small(["Stratego-v0"], opponent="agent")
     if sys.version_info < (3, 12):
-        with pytest.raises(SpecError, match="Chess-v0 is not played here: its code is not for this Python"):
+        with pytest.raises(SpecError, match="Chess-v0 is not supported: its code does not compile on this Python"):
             small(["Chess-v0"])
 
 
@@ -195,7 +195,7 @@ def test_games_without_their_words_say_what_to_download(monkeypatch):
 def test_without_the_package(monkeypatch):
     from components.environments.adapters import textarena_games
 
-    textarena_games.game_of.cache_clear()
+    textarena_games.load_kind.cache_clear()
     monkeypatch.setitem(sys.modules, "textarena", None)
     with pytest.raises(ResourceError, match=r"pip install 'espalier\[textarena\]'"):
         TextArena()

@@ -126,7 +126,7 @@ def test_it_ends_after_max_steps(cache):
 
 def test_making_a_game_is_bounded(tmp_path):
     environment = small(str(tmp_path), make_timeout=0.01)
-    with pytest.raises(EnvironmentFailed, match=r"took longer than 0\.01 s"):
+    with pytest.raises(EnvironmentFailed, match=r"timed out after 0\.01 s"):
         environment.reset(environment.scenarios("train")[0])
     assert list(tmp_path.iterdir()) == []
 

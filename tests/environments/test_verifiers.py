@@ -155,7 +155,7 @@ def test_an_episode_can_be_left_and_the_next_one_begun():
 def test_mistakes_are_named():
     with pytest.raises(SpecError, match=r"environment.taskset: .*vf_nothing"):
         small("vf_nothing").scenarios("train")
-    with pytest.raises(SpecError, match=r"runs what a model writes on this machine; give agent.runtime"):
+    with pytest.raises(SpecError, match=r"runs model-written code on this machine; set agent.runtime"):
         small("vf_sums", env={"agent": {"harness": {"id": "bash"}}}).scenarios("train")
     with pytest.raises(SpecError, match="has no id"):
         Verifiers({})
