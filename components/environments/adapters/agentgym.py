@@ -68,8 +68,8 @@ class AgentGym:
     Args:
         kind: Name of the environment.
         url: URL of its server; /maze and /wordle are appended for these kinds.
-        train, heldout: Items of the split: a number of items (counted from 0; held-out ones from the last train item
-            on), a range such as 0-199, a list of numbers and ranges, or a JSON file of records with an `item_id` such
+        train, heldout: Items of the split: a number of items (train from item 0, heldout after the last train item),
+            a range such as 0-199, a list of numbers and ranges, or a JSON file of records with an `item_id` such
             as webshop_12, like AgentEval and AgentTraj. A record may also have `type` and `difficulty`.
         format: Format of actions: `react`, `Thought: ...` and `Action: ...`; `tool`, the tool `act`; `plain`, only the
             action.

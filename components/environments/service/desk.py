@@ -7,7 +7,7 @@ and the customer has agreed. A conversation is handed over to a colleague only i
 
 An episode succeeds if the customer has ended it, the right customer was verified, the digest of the database equals
 that after the correct actions, the customer was told the required facts, and no rule was broken. Message content beside
-tool calls does not reach the customer.
+tool calls does not reach the customer. Subclasses define tools, `topics` and `generate`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_MESSAGES = 40
 
 
 class ServiceDesk(ToolEnvironment):
-    """A service desk: the agent serves a customer under a policy. Subclasses define tools, `topics` and `generate`.
+    """A service desk: the agent serves a customer under a policy.
 
     Args:
         seed: Seed of the generated scenarios.
