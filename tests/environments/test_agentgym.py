@@ -138,7 +138,7 @@ def test_several_actions_are_none():
 
 
 @pytest.mark.parametrize(
-    ("kind", "said", "sent"),
+    ("kind", "text", "sent"),
     [
         ("webshop", "click[Buy Now]\nThat is it.", "click[Buy Now]"),
         ("sqlgym", "```sql\nSELECT 1\nFROM t\n```\nas asked", "SELECT 1\nFROM t"),
@@ -155,12 +155,12 @@ def test_several_actions_are_none():
         ("searchqa", "<answer> x </answer>", "<think>t</think>\n<answer> x </answer>"),
     ],
 )
-def test_actions_are_sent_as_the_servers_read_them(kind, said, sent):
-    assert KINDS[kind].send(Action(said, "t")) == sent
+def test_actions_are_sent_as_the_servers_read_them(kind, text, sent):
+    assert KINDS[kind].send(Action(text, "t")) == sent
 
 
 @pytest.mark.parametrize(
-    ("format", "action", "told"),
+    ("format", "action", "expected"),
     [
         ("react", {"content": "go to apple"}, "error: there is no action. Say what you think"),
         ("react", {"content": "Action: "}, "error: the action is empty"),
@@ -172,11 +172,11 @@ def test_actions_are_sent_as_the_servers_read_them(kind, said, sent):
         ("plain", {"content": ""}, "error: the action is empty"),
     ],
 )
-def test_what_is_no_action_never_reaches_the_server(format, action, told):
+def test_what_is_no_action_never_reaches_the_server(format, action, expected):
     with FakeAgentGym("alfworld") as server:
         gym = AgentGym("alfworld", server.url, format=format, **FEW)
         (step,) = play(gym, [{"role": "assistant", **action}])
-        assert step.observation[0]["content"].startswith(told)
+        assert step.observation[0]["content"].startswith(expected)
         assert (step.info["invalid_actions"], step.done, step.reward) == (1, False, 0.0)
         assert not server.paths("/step")
 
@@ -288,9 +288,9 @@ def test_a_full_server_gives_an_instance_away_twice_and_two_episodes_do_not_shar
 def test_who_waits_too_long_for_an_instance_is_told(monkeypatch):
     monkeypatch.setattr(agentgym_server, "QUEUE", 0.2)
     with FakeAgentGym("maze") as server:
-        one = AgentGym("maze", server.url, instances=1, **FEW)
+        gym = AgentGym("maze", server.url, instances=1, **FEW)
         other = AgentGym("maze", server.url, instances=1, timeout=0.2, patience=0.0, **FEW)
-        play(one, [say("up")])
+        play(gym, [say("up")])
         assert "timed out after 0.2 s: all 1 instances are in use" in failure(other, [])
 
 
@@ -321,17 +321,17 @@ def test_two_clients_at_once_each_see_their_own_episode():
 
         async def episode(gym: AgentGym, item: int) -> list[str]:
             messages = await gym.reset(gym.scenarios("train")[item])
-            seen = [messages[-1]["content"]]
+            texts = [messages[-1]["content"]]
             for action in right("textcraft", item):
-                seen.append((await gym.step(action)).observation[0]["content"])
-            return seen
+                texts.append((await gym.step(action)).observation[0]["content"])
+            return texts
 
         async def both() -> list[list[str]]:
             return await asyncio.gather(episode(gyms[0], 0), episode(gyms[1], 1))
 
-        zero, one = asyncio.run(both())
-        assert zero == [f"Item 0, step {n}: {n} right." for n in range(3)]
-        assert one == [f"Item 1, step {n}: {n} right." for n in range(4)]
+        first_texts, second_texts = asyncio.run(both())
+        assert first_texts == [f"Item 0, step {n}: {n} right." for n in range(3)]
+        assert second_texts == [f"Item 1, step {n}: {n} right." for n in range(4)]
 
 
 def test_instances_are_closed_at_the_end_where_the_server_can():
@@ -502,7 +502,7 @@ STEP = {"observation": "x", "reward": 0.0, "done": False}
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "expected"),
     [
         (b"", "returned invalid JSON"),
         (b"<html>", "returned invalid JSON"),
@@ -521,12 +521,12 @@ STEP = {"observation": "x", "reward": 0.0, "done": False}
     ],
     ids=range(14),
 )
-def test_garbage_is_a_failure_that_shows_it(body, told):
+def test_garbage_is_a_failure_that_shows_it(body, expected):
     with FakeAgentGym("textcraft") as server:
         gym = AgentGym("textcraft", server.url, **FEW)
         server.faults["/step"] = [Fault(body=body)]
         text = failure(gym, right("textcraft", 0))
-        assert told in text
+        assert expected in text
         assert server.url in text
         assert len(text) < 1500
         server.faults["/reset"] = [Fault(body=b'{"observation": 7}')]
@@ -585,12 +585,12 @@ def test_items_by_number_range_list_and_file(tmp_path):
     gym = AgentGym("webshop", url, train=[7, "10-12"], heldout="0-1")
     assert (items(gym, "train"), items(gym, "heldout")) == ([7, 10, 11, 12], [0, 1])
     path = tmp_path / "eval.json"
-    found = ["webshop_5238", "webshop_0007", "sciworld_3", "webshop_5238"]
-    records = [{"item_id": name, "conversations": None} for name in found]
+    names = ["webshop_5238", "webshop_0007", "sciworld_3", "webshop_5238"]
+    records = [{"item_id": name, "conversations": None} for name in names]
     path.write_text(json.dumps([*records, {"item_id": "webshop_9", "type": "shoes", "difficulty": 2}]))
     gym = AgentGym("webshop", url, train=5, heldout=str(path))
     assert items(gym, "heldout") == [5238, 7, 9]
-    assert [(one.type, one.difficulty) for one in gym.scenarios("heldout")] == [
+    assert [(scenario.type, scenario.difficulty) for scenario in gym.scenarios("heldout")] == [
         ("webshop", 0),
         ("webshop", 0),
         ("shoes", 2),
@@ -610,14 +610,14 @@ def test_types_and_difficulties_that_the_numbers_say():
         ("go to", 1),
     ]
     searchqa = AgentGym("searchqa", url, train="0-0", heldout=[40000]).scenarios
-    assert [(one.type, one.difficulty) for one in (*searchqa("train"), *searchqa("heldout"))] == [
+    assert [(scenario.type, scenario.difficulty) for scenario in (*searchqa("train"), *searchqa("heldout"))] == [
         ("nq", 1),
         ("2wikimultihopqa", 2),
     ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "told"),
+    ("kind", "options", "expected"),
     [
         ("maze", {"train": 26}, "environment.heldout: contains item 26; maze has items 0 to 25"),
         ("webshop", {"train": 0}, "environment.train: contains 0 items"),
@@ -632,10 +632,10 @@ def test_types_and_difficulties_that_the_numbers_say():
         ("shop", {}, "environment.kind: 'shop': expected one of webshop, sqlgym"),
     ],
 )
-def test_a_wrong_configuration_is_refused(kind, options, told):
+def test_a_wrong_configuration_is_refused(kind, options, expected):
     with pytest.raises(SpecError) as caught:
         AgentGym(**{"kind": kind, "url": "http://127.0.0.1:1", **options}).scenarios("train")
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_a_password_in_the_address_is_refused_and_not_shown():
@@ -645,7 +645,7 @@ def test_a_password_in_the_address_is_refused_and_not_shown():
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         ("{", "is not valid JSON"),
         ("[" * 100_000, "is not valid JSON"),
@@ -659,12 +659,12 @@ def test_a_password_in_the_address_is_refused_and_not_shown():
         ('[{"item_id": "webshop_1", "difficulty": "hard"}]', "difficulty 'hard'"),
     ],
 )
-def test_a_file_that_is_none_is_refused(tmp_path, content, told):
+def test_a_file_that_is_none_is_refused(tmp_path, content, expected):
     path = tmp_path / "items.json"
     path.write_text(content)
     with pytest.raises(SpecError) as caught:
         AgentGym("webshop", "http://127.0.0.1:1", train=str(path)).scenarios("train")
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     with pytest.raises(ResourceError, match=r"environment.train: .*No such file"):
         AgentGym("webshop", "http://127.0.0.1:1", train=str(path) + "l").scenarios("train")
 
@@ -672,10 +672,10 @@ def test_a_file_that_is_none_is_refused(tmp_path, content, told):
 def test_demonstrations_as_each_format_says_them(demonstrations):
     path = demonstrations("alfworld", [0])
     url = "http://127.0.0.1:1"
-    made = {
+    gyms = {
         format: AgentGym("alfworld", url, format=format, demonstrations=path) for format in ("react", "tool", "plain")
     }
-    react, tool, plain = (gym.solve(first(gym))[0] for gym in made.values())
+    react, tool, plain = (gym.solve(first(gym))[0] for gym in gyms.values())
     assert react["content"] == "Thought:\nWord 0.\n\nAction:\ngo to apple"
     assert (tool["content"], tool["tool_calls"][0]["function"]["arguments"]) == ("Word 0.", '{"action": "go to apple"}')
     assert plain == {"role": "assistant", "content": "go to apple"}
@@ -723,8 +723,8 @@ def test_the_key_of_a_stage_holds_what_a_file_says_and_not_where_it_or_the_serve
     path = demonstrations("maze")
     moved = tmp_path / "elsewhere.json"
     moved.write_text(Path(path).read_text())
-    one = key("http://a:1", path)
-    assert one == key("http://b:2", str(moved), timeout=3.0)
+    original = key("http://a:1", path)
+    assert original == key("http://b:2", str(moved), timeout=3.0)
     moved.write_text(json.dumps(trajectories("maze", range(9))))
-    assert one != key("http://a:1", str(moved))
-    assert one != key("http://a:1", path, max_turns=3)
+    assert original != key("http://a:1", str(moved))
+    assert original != key("http://a:1", path, max_turns=3)

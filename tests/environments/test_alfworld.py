@@ -28,15 +28,15 @@ def data(request, tmp_path_factory):
     """A folder of games."""
     pytest.importorskip("textworld")
     pytest.importorskip("fast_downward")
-    given = {}
+    logic_texts = {}
     if request.param == "alfworld":
         package = importlib.util.find_spec("alfworld")
         if package is None:
             pytest.skip("alfworld, whose domain is played here too, is not installed")
         logic = Path(package.submodule_search_locations[0]) / "data"
-        given = {"domain": (logic / "alfred.pddl").read_text(), "rules": (logic / "alfred.twl2").read_text()}
+        logic_texts = {"domain": (logic / "alfred.pddl").read_text(), "rules": (logic / "alfred.twl2").read_text()}
     folder = tmp_path_factory.mktemp("data")
-    alfworld_games.write(folder, **given)
+    alfworld_games.write(folder, **logic_texts)
     return str(folder)
 
 
@@ -47,8 +47,8 @@ def trial(data, number):
 
 def game_of(environment, number):
     """The scenario of a game."""
-    every = [*environment.scenarios("train"), *environment.scenarios("heldout")]
-    return next(one for one in every if one.id.endswith(f"trial_{number}"))
+    scenarios = [*environment.scenarios("train"), *environment.scenarios("heldout")]
+    return next(scenario for scenario in scenarios if scenario.id.endswith(f"trial_{number}"))
 
 
 def changed(data, tmp_path, number, **values):
@@ -67,16 +67,18 @@ def test_it_keeps_what_every_environment_keeps(data):
 def test_scenarios_are_the_games_that_alfworld_plays_by_task_in_turn(data):
     environment = ALFWorld(data)
     train, heldout = environment.scenarios("train"), environment.scenarios("heldout")
-    assert [one.type for one in train] == [*TASKS, *TASKS]
-    assert [one.difficulty for one in heldout] == [1, 3]
-    assert sorted(one.id[-1] for one in train) == ["0", "1", "2", "3"]
-    assert {one.input["game"].split("/")[0] for one in heldout} == {"valid_unseen"}
-    assert {one.input["game"].split("/")[0] for one in ALFWorld(data, unseen=False).scenarios("heldout")} == {
+    assert [scenario.type for scenario in train] == [*TASKS, *TASKS]
+    assert [scenario.difficulty for scenario in heldout] == [1, 3]
+    assert sorted(scenario.id[-1] for scenario in train) == ["0", "1", "2", "3"]
+    assert {scenario.input["game"].split("/")[0] for scenario in heldout} == {"valid_unseen"}
+    assert {scenario.input["game"].split("/")[0] for scenario in ALFWorld(data, unseen=False).scenarios("heldout")} == {
         "valid_seen"
     }
-    assert [one.type for one in ALFWorld(data, tasks=TASKS[1:]).scenarios("train")] == [TASKS[1]] * 2
+    assert [scenario.type for scenario in ALFWorld(data, tasks=TASKS[1:]).scenarios("train")] == [TASKS[1]] * 2
     assert ALFWorld(data, train=3).scenarios("train") == train[:3]
-    assert len({tuple(one.id for one in ALFWorld(data, seed=seed).scenarios("train")) for seed in range(8)}) > 1
+    assert (
+        len({tuple(scenario.id for scenario in ALFWorld(data, seed=seed).scenarios("train")) for seed in range(8)}) > 1
+    )
 
 
 def test_an_episode_reads_as_alfworlds(data):
@@ -87,7 +89,7 @@ def test_an_episode_reads_as_alfworlds(data):
     assert "Welcome" not in first
     assert "sinkbasin 1" in first
     assert "Possible: go to cabinet 1, go to countertop 1, go to countertop 2, go to microwave 1" in first
-    steps = [environment.step(one) for one in environment.solve(scenario)]
+    steps = [environment.step(message) for message in environment.solve(scenario)]
     assert [step.reward for step in steps] == [0.0, 0.0, 0.0, 0.0, 1.0]
     assert steps[-1].info == {"invalid_actions": 0, "success": True, "progress": 1.0, "steps": 5}
     assert "Possible" not in steps[-1].observation[0]["content"]
@@ -97,10 +99,10 @@ def test_an_episode_reads_as_alfworlds(data):
 def test_what_has_to_be_heated_is_not_won_cold(data):
     environment = ALFWorld(data)
     scenario = game_of(environment, 2)
-    said = [one["tool_calls"][0]["function"]["arguments"] for one in environment.solve(scenario)]
-    commands = [json.loads(one)["action"] for one in said]
+    arguments = [message["tool_calls"][0]["function"]["arguments"] for message in environment.solve(scenario)]
+    commands = [json.loads(text)["action"] for text in arguments]
     assert "heat mug 1 with microwave 1" in commands
-    cold = [one for one in commands if not one.startswith("heat")]
+    cold = [command for command in commands if not command.startswith("heat")]
     assert checks.play(environment, scenario, acts(cold))[-1].info["success"] is False
     environment.close()
 
@@ -140,7 +142,7 @@ def test_a_solution_leaves_the_episode_under_way_as_it_is(data):
     before = environment.step(acts(["look"])[0]).observation
     environment.solve(scenario)
     after = environment.step(acts(["look"])[0]).observation
-    assert [one["content"] for one in after] == [one["content"] for one in before]
+    assert [message["content"] for message in after] == [message["content"] for message in before]
     environment.close()
 
 
@@ -150,10 +152,12 @@ def test_several_begin_at_once(data):
     environments = [ALFWorld(data) for _ in range(4)]
     scenarios = environments[0].scenarios("train")
     with ThreadPoolExecutor(4) as pool:
-        told = list(pool.map(lambda one: [one.reset(scenario) for scenario in scenarios], environments))
+        observations = list(
+            pool.map(lambda environment: [environment.reset(scenario) for scenario in scenarios], environments)
+        )
         for environment in environments:
             environment.close()
-    assert all(one == told[0] for one in told)
+    assert all(observation == observations[0] for observation in observations)
     assert (sys.argv, sys.stdout) == (arguments, out)
 
 
@@ -180,7 +184,7 @@ def test_what_cannot_be_done_is_the_games_to_say(data):
     environment = ALFWorld(data)
     steps = checks.play(environment, environment.scenarios("train")[0], acts(["take moon", "Look.", "LOOK"]))
     assert steps[0].observation[0]["content"].startswith("Nothing happens.")
-    assert [one.info["invalid_actions"] for one in steps] == [1, 1, 1]
+    assert [step.info["invalid_actions"] for step in steps] == [1, 1, 1]
     environment.close()
 
 
@@ -209,18 +213,18 @@ def test_a_game_that_the_translator_refuses_fails_the_episode(data, tmp_path):
 
 
 def test_the_key_has_the_games_and_not_their_place(data, tmp_path):
-    given = {"data": data, "tasks": None, "unseen": True, "seed": 0, "train": None, "heldout": None}
-    key = ALFWorld.key_arguments(given)
+    options = {"data": data, "tasks": None, "unseen": True, "seed": 0, "train": None, "heldout": None}
+    key = ALFWorld.key_arguments(options)
     assert "data" not in key
     other = changed(data, tmp_path, 1, walkthrough=["look"])
-    assert ALFWorld.key_arguments(given | {"data": other})["games"] != key["games"]
-    assert ALFWorld.key_arguments(given) == key
+    assert ALFWorld.key_arguments(options | {"data": other})["games"] != key["games"]
+    assert ALFWorld.key_arguments(options) == key
 
 
 def test_things_are_numbered_as_alfworld_does():
     """The last one by its identifier is the first; a basin is not its sink."""
-    found = names(["mug_bar_b", "mug_bar_a", "sink_bar_1", "sink_bar_1_bar_sinkbasin", "agent1"])
-    assert found == {
+    named = names(["mug_bar_b", "mug_bar_a", "sink_bar_1", "sink_bar_1_bar_sinkbasin", "agent1"])
+    assert named == {
         "agent1": "agent1",
         "mug_bar_a": "mug 2",
         "mug_bar_b": "mug 1",

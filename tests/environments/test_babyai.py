@@ -21,7 +21,7 @@ def small(levels=DEFAULT, **arguments) -> BabyAI:
     return BabyAI(levels, **{"train": 25, "heldout": 10, **arguments})
 
 
-def told(environment, scenario, *actions):
+def texts(environment, scenario, *actions):
     return checks.play(environment, scenario, acts(actions))[-1].observation[0]["content"]
 
 
@@ -42,7 +42,7 @@ def test_the_bot_fulfils_and_chance_does_not():
 
 @pytest.mark.timeout(1800)
 def test_every_level_begins_and_most_are_solved():
-    names = sorted(small().known)
+    names = sorted(small().registered_levels)
     assert len(names) >= 90
     environment = BabyAI(names, train=len(names), heldout=len(names))
     lost = []
@@ -62,7 +62,7 @@ def test_difficulty_is_the_length_of_the_way():
     lengths: dict[int, list[int]] = {}
     for scenario in environment.scenarios("train"):
         lengths.setdefault(scenario.difficulty, []).append(len(environment.solve(scenario)))
-    means = [sum(one) / len(one) for _, one in sorted(lengths.items())]
+    means = [sum(values) / len(values) for _, values in sorted(lengths.items())]
     assert len(means) == 3
     assert means == sorted(means)
 

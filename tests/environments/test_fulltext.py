@@ -33,7 +33,7 @@ def test_the_order_is_that_of_the_formula():
     draw = random.Random(0)
     words = ["lamp", "rug", "tent", "pan", "bolt", "cup", "fork", "drum", "sock", "vest"]
     documents = [draw.choices(words, range(1, 11), k=draw.randint(1, 12)) for _ in range(60)]
-    index = Index({"text": 1.0}, ((number, [" ".join(one)]) for number, one in enumerate(documents)))
+    index = Index({"text": 1.0}, ((number, [" ".join(words)]) for number, words in enumerate(documents)))
     for size in (1, 2, 3):
         query = draw.sample(words, size)
         assert [number for number, _ in index.search(" ".join(query), 60)] == bm25(query, documents)
@@ -70,8 +70,8 @@ def test_only_words_are_searched_for():
 def test_threads_may_share_an_index():
     index = Index({"text": 1.0}, [(number, [f"tent w{number}"]) for number in range(200)])
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda number: index.search(f"w{number}", 1), range(200)))
-    assert found == [[(number, "")] for number in range(200)]
+        results = list(pool.map(lambda number: index.search(f"w{number}", 1), range(200)))
+    assert results == [[(number, "")] for number in range(200)]
 
 
 def test_a_python_without_full_text_search_is_told(monkeypatch):

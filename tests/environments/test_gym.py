@@ -33,7 +33,7 @@ def small(**arguments) -> Gym:
 
 
 def at_random(environment: Gym):
-    return lambda rng, told: acts([rng.choice(environment.names)])[0]
+    return lambda rng, messages: acts([rng.choice(environment.names)])[0]
 
 
 @pytest.mark.parametrize("name", TOYS)
@@ -62,10 +62,12 @@ def test_larger_lakes_take_longer():
     lengths: dict[int, list[int]] = {}
     for scenario in environment.scenarios("train"):
         lengths.setdefault(scenario.difficulty, []).append(len(environment.solve(scenario)))
-    means = [sum(one) / len(one) for _, one in sorted(lengths.items())]
+    means = [sum(values) / len(values) for _, values in sorted(lengths.items())]
     assert means == sorted(means)
     assert len(means) == 5
-    maps = [json.dumps(one.input["kwargs"]) for split in checks.SPLITS for one in environment.scenarios(split)]
+    maps = [
+        json.dumps(scenario.input["kwargs"]) for split in checks.SPLITS for scenario in environment.scenarios(split)
+    ]
     assert len(set(maps)) == 70
 
 
@@ -110,21 +112,21 @@ class Spaces(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.place = np.zeros(2)
-        return self.seen(), {}
+        return self.observe(), {}
 
     def step(self, action):
         self.place = self.place + action
-        return self.seen(), float(action.sum()), bool(self.place.sum() > 1.9), False, {}
+        return self.observe(), float(action.sum()), bool(self.place.sum() > 1.9), False, {}
 
-    def seen(self):
+    def observe(self):
         return {"place": self.place, "map": np.eye(2, dtype=int), "note": "warm", "lives": 3}
 
 
 def test_numbers_as_actions_and_any_observation():
     environment = small(id="spaces", make=lambda: Spaces(), success=1.9, max_steps=5)
-    told = environment.reset(environment.scenarios("train")[0])
-    assert told[0]["content"] == "You act in spaces. Each turn, one action: 2 numbers, such as 0.5, -1."
-    assert told[1]["content"] == "place: 0 0\nmap: 1 0\n0 1\nnote: warm\nlives: 3"
+    messages = environment.reset(environment.scenarios("train")[0])
+    assert messages[0]["content"] == "You act in spaces. Each turn, one action: 2 numbers, such as 0.5, -1."
+    assert messages[1]["content"] == "place: 0 0\nmap: 1 0\n0 1\nnote: warm\nlives: 3"
     for bad in ("", "one, two", "1", "1 2 3", "nan 1", "7 0", "1e999 0", "9" * 100_000):
         assert environment.step(acts([bad])[0]).observation[0]["content"].startswith("error: ")
     assert environment.step(acts(["[0.5, 0.5]"])[0]).info["progress"] == pytest.approx(1 / 1.9)
@@ -197,12 +199,12 @@ def test_a_long_observation_is_cut():
 
 
 def test_an_episode_depends_on_nothing_but_its_scenario():
-    one, two = small(id="Blackjack-v1"), small(id="Blackjack-v1")
-    scenario = one.scenarios("train")[0]
-    first = one.reset(scenario)
+    environment, other = small(id="Blackjack-v1"), small(id="Blackjack-v1")
+    scenario = environment.scenarios("train")[0]
+    first = environment.reset(scenario)
     random.seed(5)
-    two.reset(two.scenarios("train")[3])
-    assert two.reset(scenario) == first
+    other.reset(other.scenarios("train")[3])
+    assert other.reset(scenario) == first
 
 
 def test_without_the_package(monkeypatch):

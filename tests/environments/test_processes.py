@@ -38,7 +38,7 @@ def inside(processes: int | None = 2, **arguments):
 @pytest.fixture(autouse=True)
 def nothing_is_left():
     yield
-    assert [one for one in psutil.Process().children() if "processes" in " ".join(one.cmdline())] == []
+    assert [child for child in psutil.Process().children() if "processes" in " ".join(child.cmdline())] == []
 
 
 def played(make, jobs=None, **options):
@@ -71,8 +71,8 @@ def test_its_scenarios_and_what_it_can_do_are_those_of_the_environment_inside():
             step = await second.step({"content": "y"})
             assert (step.done, step.info["said"]) == (True, ["x", "y"])
         finally:
-            for one in (environment, first, second):
-                await one.close()
+            for instance in (environment, first, second):
+                await instance.close()
 
     asyncio.run(through())
     plain = validate(Target, {"_target_": "components.environments.games.guess.Guess"})
@@ -91,11 +91,11 @@ def test_what_it_computes_holds_up_nobody():
             return await super().chat(request)
 
     pool = Pool(inside(seconds=0.4))
-    found = collect(Punctual(), pool, Heavy().scenarios("train"), group_size=1, concurrency=4)
+    trajectories = collect(Punctual(), pool, Heavy().scenarios("train"), group_size=1, concurrency=4)
     pool.close()
-    assert [one.failure for one in found] == [None] * 4
-    assert len({one.outcome["process"] for one in found}) == 2
-    assert os.getpid() not in {one.outcome["process"] for one in found}
+    assert [trajectory.failure for trajectory in trajectories] == [None] * 4
+    assert len({trajectory.outcome["process"] for trajectory in trajectories}) == 2
+    assert os.getpid() not in {trajectory.outcome["process"] for trajectory in trajectories}
     assert sorted(late)[len(late) // 2] < 0.3
 
 
@@ -111,19 +111,19 @@ def test_what_it_computes_holds_up_nobody():
 )
 def test_a_process_that_dies_is_one_episodes_failure_and_is_replaced(trouble, message):
     limit = 10.0 if trouble == "hang" else None  # seconds; others answer at once, also on a busy machine
-    found = played(inside(1, trouble=trouble), concurrency=1, step_timeout=limit)
-    assert [one.failure is None for one in found] == [True, True, False, True]
-    assert found[2].failure.boundary == "environment"
-    assert message in found[2].failure.message
+    trajectories = played(inside(1, trouble=trouble), concurrency=1, step_timeout=limit)
+    assert [trajectory.failure is None for trajectory in trajectories] == [True, True, False, True]
+    assert trajectories[2].failure.boundary == "environment"
+    assert message in trajectories[2].failure.message
 
 
 @pytest.mark.parametrize("trouble", ["away", "gone", "refused"])
 def test_what_passes_is_played_again(monkeypatch, trouble):
     monkeypatch.setattr(collector, "FIRST_PAUSE", 0.01)
-    told = []
-    found = played(inside(trouble=trouble), retries=2, on_retry=told.append)
-    assert found[2].failure.kind == "EnvironmentAway"
-    assert len(told) == 2
+    notices = []
+    trajectories = played(inside(trouble=trouble), retries=2, on_retry=notices.append)
+    assert trajectories[2].failure.kind == "EnvironmentAway"
+    assert len(notices) == 2
 
 
 def test_a_mistake_in_its_arguments_is_the_users():

@@ -52,7 +52,7 @@ def test_splits_are_those_of_the_benchmark():
     environment = small(None, train=30, heldout=30)
     for split, method in (("train", "getVariationsTrain"), ("heldout", "getVariationsTest")):
         scenarios = environment.scenarios(split)
-        assert {one.type for one in scenarios} == set(TASKS)
+        assert {scenario.type for scenario in scenarios} == set(TASKS)
         for scenario in scenarios[:6]:
             simulator = environment._simulator()
             simulator.load(scenario.input, gold=False)
@@ -81,10 +81,13 @@ def test_what_is_no_action_is_counted():
 def test_a_wrong_focus_ends_it_with_nothing():
     environment = small(["lifespan-longest-lived"])
     scenario = environment.scenarios("train")[0]
-    gold = [json.loads(one["tool_calls"][0]["function"]["arguments"])["action"] for one in environment.solve(scenario)]
+    gold = [
+        json.loads(message["tool_calls"][0]["function"]["arguments"])["action"]
+        for message in environment.solve(scenario)
+    ]
     right = next(action for action in gold if action.startswith("focus on"))
     animals = ("bee", "butterfly", "dove", "hedgehog", "rabbit", "mouse", "toad", "ant", "moth", "frog", "wolf")
-    wrong = [f"focus on {one}" for one in animals if one not in right]
+    wrong = [f"focus on {animal}" for animal in animals if animal not in right]
     steps = checks.play(environment, scenario, acts([*gold[: gold.index(right)], *wrong]))
     assert steps[-1].done
     assert steps[-1].info["progress"] == 0.0
@@ -102,11 +105,11 @@ def test_progress_is_the_score_and_the_steps_rewards_sum_to_it():
 
 
 def test_simulators_are_kept_and_a_dead_one_is_replaced():
-    one = small()
-    scenario = one.scenarios("train")[0]
-    one.reset(scenario)
-    process = one.simulator.process.pid
-    one.close()
+    environment = small()
+    scenario = environment.scenarios("train")[0]
+    environment.reset(scenario)
+    process = environment.simulator.process.pid
+    environment.close()
     two = small()
     first = two.reset(scenario)
     assert two.simulator.process.pid == process
@@ -120,10 +123,10 @@ def test_simulators_are_kept_and_a_dead_one_is_replaced():
 def test_instances_play_in_threads():
     environments = [small(), small()]
     scenario = environments[0].scenarios("train")[0]
-    found = [None, None]
+    infos = [None, None]
 
     def play(number: int) -> None:
-        found[number] = [one.info for one in checks.play(environments[number], scenario, solution)]
+        infos[number] = [step.info for step in checks.play(environments[number], scenario, solution)]
 
     solution = environments[0].solve(scenario)
     threads = [threading.Thread(target=play, args=(number,)) for number in (0, 1)]
@@ -131,8 +134,8 @@ def test_instances_play_in_threads():
         thread.start()
     for thread in threads:
         thread.join(timeout=600)
-    assert found[0] == found[1]
-    assert found[0][-1]["success"]
+    assert infos[0] == infos[1]
+    assert infos[0][-1]["success"]
     for environment in environments:
         environment.close()
 

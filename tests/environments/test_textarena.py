@@ -44,19 +44,19 @@ def test_a_saved_game_goes_on_as_it_would_have():
             free = re.findall(r"\[\d\]", environment.reset(scenario)[-1]["content"].rpartition("Available Moves:")[2])
             environment.step(acts([free[0]])[0])
             other.restore(scenario, json.loads(json.dumps(environment.save())))
-            rest = [environment.step(one) for one in acts(["[9]", "[4]", "[8]"])]
-            assert rest == [other.step(one) for one in acts(["[9]", "[4]", "[8]"])]
+            steps = [environment.step(message) for message in acts(["[9]", "[4]", "[8]"])]
+            assert steps == [other.step(message) for message in acts(["[9]", "[4]", "[8]"])]
 
 
 def test_what_the_rest_of_the_process_draws_changes_nothing():
     games = ["KuhnPoker-v0", "Sokoban-v0", "Minesweeper-v0-small", "FrozenLake-v0-random"]
     random.seed(1)
-    first = [small(games).reset(one) for one in small(games).scenarios("train")]
+    first = [small(games).reset(scenario) for scenario in small(games).scenarios("train")]
     random.seed(2)
     before = random.getstate()
-    assert [small(games).reset(one) for one in small(games).scenarios("train")] == first
+    assert [small(games).reset(scenario) for scenario in small(games).scenarios("train")] == first
     assert random.getstate() == before
-    assert len({json.dumps(one) for one in first}) == len(first)
+    assert len({json.dumps(messages) for messages in first}) == len(first)
 
 
 def test_a_game_for_one_is_won_by_who_plays_well():
@@ -116,7 +116,7 @@ def test_opponents_make_no_invalid_move(game):
 
 def test_difficulty_is_in_the_opponent_and_both_seats_are_played():
     games = small(["TicTacToe-v0"], opponent="first", train=4)
-    assert [one.input["seat"] for one in games.scenarios("train")] == [0, 1, 0, 1]
+    assert [scenario.input["seat"] for scenario in games.scenarios("train")] == [0, 1, 0, 1]
     environment = small(["TicTacToe-v0"], opponent=last, train=2)
     scenario = environment.scenarios("train")[0]
     steps = checks.play(environment, scenario, acts(["[0]", "[1]", "[2]"]))
@@ -151,7 +151,7 @@ def test_both_sides_can_be_played_each_in_its_own_conversation():
     assert step.info["players"]["Player 0"] == {"success": True, "progress": 1.0, "result": "win"}
     assert step.info["players"]["Player 1"] == {"success": False, "progress": 0.0, "result": "loss"}
     for player in (0, 1):
-        assert [one["role"] for one in talks[player]][:4] == ["system", "user", "assistant", "tool"]
+        assert [message["role"] for message in talks[player]][:4] == ["system", "user", "assistant", "tool"]
         assert f"You are Player {player} in Tic Tac Toe" in talks[player][1]["content"]
     assert "Player 1 placed their symbol (X) in cell 3" in talks[0][3]["content"]
     assert environment.reset(scenario)[1]["content"] == talks[0][1]["content"]
@@ -164,7 +164,7 @@ def test_one_move_a_turn_where_both_are_played():
     environment.step({"role": "assistant", "content": "", "tool_calls": calls})
     assert environment.turn == 1
     step = environment.step(acts(["[4]"])[0])
-    assert [one["tool_call_id"] for one in step.observation] == ["c1", "c2"]
+    assert [message["tool_call_id"] for message in step.observation] == ["c1", "c2"]
     assert step.observation[1]["content"] == "error: one move a turn"
 
 

@@ -23,8 +23,8 @@ def cache(tmp_path_factory):
 
 def small(cache, **arguments) -> TextWorld:
     pytest.importorskip("textworld")
-    given = {"kinds": ["quest", "cooking"], "difficulties": [1], "train": 2, "heldout": 2, "cache": cache}
-    return TextWorld(**{**given, **arguments})
+    options = {"kinds": ["quest", "cooking"], "difficulties": [1], "train": 2, "heldout": 2, "cache": cache}
+    return TextWorld(**{**options, **arguments})
 
 
 def test_it_keeps_what_every_environment_keeps(cache):
@@ -61,8 +61,10 @@ def test_several_begin_at_once(cache):
     for scenario in scenarios:
         environments[0].reset(scenario)  # makes the game
     with ThreadPoolExecutor(4) as pool:
-        told = list(pool.map(lambda one: [one.reset(scenario) for scenario in scenarios], environments))
-    assert all(one == told[0] for one in told)
+        observations = list(
+            pool.map(lambda environment: [environment.reset(scenario) for scenario in scenarios], environments)
+        )
+    assert all(observation == observations[0] for observation in observations)
     for environment in environments:
         environment.close()
 
@@ -71,7 +73,7 @@ def test_a_game_is_made_once(cache, monkeypatch):
     environment = small(cache)
     scenario = environment.scenarios("train")[0]
     environment.reset(scenario)
-    monkeypatch.setattr(TextWorld, "_make", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(TextWorld, "_generate", lambda *_: pytest.fail("made again"))
     other = small(cache)
     assert other.reset(scenario)[1] == environment.reset(scenario)[1]
 
@@ -114,7 +116,7 @@ def test_what_cannot_be_done_is_the_games_to_say(cache):
     environment = small(cache)
     step = checks.play(environment, environment.scenarios("train")[0], acts(["take moon", "Look."]))
     assert not step[0].observation[0]["content"].startswith("error: ")
-    assert [one.info["invalid_actions"] for one in step] == [1, 1]
+    assert [result.info["invalid_actions"] for result in step] == [1, 1]
 
 
 def test_it_ends_after_max_steps(cache):
@@ -132,8 +134,8 @@ def test_making_a_game_is_bounded(tmp_path):
 
 
 def test_the_cache_is_no_part_of_the_key(cache):
-    given = TextWorld.key_arguments({"cache": "/x", "make_timeout": 1.0, "seed": 3})
-    assert given == {"seed": 3}
+    options = TextWorld.key_arguments({"cache": "/x", "make_timeout": 1.0, "seed": 3})
+    assert options == {"seed": 3}
 
 
 def test_without_the_package(monkeypatch):

@@ -41,7 +41,7 @@ def play(environment, actions, split="train", number=0):
             tools = await environment.tools()
             scenario = environment.scenarios(split)[number]
             first = await environment.reset(scenario)
-            return tools, first, [await environment.step(one) for one in actions]
+            return tools, first, [await environment.step(message) for message in actions]
         finally:
             await environment.close()
 
@@ -72,8 +72,8 @@ def test_scenarios_are_the_tasks_and_every_fifth_is_held_out():
     environment = small({"id": "vf_sums", "count": 11})
     train, heldout = environment.scenarios("train"), environment.scenarios("heldout")
     assert (len(train), len(heldout)) == (9, 2)
-    assert [one.difficulty for one in train[:4]] == [1, 2, 3, 1]
-    assert len({one.id for one in [*train, *heldout]}) == 11
+    assert [scenario.difficulty for scenario in train[:4]] == [1, 2, 3, 1]
+    assert len({scenario.id for scenario in [*train, *heldout]}) == 11
     other = small("vf_sums", heldout_taskset={"count": 3}, tasks=7, train=6)
     assert (len(other.scenarios("train")), len(other.scenarios("heldout"))) == (6, 3)
     _, _, steps = play(other, [say("1")], split="heldout")
@@ -100,7 +100,7 @@ def test_tools_are_served_by_the_package():
     tools, _, steps = play(
         environment, [call(name, {"name": "one"}), call("nothing", {}, 1), call(name, {"name": "two"}, 2), say("3")]
     )
-    assert [one["function"]["name"] for one in tools] == [name]
+    assert [tool["function"]["name"] for tool in tools] == [name]
     assert steps[0].observation[0]["content"] == "1"
     assert steps[0].observation[0]["role"] == "tool"
     assert "no tool nothing" in steps[1].observation[0]["content"]
@@ -112,24 +112,24 @@ def test_many_episodes_at_once_in_one_process_of_the_package():
         environments = [small("vf_guess") for _ in range(8)]
         scenarios = environments[0].scenarios("train")
 
-        async def one(place):
-            environment = environments[place]
+        async def episode(index):
+            environment = environments[index]
             try:
-                await environment.reset(scenarios[place])
+                await environment.reset(scenarios[index])
                 await environment.step(say("5"))
-                number = scenarios[place].input["task"] + 1
+                number = scenarios[index].input["task"] + 1
                 return number, await environment.step(say(str(number)))
             finally:
                 await environment.close()
 
-        found = await asyncio.gather(*map(one, range(8)))
+        results = await asyncio.gather(*map(episode, range(8)))
         workers = {id(environment._worker) for environment in environments}
-        return found, workers
+        return results, workers
 
-    found, workers = asyncio.run(all_at_once())
+    results, workers = asyncio.run(all_at_once())
     assert len(workers) == 1
-    assert all(step.done for number, step in found if number != 5)
-    assert {round(step.info["rewards"]["guessed"], 1) for number, step in found if number != 5} == {0.9}
+    assert all(step.done for number, step in results if number != 5)
+    assert {round(step.info["rewards"]["guessed"], 1) for number, step in results if number != 5} == {0.9}
 
 
 def test_an_environment_that_breaks_fails_the_episode():
@@ -173,8 +173,8 @@ def test_without_the_package_it_says_how_to_get_it(tmp_path):
 
 def test_what_stands_in_the_key(tmp_path):
     (tmp_path / "mine.py").write_text("a = 1")
-    given = {"taskset": "mine", "folders": [str(tmp_path)], "python": "/a", "timeout": 1.0}
-    key = Verifiers.key_arguments(given)
-    assert key == Verifiers.key_arguments({**given, "python": "/b", "timeout": 2.0})
+    arguments = {"taskset": "mine", "folders": [str(tmp_path)], "python": "/a", "timeout": 1.0}
+    key = Verifiers.key_arguments(arguments)
+    assert key == Verifiers.key_arguments({**arguments, "python": "/b", "timeout": 2.0})
     (tmp_path / "mine.py").write_text("a = 2")
-    assert key != Verifiers.key_arguments(given)
+    assert key != Verifiers.key_arguments(arguments)
