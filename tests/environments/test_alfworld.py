@@ -60,11 +60,11 @@ def changed(data, tmp_path, number, **values):
     return str(other)
 
 
-def test_it_keeps_what_every_environment_keeps(data):
+def test_it_satisfies_the_environment_contract(data):
     checks.check(lambda: ALFWorld(data), few=2)
 
 
-def test_scenarios_are_the_games_that_alfworld_plays_by_task_in_turn(data):
+def test_scenarios_are_alfworlds_games_with_alternating_tasks(data):
     environment = ALFWorld(data)
     train, heldout = environment.scenarios("train"), environment.scenarios("heldout")
     assert [scenario.type for scenario in train] == [*TASKS, *TASKS]
@@ -81,7 +81,7 @@ def test_scenarios_are_the_games_that_alfworld_plays_by_task_in_turn(data):
     )
 
 
-def test_an_episode_reads_as_alfworlds(data):
+def test_observations_match_alfworld(data):
     environment = ALFWorld(data)
     scenario = game_of(environment, 0)
     first = environment.reset(scenario)[1]["content"]
@@ -96,7 +96,7 @@ def test_an_episode_reads_as_alfworlds(data):
     environment.close()
 
 
-def test_what_has_to_be_heated_is_not_won_cold(data):
+def test_heating_is_required(data):
     environment = ALFWorld(data)
     scenario = game_of(environment, 2)
     arguments = [message["tool_calls"][0]["function"]["arguments"] for message in environment.solve(scenario)]
@@ -107,7 +107,7 @@ def test_what_has_to_be_heated_is_not_won_cold(data):
     environment.close()
 
 
-def test_chance_does_not_win(data):
+def test_random_actions_do_not_win(data):
     environment = ALFWorld(data, commands=False)
 
     def policy(rng, messages):
@@ -117,7 +117,7 @@ def test_chance_does_not_win(data):
     environment.close()
 
 
-def test_the_walkthrough_of_the_data_is_the_solution_if_it_wins_and_else_the_planners(data, tmp_path):
+def test_solution_is_the_walkthrough_or_the_plan(data, tmp_path):
     longer = ["look", "go to countertop 2", "take mug 1 from countertop 2", "go to cabinet 1", "open cabinet 1"]
     for walkthrough, length in (([*longer, "move mug 1 to cabinet 1"], 6), (["put mug 1 in/on cabinet 1"], 5)):
         folder = tmp_path / str(length)
@@ -128,14 +128,14 @@ def test_the_walkthrough_of_the_data_is_the_solution_if_it_wins_and_else_the_pla
         environment.close()
 
 
-def test_planning_is_bounded(data):
+def test_planning_times_out(data):
     environment = ALFWorld(data, plan_timeout=0.01)
     with pytest.raises(EnvironmentFailed, match=r"timed out for .* after 0\.01 s \(environment.plan_timeout\)"):
         environment.solve(environment.scenarios("train")[0])
     environment.close()
 
 
-def test_a_solution_leaves_the_episode_under_way_as_it_is(data):
+def test_solving_does_not_change_the_current_episode(data):
     environment = ALFWorld(data)
     scenario = environment.scenarios("train")[0]
     environment.reset(scenario)
@@ -146,7 +146,7 @@ def test_a_solution_leaves_the_episode_under_way_as_it_is(data):
     environment.close()
 
 
-def test_several_begin_at_once(data):
+def test_concurrent_resets(data):
     """In threads, as the collector plays them; what the engine changes of the process is put back."""
     arguments, out = list(sys.argv), sys.stdout
     environments = [ALFWorld(data) for _ in range(4)]
@@ -161,7 +161,7 @@ def test_several_begin_at_once(data):
     assert (sys.argv, sys.stdout) == (arguments, out)
 
 
-def test_engines_are_used_again(data):
+def test_engines_are_reused(data):
     """Each has a copy of the planner's library, which cannot be unloaded."""
 
     def copies():
@@ -180,7 +180,7 @@ def test_engines_are_used_again(data):
     assert environment.step(acts(["look"])[0]).observation[0]["content"] == "error: the episode is over"
 
 
-def test_what_cannot_be_done_is_the_games_to_say(data):
+def test_impossible_commands_are_answered_by_the_game(data):
     environment = ALFWorld(data)
     steps = checks.play(environment, environment.scenarios("train")[0], acts(["take moon", "Look.", "LOOK"]))
     assert steps[0].observation[0]["content"].startswith("Nothing happens.")
@@ -188,7 +188,7 @@ def test_what_cannot_be_done_is_the_games_to_say(data):
     environment.close()
 
 
-def test_it_ends_after_max_steps(data):
+def test_episode_ends_after_max_steps(data):
     environment = ALFWorld(data, max_steps=2)
     steps = checks.play(environment, environment.scenarios("train")[0], acts(["look"] * 5))
     assert len(steps) == 2
@@ -197,14 +197,14 @@ def test_it_ends_after_max_steps(data):
     environment.close()
 
 
-def test_a_file_that_is_no_json_is_named(data, tmp_path):
+def test_invalid_json_file_is_named(data, tmp_path):
     other = changed(data, tmp_path, 0)
     trial(other, 0).write_text("<html>")
     with pytest.raises(ResourceError, match=r"trial_0/game.tw-pddl is not a JSON object; download"):
         ALFWorld(other)
 
 
-def test_a_game_that_the_translator_refuses_fails_the_episode(data, tmp_path):
+def test_planner_failure_fails_the_episode(data, tmp_path):
     problem = json.loads(trial(data, 0).read_text())["pddl_problem"]
     environment = ALFWorld(changed(data, tmp_path, 0, pddl_problem=problem.replace("(inReceptacle ?o", "(within ?o")))
     with pytest.raises(EnvironmentFailed, match="the planner failed"):
@@ -212,7 +212,7 @@ def test_a_game_that_the_translator_refuses_fails_the_episode(data, tmp_path):
     environment.close()
 
 
-def test_the_key_has_the_games_and_not_their_place(data, tmp_path):
+def test_stage_key_depends_on_games_not_on_the_folder(data, tmp_path):
     options = {"data": data, "tasks": None, "unseen": True, "seed": 0, "train": None, "heldout": None}
     key = ALFWorld.key_arguments(options)
     assert "data" not in key
@@ -221,7 +221,7 @@ def test_the_key_has_the_games_and_not_their_place(data, tmp_path):
     assert ALFWorld.key_arguments(options) == key
 
 
-def test_things_are_numbered_as_alfworld_does():
+def test_objects_are_numbered_as_in_alfworld():
     """The last one by its identifier is the first; a basin is not its sink."""
     named = names(["mug_bar_b", "mug_bar_a", "sink_bar_1", "sink_bar_1_bar_sinkbasin", "agent1"])
     assert named == {
@@ -233,7 +233,7 @@ def test_things_are_numbered_as_alfworld_does():
     }
 
 
-def test_without_the_data_it_says_how_to_get_it(monkeypatch, tmp_path):
+def test_missing_data_error_names_the_download(monkeypatch, tmp_path):
     pytest.importorskip("fast_downward")
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     with pytest.raises(ResourceError, match=rf"no game in {tmp_path}/json_2.1.1/train; .*alfworld-download"):

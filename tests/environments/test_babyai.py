@@ -25,11 +25,11 @@ def texts(environment, scenario, *actions):
     return checks.play(environment, scenario, acts(actions))[-1].observation[0]["content"]
 
 
-def test_it_keeps_what_every_environment_keeps():
+def test_it_satisfies_the_environment_contract():
     checks.check(small)
 
 
-def test_the_bot_fulfils_and_chance_does_not():
+def test_the_bot_succeeds_and_random_actions_do_not():
     environment = small()
     for scenario in environment.scenarios("train"):
         assert checks.solved(environment, scenario), scenario.id
@@ -41,7 +41,7 @@ def test_the_bot_fulfils_and_chance_does_not():
 
 
 @pytest.mark.timeout(1800)
-def test_every_level_begins_and_most_are_solved():
+def test_every_level_starts_and_most_are_solved():
     names = sorted(small().registered_levels)
     assert len(names) >= 90
     environment = BabyAI(names, train=len(names), heldout=len(names))
@@ -57,7 +57,7 @@ def test_every_level_begins_and_most_are_solved():
     assert len(lost) <= 2, lost
 
 
-def test_difficulty_is_the_length_of_the_way():
+def test_difficulty_increases_with_solution_length():
     environment = BabyAI(["GoToRedBall", "UnlockPickup", "BossLevel"], train=30, heldout=3)
     lengths: dict[int, list[int]] = {}
     for scenario in environment.scenarios("train"):
@@ -81,7 +81,7 @@ def place(environment, *things):
     return world
 
 
-def test_what_is_describe_view():
+def test_view_is_described():
     from minigrid.core.world_object import Ball, Box, Door, Key
 
     environment = small()
@@ -103,7 +103,7 @@ def test_what_is_describe_view():
 @pytest.mark.parametrize(
     "action", ["", "jump", "go forward 0", "go forward -1", "go forward 999", "turn left 2", "go " * 50_000]
 )
-def test_what_is_no_action(action):
+def test_invalid_actions(action):
     environment = small()
     scenario = environment.scenarios("train")[0]
     step = checks.play(environment, scenario, acts([action]))[-1]
@@ -111,14 +111,14 @@ def test_what_is_no_action(action):
     assert step.info == {"invalid_actions": 1, "success": False, "steps": 0}
 
 
-def test_it_ends_after_max_steps():
+def test_episode_ends_after_max_steps():
     environment = small(max_steps=3)
     steps = checks.play(environment, environment.scenarios("train")[0], acts(["turn left"] * 9))
     assert len(steps) == 3
     assert steps[-1].observation[0]["content"].startswith("Out of time")
 
 
-def test_mistakes_are_named():
+def test_configuration_errors_are_named():
     with pytest.raises(SpecError, match=r"no BabyAI level 'GoToLocl'.*Did you mean 'GoToLocal'"):
         small(["GoToLocl"])
     with pytest.raises(SpecError, match="is empty; expected at least one level"):

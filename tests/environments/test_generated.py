@@ -18,7 +18,7 @@ def scenarios_with(**changed):
     return generate("numbers", _task, **{**options, **changed})
 
 
-def test_no_task_occurs_twice_and_difficulties_take_turns():
+def test_tasks_are_unique_and_difficulties_alternate():
     scenarios = scenarios_with()
     assert Counter(scenario.split for scenario in scenarios) == {"train": 20, "heldout": 10}
     assert (
@@ -33,7 +33,7 @@ def test_no_task_occurs_twice_and_difficulties_take_turns():
     assert {(scenario.type, scenario.difficulty) for scenario in scenarios} == {("odd", 1), ("even", 2)}
 
 
-def test_what_is_held_out_does_not_depend_on_what_is_trained_on():
+def test_heldout_scenarios_do_not_depend_on_train_size():
     few, many = (
         [scenario for scenario in scenarios_with(train=train, difficulties=(1,)) if scenario.split == "heldout"]
         for train in (1, 10)
@@ -42,12 +42,12 @@ def test_what_is_held_out_does_not_depend_on_what_is_trained_on():
     assert scenarios_with(seed=1)[0].input != scenarios_with()[0].input
 
 
-def test_there_are_only_so_many_tasks():
+def test_too_few_distinct_tasks_are_reported():
     with pytest.raises(ValueError, match="train = 31: there are too few distinct tasks of difficulty 1"):
         scenarios_with(train=31, difficulties=(1,))
 
 
 @pytest.mark.parametrize("difficulties", [(), (0,), (1, 6)])
-def test_difficulties_go_from_one_to_five(difficulties):
+def test_difficulties_range_from_one_to_five(difficulties):
     with pytest.raises(ValueError, match="expected one or more of"):
         scenarios_with(difficulties=difficulties)

@@ -37,12 +37,12 @@ def at_random(environment: Gym):
 
 
 @pytest.mark.parametrize("name", TOYS)
-def test_they_keep_what_every_environment_keeps(name):
+def test_they_satisfy_the_environment_contract(name):
     checks.check(lambda: small(**TOYS[name]), solver=name in SOLVED)
 
 
 @pytest.mark.parametrize("name", SOLVED)
-def test_value_iteration_solves_and_chance_does_not(name):
+def test_value_iteration_succeeds_and_random_actions_do_not(name):
     environment = small(**TOYS[name])
     for scenario in environment.scenarios("train"):
         assert checks.solved(environment, scenario)
@@ -50,14 +50,14 @@ def test_value_iteration_solves_and_chance_does_not(name):
 
 
 @pytest.mark.parametrize(("name", "most"), [("Blackjack", 0.5), ("CartPole", 0.2)])
-def test_chance_where_there_is_no_solver(name, most):
+def test_random_actions_without_a_solver(name, most):
     environment = small(**TOYS[name])
     assert checks.success_of(environment, environment.scenarios("train"), at_random(environment), turns=40) <= most
     with pytest.raises(SpecError, match="exposes no transition table, so it cannot be solved"):
         environment.solve(environment.scenarios("train")[0])
 
 
-def test_larger_lakes_take_longer():
+def test_larger_lakes_need_more_steps():
     environment = Gym(**LAKE, train=60, heldout=10)
     lengths: dict[int, list[int]] = {}
     for scenario in environment.scenarios("train"):
@@ -71,13 +71,13 @@ def test_larger_lakes_take_longer():
     assert len(set(maps)) == 70
 
 
-def test_on_slippery_ice_the_best_policy_mostly_succeeds():
+def test_optimal_policy_mostly_succeeds_on_slippery_ice():
     environment = Gym(kwargs={"is_slippery": True}, train=50, heldout=1, max_steps=100)
     won = [checks.solved(environment, scenario) for scenario in environment.scenarios("train")]
     assert 0.5 < sum(won) / len(won) < 1.0
 
 
-def test_what_the_agent_is_told():
+def test_observations_and_errors():
     environment = small(id="FrozenLake-v1", kwargs={"is_slippery": False, "desc": ["SFH", "FHF", "FFG"]})
     system, first = environment.reset(environment.scenarios("train")[0])
     assert system["content"].endswith("Each turn, one action: left, down, right, up.")
@@ -183,17 +183,17 @@ def test_functions_of_the_user_by_their_paths():
         ({"id": "s", "make": lambda: Spaces(), "success": 1.0, "actions": ["a"]}, "numbers without names"),
     ],
 )
-def test_mistakes_are_named(arguments, says):
+def test_configuration_errors_are_named(arguments, says):
     with pytest.raises(SpecError, match=says):
         small(**arguments)
 
 
-def test_scenarios_that_do_not_differ():
+def test_duplicate_scenarios_are_reported():
     with pytest.raises(SpecError, match=r"environment\.vary: returns 1 distinct scenarios"):
         small(vary=same).scenarios("train")
 
 
-def test_a_long_observation_is_cut():
+def test_long_observations_are_truncated():
     environment = small(id="long", make=lambda: Spaces(), success=1.0, render=lambda view: "x" * 100_000)
     assert len(environment.reset(environment.scenarios("train")[0])[1]["content"]) < 4_100
 

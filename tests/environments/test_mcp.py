@@ -94,7 +94,7 @@ def say(text):
 # --- sessions -------------------------------------------------------------------------------------------------------
 
 
-def test_tools_are_the_servers_and_a_solution_succeeds(file):
+def test_tools_come_from_the_server_and_solutions_succeed(file):
     tools, steps = play(Mcp(file, command=STDIO, success=right))
     names = {tool["function"]["name"]: tool["function"] for tool in tools}
     assert names["price"]["description"] == "price of an item in dollars"
@@ -104,7 +104,7 @@ def test_tools_are_the_servers_and_a_solution_succeeds(file):
     assert steps[-1].info == {"success": True, "invalid_actions": 0, "tool_errors": 0, "calls": 2}
 
 
-def test_each_episode_has_a_session_of_its_own_over_stdio_and_http(file):
+def test_each_episode_has_its_own_session(file):
     async def episodes(environment):
         first = environment.scenarios("train")[0]
         results = []
@@ -127,7 +127,7 @@ def test_each_episode_has_a_session_of_its_own_over_stdio_and_http(file):
         assert steps[-1].info["success"] is True
 
 
-def test_several_at_once_do_not_see_each_other(file):
+def test_concurrent_episodes_are_isolated(file):
     async def all_at_once():
         environments = [Mcp(file, command=STDIO, success=right) for _ in range(3)]
         scenario = environments[0].scenarios("train")[0]
@@ -147,7 +147,7 @@ def test_several_at_once_do_not_see_each_other(file):
 # --- what a model says ----------------------------------------------------------------------------------------------
 
 
-def test_what_a_model_gets_wrong_is_told_and_counted(file):
+def test_invalid_calls_are_reported_and_counted(file):
     junk = [action for action in checks.JUNK if action.get("tool_calls")]
     wrong = [
         call("price", {}),
@@ -166,7 +166,7 @@ def test_what_a_model_gets_wrong_is_told_and_counted(file):
     assert (info["tool_errors"], info["calls"], info["success"]) == (1, 1, False)
 
 
-def test_only_tools_that_are_named_are_offered(file):
+def test_only_listed_tools_are_offered(file):
     tools, steps = play(Mcp(file, command=STDIO, tools=["price", "shelf.stock/all"]), call("shelf_stock_all", {}))
     assert [tool["function"]["name"] for tool in tools] == ["price", "shelf_stock_all"]
     assert text_of(steps[0]) == "lamp, kettle, chair"
@@ -177,7 +177,7 @@ def test_only_tools_that_are_named_are_offered(file):
 # --- servers that fail ----------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_dies_fails_the_episode_with_its_last_words_and_without_secrets(file, monkeypatch):
+def test_server_crash_fails_the_episode_with_masked_stderr(file, monkeypatch):
     monkeypatch.setenv("SHELF_KEY", "s3cret-value")
     with pytest.raises(EnvironmentFailed) as caught:
         play(Mcp(file, command=STDIO, variables=["SHELF_KEY"]), call("die", {}))
@@ -185,18 +185,18 @@ def test_a_server_that_dies_fails_the_episode_with_its_last_words_and_without_se
     assert "s3cret-value" not in str(caught.value)
 
 
-def test_a_call_that_takes_too_long_fails_the_episode(file):
+def test_call_timeout_fails_the_episode(file):
     with pytest.raises(EnvironmentFailed, match=r"timed out at slow after 2 s \(environment.timeout\)"):
         play(Mcp(file, command=STDIO, timeout=2.0), call("slow", {"seconds": 60}))
 
 
-def test_a_server_that_never_answers_is_given_up(file):
+def test_start_times_out(file):
     silent = [sys.executable, "-c", "import time; print('hm', flush=True); time.sleep(60)"]
     with pytest.raises(EnvironmentFailed, match=r"did not start within 1 s \(environment.start_timeout\)"):
         play(Mcp(file, command=silent, start_timeout=1.0))
 
 
-def test_a_command_that_is_none_is_the_users_mistake(file):
+def test_unknown_command_is_a_resource_error(file):
     with pytest.raises(ResourceError, match=r"environment.command: no-such-program"):
         play(Mcp(file, command=["no-such-program"]))
 
@@ -217,7 +217,7 @@ FAULTS = [*(status(code) for code in (429, 502, 503, 504, 401, 500)), hang_up]
 AWAY = [EnvironmentAway] * 4 + [EnvironmentFailed] * 2 + [EnvironmentAway]
 
 
-def test_a_server_over_http_that_is_away_for_a_moment_is_said_to_be(file):
+def test_transient_http_failures_are_classified_as_away(file):
     """When a session is opened, in the middle of one, and where the server forgot it."""
 
     async def scene():
@@ -245,18 +245,18 @@ def test_a_server_over_http_that_is_away_for_a_moment_is_said_to_be(file):
         assert asyncio.run(scene()) == list(zip(AWAY, AWAY, strict=True))
 
 
-def test_a_server_that_nobody_listens_at_is_away(file):
+def test_refused_connection_is_classified_as_away(file):
     with pytest.raises(EnvironmentAway, match=r"the MCP server http://127.0.0.1:1/mcp"):
         play(Mcp(file, url="http://127.0.0.1:1/mcp"))
 
 
-def test_a_program_that_ends_is_not_away(file):
+def test_exited_program_is_not_classified_as_away(file):
     with pytest.raises(EnvironmentFailed) as caught:
         play(Mcp(file, command=STDIO), call("die", {}))
     assert type(caught.value) is EnvironmentFailed
 
 
-def test_a_tool_with_an_invalid_schema_is_named_and_can_be_left_out(file):
+def test_invalid_tool_schema_is_named_and_can_be_excluded(file):
     message = r"environment.tools: the tool 'price' of the server has an invalid input schema"
     with pytest.raises(SpecError, match=message):
         play(Mcp(file, command=[*STDIO, "broken"]))
@@ -264,7 +264,7 @@ def test_a_tool_with_an_invalid_schema_is_named_and_can_be_left_out(file):
     assert len(tools) == 1
 
 
-def test_a_huge_result_arrives_and_is_cut_by_the_agent_loop(file):
+def test_large_results_are_truncated_by_the_agent_loop(file):
     from components.rollout.observations import cleaned
 
     _, steps = play(Mcp(file, command=STDIO), call("huge", {"characters": 3_000_000}))
@@ -273,7 +273,7 @@ def test_a_huge_result_arrives_and_is_cut_by_the_agent_loop(file):
     assert "[cut: 3,000,000 characters, 1,000 are shown]" in shown[0]["content"]
 
 
-def test_variables_are_given_by_name_only(file, monkeypatch):
+def test_only_named_variables_reach_the_server(file, monkeypatch):
     monkeypatch.setenv("SHELF_KEY", "s3cret-value")
     ask = call("variable", {"name": "SHELF_KEY"})
     assert text_of(play(Mcp(file, command=STDIO), ask)[1][0]) == "not set"
@@ -316,7 +316,7 @@ def model(*answers):
         server.server_close()
 
 
-def test_a_judge_sees_what_happened_and_says_whether_it_was_right(file):
+def test_judge_sees_the_episode_and_decides_success(file):
     with model("hm", 'So: {"why": "it says 55", "success": true}') as (url, asked):
         environment = Mcp(file, command=STDIO, judge=Judge(url=url, model="m"))
         _, steps = play(environment)
@@ -335,7 +335,7 @@ def test_a_judge_sees_what_happened_and_says_whether_it_was_right(file):
         play(Mcp(file, command=STDIO, judge=Judge(url=url, model="m")))
 
 
-def test_without_either_nobody_says_success(file):
+def test_without_judge_and_function_there_is_no_success(file):
     _, steps = play(Mcp(file, command=STDIO))
     assert "success" not in steps[-1].info
 
@@ -343,7 +343,7 @@ def test_without_either_nobody_says_success(file):
 # --- the file of tasks ----------------------------------------------------------------------------------------------
 
 
-def test_the_file_gives_scenarios_and_stands_in_the_key_by_what_it_says(file, tmp_path):
+def test_scenarios_come_from_the_file_and_enter_the_key_by_content(file, tmp_path):
     environment = Mcp(file, command=STDIO)
     assert [scenario.difficulty for scenario in environment.scenarios("train")] == [2, 2, 3, 3, 4]
     assert len(environment.scenarios("heldout")) == 1
@@ -381,7 +381,7 @@ def edited(path: Path) -> None:
         (["python", "-m", "not_here"], set()),
     ],
 )
-def test_the_code_of_a_server_stands_in_the_key(command, counts, tmp_path, file):
+def test_stage_key_includes_the_code_of_the_server(command, counts, tmp_path, file):
     """Whichever is named, with what it imports from beside it; not what is installed."""
     texts = {
         "shelf.py": "import json\nimport stock\nfrom more import deep\n",
@@ -429,14 +429,14 @@ def test_the_code_of_a_server_stands_in_the_key(command, counts, tmp_path, file)
         ('[{"task": "a", "solution": [{"do": 1}]}]', "task 0, solution: {'do': 1}"),
     ],
 )
-def test_a_wrong_file_says_where(text, message, tmp_path):
+def test_invalid_file_error_names_the_place(text, message, tmp_path):
     path = tmp_path / "tasks.json"
     path.write_text(text)
     with pytest.raises(SpecError, match=message):
         Mcp(str(path), command=STDIO)
 
 
-def test_mistakes_in_the_configuration_are_named(file, monkeypatch):
+def test_configuration_errors_are_named(file, monkeypatch):
     with pytest.raises(SpecError, match=r"set command .* or url"):
         Mcp(file)
     for address in ("http://me:secret@127.0.0.1/mcp", "http://:secret@127.0.0.1/mcp"):
@@ -489,7 +489,7 @@ def test_a_model_writes_tasks_of_all_difficulties(tmp_path):
         asyncio.run(tool_tasks.write_tasks(tool_tasks.Author(url=url, model="m"), [], count=1))
 
 
-def test_the_server_of_an_author_may_want_a_header(tmp_path, monkeypatch):
+def test_author_server_may_require_a_header(tmp_path, monkeypatch):
     from flows import scenarios
 
     monkeypatch.setenv("SHELF_KEY", "Bearer s3cret-value")
@@ -514,7 +514,7 @@ def test_the_server_of_an_author_may_want_a_header(tmp_path, monkeypatch):
         (["--header", "Authorization=KEY", "--", "python"], "--header is of a server at --url"),
     ],
 )
-def test_mistakes_in_the_command_are_named_and_no_secret_is_repeated(options, message, tmp_path, capsys):
+def test_command_errors_are_named_without_secrets(options, message, tmp_path, capsys):
     from flows import scenarios
 
     with pytest.raises(SystemExit):
@@ -524,7 +524,7 @@ def test_mistakes_in_the_command_are_named_and_no_secret_is_repeated(options, me
     assert "s3cret" not in output
 
 
-def test_nothing_is_left_running(file):
+def test_no_process_is_left_running(file):
     _, _ = play(Mcp(file, command=STDIO))
     children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
     running = [

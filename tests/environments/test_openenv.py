@@ -110,7 +110,7 @@ def text_of(step):
     return step.observation[0]["content"]
 
 
-def test_an_action_of_one_text_is_what_the_agent_says(words):
+def test_plain_messages_are_text_actions(words):
     environment = small(words)
     offered, first, steps = play(environment, lambda scenario: [say(right(scenario) - 21), say(right(scenario))])
     assert first[1]["content"] == "Guess a number from 1 to 20."
@@ -121,7 +121,7 @@ def test_an_action_of_one_text_is_what_the_agent_says(words):
     assert list(offered[0]["function"]["parameters"]["properties"]) == ["message"]
 
 
-def test_other_actions_are_one_tool_with_the_servers_schema(numbers):
+def test_structured_actions_are_one_tool_with_the_servers_schema(numbers):
     environment = small(numbers)
     junk = [action for action in checks.JUNK if len(str(action)) < 1000]
 
@@ -139,7 +139,7 @@ def test_other_actions_are_one_tool_with_the_servers_schema(numbers):
     assert steps[-1].info["invalid_actions"] == len(steps) - 1
 
 
-def test_servers_whose_actions_are_calls_of_tools(tools):
+def test_servers_with_tool_call_actions(tools):
     offered, _, steps = play(
         small(tools), lambda scenario: [call("guess", {"number": -5}), call("guess", {"number": right(scenario)})]
     )
@@ -149,7 +149,7 @@ def test_servers_whose_actions_are_calls_of_tools(tools):
     assert steps[1].info["success"] is True
 
 
-def test_equal_actions_give_equal_episodes_and_instances_do_not_meet(words):
+def test_episodes_are_reproducible_and_instances_isolated(words):
     async def both():
         environments = [small(words), small(words)]
         scenarios = environments[0].scenarios("train")[:2]
@@ -173,13 +173,13 @@ def test_equal_actions_give_equal_episodes_and_instances_do_not_meet(words):
         ]
 
 
-def test_an_episode_ends_after_max_steps(words):
+def test_episode_ends_after_max_steps(words):
     _, _, steps = play(small(words, max_steps=2), lambda scenario: [say(right(scenario) + 1 % 20)] * 2 + [say(1)])
     assert [step.done for step in steps] == [False, True, True]
     assert text_of(steps[2]) == "error: the episode is over"
 
 
-def test_a_server_that_fails_at_an_action(words):
+def test_server_error_at_an_action(words):
     with pytest.raises(EnvironmentFailed, match=r"failed at an action: 13 is unlucky"):
         play(small(words), lambda _: [say(13)])
     _, _, steps = play(small(words, step_errors="tell"), lambda scenario: [say(13), say(right(scenario))])
@@ -187,7 +187,7 @@ def test_a_server_that_fails_at_an_action(words):
     assert steps[1].info == {"success": True, "progress": 1.0, "return": 1.0, "steps": 2, "invalid_actions": 1}
 
 
-def test_a_server_without_room_is_waited_for(words):
+def test_full_server_is_retried(words):
     async def many():
         first = [small(words) for _ in range(3)]
         last = small(words, patience=0.3)
@@ -210,7 +210,7 @@ def test_a_server_without_room_is_waited_for(words):
     assert asyncio.run(many())[1]["content"].startswith("Guess")
 
 
-def test_a_server_that_ends_fails_the_episode():
+def test_server_exit_fails_the_episode():
     with serving("words") as url:
         with pytest.raises(EnvironmentAway, match="closed the connection"):
             play(small(url), lambda _: [say(14)])
@@ -245,7 +245,7 @@ def answering(schema: int, ws: int):
 
 @pytest.mark.parametrize("code", [429, 502, 503, 504, 403, 500])
 @pytest.mark.parametrize("where", ["schema", "ws"])
-def test_a_server_that_is_overloaded_is_away(where, code):
+def test_overloaded_server_is_classified_as_away(where, code):
     """Another status is its last word."""
     statuses = {"schema": 200, "ws": 200, where: code}
     with answering(**statuses) as url, pytest.raises(EnvironmentFailed, match=f"HTTP {code}") as caught:
@@ -253,7 +253,7 @@ def test_a_server_that_is_overloaded_is_away(where, code):
     assert type(caught.value) is (EnvironmentAway if code in (429, 502, 503, 504) else EnvironmentFailed)
 
 
-def test_a_server_that_is_overloaded_for_a_moment_is_waited_for(words, monkeypatch):
+def test_overloaded_server_is_retried(words, monkeypatch):
     left = [503, 503]
     real = httpx.AsyncClient.get
 
@@ -265,7 +265,7 @@ def test_a_server_that_is_overloaded_for_a_moment_is_waited_for(words, monkeypat
     assert first[1]["content"].startswith("Guess")
 
 
-def test_a_server_that_is_none_is_said_to_be(tmp_path):
+def test_server_of_another_kind_is_reported(tmp_path):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -274,7 +274,7 @@ def test_a_server_that_is_none_is_said_to_be(tmp_path):
             play(small(url, timeout=0.3, patience=0.0), lambda _: [])
 
 
-def test_mistakes_are_named_and_the_key_has_no_address(monkeypatch):
+def test_configuration_errors_are_named_and_the_key_has_no_url(monkeypatch):
     with pytest.raises(SpecError, match=r"environment.url: expected an address such as http://127.0.0.1:8000"):
         small("ftp://there")
     with pytest.raises(SpecError, match=r"environment.url: expected an address without user and password"):
@@ -286,6 +286,6 @@ def test_mistakes_are_named_and_the_key_has_no_address(monkeypatch):
         small("http://there")
 
 
-def test_observations_are_render_fields():
+def test_observations_are_rendered():
     assert render_fields({"message": "hello", "legal": None, "note": ""}) == "hello"
     assert render_fields({"board": [1, 2], "turn": "X"}) == "board: [1, 2]\nturn: X"

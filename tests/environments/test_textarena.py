@@ -32,12 +32,12 @@ def last(turn: Turn) -> str:
     return re.findall(r"\[\d\]", turn.transcript.rpartition("Available Moves:")[2])[-1]
 
 
-def test_it_keeps_what_every_environment_keeps():
+def test_it_satisfies_the_environment_contract():
     checks.check(small, few=3, solver=False)
     checks.check(lambda: small(opponent="agent"), few=2, solver=False)
 
 
-def test_a_saved_game_goes_on_as_it_would_have():
+def test_saved_game_resumes():
     for opponent in ("random", "agent"):
         environment, other = small(["TicTacToe-v0"], opponent=opponent), small(["TicTacToe-v0"], opponent=opponent)
         for scenario in environment.scenarios("train"):
@@ -48,7 +48,7 @@ def test_a_saved_game_goes_on_as_it_would_have():
             assert steps == [other.step(message) for message in acts(["[9]", "[4]", "[8]"])]
 
 
-def test_what_the_rest_of_the_process_draws_changes_nothing():
+def test_games_do_not_depend_on_the_global_random_generator():
     games = ["KuhnPoker-v0", "Sokoban-v0", "Minesweeper-v0-small", "FrozenLake-v0-random"]
     random.seed(1)
     first = [small(games).reset(scenario) for scenario in small(games).scenarios("train")]
@@ -59,7 +59,7 @@ def test_what_the_rest_of_the_process_draws_changes_nothing():
     assert len({json.dumps(messages) for messages in first}) == len(first)
 
 
-def test_a_game_for_one_is_won_by_who_plays_well():
+def test_one_player_game_can_be_won():
     environment = small(["GuessTheNumber-v0"])
     for scenario in environment.scenarios("train"):
         environment.reset(scenario)
@@ -74,7 +74,7 @@ def test_a_game_for_one_is_won_by_who_plays_well():
         assert step.info["progress"] == 1.0
 
 
-def test_chance_does_not_solve_games_for_one():
+def test_random_actions_do_not_win_one_player_games():
     environment = small(["Mastermind-v0", "TowerOfHanoi-v0"], train=12)
 
     def policy(rng, messages):
@@ -133,7 +133,7 @@ def test_difficulty_is_in_the_opponent_and_both_seats_are_played():
     assert steps[-1].info["progress"] == 0.0
 
 
-def test_both_sides_can_be_played_each_in_its_own_conversation():
+def test_both_players_have_their_own_conversation():
     environment = small(["TicTacToe-v0"], opponent="agent")
     assert isinstance(environment, Players)
     scenario = environment.scenarios("train")[0]
@@ -157,7 +157,7 @@ def test_both_sides_can_be_played_each_in_its_own_conversation():
     assert environment.reset(scenario)[1]["content"] == talks[0][1]["content"]
 
 
-def test_one_move_a_turn_where_both_are_played():
+def test_one_move_per_turn_in_self_play():
     environment = small(["TicTacToe-v0"], opponent="agent")
     environment.reset(environment.scenarios("train")[0])
     calls = [acts(["[0]"])[0]["tool_calls"][0] | {"id": f"c{number}"} for number in (1, 2)]
@@ -168,7 +168,7 @@ def test_one_move_a_turn_where_both_are_played():
     assert step.observation[1]["content"] == "error: one move a turn"
 
 
-def test_games_that_cannot_be_played_are_refused():
+def test_unsupported_games_are_rejected():
     with pytest.raises(SpecError, match=r"no game 'TicTac-v0'.*Did you mean 'TicTacToe-v0'"):
         small(["TicTac-v0"])
     with pytest.raises(SpecError, match="Poker-v0 is not supported: it has more than two players"):
@@ -183,7 +183,7 @@ def test_games_that_cannot_be_played_are_refused():
             small(["Chess-v0"])
 
 
-def test_games_without_their_words_say_what_to_download(monkeypatch):
+def test_missing_word_lists_error_names_the_download(monkeypatch):
     pytest.importorskip("textarena")
     import nltk
 

@@ -82,11 +82,11 @@ def call_of(name: str, arguments: str) -> dict:
     return {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
 
 
-def test_it_keeps_what_every_environment_keeps():
+def test_it_satisfies_the_environment_contract():
     checks.check(Counter)
 
 
-def test_the_schema_is_that_of_the_signature():
+def test_schema_follows_from_the_signature():
     add, stop = Counter().tools()
     assert add == {
         "type": "function",
@@ -123,7 +123,7 @@ def test_the_schema_is_that_of_the_signature():
         (call_of("__init__", "{}"), "error: no tool __init__"),
     ],
 )
-def test_what_is_wrong_is_said_and_counted(action, expected):
+def test_invalid_calls_are_reported_and_counted(action, expected):
     counter = Counter()
     counter.reset(counter.scenarios("train")[0])
     step = counter.step(action)
@@ -133,7 +133,7 @@ def test_what_is_wrong_is_said_and_counted(action, expected):
     assert step.reward == (0.0 if expected.startswith("error") else 0.5)
 
 
-def test_after_its_end_nothing_is_carried_out():
+def test_calls_after_the_end_are_rejected():
     counter = Counter()
     counter.reset(counter.scenarios("train")[0])
     action = call_of("stop", "{}")
@@ -144,7 +144,7 @@ def test_after_its_end_nothing_is_carried_out():
     assert counter.count == 0
 
 
-def test_a_text_environment_takes_what_is_said_and_what_its_tool_is_given():
+def test_text_environment_accepts_messages_and_tool_calls():
     checks.check(Echo)
     echo = Echo()
     scenario = echo.scenarios("train")[0]
@@ -159,6 +159,6 @@ def test_a_text_environment_takes_what_is_said_and_what_its_tool_is_given():
     assert silent[-1].info == {"invalid_actions": 3, "success": False}
 
 
-def test_what_is_missing_is_named_when_it_is_built():
+def test_missing_methods_are_named():
     with pytest.raises(TypeError, match="outcome"):
         type("Half", (ToolEnvironment,), {"scenarios": lambda self, split: [], "begin": lambda self, scenario: ""})()

@@ -48,7 +48,7 @@ def play(environment, actions, split="train", number=0):
     return asyncio.run(episode())
 
 
-def test_one_turn_is_scored_by_the_tasks_own_rewards():
+def test_single_turn_tasks_use_their_own_rewards():
     environment = small("vf_sums")
     tools, first, steps = play(environment, [say("it is 1")])
     assert tools == []
@@ -80,7 +80,7 @@ def test_scenarios_are_the_tasks_and_every_fifth_is_held_out():
     assert steps[0].info["success"] is True
 
 
-def test_several_turns_are_the_environments_own():
+def test_multi_turn_environments():
     environment = small("vf_guess")
     _, first, steps = play(environment, [say("1"), say("9"), say("3")], number=2)
     assert first == [{"role": "user", "content": "Guess a number from 1 to 10."}]
@@ -94,7 +94,7 @@ def test_several_turns_are_the_environments_own():
     assert steps[2].info["progress"] == pytest.approx(0.8)
 
 
-def test_tools_are_served_by_the_package():
+def test_tools_of_the_package_are_offered():
     environment = small("vf_tools")
     name = "numbers_number"
     tools, _, steps = play(
@@ -107,7 +107,7 @@ def test_tools_are_served_by_the_package():
     assert steps[3].info["success"] is True
 
 
-def test_many_episodes_at_once_in_one_process_of_the_package():
+def test_concurrent_episodes_share_one_subprocess():
     async def all_at_once():
         environments = [small("vf_guess") for _ in range(8)]
         scenarios = environments[0].scenarios("train")
@@ -132,12 +132,12 @@ def test_many_episodes_at_once_in_one_process_of_the_package():
     assert {round(step.info["rewards"]["guessed"], 1) for number, step in results if number != 5} == {0.9}
 
 
-def test_an_environment_that_breaks_fails_the_episode():
+def test_environment_error_fails_the_episode():
     with pytest.raises(EnvironmentFailed, match="the environment broke"):
         play(small("vf_guess"), [say("crash")])
 
 
-def test_an_episode_can_be_left_and_the_next_one_begun():
+def test_episode_can_be_abandoned():
     async def twice():
         environment = small("vf_guess")
         scenarios = environment.scenarios("train")
@@ -152,7 +152,7 @@ def test_an_episode_can_be_left_and_the_next_one_begun():
     assert asyncio.run(twice()).done
 
 
-def test_mistakes_are_named():
+def test_configuration_errors_are_named():
     with pytest.raises(SpecError, match=r"environment.taskset: .*vf_nothing"):
         small("vf_nothing").scenarios("train")
     with pytest.raises(SpecError, match=r"runs model-written code on this machine; set agent.runtime"):
@@ -163,7 +163,7 @@ def test_mistakes_are_named():
         Verifiers("x", python="/no/such/python").scenarios("train")
 
 
-def test_without_the_package_it_says_how_to_get_it(tmp_path):
+def test_missing_package_error_names_the_installation(tmp_path):
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
@@ -171,7 +171,7 @@ def test_without_the_package_it_says_how_to_get_it(tmp_path):
         Verifiers("x", python=str(bare)).scenarios("train")
 
 
-def test_what_stands_in_the_key(tmp_path):
+def test_stage_key_contents(tmp_path):
     (tmp_path / "mine.py").write_text("a = 1")
     arguments = {"taskset": "mine", "folders": [str(tmp_path)], "python": "/a", "timeout": 1.0}
     key = Verifiers.key_arguments(arguments)
