@@ -1,7 +1,7 @@
-"""Full-text search over documents in memory, by SQLite's FTS5: words are stemmed, documents are ranked by BM25.
+"""Full-text search over in-memory documents with SQLite FTS5: Porter stemming, BM25 ranking.
 
-What is searched for may be any text: only its words are used, at most 32 of them, never as SQLite's query syntax. Equal
-ranks are in the order in which the documents were given.
+A query may be any text: at most 32 of its words are used, never as SQLite query syntax. Documents with equal ranks keep
+their input order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from components.errors import ResourceError
 
 WORDS = 32
-"""Of a query that are used."""
+"""Maximum number of query words used."""
 STOP = frozenset((
     "a", "an", "and", "any", "are", "as", "at", "be", "been", "but", "by", "can", "could", "did", "do", "does", "for",
     "from", "had", "has", "have", "how", "i", "if", "in", "into", "is", "it", "its", "me", "my", "no", "not", "of",
@@ -23,12 +23,17 @@ STOP = frozenset((
     "to", "up", "us", "was", "we", "were", "what", "when", "where", "which", "who", "whom", "whose", "will", "with",
     "would", "you", "your",
 ))  # fmt: skip
-"""Words that are not searched for, unless there are no others."""
+"""Stop words, ignored unless the query has no other words."""
 
 
 class Index:
-    """fields: by name, what a match in them weighs. documents: a number each, of one's own, and the text of each field.
-    filters: by name, values of each document (by its number) that a search can be narrowed to."""
+    """A full-text index.
+
+    Args:
+        fields: BM25 weight of each field, by name.
+        documents: (number, texts of the fields) for each document; the numbers are unique.
+        filters: Values by document number that a search can filter on, by filter name.
+    """
 
     def __init__(
         self,
@@ -39,7 +44,7 @@ class Index:
         filters = filters or {}
         self._rank = f"bm25(texts, {', '.join(str(weight) for weight in fields.values())})"
         self._last = len(fields) - 1
-        self._lock = threading.Lock()  # one connection, asked from several threads by a server
+        self._lock = threading.Lock()  # one connection, shared by the threads of a server
         self._store = sqlite3.connect(":memory:", check_same_thread=False)
         try:
             self._store.execute(
@@ -47,7 +52,8 @@ class Index:
             )
         except sqlite3.OperationalError as error:
             raise ResourceError(
-                f"the SQLite of this Python has no full-text search: {error}; take a Python whose SQLite has FTS5"
+                f"the SQLite library of this Python has no full-text search: {error}; use a Python whose SQLite "
+                "includes FTS5"
             ) from None
         rows: list[tuple[Any, ...]] = [(number, *texts) for number, texts in documents]
         self._store.executemany(f"INSERT INTO texts(rowid, {', '.join(fields)}) VALUES (?{', ?' * len(fields)})", rows)
@@ -62,16 +68,19 @@ class Index:
     def search(
         self, text: str, limit: int, *, where: Sequence[tuple[str, Any]] = (), snippet: int = 0
     ) -> list[tuple[int, str]]:
-        """The best documents that hold at least one of the words, best first: number, and a piece of the last field of
-        so many words around those found (empty for 0). where: conditions on the filters in SQL with one `?` each, and
-        the value: `("day >= ?", 3)`; written by the caller, never by a model."""
+        """Return the best documents that contain at least one query word, best first, as (number, excerpt).
+
+        limit: maximum number of documents. where: SQL conditions on the filters with one `?` each, and its value:
+        `("day >= ?", 3)`; written by the caller, never by a model. snippet: length in words of the excerpt of the last
+        field around the matches; 0 returns an empty excerpt.
+        """
         words = terms(text)
         if not words:
             return []
-        piece = f"snippet(texts, {self._last}, '', '', ' ... ', {snippet})" if snippet else "''"
+        excerpt = f"snippet(texts, {self._last}, '', '', ' ... ', {snippet})" if snippet else "''"
         conditions = "".join(f" AND {condition}" for condition, _ in where)
         query = (
-            f"SELECT texts.rowid, {piece} FROM texts JOIN facts ON facts.number = texts.rowid "
+            f"SELECT texts.rowid, {excerpt} FROM texts JOIN facts ON facts.number = texts.rowid "
             f"WHERE texts MATCH ?{conditions} ORDER BY {self._rank}, texts.rowid LIMIT ?"
         )
         match = " OR ".join(f'"{word}"' for word in words)
@@ -80,6 +89,6 @@ class Index:
 
 
 def terms(text: str) -> list[str]:
-    """The words that are searched for: each once, without those that say nothing."""
+    """Return the query words of a text, deduplicated, without stop words unless there are only stop words."""
     words = list(dict.fromkeys(re.findall(r"[a-z0-9]+", text[:1000].lower())))
     return ([word for word in words if word not in STOP] or words)[:WORDS]

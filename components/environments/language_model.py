@@ -1,6 +1,6 @@
-"""A language model that an environment asks: a customer, a judge, an author of tasks.
+"""Language models that environments call: a customer, a judge, an author of tasks.
 
-It is any server of OpenAI's chat completions. Every request states its seed, and what fails for a while is asked again.
+Any server of OpenAI's chat completions works. Every request carries a seed; transient failures are retried.
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ from components.exceptions import PASSING, passes
 from components.specs.served import Served
 
 TRIES, PAUSE = 4, 0.5
-"""Requests before the episode has failed; seconds before the second, then twice as many."""
+"""Maximum number of requests; delay before the second request in seconds, doubled before each further one."""
 
 
 class ServedModel(Served):
-    """A model behind a URL that speaks OpenAI's chat completions."""
+    """A model served over OpenAI's chat completions."""
 
     role: ClassVar[str] = "model"
-    """What it is to the environment, for messages."""
+    """Role of the model in the environment, for error messages."""
     key_path: ClassVar[str] = "environment.model"
 
     timeout: float = Field(60.0, gt=0, le=600)
-    """Seconds that one answer may take."""
+    """Timeout of one request, in seconds."""
 
     async def ask(self, messages: Messages, *, seed: int, max_tokens: int, temperature: float = 0.0) -> str:
-        """What the model says to a conversation. Raises EnvironmentFailed where the server gives no answer,
-        EnvironmentAway where it is only away, ResourceError where it would give none to anybody."""
+        """Return the model's reply to a conversation.
+
+        Raises EnvironmentFailed if the server returns no reply, EnvironmentAway if the failure is transient, and
+        ResourceError if the server rejects the model or its key (HTTP 401, 403, 404).
+        """
         body = {
             "model": self.model,
             "messages": messages,
@@ -46,9 +49,9 @@ class ServedModel(Served):
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         problem, away = "", False
         async with httpx.AsyncClient(headers=headers, timeout=self.timeout, verify=_tls()) as client:
-            for number in range(TRIES):
-                if number:
-                    await asyncio.sleep(PAUSE * 2 ** (number - 1))
+            for attempt in range(TRIES):
+                if attempt:
+                    await asyncio.sleep(PAUSE * 2 ** (attempt - 1))
                 try:
                     response = await client.post(f"{self.url}/chat/completions", json=body)
                 except httpx.HTTPError as error:
@@ -57,33 +60,33 @@ class ServedModel(Served):
                 away = response.status_code in PASSING
                 problem = f"HTTP {response.status_code}: {response.text[:300]}"
                 if response.status_code in (401, 403, 404):
-                    shown = problem.replace(key, "***") if key else problem
+                    redacted = problem.replace(key, "***") if key else problem
                     raise ResourceError(
-                        f"{self.key_path}: {self.url} refuses model {self.model!r} or its key ({shown}); mend "
+                        f"{self.key_path}: {self.url} rejects model {self.model!r} or its key ({redacted}); correct "
                         f"{self.key_path}.model, url or key_variable"
                     )
                 if response.status_code == 200:
-                    reply = _content_of(response)
+                    reply = _content(response)
                     if reply:
                         return reply
                     problem = f"no message in {response.text[:200]!r}"
                 elif response.status_code not in (408, 409, 425, 429) and response.status_code < 500:
                     break
-        shown = problem.replace(key, "***") if key else problem
+        redacted = problem.replace(key, "***") if key else problem
         kind = EnvironmentAway if away else EnvironmentFailed
-        raise kind(f"the {self.role} at {self.url} gave no answer: {shown}")
+        raise kind(f"the {self.role} at {self.url} returned no reply: {redacted}")
 
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Made once: it reads all certificates, and there is a client for each answer."""
+    """Return the TLS context, created once: it loads all certificates, and each request has its own client."""
     return httpx.create_ssl_context()
 
 
-def _content_of(response: httpx.Response) -> str:
-    """The text of a `chat.completion`; empty where there is none."""
+def _content(response: httpx.Response) -> str:
+    """Return the text of a `chat.completion` response; empty if there is none."""
     try:
-        said = response.json()["choices"][0]["message"]["content"]
+        content = response.json()["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         return ""
-    return said.strip() if isinstance(said, str) else ""
+    return content.strip() if isinstance(content, str) else ""

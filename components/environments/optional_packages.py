@@ -1,4 +1,4 @@
-"""Packages that only one environment needs, and that are not installed with the rest."""
+"""Import of optional packages that only one environment needs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from typing import Any
 from components.errors import ResourceError
 
 
-def needed(module: str, extra: str) -> Any:
-    """The module. Raises ResourceError that says how to install it. extra: of espalier, which holds its package."""
+def import_optional(module: str, extra: str) -> Any:
+    """Import and return a module.
+
+    Raises ResourceError with the install command if it is missing. extra: the extra of espalier that installs it.
+    """
     try:
-        # Old syntax in packages, and greetings on stdout: nothing that a user could do about them.
+        # Deprecated syntax in packages and banners on stdout: users cannot act on them.
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             return importlib.import_module(module)
     except ImportError as error:
         raise ResourceError(
-            f"environment: the package {error.name or module} is missing; pip install 'espalier[{extra}]'"
+            f"environment: the package {error.name or module} is not installed; run pip install 'espalier[{extra}]'"
         ) from error

@@ -1,4 +1,4 @@
-"""An environment in processes of its own: for one that computes in Python, leaks, or may crash.
+"""Environments in subprocesses, for environments that are CPU-bound in Python, leak memory, or may crash.
 
     environment:
       _target_: components.environments.processes.InProcesses
@@ -6,12 +6,12 @@
         _target_: my_package.worlds.Heavy
         size: 40
 
-Every instance has a process. What it computes holds up no other episode, nor the engine; where it dies, its episode
-has failed and another process takes its place; where a step takes too long (`collect.step_timeout`), the process is
-killed. Nothing else changes: scenarios, tools, seeds and results are those of the environment inside.
+Each instance has one subprocess. Its computation blocks neither other episodes nor the engine. When a subprocess dies,
+its episode fails and a new subprocess replaces it. A step that exceeds `collect.step_timeout` kills the subprocess.
+Scenarios, tools, seeds and results are identical to those of the wrapped environment.
 
-Process and collector exchange JSON over a socket, nothing is unpickled. What the process says is untrusted: answers are
-limited in size and are taken apart as any environment's are.
+Subprocess and collector exchange JSON over a socket; nothing is unpickled. Responses of the subprocess are untrusted:
+their size is limited, and they are validated like those of any environment.
 """
 
 from __future__ import annotations
@@ -40,21 +40,26 @@ from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
 MAX_ANSWER = 64 * 2**20
-"""Bytes of one answer of a process."""
+"""Maximum size of one response of a subprocess, in bytes."""
 START = 120.0
-"""Seconds that a process may take to build its environment."""
+"""Timeout for building the environment in the subprocess, in seconds."""
 HEAD = struct.Struct("!I")
-"""Length of what follows."""
+"""Message header: length of the body in bytes."""
 CLOSING = 3.0
-"""Seconds that an environment has to close in its process."""
+"""Time that the environment has to close in its subprocess, in seconds."""
 OPTIONAL = ("solve", "save", "restore")
-"""Methods that an environment may have."""
+"""Optional methods of an environment."""
 
 
 @registered("environment.in_processes")
 class InProcesses:
-    """environment: what runs in a process. processes: most at once, and so most episodes; null: as many as there are
-    processors."""
+    """An environment whose instances run in subprocesses.
+
+    Args:
+        environment: Target of the wrapped environment.
+        processes: Maximum number of concurrent subprocesses, and therefore of concurrent episodes; null takes the
+            number of CPUs.
+    """
 
     lasting = True
 
@@ -72,11 +77,11 @@ class InProcesses:
 
     @staticmethod
     def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """For stage keys: how many there are decides nothing."""
+        """Return the arguments that determine results; `processes` does not."""
         return {"environment": arguments["environment"]}
 
     async def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [Scenario(**one) for one in await self._ask("scenarios", split)]
+        return [Scenario(**fields) for fields in await self._ask("scenarios", split)]
 
     async def tools(self) -> Any:
         return await self._ask("tools")
@@ -85,17 +90,17 @@ class InProcesses:
         return await self._ask("reset", _plain(scenario))
 
     async def step(self, action: dict[str, Any]) -> Step:
-        found = await self._ask("step", action)
-        return Step(**found) if isinstance(found, dict) and set(found) == set(Step.__slots__) else found
+        result = await self._ask("step", action)
+        return Step(**result) if isinstance(result, dict) and set(result) == set(Step.__slots__) else result
 
     async def close(self) -> None:
-        process, line = self._process, self._socket
+        process, connection = self._process, self._socket
         self._process = self._socket = None
-        if process is None or line is None:
+        if process is None or connection is None:
             return
-        if self._waiting:  # whatever it does there, nobody waits for it any more
+        if self._waiting:  # an abandoned call still runs there
             process.kill()
-        line.close()  # and it ends, having closed its environment
+        connection.close()  # the subprocess closes its environment and exits
         try:
             await asyncio.to_thread(process.wait, 5.0)
         except subprocess.TimeoutExpired:
@@ -112,61 +117,68 @@ class InProcesses:
         await self._ask("restore", _plain(scenario), state)
 
     async def _ask(self, name: str, *arguments: Any) -> Any:
-        """What a method of the environment inside returns. Raises what it raises, as EnvironmentFailed."""
+        """Return the result of a method of the wrapped environment.
+
+        Raises EnvironmentFailed if the method raises or the subprocess dies; SpecError, ResourceError and
+        EnvironmentAway keep their class.
+        """
         if self._waiting:
-            raise EnvironmentFailed(f"{name} of an environment that is busy still: its process was left in a call")
-        line = self._socket
+            raise EnvironmentFailed(f"{name}: the environment is busy: its subprocess still runs an abandoned call")
+        connection = self._socket
         self._waiting = True
-        if line is None:
-            line = await self._start()
+        if connection is None:
+            connection = await self._start()
         try:
-            await _send(line, [name, *arguments])
-            kind, found = await _receive(line)
+            await _send(connection, [name, *arguments])
+            kind, result = await _receive(connection)
         except (OSError, EOFError):
-            raise EnvironmentFailed(f"{name}: {await self._died()}") from None
+            raise EnvironmentFailed(f"{name}: {await self._kill()}") from None
         self._waiting = False
         if kind == "returned":
-            return found
-        raise _raised(kind, found)
+            return result
+        raise _exception(kind, result)
 
     async def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        with theirs:
+        connection, remote = socket.socketpair()
+        with remote:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", __name__, str(remote.fileno())],
+                pass_fds=[remote.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what it prints is no result of ours
+                stdout=2,  # stdout of the environment must not mix with the output of the run
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
             )
-        ours.setblocking(False)
-        self._socket = ours
+        connection.setblocking(False)
+        self._socket = connection
         data = self._target.model_dump()
         try:
             async with asyncio.timeout(START):
-                await _send(ours, [data, sorted(_packages(data))])
-                kind, found = await _receive(ours)
+                await _send(connection, [data, sorted(_packages(data))])
+                kind, result = await _receive(connection)
         except TimeoutError:
-            raise EnvironmentFailed(f"{self._target.target} was not built within {START:g} s, in its process") from None
+            raise EnvironmentFailed(
+                f"{self._target.target}: building the environment in its subprocess timed out after {START:g} s"
+            ) from None
         except (OSError, EOFError):
-            raise EnvironmentFailed(f"{self._target.target}: {await self._died()}") from None
+            raise EnvironmentFailed(f"{self._target.target}: {await self._kill()}") from None
         if kind != "returned":
-            raise _raised(kind, found)
-        return ours
+            raise _exception(kind, result)
+        return connection
 
-    async def _died(self) -> str:
+    async def _kill(self) -> str:
+        """Kill the subprocess after a broken connection; return the reason for an error message."""
         process = self._process
         assert process is not None
         process.kill()
         code = await asyncio.to_thread(process.wait)
-        return f"its process died ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
+        return f"its subprocess died ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
 
 
 def _packages(data: Any) -> set[str]:
-    """From which the targets in a configuration come."""
+    """Return the top-level packages of all targets in a configuration."""
     if isinstance(data, dict):
-        own = {str(data["_target_"]).partition(".")[0]} if "_target_" in data else set()
-        return own.union(*map(_packages, data.values()))
+        packages = {str(data["_target_"]).partition(".")[0]} if "_target_" in data else set()
+        return packages.union(*map(_packages, data.values()))
     return set().union(*map(_packages, data)) if isinstance(data, list) else set()
 
 
@@ -174,126 +186,126 @@ def _plain(scenario: Scenario) -> dict[str, Any]:
     return {name: getattr(scenario, name) for name in Scenario.__slots__}
 
 
-def _raised(kind: Any, found: Any) -> Exception:
-    """What the process says that was raised there."""
+def _exception(kind: Any, detail: Any) -> Exception:
+    """Return the exception that the subprocess reported."""
     if kind == "SpecError":
-        return SpecError([Problem(str(path), str(message)) for path, message in found])
+        return SpecError([Problem(str(path), str(message)) for path, message in detail])
     kinds: dict[Any, type[Exception]] = {"ResourceError": ResourceError, "EnvironmentAway": EnvironmentAway}
-    return kinds.get(kind, EnvironmentFailed)(str(found))
+    return kinds.get(kind, EnvironmentFailed)(str(detail))
 
 
-async def _send(line: socket.socket, data: Any) -> None:
+async def _send(connection: socket.socket, data: Any) -> None:
     content = json.dumps(data).encode()
-    await asyncio.get_running_loop().sock_sendall(line, HEAD.pack(len(content)) + content)
+    await asyncio.get_running_loop().sock_sendall(connection, HEAD.pack(len(content)) + content)
 
 
-async def _receive(line: socket.socket) -> tuple[Any, Any]:
-    (length,) = HEAD.unpack(await _read(line, HEAD.size))
+async def _receive(connection: socket.socket) -> tuple[Any, Any]:
+    (length,) = HEAD.unpack(await _read(connection, HEAD.size))
     if length > MAX_ANSWER:
         raise EOFError
-    found = json.loads(await _read(line, length))
-    if not isinstance(found, list) or len(found) != 2:
+    message = json.loads(await _read(connection, length))
+    if not isinstance(message, list) or len(message) != 2:
         raise EOFError
-    return found[0], found[1]
+    return message[0], message[1]
 
 
-async def _read(line: socket.socket, count: int) -> bytes:
-    loop, found = asyncio.get_running_loop(), bytearray()
-    while len(found) < count:
-        part = await loop.sock_recv(line, min(count - len(found), 2**20))
+async def _read(connection: socket.socket, count: int) -> bytes:
+    loop, content = asyncio.get_running_loop(), bytearray()
+    while len(content) < count:
+        part = await loop.sock_recv(connection, min(count - len(content), 2**20))
         if not part:
             raise EOFError
-        found += part
-    return bytes(found)
+        content += part
+    return bytes(content)
 
 
-# In the process
+# Code that runs in the subprocess
 
 
 def main(descriptor: int) -> None:
-    """Builds the environment that it is told of, and calls its methods until nobody is there any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks decides when it ends
-    line = socket.socket(fileno=descriptor)
-    questions: list[Any] = []
-    there = threading.Condition()
-    threading.Thread(target=_listen, args=(line, questions, there), daemon=True).start()
+    """Build the requested environment and serve calls of its methods until the parent closes the connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when the subprocess exits
+    connection = socket.socket(fileno=descriptor)
+    requests: list[Any] = []
+    arrival = threading.Condition()
+    threading.Thread(target=_listen, args=(connection, requests, arrival), daemon=True).start()
 
-    def asked() -> Any:
-        with there:
-            there.wait_for(lambda: questions)
-            return questions.pop(0)
+    def next_request() -> Any:
+        with arrival:
+            arrival.wait_for(lambda: requests)
+            return requests.pop(0)
 
-    def answer(kind: str, found: Any) -> None:
+    def respond(kind: str, result: Any) -> None:
         try:
-            content = json.dumps([kind, found], default=float).encode()
+            content = json.dumps([kind, result], default=float).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            content = json.dumps(["EnvironmentFailed", f"returned what is no JSON data: {error}"]).encode()
+            content = json.dumps(["EnvironmentFailed", f"the result is not JSON-serializable: {error}"]).encode()
         with contextlib.suppress(OSError):
-            line.sendall(HEAD.pack(len(content)) + content)
+            connection.sendall(HEAD.pack(len(content)) + content)
 
-    if (first := asked()) is None:
+    if (first := next_request()) is None:
         return
     with asyncio.Runner() as runner:
-        environment = _answered(answer, lambda: _built(*first), runner, show=False)
-        while environment is not None and (question := asked()) is not None:
-            name, *arguments = question
+        environment = _serve(respond, lambda: _build(*first), runner, send_result=False)
+        while environment is not None and (request := next_request()) is not None:
+            name, *arguments = request
             if name in ("reset", "solve", "restore"):
                 arguments[0] = Scenario(**arguments[0])
-            _answered(answer, lambda: getattr(environment, name)(*arguments), runner)  # noqa: B023  called at once
+            _serve(respond, lambda: getattr(environment, name)(*arguments), runner)  # noqa: B023  called at once
         with contextlib.suppress(Exception):
             _result(environment.close(), runner)
 
 
-def _built(target: dict[str, Any], packages: list[str]) -> Any:
+def _build(target: dict[str, Any], packages: list[str]) -> Any:
     return validate(Target, target, allow=packages).build()
 
 
-def _answered(
-    answer: Callable[[str, Any], None], work: Callable[[], Any], runner: asyncio.Runner, show: bool = True
+def _serve(
+    respond: Callable[[str, Any], None], work: Callable[[], Any], runner: asyncio.Runner, send_result: bool = True
 ) -> Any:
-    """Answers with what `work` returns or raises; returns it too."""
+    """Run `work` and respond with its result or its exception; return the result, None after an exception."""
     try:
-        found = _result(work(), runner)
+        result = _result(work(), runner)
     except SpecError as error:
-        answer("SpecError", [[problem.path, problem.message] for problem in error.problems])
+        respond("SpecError", [[problem.path, problem.message] for problem in error.problems])
         return None
-    except Exception as error:  # noqa: BLE001  whatever an environment raises is data
-        ours = isinstance(error, EnvironmentFailed | ResourceError)
-        away = isinstance(error, EnvironmentAway) or (not ours and passes(error))
+    except Exception as error:  # noqa: BLE001  exceptions of an environment are data
+        classified = isinstance(error, EnvironmentFailed | ResourceError)
+        away = isinstance(error, EnvironmentAway) or (not classified and passes(error))
         kind = "ResourceError" if isinstance(error, ResourceError) else "EnvironmentFailed"
-        answer("EnvironmentAway" if away else kind, str(error) if ours else f"{type(error).__name__}: {error}")
+        respond("EnvironmentAway" if away else kind, str(error) if classified else f"{type(error).__name__}: {error}")
         return None
-    answer("returned", _data(found) if show else None)
-    return found
+    respond("returned", _data(result) if send_result else None)
+    return result
 
 
-def _result(found: Any, runner: asyncio.Runner) -> Any:
-    async def awaited() -> Any:
-        return await found
+def _result(value: Any, runner: asyncio.Runner) -> Any:
+    async def resolve() -> Any:
+        return await value
 
-    return runner.run(awaited()) if asyncio.iscoroutine(found) else found
-
-
-def _data(found: Any) -> Any:
-    """As JSON data."""
-    if isinstance(found, Step):
-        return {name: getattr(found, name) for name in Step.__slots__}
-    if isinstance(found, list | tuple) and any(isinstance(one, Scenario) for one in found):
-        return [_plain(one) for one in found]
-    return found
+    return runner.run(resolve()) if asyncio.iscoroutine(value) else value
 
 
-def _listen(line: socket.socket, questions: list[Any], there: threading.Condition) -> None:
-    """Takes questions; where nobody is left to ask any, the process ends, in the middle of a step too."""
-    with line.makefile("rb") as file:
+def _data(result: Any) -> Any:
+    """Convert steps and scenarios to JSON data."""
+    if isinstance(result, Step):
+        return {name: getattr(result, name) for name in Step.__slots__}
+    if isinstance(result, list | tuple) and any(isinstance(item, Scenario) for item in result):
+        return [_plain(item) for item in result]
+    return result
+
+
+def _listen(connection: socket.socket, requests: list[Any], arrival: threading.Condition) -> None:
+    """Queue incoming requests. Exit the subprocess when the parent closes the connection, also during a step."""
+    with connection.makefile("rb") as file:
         while len(head := file.read(HEAD.size)) == HEAD.size:
-            question = json.loads(file.read(*HEAD.unpack(head)))
-            with there:
-                questions.append(question)
-                there.notify()
-    with there:
-        questions.append(None)
-        there.notify()
+            request = json.loads(file.read(*HEAD.unpack(head)))
+            with arrival:
+                requests.append(request)
+                arrival.notify()
+    with arrival:
+        requests.append(None)
+        arrival.notify()
     time.sleep(CLOSING)
     os._exit(0)
 

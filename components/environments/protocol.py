@@ -1,10 +1,10 @@
 """The environment protocol.
 
-An environment is a class whose constructor takes its configuration as keyword arguments. It states its scenarios
-and its tools; `reset` starts one episode and returns what the agent sees first; `step` carries out one action.
-Methods may be plain or `async`. One instance serves one episode at a time; the collector makes as many as it needs.
+An environment is a class whose constructor takes its configuration as keyword arguments. It lists its scenarios and
+its tools. `reset` starts an episode and returns the first messages; `step` executes one action. Methods may be
+synchronous or `async`. One instance serves one episode at a time; the collector creates as many instances as it needs.
 
-An action is the assistant's message in OpenAI's form: `{"role": "assistant", "content": str, "tool_calls": [...]}`.
+An action is the assistant message in OpenAI's format: `{"role": "assistant", "content": str, "tool_calls": [...]}`.
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ Messages = list[dict[str, Any]]
 
 @dataclass(slots=True)
 class Step:
-    """What a step returns."""
+    """The result of a step."""
 
     observation: Messages
-    """Messages the agent sees next: answers to its tool calls (role `tool`), or a user's words."""
+    """Next messages for the agent: results of its tool calls (role `tool`), or a user message."""
     reward: float = 0.0
     done: bool = False
     info: dict[str, Any] = field(default_factory=dict)
-    """JSON data. With `done`, it is kept as the trajectory's outcome and should say `success`."""
+    """JSON data. With `done`, it is stored as the outcome of the trajectory and should contain `success`."""
 
 
 @runtime_checkable
 class Environment(Protocol):
+    """The methods that every environment has."""
+
     def scenarios(self, split: str) -> Sequence[Scenario]:
-        """All scenarios of a split, in a fixed order; empty where there is no such split."""
+        """Return all scenarios of a split in a fixed order; empty if the split does not exist."""
         ...
 
     def tools(self) -> list[dict[str, Any]]:
-        """Tools offered to the agent, in OpenAI's JSON form; may be empty."""
+        """Return the tools offered to the agent, in OpenAI's JSON format; may be empty."""
         ...
 
     def reset(self, scenario: Scenario) -> Messages:
-        """Starts an episode; returns the first messages (system and user)."""
+        """Start an episode; return the first messages (system and user)."""
         ...
 
     def step(self, action: dict[str, Any]) -> Step: ...
@@ -51,42 +53,42 @@ class Environment(Protocol):
 
 @runtime_checkable
 class Solver(Protocol):
-    """An environment that can show how its tasks are solved; needed for demonstrations."""
+    """An environment that can solve its own tasks; required for demonstrations."""
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
-        """The assistant messages of a right solution, one for each step."""
+        """Return the assistant messages of a correct solution, one per step."""
         ...
 
-    # Where not every scenario has one, `check_solutions(scenarios)` raises SpecError for some that have none: it is
-    # asked before anything is played.
+    # If some scenarios have no solution, define `check_solutions(scenarios)`: it raises SpecError if one of them has
+    # none, and is called before the first episode.
 
 
 @runtime_checkable
 class Restorable(Protocol):
-    """An environment that can go on from a state that was saved: what Monte Carlo values and forks of episodes need."""
+    """An environment that can resume from a saved state; required for Monte Carlo values and forked episodes."""
 
     def save(self) -> Any:
-        """The state of the episode, as JSON data."""
+        """Return the state of the episode, as JSON data."""
         ...
 
     def restore(self, scenario: Scenario, state: Any) -> None:
-        """Puts this instance where another one was when it saved, in an episode of the same scenario."""
+        """Restore a state that any instance saved in an episode of the same scenario."""
         ...
 
 
 @runtime_checkable
 class Players(Protocol):
-    """An environment whose episode is played by several in turns, each in a conversation of its own: what self-play
-    needs. `reset` and `step` return what the player sees whose turn it is then, before its first turn also the rules
-    (system and user). With `done`, they are of who moved last, and `info["players"]` holds the outcome of each player
-    by its name. It takes an argument `opponent`, which `agent` sets to this."""
+    """An environment whose episodes have several players that alternate, each with its own conversation; required for
+    self-play. `reset` and `step` return the messages for the player who moves next; before its first turn these include
+    the rules (system and user). With `done`, they are those of the player who moved last, and `info["players"]` holds
+    the outcome of each player by name. The constructor takes an argument `opponent`; `agent` enables self-play."""
 
     @property
     def players(self) -> Sequence[str]:
-        """Names of those who have to be played in the episode that was reset; one where there is an opponent."""
+        """Return the names of the players that policies control in this episode; one name if there is an opponent."""
         ...
 
     @property
     def turn(self) -> int:
-        """Whose turn it is, as a place in `players`."""
+        """Return the player who moves next, as an index into `players`."""
         ...

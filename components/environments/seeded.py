@@ -1,7 +1,7 @@
-"""Scenarios from a seed, for environments that make their own tasks; and the games that are made so.
+"""Scenarios generated from a seed, and the base class of games that use them.
 
-The held-out tasks are drawn first, so that they stay the same whatever `train` is. A task that was drawn before, in
-either split, is drawn again: no task occurs twice.
+Held-out tasks are drawn first, so they do not depend on `train`. Duplicates within or across splits are redrawn: every
+task is unique.
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ Difficulty = Annotated[int, Field(ge=1, le=5)]
 Difficulties = Annotated[Sequence[Difficulty], Field(min_length=1)]
 ALL = (1, 2, 3, 4, 5)
 MOST_TRIES = 1000
-"""Draws of one task before there are held to be no more."""
+"""Maximum number of draws for one unique task."""
 
 Make = Callable[[random.Random, int, str], tuple[str, dict[str, Any]]]
-"""Draws a task of a difficulty for a split: its type and its input."""
+"""Function that draws a task of a given difficulty for a split; returns its type and its input."""
 
 
-@functools.lru_cache(maxsize=16)  # a collector makes many environments of the same scenarios
+@functools.lru_cache(maxsize=16)  # a collector creates many environments with the same scenarios
 def generate(
     name: str, make: Make, *, seed: int, train: int, heldout: int, difficulties: tuple[int, ...]
 ) -> tuple[Scenario, ...]:
-    """Scenarios of both splits, the difficulties in turn. Raises ValueError where there are not so many tasks."""
+    """Return the scenarios of both splits, cycling through the difficulties.
+
+    Raises ValueError if there are too few distinct tasks.
+    """
     if not difficulties or not set(difficulties) <= set(ALL):
-        raise ValueError(f"difficulties is {list(difficulties)}; expected one or more of {list(ALL)}")
-    found: list[Scenario] = []
-    seen: set[str] = set()
+        raise ValueError(f"difficulties = {list(difficulties)}: expected one or more of {list(ALL)}")
+    scenarios: list[Scenario] = []
+    keys: set[str] = set()
     for split, count in (("heldout", heldout), ("train", train)):
         for index in range(count):
             difficulty = difficulties[index % len(difficulties)]
@@ -45,25 +48,31 @@ def generate(
             for _ in range(MOST_TRIES):
                 kind, task = make(rng, difficulty, split)
                 key = json.dumps(task, sort_keys=True)
-                if key not in seen:
+                if key not in keys:
                     break
             else:
-                raise ValueError(f"{split} is {count}; there are too few tasks of difficulty {difficulty} for so many")
-            seen.add(key)
-            found.append(Scenario(f"{name}-{split}-{seed}-{index}", task, split, kind, difficulty))
-    return tuple(found)
+                raise ValueError(
+                    f"{split} = {count}: there are too few distinct tasks of difficulty {difficulty}; "
+                    f"set a smaller {split}"
+                )
+            keys.add(key)
+            scenarios.append(Scenario(f"{name}-{split}-{seed}-{index}", task, split, kind, difficulty))
+    return tuple(scenarios)
 
 
 class GeneratedGame(TextEnvironment):
-    """A game of generated scenarios. To be subclassed: with `name`, `task`, and what a `TextEnvironment` needs."""
+    """Base class of games with generated scenarios.
+
+    Subclasses define `name`, `task`, and the abstract methods of `TextEnvironment`.
+    """
 
     name: str
-    """With which the ids of its scenarios begin."""
+    """Prefix of the scenario ids."""
 
     @staticmethod
     @abc.abstractmethod
     def task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
-        """Draws a task of a difficulty: its type and its input."""
+        """Draw a task of a given difficulty; return its type and its input."""
 
     def __init__(self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Difficulties = ALL):
         self._scenarios = generate(

@@ -1,14 +1,14 @@
-"""Tasks for tools: a file of them, and a language model that writes such a file.
+"""Files of tasks for tools, and their generation by a language model.
 
 The file is a JSON list. Only `task` is needed:
 
     {"task": "Who ordered the lamp?", "difficulty": 2, "type": "lookup", "split": "train", "id": "lamp",
-     "criteria": "names Ann Lee",                     what a judge goes by
+     "criteria": "names Ann Lee",                     criterion for a judge
      "solution": [{"tool": "find", "arguments": {"item": "lamp"}}, {"say": "Ann Lee did."}],
-     "data": {...}}                                   for a function of yours that judges
+     "data": {...}}                                   input of your own success function
 
-Where no task says its split, every fifth is held out. The file is read by what it holds: a run repeats as long as that
-stays the same, wherever the file is and whoever wrote it.
+If no task states its split, every fifth task is held out. The file is content-addressed: stages are reused as long as
+its tasks stay the same, regardless of its path.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from components.specs import Spec
 from components.trajectories.schema import Scenario
 
 MAX_FILE = 2**28
-"""Bytes."""
+"""Maximum file size, in bytes."""
 HELD_OUT = 5
-"""One in so many, where the file does not say."""
+"""One of this many tasks is held out if the file states no splits."""
 DIFFICULTIES = {
     1: "one call of one tool",
     2: "two calls, or one whose arguments need some thought",
@@ -42,9 +42,9 @@ DIFFICULTIES = {
     5: "planning ahead, combining many results, noticing what does not fit",
 }
 AT_ONCE = 8
-"""Tasks that the author is asked for at once."""
+"""Maximum number of tasks in one request to the author."""
 ROUNDS = 6
-"""How often it is asked for those of one difficulty before it is held to have no more."""
+"""Maximum number of requests per difficulty, for each full batch of tasks."""
 
 
 class Task(Spec):
@@ -52,28 +52,28 @@ class Task(Spec):
 
     task: str = Field(min_length=1, max_length=20_000)
     difficulty: int = Field(0, ge=0, le=5)
-    """0 means not known."""
+    """1 to 5; 0 means unknown."""
     type: str = Field("", max_length=100)
     split: Literal["train", "heldout"] | None = None
     id: str | None = Field(None, min_length=1, max_length=200)
     criteria: str = Field("", max_length=20_000)
-    """What a right answer has to have."""
+    """Requirements of a correct answer."""
     solution: list[dict[str, Any]] | None = None
-    """Calls, each {"tool", "arguments"}, and words, each {"say"}."""
+    """Calls, each {"tool", "arguments"}, and messages, each {"say"}."""
     data: Any = None
 
     def scenario(self, number: int) -> Scenario:
-        """number: its place in the file."""
+        """Return the scenario of this task. number: index in the file."""
         name = self.id or f"task-{hashlib.sha256(self.task.encode()).hexdigest()[:12]}"
         split = self.split or ("heldout" if number % HELD_OUT == HELD_OUT - 1 else "train")
-        given: dict[str, Any] = {"task": self.task}
+        input: dict[str, Any] = {"task": self.task}
         if self.criteria:
-            given["criteria"] = self.criteria
+            input["criteria"] = self.criteria
         if self.solution is not None:
-            given["solution"] = self.solution
+            input["solution"] = self.solution
         if self.data is not None:
-            given["data"] = self.data
-        return Scenario(name, given, split, self.type or "task", self.difficulty)
+            input["data"] = self.data
+        return Scenario(name, input, split, self.type or "task", self.difficulty)
 
 
 class Author(ServedModel):
@@ -84,7 +84,7 @@ class Author(ServedModel):
 
 
 def read_tasks(path: str) -> tuple[Scenario, ...]:
-    """The scenarios of a file. Raises SpecError, and ResourceError where it cannot be read."""
+    """Return the scenarios of a file. Raises SpecError if it is invalid, ResourceError if it cannot be read."""
     file = Path(path).expanduser()
     try:
         status = file.stat()
@@ -94,48 +94,50 @@ def read_tasks(path: str) -> tuple[Scenario, ...]:
             "`python -m flows.scenarios` writes"
         ) from None
     if status.st_size > MAX_FILE:
-        raise ResourceError(f"environment.scenarios: {path} has {status.st_size} bytes, more than {MAX_FILE}; split it")
+        raise ResourceError(
+            f"environment.scenarios: {path} has {status.st_size} bytes, more than {MAX_FILE}; split the file"
+        )
     return _read(str(file), status.st_mtime_ns, status.st_size)
 
 
-@functools.lru_cache(maxsize=8)  # a collector makes many environments of the same file
+@functools.lru_cache(maxsize=8)  # a collector creates many environments with the same file
 def _read(path: str, modified: int, size: int) -> tuple[Scenario, ...]:
     try:
         data = json.loads(Path(path).read_bytes().decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise _wrong(f"{path} is no JSON: {error!s:.200}") from None
+        raise _invalid(f"{path} is not valid JSON: {error!s:.200}") from None
     except OSError as error:
         raise ResourceError(f"environment.scenarios: {path}: {error.strerror}") from None
     if not isinstance(data, list) or not data:
-        raise _wrong(f"{path} holds {type(data).__name__}; expected a list of tasks")
-    said = any(isinstance(one, Mapping) and one.get("split") for one in data)
-    found: dict[str, Scenario] = {}
+        raise _invalid(f"{path} contains {type(data).__name__}; expected a list of tasks")
+    has_splits = any(isinstance(entry, Mapping) and entry.get("split") for entry in data)
+    scenarios: dict[str, Scenario] = {}
     texts: dict[str, int] = {}
-    for number, one in enumerate(data):
+    for number, entry in enumerate(data):
         try:
-            task = Task.model_validate(one)
+            task = Task.model_validate(entry)
         except ValidationError as error:
             first = error.errors()[0]
             at = ".".join(str(part) for part in first["loc"])
-            raise _wrong(f"{path}: task {number}{f', {at}' if at else ''}: {first['msg']}") from None
-        if said and task.split is None:
-            raise _wrong(f"{path}: task {number} has no split, and others have; expected train or heldout")
-        if task.solution is not None and (bad := [step for step in task.solution if not _is_step(step)]):
+            raise _invalid(f"{path}: task {number}{f', {at}' if at else ''}: {first['msg']}") from None
+        if has_splits and task.split is None:
+            raise _invalid(f"{path}: task {number} has no split, but others have; expected train or heldout")
+        if task.solution is not None and (bad := [step for step in task.solution if not _is_valid_step(step)]):
             message = 'expected {"tool": name, "arguments": {...}} or {"say": text}'
-            raise _wrong(f"{path}: task {number}, solution: {bad[0]!r:.100}; {message}")
+            raise _invalid(f"{path}: task {number}, solution: {bad[0]!r:.100}; {message}")
         scenario = task.scenario(number)
-        if scenario.id in found:
-            raise _wrong(f"{path}: task {number} has the id {scenario.id} of an earlier one")
+        if scenario.id in scenarios:
+            raise _invalid(f"{path}: task {number} has the id {scenario.id} of an earlier task; ids must be unique")
         if task.task in texts:
-            raise _wrong(f"{path}: task {number} is the same as task {texts[task.task]}")
-        found[scenario.id], texts[task.task] = scenario, number
-    return tuple(found.values())
+            raise _invalid(f"{path}: task {number} duplicates task {texts[task.task]}; tasks must be unique")
+        scenarios[scenario.id], texts[task.task] = scenario, number
+    return tuple(scenarios.values())
 
 
-def content_of(path: str) -> str:
-    """What stands for the file in a stage's key."""
-    found = [[one.id, one.input, one.split, one.type, one.difficulty] for one in read_tasks(path)]
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+def content_digest(path: str) -> str:
+    """Return the digest of the file's tasks, for stage keys."""
+    tasks = [[task.id, task.input, task.split, task.type, task.difficulty] for task in read_tasks(path)]
+    return hashlib.sha256(json.dumps(tasks, sort_keys=True).encode()).hexdigest()
 
 
 async def write_tasks(
@@ -147,70 +149,71 @@ async def write_tasks(
     difficulties: Sequence[int] = tuple(DIFFICULTIES),
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """`count` tasks that these tools can do, the difficulties in turn, every fifth of each difficulty held out.
+    """Return `count` generated tasks for these tools, cycling through the difficulties; every fifth task of each
+    difficulty is held out.
 
-    tools: in OpenAI's JSON form. about: what the author is told of the world behind them. The author is asked for some
-    at a time, is told which there are, and what it writes that is no task, or one that was there, is left out. Raises
-    EnvironmentFailed where it does not write enough.
+    tools: in OpenAI's JSON format. about: description of the world behind the tools, for the author's prompt. The
+    author writes the tasks in batches and sees the existing ones; invalid and duplicate tasks are dropped. Raises
+    EnvironmentFailed if it does not write enough tasks.
     """
-    found: list[dict[str, Any]] = []
-    for place, difficulty in enumerate(difficulties):
-        wanted = len(range(place, count, len(difficulties)))
-        mine: list[dict[str, Any]] = []
-        for number in range(ROUNDS * (1 + wanted // AT_ONCE)):
-            if len(mine) == wanted:
+    tasks: list[dict[str, Any]] = []
+    for index, difficulty in enumerate(difficulties):
+        target = len(range(index, count, len(difficulties)))
+        batch: list[dict[str, Any]] = []
+        for attempt in range(ROUNDS * (1 + target // AT_ONCE)):
+            if len(batch) == target:
                 break
-            known = [one["task"] for one in [*found, *mine]]
-            asked = _request(tools, about, difficulty, min(AT_ONCE, wanted - len(mine)), known)
-            answer = await author.ask(
-                asked, seed=seed * 1009 + difficulty * 101 + number, max_tokens=4000, temperature=1
+            existing = [task["task"] for task in [*tasks, *batch]]
+            request = _request(tools, about, difficulty, min(AT_ONCE, target - len(batch)), existing)
+            reply = await author.ask(
+                request, seed=seed * 1009 + difficulty * 101 + attempt, max_tokens=4000, temperature=1
             )
-            new = [one for one in _tasks_in(answer) if one["task"] not in known]
-            unique = list({one["task"]: one for one in new}.values())
-            mine += [{**one, "difficulty": difficulty} for one in unique[: wanted - len(mine)]]
-        if len(mine) < wanted:
+            new = [task for task in _parse_tasks(reply) if task["task"] not in existing]
+            unique = list({task["task"]: task for task in new}.values())
+            batch += [{**task, "difficulty": difficulty} for task in unique[: target - len(batch)]]
+        if len(batch) < target:
             raise EnvironmentFailed(
-                f"the author {author.model} wrote {len(mine)} of {wanted} tasks of difficulty {difficulty}; ask for "
-                "fewer, or another model"
+                f"the author {author.model} wrote {len(batch)} of {target} tasks of difficulty {difficulty}; request "
+                "fewer tasks, or use another model"
             )
-        held = range(HELD_OUT - 1, wanted, HELD_OUT) if wanted >= HELD_OUT else range(wanted - 1, wanted)
-        found += [{**one, "split": "heldout" if at in held else "train"} for at, one in enumerate(mine)]
-    return found
+        heldout = range(HELD_OUT - 1, target, HELD_OUT) if target >= HELD_OUT else range(target - 1, target)
+        tasks += [{**task, "split": "heldout" if at in heldout else "train"} for at, task in enumerate(batch)]
+    return tasks
 
 
 def _request(
-    tools: Sequence[Mapping[str, Any]], about: str, difficulty: int, count: int, known: Sequence[str]
+    tools: Sequence[Mapping[str, Any]], about: str, difficulty: int, count: int, existing: Sequence[str]
 ) -> Messages:
-    told = [
+    lines = [
         "You write tasks for an agent that has these tools:",
-        *(json.dumps(one["function"]) for one in tools),
+        *(json.dumps(tool["function"]) for tool in tools),
         *([f"About the world behind them: {about}"] if about else []),
         f"Write {count} different tasks of difficulty {difficulty} of 5: {DIFFICULTIES[difficulty]}.",
         "Each must be solvable with these tools alone and have an answer that can be checked. Write as a user who does "
         "not know the tools.",
     ]
-    if known:
-        told += ["There are already these; write others:", *(f"- {one}" for one in known[-40:])]
-    told.append(
+    if existing:
+        lines += ["There are already these; write others:", *(f"- {task}" for task in existing[-40:])]
+    lines.append(
         'Answer with a JSON list and nothing else: [{"task": "what the user asks", "type": "one word for its kind", '
         '"criteria": "what a right answer has to say or have done"}]'
     )
-    return [{"role": "user", "content": "\n".join(told)}]
+    return [{"role": "user", "content": "\n".join(lines)}]
 
 
-def _tasks_in(answer: str) -> list[dict[str, Any]]:
-    """The tasks in an author's answer; what is none is left out."""
+def _parse_tasks(answer: str) -> list[dict[str, Any]]:
+    """Return the tasks in an author's reply; invalid entries are dropped."""
     for match in itertools.islice(re.finditer(r"\[", answer[:100_000]), 20):
         try:
             data, _ = json.JSONDecoder().raw_decode(answer, match.start())
         except (ValueError, RecursionError):
             continue
         tasks = []
-        for one in data:
-            if not isinstance(one, Mapping):
+        for entry in data:
+            if not isinstance(entry, Mapping):
                 continue
             try:
-                task = Task.model_validate({name: one.get(name, "") for name in ("task", "type", "criteria")})
+                task = Task.model_validate({name: entry.get(name, "") for name in ("task", "type", "criteria")})
             except ValidationError:
                 continue
             if task.task.strip():
@@ -220,11 +223,11 @@ def _tasks_in(answer: str) -> list[dict[str, Any]]:
     return []
 
 
-def _is_step(step: Mapping[str, Any]) -> bool:
+def _is_valid_step(step: Mapping[str, Any]) -> bool:
     if set(step) == {"say"}:
         return isinstance(step["say"], str)
     return set(step) == {"tool", "arguments"} and isinstance(step["tool"], str) and isinstance(step["arguments"], dict)
 
 
-def _wrong(message: str) -> SpecError:
+def _invalid(message: str) -> SpecError:
     return SpecError([Problem("environment.scenarios", message)])

@@ -1,4 +1,4 @@
-"""Environments made of methods: each tool is a method, its JSON schema follows from its signature.
+"""Base classes of environments whose tools are methods; the JSON schema of a tool follows from its signature.
 
     class Counter(ToolEnvironment):
         system = "Count to the number that is asked for, then say it."
@@ -21,11 +21,11 @@
         def outcome(self, answer):
             return {"success": self.count == self.scenario.input["goal"] and str(self.count) in answer}
 
-What a model gets wrong (no such tool, arguments that do not fit, `Invalid`) is answered with `error: ...` and counted
-as `invalid_actions` in the outcome. A message without calls ends the episode (`said`).
+Mistakes of the model (unknown tool, invalid arguments, `Invalid` raised by a tool) return `error: ...` to it and count
+as `invalid_actions` in the outcome. A message without tool calls ends the episode (see `said`).
 
-`TextEnvironment` is one whose only action is a line of text, such as games and simulators have: it takes it as the
-argument of its one tool, or as what the agent says.
+`TextEnvironment` is the base class of environments whose only action is a line of text, such as games and simulators:
+the action is the argument of their only tool, or the content of the message.
 """
 
 from __future__ import annotations
@@ -45,53 +45,59 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Invalid(Exception):
-    """An action that cannot be carried out, raised by tools; the message is what the agent is told."""
+    """An action that cannot be executed, raised by tools; the agent sees the message."""
 
 
 def tool(method: Method) -> Method:
-    """Marks a method as a tool. Its docstring says what it does; annotations are the types of its arguments, with
-    `Annotated[int, "at most 3"]` also what they mean. It returns what the agent is told."""
+    """Mark a method as a tool.
+
+    Its docstring is the tool description, its annotations are the types of the arguments; `Annotated[int, "at most 3"]`
+    adds a description of an argument. Its return value is the observation.
+    """
     method.__tool__ = True  # type: ignore[attr-defined]
     return method
 
 
 class ToolEnvironment(abc.ABC):
-    """To be subclassed: with `scenarios`, `begin`, `outcome`, and methods that are tools."""
+    """Base class: subclasses define `scenarios`, `begin`, `outcome`, and methods that are tools."""
 
     system = ""
-    """The first message, where there is one."""
+    """System prompt; empty for none."""
 
     scenario: Scenario
-    """The one that is played."""
+    """Scenario of the current episode."""
     reward: float
-    """Of the step under way; tools may add to it."""
+    """Reward of the current step; tools may add to it."""
     done: bool
-    """Tools may end the episode."""
+    """True when the episode is over; tools may set it."""
     invalid_actions: int
+    """Number of invalid actions in the episode."""
 
     @abc.abstractmethod
     def scenarios(self, split: str) -> Sequence[Scenario]:
-        """All scenarios of a split, in a fixed order; empty where there is no such split."""
+        """Return all scenarios of a split in a fixed order; empty if the split does not exist."""
 
     @abc.abstractmethod
     def begin(self, scenario: Scenario) -> str:
-        """Sets the state of the episode; returns what the user says first."""
+        """Initialize the state of the episode; return the first user message."""
 
     @abc.abstractmethod
     def outcome(self, answer: str) -> dict[str, Any]:
-        """What the episode came to if it ended now, `success` among it. answer: what the agent said last, without
-        calling a tool; empty where it has not."""
+        """Return the outcome of the episode as if it ended now, including `success`.
+
+        answer: the agent's last message without tool calls; empty if there is none.
+        """
 
     def said(self, text: str) -> Messages:
-        """The agent spoke and called no tool: returns what the user answers. By default this ends the episode."""
+        """Handle a message without tool calls; return the user's reply. The default ends the episode."""
         self.done = True
         return []
 
-    def close(self) -> None:  # noqa: B027  most hold nothing
-        """Lets go of what is held."""
+    def close(self) -> None:  # noqa: B027  most environments hold no resources
+        """Release resources."""
 
     def tools(self) -> list[dict[str, Any]]:
-        return [dict(one.schema) for one in _tools_of(type(self)).values()]
+        return [dict(spec.schema) for spec in _tools_of(type(self)).values()]
 
     def reset(self, scenario: Scenario) -> Messages:
         self.scenario, self.reward, self.done, self.invalid_actions = scenario, 0.0, False, 0
@@ -103,8 +109,8 @@ class ToolEnvironment(abc.ABC):
         calls, answer = action.get("tool_calls") or [], ""
         observation: Messages = []
         for call in calls:
-            told = "error: the episode is over" if self.done else self._call(call["function"])
-            observation.append({"role": "tool", "tool_call_id": call["id"], "content": told})
+            result = "error: the episode is over" if self.done else self._call(call["function"])
+            observation.append({"role": "tool", "tool_call_id": call["id"], "content": result})
         if not calls:
             answer = action.get("content") or ""
             observation = self.said(answer)
@@ -112,24 +118,26 @@ class ToolEnvironment(abc.ABC):
         return Step(observation, self.reward, self.done, info)
 
     def _call(self, function: dict[str, Any]) -> str:
-        """Carries out one call; the answer, or what is wrong with it."""
+        """Execute one call; return its result or an error message."""
         try:
-            one = _tools_of(type(self)).get(function["name"])
-            if one is None:
+            spec = _tools_of(type(self)).get(function["name"])
+            if spec is None:
                 raise Invalid(f"no tool {function['name']}; there are {', '.join(_tools_of(type(self))) or 'none'}")
-            return str(getattr(self, one.name)(**one.arguments(function["arguments"])))
+            return str(getattr(self, spec.name)(**spec.arguments(function["arguments"])))
         except Invalid as error:
             self.invalid_actions += 1
             return f"error: {error}"
 
 
 class TextEnvironment(ToolEnvironment):
-    """To be subclassed: with `scenarios`, `begin`, `act` and `outcome`. An action is text, by the tool `act` or as what
-    the agent says."""
+    """Base class: subclasses define `scenarios`, `begin`, `act` and `outcome`.
+
+    An action is text: the argument of the tool `act`, or the content of a message without tool calls.
+    """
 
     @abc.abstractmethod
     def act(self, action: str) -> str:
-        """Carries out an action; returns the observation."""
+        """Execute an action; return the observation."""
 
     def said(self, text: str) -> Messages:
         return [{"role": "user", "content": self._act(text)}]
@@ -156,7 +164,7 @@ class TextEnvironment(ToolEnvironment):
 
 
 def call(name: str, arguments: dict[str, Any], number: int = 0) -> dict[str, Any]:
-    """An assistant message that calls one tool, for solvers. number: of the message."""
+    """Return an assistant message that calls one tool, for solvers. number: index of the message."""
     function = {"name": name, "arguments": json.dumps(arguments)}
     return {
         "role": "assistant",
@@ -166,11 +174,13 @@ def call(name: str, arguments: dict[str, Any], number: int = 0) -> dict[str, Any
 
 
 def acts(actions: Sequence[str]) -> list[dict[str, Any]]:
-    """The assistant messages that carry out actions in a `TextEnvironment`."""
+    """Return the assistant messages that execute the given actions in a `TextEnvironment`."""
     return [call(ACT.name, {"action": action}, number) for number, action in enumerate(actions)]
 
 
 class _Tool:
+    """A tool method, its JSON schema, and the validation of its arguments."""
+
     def __init__(self, name: str, method: Callable[..., Any]):
         self.name = name
         hints = get_type_hints(method, include_extras=True)
@@ -190,40 +200,40 @@ class _Tool:
         }
 
     def arguments(self, text: Any) -> dict[str, Any]:
-        """Those of a call, of the types of the method. Raises Invalid."""
+        """Return the arguments of a call, parsed to the types of the method. Raises Invalid."""
         try:
-            given: BaseModel = self._model.model_validate_json(text if isinstance(text, str) else json.dumps(text))
+            arguments: BaseModel = self._model.model_validate_json(text if isinstance(text, str) else json.dumps(text))
         except ValidationError as error:
             first = error.errors()[0]
             at = ".".join(str(part) for part in first["loc"])
             if first["type"] == "json_invalid":
                 raise Invalid(f"the arguments of {self.name} are no JSON object") from None
             raise Invalid(f"{self.name}: {f'{at}: ' if at else ''}{first['msg']}; it takes {self._takes()}") from None
-        return {name: getattr(given, name) for name in type(given).model_fields}
+        return {name: getattr(arguments, name) for name in type(arguments).model_fields}
 
     def _takes(self) -> str:
         return ", ".join(self.schema["function"]["parameters"]["properties"]) or "no arguments"
 
 
 def _plain(schema: Any) -> Any:
-    """A JSON schema without the titles that pydantic adds."""
+    """Return a JSON schema without the titles that pydantic adds."""
     if isinstance(schema, dict):
-        kept = {key: value for key, value in schema.items() if key != "title" or not isinstance(value, str)}
-        return {key: _plain(value) for key, value in kept.items()}
-    return [_plain(one) for one in schema] if isinstance(schema, list) else schema
+        untitled = {key: value for key, value in schema.items() if key != "title" or not isinstance(value, str)}
+        return {key: _plain(value) for key, value in untitled.items()}
+    return [_plain(item) for item in schema] if isinstance(schema, list) else schema
 
 
-_found: dict[type, dict[str, _Tool]] = {}
+_tools_by_class: dict[type, dict[str, _Tool]] = {}
 
 
 def _tools_of(kind: type) -> dict[str, _Tool]:
-    """By name, in the order in which they are written; of a subclass after those of its bases."""
-    if kind not in _found:
+    """Return the tools of a class by name, in definition order, those of base classes first."""
+    if kind not in _tools_by_class:
         methods: dict[str, Any] = {}
         for base in reversed(kind.__mro__):
-            methods |= {name: one for name, one in vars(base).items() if getattr(one, "__tool__", False)}
-        _found[kind] = {name: _Tool(name, getattr(kind, name)) for name in methods}
-    return _found[kind]
+            methods |= {name: value for name, value in vars(base).items() if getattr(value, "__tool__", False)}
+        _tools_by_class[kind] = {name: _Tool(name, getattr(kind, name)) for name in methods}
+    return _tools_by_class[kind]
 
 
 def _act(self: Any, action: str) -> None:

@@ -1,9 +1,9 @@
-"""Games of text for two, by turns: against an opponent of the game's own, or with both sides played from outside
-(`protocol.Players`), each player in a conversation of its own.
+"""Turn-based text games for two players: against a built-in opponent, or with both sides controlled by policies
+(`protocol.Players`), each player in its own conversation.
 
-`act` makes the move of whose turn it is and returns what the next one sees, who is the same player where the opponent
-has moved in between. `begin` returns what the first one sees, `introduce` what the other one sees before its first
-turn, after `told`.
+`act` makes the move of the current player and returns the observation of the next one; against a built-in opponent this
+is the same player, after the opponent's move. `begin` returns the first observation of the first player, `introduce`
+that of the second player. `told` is the observation after the last move.
 """
 
 from __future__ import annotations
@@ -19,29 +19,31 @@ from components.trajectories.schema import Scenario
 
 
 class TurnEnvironment(TextEnvironment):
-    """To be subclassed in place of `TextEnvironment`, with `players`, `turn` and `introduce` too. With two players,
-    `outcome` says under `players` how it ended for each, by name."""
+    """Base class, in place of `TextEnvironment`: subclasses also define `players`, `turn` and `introduce`.
+
+    With two players, `outcome` returns under `players` the outcome of each player by name.
+    """
 
     @property
     @abc.abstractmethod
     def players(self) -> Sequence[str]:
-        """Names of those who have to be played: one where there is an opponent, else both."""
+        """Return the names of the players that policies control: one if there is an opponent, otherwise both."""
 
     @property
     @abc.abstractmethod
     def turn(self) -> int:
-        """Whose turn it is, as a place in `players`."""
+        """Return the player who moves next, as an index into `players`."""
 
     @abc.abstractmethod
     def introduce(self) -> str:
-        """What the player whose turn it is sees before its first one."""
+        """Return the observation of the current player before its first move."""
 
     def reset(self, scenario: Scenario) -> Messages:
         self.calls: dict[int, list[list[Any]]] = {}
-        """By player that has moved: the calls that its next observation answers, each with its answer, if it was none
-        that moved."""
+        """For each player that has moved: the calls that its next observation answers, as [id, result]; the result of
+        the call that made the move is None until the other player has moved."""
         self.mistakes: Counter[int] = Counter()
-        """Invalid actions by player."""
+        """Number of invalid actions by player."""
         return super().reset(scenario)
 
     def step(self, action: dict[str, Any]) -> Step:
@@ -50,24 +52,25 @@ class TurnEnvironment(TextEnvironment):
         step = super().step(action)
         if len(self.players) == 1:
             return step
-        answers = [one["content"] for one in step.observation if one["role"] == "tool"]
-        moved = next((place for place, text in enumerate(answers) if not text.startswith("error: ")), 0)
+        results = [message["content"] for message in step.observation if message["role"] == "tool"]
+        move = next((index for index, text in enumerate(results) if not text.startswith("error: ")), 0)
         self.calls[self.mover] = [
-            [call["id"], None if place == moved else text]
-            for place, (call, text) in enumerate(zip(action.get("tool_calls") or [], answers, strict=True))
+            [call["id"], None if index == move else text]
+            for index, (call, text) in enumerate(zip(action.get("tool_calls") or [], results, strict=True))
         ]
         self.mistakes[self.mover] += self.invalid_actions - before
-        for place, name in enumerate(self.players):
-            step.info["players"][name]["invalid_actions"] = self.mistakes[place]
+        for index, name in enumerate(self.players):
+            step.info["players"][name]["invalid_actions"] = self.mistakes[index]
         if not self.done and self.turn != self.mover:
-            step.observation = self._to(self.turn)
+            step.observation = self._observation(self.turn)
         return step
 
     def save_turns(self) -> list[Any]:
-        """What a saved state needs beside the game's own."""
+        """Return the state of the turns, which subclasses add to their own saved state."""
         return [sorted(self.calls.items()), sorted(self.mistakes.items())]
 
     def restore_turns(self, state: list[Any]) -> None:
+        """Restore the state that `save_turns` returned."""
         self.calls, self.mistakes = dict(state[0]), Counter(dict(state[1]))
 
     def _act(self, text: str) -> str:
@@ -77,14 +80,14 @@ class TurnEnvironment(TextEnvironment):
         self.told = super()._act(text)
         return self.told
 
-    def _to(self, player: int) -> Messages:
-        """What a player is told when the other one has moved."""
+    def _observation(self, player: int) -> Messages:
+        """Return the messages for a player after the other one has moved."""
         if player not in self.calls:
             first = {"role": "user", "content": self.introduce()}
             return [{"role": "system", "content": self.system}, first] if self.system else [first]
         if not self.calls[player]:
             return [{"role": "user", "content": self.told}]
         return [
-            {"role": "tool", "tool_call_id": call, "content": self.told if answer is None else answer}
-            for call, answer in self.calls[player]
+            {"role": "tool", "tool_call_id": call, "content": self.told if result is None else result}
+            for call, result in self.calls[player]
         ]

@@ -38,7 +38,7 @@ def words(kind: str, item: int) -> list[str]:
 
 def solution(kind: str, item: int) -> list[str]:
     """The actions of a right solution, as an agent writes them."""
-    *some, last = words(kind, item)
+    *others, last = words(kind, item)
     first, final = {
         "webshop": ("search[{}]", "click[{}]"),
         "sqlgym": ("", "```sql\nSELECT '{}'\n```"),
@@ -51,12 +51,12 @@ def solution(kind: str, item: int) -> list[str]:
         "wordle": ("", "{}"),
         "searchqa": ("<search>{}</search>", "<answer>{}</answer>"),
     }.get(kind, ('look with Action Input: {{"node": "{}"}}', 'finish with Action Input:\n{{"answer": "{}"}}'))
-    return [first.format(word) for word in some] + [final.format(last)]
+    return [first.format(word) for word in others] + [final.format(last)]
 
 
 def trajectories(kind: str, items: Any, prefix: str = "") -> list[dict[str, Any]]:
     """Solutions in AgentTraj's form."""
-    found = []
+    records = []
     for item in items:
         talk = [
             {"from": "human", "loss": None, "value": "These are the rules."},
@@ -66,8 +66,8 @@ def trajectories(kind: str, items: Any, prefix: str = "") -> list[dict[str, Any]
         for number, action in enumerate(solution(kind, item)):
             talk.append({"from": "gpt", "loss": True, "value": f"Thought:\nWord {number}.\n\nAction:\n{action}"})
             talk.append({"from": "human", "loss": None, "value": "Go on."})
-        found.append({"conversations": talk[:-1], "item_id": f"{prefix or kind}_{item}"})
-    return found
+        records.append({"conversations": talk[:-1], "item_id": f"{prefix or kind}_{item}"})
+    return records
 
 
 @dataclass

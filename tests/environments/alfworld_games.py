@@ -122,7 +122,7 @@ GOALS = {
 
 def grammar() -> str:
     """Of our domain, without the task."""
-    actions = {f"{name}.feedback": [{"rhs": told}] for name, (_, told) in ACTIONS.items() if name != "look"}
+    actions = {f"{name}.feedback": [{"rhs": feedback}] for name, (_, feedback) in ACTIONS.items() if name != "look"}
     parts = [f'grammar :: """{json.dumps(RULES | actions)}""";']
     for name, (template, _) in ACTIONS.items():
         parts.append(f'action {name} {{\n template :: "{template}";\n feedback :: "#{name}.feedback#";\n}}')
@@ -150,7 +150,7 @@ def problem(task: str, mug: str, apple: str) -> str:
         facts += [f"(inReceptacle {name} {inside})", f"(objectAtLocation {name} {places[inside]})"]
     hot = "(isHot ?o)" if task == "pick_heat_then_place_in_recep" else ""
     goal = f"(inReceptacle ?o ?r) (objectType ?o MugType) (receptacleType ?r CabinetType) {hot}"
-    objects = "\n".join(f"  {' '.join(some)} - {kind}" for kind, some in names.items())
+    objects = "\n".join(f"  {' '.join(objects)} - {kind}" for kind, objects in names.items())
     return (
         f"(define (problem kitchen)\n (:domain alfred)\n (:objects\n{objects}\n )\n"
         f" (:init\n  {' '.join(facts)}\n )\n"
@@ -163,8 +163,8 @@ def game(task: str, mug: str, apple: str, *, domain: str = DOMAIN, rules: str = 
     """What game.tw-pddl holds. more: other values of it."""
     line = json.dumps([{"rhs": f"Your task is to: {GOALS[task]}"}])
     rules = (rules or grammar()) + f'\n\ngrammar :: """{{"task": {line}}}""";\n'
-    found = {"pddl_domain": domain, "grammar": rules, "pddl_problem": problem(task, mug, apple)}
-    return {**found, "solvable": True, "walkthrough": None, **more}
+    game = {"pddl_domain": domain, "grammar": rules, "pddl_problem": problem(task, mug, apple)}
+    return {**game, "solvable": True, "walkthrough": None, **more}
 
 
 def write(folder: Path, *, train: int = 2, valid: int = 1, domain: str = DOMAIN, rules: str = "") -> None:
@@ -187,7 +187,7 @@ def write(folder: Path, *, train: int = 2, valid: int = 1, domain: str = DOMAIN,
     (others / f"{simple}-Mug-None-Cabinet-994" / "trial_994").mkdir(parents=True)
 
 
-def keep(trial: Path, task: str, found: dict[str, Any]) -> None:
+def keep(trial: Path, task: str, game: dict[str, Any]) -> None:
     trial.mkdir(parents=True)
-    (trial / "game.tw-pddl").write_text(json.dumps(found))
+    (trial / "game.tw-pddl").write_text(json.dumps(game))
     (trial / "traj_data.json").write_text(json.dumps({"task_type": task}))

@@ -68,21 +68,21 @@ def ours(kind: str) -> Any:
             case "state":
                 return {"type": "state", "data": {"step_count": game.steps}}
             case "reset":
-                seen = game.begin(data.get("seed"))
+                result = game.begin(data.get("seed"))
             case "mcp":
                 tool = {"name": "guess", "description": "guesses", "inputSchema": {"type": "object"}}
                 return {"type": "mcp", "data": {"jsonrpc": "2.0", "id": 1, "result": {"tools": [tool]}}}
             case "step" if kind == "tools":
-                seen = game.guess(number_of(data["arguments"]))
-                seen["result"] = {"data": seen.pop("message")}
+                result = game.guess(number_of(data["arguments"]))
+                result["result"] = {"data": result.pop("message")}
             case "step" if set(data) - {"metadata"} != set(names) or not str(data[names[0]]).lstrip("-").isdigit():
                 errors = [{"loc": [names[0]], "msg": "Field required"}]
                 wrong = {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": errors}
                 return {"type": "error", "data": wrong}
             case "step":
-                seen = game.guess(number_of(data))
-        reward, done = seen.pop("reward"), seen.pop("done")
-        return {"type": "observation", "data": {"observation": seen, "reward": reward, "done": done}}
+                result = game.guess(number_of(data))
+        reward, done = result.pop("reward"), result.pop("done")
+        return {"type": "observation", "data": {"observation": result, "reward": reward, "done": done}}
 
     @app.websocket("/ws")
     async def ws(socket: WebSocket) -> None:
@@ -98,10 +98,10 @@ def ours(kind: str) -> Any:
             while True:
                 message = json.loads(await socket.receive_text())
                 try:
-                    found = answer(game, message)
+                    response = answer(game, message)
                 except Exception as error:  # noqa: BLE001  as the package has it
-                    found = {"type": "error", "data": {"message": str(error), "code": "EXECUTION_ERROR"}}
-                await socket.send_text(json.dumps(found))
+                    response = {"type": "error", "data": {"message": str(error), "code": "EXECUTION_ERROR"}}
+                await socket.send_text(json.dumps(response))
         except WebSocketDisconnect:
             pass
         finally:
@@ -179,11 +179,11 @@ def real_tools() -> Any:
         def _step_impl(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
             raise ValueError("only tools")
 
-        async def step_async(self, action: Any, timeout_s: float | None = None, **given: Any) -> Any:
+        async def step_async(self, action: Any, timeout_s: float | None = None, **options: Any) -> Any:
             self.last = {"done": False, "reward": 0.0}
-            seen = await super().step_async(action, timeout_s=timeout_s, **given)
-            seen.done, seen.reward = self.last["done"], self.last["reward"]
-            return seen
+            result = await super().step_async(action, timeout_s=timeout_s, **options)
+            result.done, result.reward = self.last["done"], self.last["reward"]
+            return result
 
         @property
         def state(self) -> State:

@@ -16,9 +16,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from components.environments.adapters import agentgym_server
-from components.environments.adapters.agentgym import AgentGym, parsed
+from components.environments.adapters.agentgym import AgentGym, parse_action
 from components.environments.adapters.agentgym_kinds import KINDS, Action
-from components.environments.adapters.agentgym_server import MAX_ANSWER, leave_all
+from components.environments.adapters.agentgym_server import MAX_ANSWER, close_pools
 from components.environments.tools import Invalid, acts
 from components.errors import EnvironmentFailed, ResourceError, SpecError
 from components.specs.target import Target
@@ -68,7 +68,7 @@ def demonstrations(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_in_its_own_dialect(kind, demonstrations):
+def test_every_kind_follows_its_protocol(kind, demonstrations):
     """The whole protocol, junk included; what a demonstration does succeeds; and an episode is these requests."""
     with FakeAgentGym(kind) as server:
         path = demonstrations(kind)
@@ -95,13 +95,13 @@ def test_every_kind_in_its_own_dialect(kind, demonstrations):
         assert all(set(body) == {key, "action"} for _, path, body in server.log if path.endswith("/step"))
 
 
-def test_the_names_of_kinds_are_one_list():
+def test_kind_names_match_the_literal():
     hint = get_type_hints(AgentGym.__init__)["kind"]
     assert set(get_args(hint)) == set(KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_chance_solves_next_to_nothing(kind):
+def test_random_actions_rarely_succeed(kind):
     with FakeAgentGym(kind) as server:
         gym = AgentGym(kind, server.url, train=15, heldout=1)
         others = [action for item in range(24) for action in solution(kind, item)]
@@ -128,17 +128,17 @@ def test_chance_solves_next_to_nothing(kind):
         ("f with Action Input: {}", None),
     ],
 )
-def test_thought_and_action_are_read(text, action):
-    assert parsed(text) == action
+def test_thought_and_action_are_parsed(text, action):
+    assert parse_action(text) == action
 
 
-def test_several_actions_are_none():
+def test_several_actions_are_rejected():
     with pytest.raises(Invalid, match="one action at a time"):
-        parsed("Action: go\nAction: back")
+        parse_action("Action: go\nAction: back")
 
 
 @pytest.mark.parametrize(
-    ("kind", "said", "sent"),
+    ("kind", "text", "sent"),
     [
         ("webshop", "click[Buy Now]\nThat is it.", "click[Buy Now]"),
         ("sqlgym", "```sql\nSELECT 1\nFROM t\n```\nas asked", "SELECT 1\nFROM t"),
@@ -155,12 +155,12 @@ def test_several_actions_are_none():
         ("searchqa", "<answer> x </answer>", "<think>t</think>\n<answer> x </answer>"),
     ],
 )
-def test_actions_are_sent_as_the_servers_read_them(kind, said, sent):
-    assert KINDS[kind].send(Action(said, "t")) == sent
+def test_actions_are_sent_as_the_servers_read_them(kind, text, sent):
+    assert KINDS[kind].send(Action(text, "t")) == sent
 
 
 @pytest.mark.parametrize(
-    ("format", "action", "told"),
+    ("format", "action", "expected"),
     [
         ("react", {"content": "go to apple"}, "error: there is no action. Say what you think"),
         ("react", {"content": "Action: "}, "error: the action is empty"),
@@ -172,11 +172,11 @@ def test_actions_are_sent_as_the_servers_read_them(kind, said, sent):
         ("plain", {"content": ""}, "error: the action is empty"),
     ],
 )
-def test_what_is_no_action_never_reaches_the_server(format, action, told):
+def test_invalid_actions_never_reach_the_server(format, action, expected):
     with FakeAgentGym("alfworld") as server:
         gym = AgentGym("alfworld", server.url, format=format, **FEW)
         (step,) = play(gym, [{"role": "assistant", **action}])
-        assert step.observation[0]["content"].startswith(told)
+        assert step.observation[0]["content"].startswith(expected)
         assert (step.info["invalid_actions"], step.done, step.reward) == (1, False, 0.0)
         assert not server.paths("/step")
 
@@ -199,14 +199,14 @@ def test_the_tool_and_several_calls_in_one_message():
         assert len(server.paths("/step")) == 2
 
 
-def test_an_action_that_the_server_turns_down_is_counted():
+def test_actions_rejected_by_the_server_are_counted():
     with FakeAgentGym("alfworld") as server:
         step = play(AgentGym("alfworld", server.url, **FEW), [say("sing")])[-1]
         assert step.observation[0]["content"].startswith("Nothing happens.\nAvailable actions: go to apple, ")
         assert step.info["invalid_actions"] == 1
 
 
-def test_the_environment_ends_the_episode_after_its_rounds():
+def test_episode_ends_after_the_maximum_number_of_rounds():
     with FakeAgentGym("maze") as server:
         gym = AgentGym("maze", server.url, **FEW)
         steps = play(gym, [say("stand")] * 40)
@@ -216,7 +216,7 @@ def test_the_environment_ends_the_episode_after_its_rounds():
         assert len(server.instances) == 1
 
 
-def test_scores_of_all_scales_become_one():
+def test_scores_are_normalized_to_one():
     """ScienceWorld counts to 100 and may fall, BabyAI adds up what it gives, tools say how far they are."""
     with FakeAgentGym("sciworld") as server:
         gym = AgentGym("sciworld", server.url, **FEW)
@@ -241,7 +241,7 @@ def test_scores_of_all_scales_become_one():
         )
 
 
-def test_instances_are_used_again_and_never_more_than_the_limit():
+def test_instances_are_reused_within_the_limit():
     with FakeAgentGym("webshop") as server:
         gyms = [AgentGym("webshop", server.url, instances=3, **FEW) for _ in range(8)]
 
@@ -269,7 +269,7 @@ def test_instances_are_used_again_and_never_more_than_the_limit():
         assert len(server.instances) == 3
 
 
-def test_a_full_server_gives_an_instance_away_twice_and_two_episodes_do_not_share_it():
+def test_episodes_do_not_share_an_instance_that_a_full_server_returns_twice():
     with FakeAgentGym("sqlgym", room=2) as server:
         gyms = [AgentGym("sqlgym", server.url, **FEW) for _ in range(6)]
 
@@ -285,16 +285,16 @@ def test_a_full_server_gives_an_instance_away_twice_and_two_episodes_do_not_shar
         assert len(server.instances) == 2
 
 
-def test_who_waits_too_long_for_an_instance_is_told(monkeypatch):
+def test_waiting_for_an_instance_times_out(monkeypatch):
     monkeypatch.setattr(agentgym_server, "QUEUE", 0.2)
     with FakeAgentGym("maze") as server:
-        one = AgentGym("maze", server.url, instances=1, **FEW)
+        gym = AgentGym("maze", server.url, instances=1, **FEW)
         other = AgentGym("maze", server.url, instances=1, timeout=0.2, patience=0.0, **FEW)
-        play(one, [say("up")])
-        assert "waited 0.2 s for one of 1 instances, all in use" in failure(other, [])
+        play(gym, [say("up")])
+        assert "timed out after 0.2 s: all 1 instances are in use" in failure(other, [])
 
 
-def test_who_waits_longest_is_next():
+def test_waiting_episodes_are_served_in_order():
     """With one instance for two that play on and on, whether their episodes end or not, both play."""
     with FakeAgentGym("maze") as server:
         gyms = [AgentGym("maze", server.url, instances=1, **FEW) for _ in range(2)]
@@ -315,30 +315,30 @@ def test_who_waits_longest_is_next():
         assert len(server.instances) == 1
 
 
-def test_two_clients_at_once_each_see_their_own_episode():
+def test_concurrent_clients_are_isolated():
     with FakeAgentGym("textcraft") as server:
         gyms = [AgentGym("textcraft", server.url, **FEW) for _ in range(2)]
 
         async def episode(gym: AgentGym, item: int) -> list[str]:
             messages = await gym.reset(gym.scenarios("train")[item])
-            seen = [messages[-1]["content"]]
+            texts = [messages[-1]["content"]]
             for action in right("textcraft", item):
-                seen.append((await gym.step(action)).observation[0]["content"])
-            return seen
+                texts.append((await gym.step(action)).observation[0]["content"])
+            return texts
 
         async def both() -> list[list[str]]:
             return await asyncio.gather(episode(gyms[0], 0), episode(gyms[1], 1))
 
-        zero, one = asyncio.run(both())
-        assert zero == [f"Item 0, step {n}: {n} right." for n in range(3)]
-        assert one == [f"Item 1, step {n}: {n} right." for n in range(4)]
+        first_texts, second_texts = asyncio.run(both())
+        assert first_texts == [f"Item 0, step {n}: {n} right." for n in range(3)]
+        assert second_texts == [f"Item 1, step {n}: {n} right." for n in range(4)]
 
 
-def test_instances_are_closed_at_the_end_where_the_server_can():
+def test_instances_are_closed_at_exit_if_the_server_supports_it():
     for closes in (True, False):
         with FakeAgentGym("webshop", closes=closes) as server:
             play(AgentGym("webshop", server.url, **FEW), right("webshop", 0))
-            leave_all()
+            close_pools()
             assert len(server.instances) == (not closes)
             assert server.paths("/close") == ["/close"]
     with FakeAgentGym("searchqa") as server:
@@ -354,7 +354,7 @@ asyncio.run(gym.reset(gym.scenarios("train")[0]))
 
 
 @pytest.mark.parametrize("kind", ["alfworld", "weather", "searchqa"])
-def test_a_server_that_dies_fails_the_episode_and_the_next_one_waits_for_it(kind):
+def test_server_crash_fails_the_episode_and_the_next_one_waits(kind):
     with FakeAgentGym(kind) as server:
         gym, other = (AgentGym(kind, server.url, **FEW) for _ in range(2))
         play(gym, right(kind, 1)[:1], gym.scenarios("train")[1])
@@ -374,7 +374,7 @@ def test_a_server_that_dies_fails_the_episode_and_the_next_one_waits_for_it(kind
 
 
 @pytest.mark.parametrize("kind", ["alfworld", "weather", "searchqa"])
-def test_a_restart_that_nobody_saw_is_noticed_at_the_next_reset(kind):
+def test_restart_is_detected_at_the_next_reset(kind):
     with FakeAgentGym(kind) as server:
         gym = AgentGym(kind, server.url, **FEW)
         play(gym, right(kind, 0))
@@ -384,7 +384,7 @@ def test_a_restart_that_nobody_saw_is_noticed_at_the_next_reset(kind):
         assert server.paths("/create", "/reset") == ["/create", "/reset", "/reset", "/create", "/reset"]
 
 
-def test_an_instance_that_is_made_while_its_episode_is_given_up_is_not_lost():
+def test_instance_created_during_cancellation_is_reused():
     with FakeAgentGym("maze") as server:
         gym = AgentGym("maze", server.url, **FEW)
 
@@ -402,16 +402,16 @@ def test_an_instance_that_is_made_while_its_episode_is_given_up_is_not_lost():
         assert len(server.instances) == 1
 
 
-def test_a_server_that_is_not_there_is_named():
+def test_unreachable_server_is_named():
     with FakeAgentGym("maze") as server:
         url = server.url
     text = failure(AgentGym("maze", url, train=5, heldout=1, patience=0.3), [])
     assert f"GET {url}/ cannot be reached" in text
-    assert "(tried for 0.3 s)" in text
+    assert "(retried for 0.3 s)" in text
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_what_passes_is_tried_again_but_never_a_step(status):
+def test_transient_errors_are_retried_except_for_steps(status):
     with FakeAgentGym("webshop") as server:
         gym = AgentGym("webshop", server.url, **FEW)
         for path in ("/", "/reset", "/observation"):
@@ -422,11 +422,11 @@ def test_what_passes_is_tried_again_but_never_a_step(status):
         server.faults["/step"] = [Fault(status, b"busy")]
         text = failure(gym, right("webshop", 0))
         assert f"POST {server.url}/step" in text
-        assert f"was answered with {status}: b'busy'" in text
+        assert f"returned status {status}: b'busy'" in text
         assert len(server.paths("/step")) == 1
 
 
-def test_an_answer_that_is_lost_is_not_asked_for_again_by_a_second_step():
+def test_lost_responses_to_steps_are_not_retried():
     with FakeAgentGym("sciworld") as server:
         gym = AgentGym("sciworld", server.url, **FEW)
         server.faults["/reset"] = [Fault(cut=True)]
@@ -438,31 +438,31 @@ def test_an_answer_that_is_lost_is_not_asked_for_again_by_a_second_step():
         server.faults["/create"] = [Fault(503, b"busy")]
         agentgym_server._pools.clear()
         server.log.clear()
-        assert "/create was answered with 503" in failure(gym, [])
+        assert "/create returned status 503" in failure(gym, [])
         assert len(server.paths("/create")) == 1
 
 
-def test_a_slow_server_has_its_time_and_no_more():
+def test_slow_server_times_out():
     with FakeAgentGym("wordle") as server:
         gym = AgentGym("wordle", server.url, timeout=5.0, **FEW)
         server.faults["/step"] = [Fault(wait=60.0)]
-        assert "was not answered within 5 s" in failure(gym, right("wordle", 0))
+        assert "timed out after 5 s" in failure(gym, right("wordle", 0))
         assert play(gym, right("wordle", 0))[-1].info["success"]
 
 
-def test_an_instance_that_fails_again_and_again_is_given_up(caplog):
+def test_repeatedly_failing_instance_is_retired(caplog):
     with FakeAgentGym("maze") as server:
         gym = AgentGym("maze", server.url, **FEW)
         server.faults["/step"] = [Fault(500, b"broken")] * 3
         for _ in range(3):
-            assert "was answered with 500: b'broken'" in failure(gym, [say("up")])
+            assert "returned status 500: b'broken'" in failure(gym, [say("up")])
         assert "instance 0 of the AgentGym server" in caplog.text
         assert play(gym, right("maze", 0))[-1].info["success"]
         assert len(server.instances) == 2
         assert server.paths("/close") == ["/close"]  # once tried, it is known that there is none
 
 
-def test_items_that_fail_do_not_cost_an_instance_each():
+def test_failing_items_do_not_retire_all_instances():
     with FakeAgentGym("weather") as server:
         gym = AgentGym("weather", server.url, **FEW)
         server.faults["/reset"] = [Fault(500, b"Internal Server Error") for _ in range(100)]
@@ -471,11 +471,11 @@ def test_items_that_fail_do_not_cost_an_instance_each():
         assert len(server.instances) <= 9
 
 
-def test_an_error_with_status_200_is_a_failure_or_told():
+def test_error_with_status_200_fails_the_episode_or_is_shown():
     with FakeAgentGym("textcraft") as server:
         gym = AgentGym("textcraft", server.url, **FEW)
         text = failure(gym, [say("get 1 crash")])
-        assert '/step {"id": 0, "action": "get 1 crash"} was answered with the error' in text
+        assert '/step {"id": 0, "action": "get 1 crash"} returned the error' in text
         telling = AgentGym("textcraft", server.url, step_errors="tell", **FEW)
         steps = play(telling, [say("get 1 crash"), *right("textcraft", 0)])
         assert steps[0].observation[0]["content"].startswith("error: 'NoneType' object")
@@ -490,7 +490,7 @@ def test_an_error_with_status_200_is_a_failure_or_told():
         assert play(telling, right("textcraft", 0))[-1].info["success"]
         server.faults["/create"] = [Fault(body=b'{"error": "no Java"}')]
         agentgym_server._pools.clear()
-        assert "/create {} was answered with the error 'no Java'" in failure(gym, [])
+        assert "/create {} returned the error 'no Java'" in failure(gym, [])
     with FakeAgentGym("maze") as server:
         gym = AgentGym("maze", server.url, **FEW)
         server.faults["/reset"] = [Fault(body=b'{"error": "The game 0 is not valid."}')]
@@ -502,41 +502,41 @@ STEP = {"observation": "x", "reward": 0.0, "done": False}
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "expected"),
     [
-        (b"", "what is no JSON"),
-        (b"<html>", "what is no JSON"),
-        (b"\xff\xfe", "what is no JSON"),
-        (b"[" * 100_000, "what is no JSON"),
-        (json.dumps(STEP | {"reward": float("nan")}).encode(), "NaN is no JSON"),
-        (b'{"observation": "x", "reward": 1e999, "done": false}', "no finite number"),
-        (json.dumps(STEP | {"reward": "1"}).encode(), "no finite number"),
-        (json.dumps(STEP | {"reward": None}).encode(), "no finite number"),
-        (json.dumps(STEP | {"done": "no"}).encode(), "does not say true or false"),
+        (b"", "returned invalid JSON"),
+        (b"<html>", "returned invalid JSON"),
+        (b"\xff\xfe", "returned invalid JSON"),
+        (b"[" * 100_000, "returned invalid JSON"),
+        (json.dumps(STEP | {"reward": float("nan")}).encode(), "NaN is not valid JSON"),
+        (b'{"observation": "x", "reward": 1e999, "done": false}', "not a finite number"),
+        (json.dumps(STEP | {"reward": "1"}).encode(), "not a finite number"),
+        (json.dumps(STEP | {"reward": None}).encode(), "not a finite number"),
+        (json.dumps(STEP | {"done": "no"}).encode(), "must be true or false"),
         (json.dumps(STEP | {"observation": None}).encode(), "has no observation"),
-        (b'{"observation": "x"}', "which is no step"),
-        (b"[]", "which is no step"),
-        (b"null", "which is no step"),
+        (b'{"observation": "x"}', "not a valid step"),
+        (b"[]", "not a valid step"),
+        (b"null", "not a valid step"),
         (b" " * (MAX_ANSWER + 1), f"more than {MAX_ANSWER} bytes"),
     ],
     ids=range(14),
 )
-def test_garbage_is_a_failure_that_shows_it(body, told):
+def test_malformed_responses_fail_the_episode(body, expected):
     with FakeAgentGym("textcraft") as server:
         gym = AgentGym("textcraft", server.url, **FEW)
         server.faults["/step"] = [Fault(body=body)]
         text = failure(gym, right("textcraft", 0))
-        assert told in text
+        assert expected in text
         assert server.url in text
         assert len(text) < 1500
         server.faults["/reset"] = [Fault(body=b'{"observation": 7}')]
         assert "has no observation" in failure(gym, [])
         server.faults["/create"] = [Fault(body=b'{"id": true}')]
         agentgym_server._pools.clear()
-        assert "has no number" in failure(gym, [])
+        assert "has no instance number" in failure(gym, [])
 
 
-def test_a_huge_observation_is_cut_and_half_characters_are_replaced():
+def test_long_observations_are_truncated_and_surrogates_replaced():
     with FakeAgentGym("textcraft") as server:
         gym = AgentGym("textcraft", server.url, max_observation=100, **FEW)
         server.faults["/step"] = [Fault(edit=lambda answer: {**answer, "observation": "\ud83dab" * 1_000_000})]
@@ -545,7 +545,7 @@ def test_a_huge_observation_is_cut_and_half_characters_are_replaced():
         play(gym, [say("get 1 \ud83d")])
 
 
-def test_an_episode_that_is_cut_short_leaves_no_instance_behind():
+def test_cancelled_episode_releases_its_instance():
     """The time of an episode ran out in the middle of a step: the instance is lent again, after those that are fine."""
     with FakeAgentGym("maze") as server:
         gym = AgentGym("maze", server.url, **FEW)
@@ -564,7 +564,7 @@ def test_an_episode_that_is_cut_short_leaves_no_instance_behind():
         assert len(server.instances) == 1
 
 
-def test_proxies_are_not_asked_for_this_machine(monkeypatch):
+def test_proxies_are_ignored_for_localhost(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
     with FakeAgentGym("maze") as server:
@@ -585,12 +585,12 @@ def test_items_by_number_range_list_and_file(tmp_path):
     gym = AgentGym("webshop", url, train=[7, "10-12"], heldout="0-1")
     assert (items(gym, "train"), items(gym, "heldout")) == ([7, 10, 11, 12], [0, 1])
     path = tmp_path / "eval.json"
-    found = ["webshop_5238", "webshop_0007", "sciworld_3", "webshop_5238"]
-    records = [{"item_id": name, "conversations": None} for name in found]
+    names = ["webshop_5238", "webshop_0007", "sciworld_3", "webshop_5238"]
+    records = [{"item_id": name, "conversations": None} for name in names]
     path.write_text(json.dumps([*records, {"item_id": "webshop_9", "type": "shoes", "difficulty": 2}]))
     gym = AgentGym("webshop", url, train=5, heldout=str(path))
     assert items(gym, "heldout") == [5238, 7, 9]
-    assert [(one.type, one.difficulty) for one in gym.scenarios("heldout")] == [
+    assert [(scenario.type, scenario.difficulty) for scenario in gym.scenarios("heldout")] == [
         ("webshop", 0),
         ("webshop", 0),
         ("shoes", 2),
@@ -600,7 +600,7 @@ def test_items_by_number_range_list_and_file(tmp_path):
     assert items(AgentGym("maze", url, heldout=str(path), train="10-11"), "heldout") == [4]
 
 
-def test_types_and_difficulties_that_the_numbers_say():
+def test_types_and_difficulties_follow_from_item_numbers():
     url = "http://127.0.0.1:1"
     babyai = AgentGym("babyai", url, train=80, heldout=1).scenarios("train")
     assert [(babyai[n].type, babyai[n].difficulty) for n in (0, 23, 39, 40)] == [
@@ -610,48 +610,48 @@ def test_types_and_difficulties_that_the_numbers_say():
         ("go to", 1),
     ]
     searchqa = AgentGym("searchqa", url, train="0-0", heldout=[40000]).scenarios
-    assert [(one.type, one.difficulty) for one in (*searchqa("train"), *searchqa("heldout"))] == [
+    assert [(scenario.type, scenario.difficulty) for scenario in (*searchqa("train"), *searchqa("heldout"))] == [
         ("nq", 1),
         ("2wikimultihopqa", 2),
     ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "told"),
+    ("kind", "options", "expected"),
     [
-        ("maze", {"train": 26}, "environment.heldout: names item 26; maze has items 0 to 25"),
-        ("webshop", {"train": 0}, "environment.train: names 0 items"),
-        ("webshop", {"train": "0-99999999"}, "environment.train: names 100000000 items"),
-        ("webshop", {"train": ["a"]}, "environment.train: has 'a'; expected numbers and ranges"),
-        ("webshop", {"train": [1, "0-3"]}, "environment.train: names item 1 twice"),
-        ("webshop", {"train": [-1]}, "environment.train: names item -1"),
-        ("webshop", {"train": 5, "heldout": "4-6"}, "environment.heldout: names item 4, which is one of train too"),
+        ("maze", {"train": 26}, "environment.heldout: contains item 26; maze has items 0 to 25"),
+        ("webshop", {"train": 0}, "environment.train: contains 0 items"),
+        ("webshop", {"train": "0-99999999"}, "environment.train: contains 100000000 items"),
+        ("webshop", {"train": ["a"]}, "environment.train: contains 'a'; expected numbers and ranges"),
+        ("webshop", {"train": [1, "0-3"]}, "environment.train: contains item 1 twice"),
+        ("webshop", {"train": [-1]}, "environment.train: contains item -1"),
+        ("webshop", {"train": 5, "heldout": "4-6"}, "environment.heldout: contains item 4, which is also in train"),
         ("webshop", {"url": "127.0.0.1:80"}, "environment.url: '127.0.0.1:80': expected an address"),
         ("webshop", {"url": "http://[::1"}, "expected an address"),
         ("webshop", {"url": "http://a:99999999"}, "expected an address"),
         ("shop", {}, "environment.kind: 'shop': expected one of webshop, sqlgym"),
     ],
 )
-def test_a_wrong_configuration_is_refused(kind, options, told):
+def test_invalid_configuration_is_rejected(kind, options, expected):
     with pytest.raises(SpecError) as caught:
         AgentGym(**{"kind": kind, "url": "http://127.0.0.1:1", **options}).scenarios("train")
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
-def test_a_password_in_the_address_is_refused_and_not_shown():
-    with pytest.raises(SpecError, match="holds a name or a password") as caught:
+def test_password_in_the_url_is_rejected_and_not_shown():
+    with pytest.raises(SpecError, match="contains a user name or a password") as caught:
         AgentGym("maze", "http://me:secret@there:1")
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
-        ("{", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
-        ("{}", "holds dict; expected a list"),
+        ("{", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+        ("{}", "contains dict; expected a list"),
         ("[]", "has no items of webshop"),
-        ('[{"item_id": "maze_1"}]', "has no items of webshop; it has maze"),
+        ('[{"item_id": "maze_1"}]', "has no items of webshop; it has items of maze"),
         ('[{"item_id": "webshop"}]', "record 0 has the item_id 'webshop'"),
         ('[{"item": 3}]', "record 0 has the item_id None"),
         ('[{"item_id": "webshop_1", "conversations": [{"from": "gpt"}]}]', "record 0 has the message"),
@@ -659,47 +659,47 @@ def test_a_password_in_the_address_is_refused_and_not_shown():
         ('[{"item_id": "webshop_1", "difficulty": "hard"}]', "difficulty 'hard'"),
     ],
 )
-def test_a_file_that_is_none_is_refused(tmp_path, content, told):
+def test_invalid_file_is_rejected(tmp_path, content, expected):
     path = tmp_path / "items.json"
     path.write_text(content)
     with pytest.raises(SpecError) as caught:
         AgentGym("webshop", "http://127.0.0.1:1", train=str(path)).scenarios("train")
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     with pytest.raises(ResourceError, match=r"environment.train: .*No such file"):
         AgentGym("webshop", "http://127.0.0.1:1", train=str(path) + "l").scenarios("train")
 
 
-def test_demonstrations_as_each_format_says_them(demonstrations):
+def test_demonstrations_follow_the_format(demonstrations):
     path = demonstrations("alfworld", [0])
     url = "http://127.0.0.1:1"
-    made = {
+    gyms = {
         format: AgentGym("alfworld", url, format=format, demonstrations=path) for format in ("react", "tool", "plain")
     }
-    react, tool, plain = (gym.solve(first(gym))[0] for gym in made.values())
+    react, tool, plain = (gym.solve(first(gym))[0] for gym in gyms.values())
     assert react["content"] == "Thought:\nWord 0.\n\nAction:\ngo to apple"
     assert (tool["content"], tool["tool_calls"][0]["function"]["arguments"]) == ("Word 0.", '{"action": "go to apple"}')
     assert plain == {"role": "assistant", "content": "go to apple"}
     only = AgentGym("alfworld", url, train=path, heldout="1-2", demonstrations=path)
     assert items(only, "train") == [0]
-    with pytest.raises(SpecError, match=r"has none for alfworld_1; to train on those that it has"):
+    with pytest.raises(SpecError, match=r"has no demonstration of alfworld_1; to train on the demonstrated items"):
         only.solve(first(only, "heldout"))
     with pytest.raises(SpecError, match=r"environment.demonstrations: null"):
         AgentGym("alfworld", url).solve(first(only))
 
 
-def test_items_without_a_demonstration_are_named_before_any_is_played(demonstrations):
+def test_missing_demonstrations_are_reported_before_the_run(demonstrations):
     from flows.experiment.compose import compose
 
     path = demonstrations("alfworld", [0])
     lines = ["environment=agentgym", "environment.kind=alfworld", "environment.url=http://127.0.0.1:1"]
-    with pytest.raises(SpecError, match=r"environment\.demonstrations: .* has none for alfworld_\d"):
+    with pytest.raises(SpecError, match=r"environment\.demonstrations: .* has no demonstration of alfworld_\d"):
         compose([*lines, f"environment.demonstrations={path}"])
-    with pytest.raises(SpecError, match=r"environment\.demonstrations: null, and a solution is asked for"):
+    with pytest.raises(SpecError, match=r"environment\.demonstrations: null, but demonstrations are required"):
         compose(lines)
     assert compose([*lines, "warmup=none"]).warmup is None
 
 
-def test_where_nothing_is_marked_all_but_the_agreement_is_learned(tmp_path):
+def test_without_loss_marks_all_messages_but_the_first_are_used(tmp_path):
     path = tmp_path / "traj.json"
     data = trajectories("maze", [0])
     for message in data[0]["conversations"]:
@@ -709,7 +709,7 @@ def test_where_nothing_is_marked_all_but_the_agreement_is_learned(tmp_path):
     assert len(gym.solve(first(gym))) == len(solution("maze", 0))
 
 
-def test_the_key_of_a_stage_holds_what_a_file_says_and_not_where_it_or_the_server_is(demonstrations, tmp_path):
+def test_stage_key_depends_on_file_content_not_on_path_or_server(demonstrations, tmp_path):
     def key(url: str, path: str, **other: Any) -> str:
         data = {
             "_target_": "components.environments.adapters.agentgym.AgentGym",
@@ -723,8 +723,8 @@ def test_the_key_of_a_stage_holds_what_a_file_says_and_not_where_it_or_the_serve
     path = demonstrations("maze")
     moved = tmp_path / "elsewhere.json"
     moved.write_text(Path(path).read_text())
-    one = key("http://a:1", path)
-    assert one == key("http://b:2", str(moved), timeout=3.0)
+    original = key("http://a:1", path)
+    assert original == key("http://b:2", str(moved), timeout=3.0)
     moved.write_text(json.dumps(trajectories("maze", range(9))))
-    assert one != key("http://a:1", str(moved))
-    assert one != key("http://a:1", path, max_turns=3)
+    assert original != key("http://a:1", str(moved))
+    assert original != key("http://a:1", path, max_turns=3)

@@ -28,15 +28,15 @@ def data(request, tmp_path_factory):
     """A folder of games."""
     pytest.importorskip("textworld")
     pytest.importorskip("fast_downward")
-    given = {}
+    logic_texts = {}
     if request.param == "alfworld":
         package = importlib.util.find_spec("alfworld")
         if package is None:
             pytest.skip("alfworld, whose domain is played here too, is not installed")
         logic = Path(package.submodule_search_locations[0]) / "data"
-        given = {"domain": (logic / "alfred.pddl").read_text(), "rules": (logic / "alfred.twl2").read_text()}
+        logic_texts = {"domain": (logic / "alfred.pddl").read_text(), "rules": (logic / "alfred.twl2").read_text()}
     folder = tmp_path_factory.mktemp("data")
-    alfworld_games.write(folder, **given)
+    alfworld_games.write(folder, **logic_texts)
     return str(folder)
 
 
@@ -47,8 +47,8 @@ def trial(data, number):
 
 def game_of(environment, number):
     """The scenario of a game."""
-    every = [*environment.scenarios("train"), *environment.scenarios("heldout")]
-    return next(one for one in every if one.id.endswith(f"trial_{number}"))
+    scenarios = [*environment.scenarios("train"), *environment.scenarios("heldout")]
+    return next(scenario for scenario in scenarios if scenario.id.endswith(f"trial_{number}"))
 
 
 def changed(data, tmp_path, number, **values):
@@ -60,26 +60,28 @@ def changed(data, tmp_path, number, **values):
     return str(other)
 
 
-def test_it_keeps_what_every_environment_keeps(data):
+def test_it_satisfies_the_environment_contract(data):
     checks.check(lambda: ALFWorld(data), few=2)
 
 
-def test_scenarios_are_the_games_that_alfworld_plays_by_task_in_turn(data):
+def test_scenarios_are_alfworlds_games_with_alternating_tasks(data):
     environment = ALFWorld(data)
     train, heldout = environment.scenarios("train"), environment.scenarios("heldout")
-    assert [one.type for one in train] == [*TASKS, *TASKS]
-    assert [one.difficulty for one in heldout] == [1, 3]
-    assert sorted(one.id[-1] for one in train) == ["0", "1", "2", "3"]
-    assert {one.input["game"].split("/")[0] for one in heldout} == {"valid_unseen"}
-    assert {one.input["game"].split("/")[0] for one in ALFWorld(data, unseen=False).scenarios("heldout")} == {
+    assert [scenario.type for scenario in train] == [*TASKS, *TASKS]
+    assert [scenario.difficulty for scenario in heldout] == [1, 3]
+    assert sorted(scenario.id[-1] for scenario in train) == ["0", "1", "2", "3"]
+    assert {scenario.input["game"].split("/")[0] for scenario in heldout} == {"valid_unseen"}
+    assert {scenario.input["game"].split("/")[0] for scenario in ALFWorld(data, unseen=False).scenarios("heldout")} == {
         "valid_seen"
     }
-    assert [one.type for one in ALFWorld(data, tasks=TASKS[1:]).scenarios("train")] == [TASKS[1]] * 2
+    assert [scenario.type for scenario in ALFWorld(data, tasks=TASKS[1:]).scenarios("train")] == [TASKS[1]] * 2
     assert ALFWorld(data, train=3).scenarios("train") == train[:3]
-    assert len({tuple(one.id for one in ALFWorld(data, seed=seed).scenarios("train")) for seed in range(8)}) > 1
+    assert (
+        len({tuple(scenario.id for scenario in ALFWorld(data, seed=seed).scenarios("train")) for seed in range(8)}) > 1
+    )
 
 
-def test_an_episode_reads_as_alfworlds(data):
+def test_observations_match_alfworld(data):
     environment = ALFWorld(data)
     scenario = game_of(environment, 0)
     first = environment.reset(scenario)[1]["content"]
@@ -87,25 +89,25 @@ def test_an_episode_reads_as_alfworlds(data):
     assert "Welcome" not in first
     assert "sinkbasin 1" in first
     assert "Possible: go to cabinet 1, go to countertop 1, go to countertop 2, go to microwave 1" in first
-    steps = [environment.step(one) for one in environment.solve(scenario)]
+    steps = [environment.step(message) for message in environment.solve(scenario)]
     assert [step.reward for step in steps] == [0.0, 0.0, 0.0, 0.0, 1.0]
     assert steps[-1].info == {"invalid_actions": 0, "success": True, "progress": 1.0, "steps": 5}
     assert "Possible" not in steps[-1].observation[0]["content"]
     environment.close()
 
 
-def test_what_has_to_be_heated_is_not_won_cold(data):
+def test_heating_is_required(data):
     environment = ALFWorld(data)
     scenario = game_of(environment, 2)
-    said = [one["tool_calls"][0]["function"]["arguments"] for one in environment.solve(scenario)]
-    commands = [json.loads(one)["action"] for one in said]
+    arguments = [message["tool_calls"][0]["function"]["arguments"] for message in environment.solve(scenario)]
+    commands = [json.loads(text)["action"] for text in arguments]
     assert "heat mug 1 with microwave 1" in commands
-    cold = [one for one in commands if not one.startswith("heat")]
+    cold = [command for command in commands if not command.startswith("heat")]
     assert checks.play(environment, scenario, acts(cold))[-1].info["success"] is False
     environment.close()
 
 
-def test_chance_does_not_win(data):
+def test_random_actions_do_not_win(data):
     environment = ALFWorld(data, commands=False)
 
     def policy(rng, messages):
@@ -115,7 +117,7 @@ def test_chance_does_not_win(data):
     environment.close()
 
 
-def test_the_walkthrough_of_the_data_is_the_solution_if_it_wins_and_else_the_planners(data, tmp_path):
+def test_solution_is_the_walkthrough_or_the_plan(data, tmp_path):
     longer = ["look", "go to countertop 2", "take mug 1 from countertop 2", "go to cabinet 1", "open cabinet 1"]
     for walkthrough, length in (([*longer, "move mug 1 to cabinet 1"], 6), (["put mug 1 in/on cabinet 1"], 5)):
         folder = tmp_path / str(length)
@@ -126,38 +128,40 @@ def test_the_walkthrough_of_the_data_is_the_solution_if_it_wins_and_else_the_pla
         environment.close()
 
 
-def test_planning_is_bounded(data):
+def test_planning_times_out(data):
     environment = ALFWorld(data, plan_timeout=0.01)
-    with pytest.raises(EnvironmentFailed, match=r"found nothing for .* within 0\.01 s \(environment.plan_timeout\)"):
+    with pytest.raises(EnvironmentFailed, match=r"timed out for .* after 0\.01 s \(environment.plan_timeout\)"):
         environment.solve(environment.scenarios("train")[0])
     environment.close()
 
 
-def test_a_solution_leaves_the_episode_under_way_as_it_is(data):
+def test_solving_does_not_change_the_current_episode(data):
     environment = ALFWorld(data)
     scenario = environment.scenarios("train")[0]
     environment.reset(scenario)
     before = environment.step(acts(["look"])[0]).observation
     environment.solve(scenario)
     after = environment.step(acts(["look"])[0]).observation
-    assert [one["content"] for one in after] == [one["content"] for one in before]
+    assert [message["content"] for message in after] == [message["content"] for message in before]
     environment.close()
 
 
-def test_several_begin_at_once(data):
+def test_concurrent_resets(data):
     """In threads, as the collector plays them; what the engine changes of the process is put back."""
     arguments, out = list(sys.argv), sys.stdout
     environments = [ALFWorld(data) for _ in range(4)]
     scenarios = environments[0].scenarios("train")
     with ThreadPoolExecutor(4) as pool:
-        told = list(pool.map(lambda one: [one.reset(scenario) for scenario in scenarios], environments))
+        observations = list(
+            pool.map(lambda environment: [environment.reset(scenario) for scenario in scenarios], environments)
+        )
         for environment in environments:
             environment.close()
-    assert all(one == told[0] for one in told)
+    assert all(observation == observations[0] for observation in observations)
     assert (sys.argv, sys.stdout) == (arguments, out)
 
 
-def test_engines_are_used_again(data):
+def test_engines_are_reused(data):
     """Each has a copy of the planner's library, which cannot be unloaded."""
 
     def copies():
@@ -176,15 +180,15 @@ def test_engines_are_used_again(data):
     assert environment.step(acts(["look"])[0]).observation[0]["content"] == "error: the episode is over"
 
 
-def test_what_cannot_be_done_is_the_games_to_say(data):
+def test_impossible_commands_are_answered_by_the_game(data):
     environment = ALFWorld(data)
     steps = checks.play(environment, environment.scenarios("train")[0], acts(["take moon", "Look.", "LOOK"]))
     assert steps[0].observation[0]["content"].startswith("Nothing happens.")
-    assert [one.info["invalid_actions"] for one in steps] == [1, 1, 1]
+    assert [step.info["invalid_actions"] for step in steps] == [1, 1, 1]
     environment.close()
 
 
-def test_it_ends_after_max_steps(data):
+def test_episode_ends_after_max_steps(data):
     environment = ALFWorld(data, max_steps=2)
     steps = checks.play(environment, environment.scenarios("train")[0], acts(["look"] * 5))
     assert len(steps) == 2
@@ -193,34 +197,34 @@ def test_it_ends_after_max_steps(data):
     environment.close()
 
 
-def test_a_file_that_is_no_json_is_named(data, tmp_path):
+def test_invalid_json_file_is_named(data, tmp_path):
     other = changed(data, tmp_path, 0)
     trial(other, 0).write_text("<html>")
-    with pytest.raises(ResourceError, match=r"trial_0/game.tw-pddl is no JSON object; download"):
+    with pytest.raises(ResourceError, match=r"trial_0/game.tw-pddl is not a JSON object; download"):
         ALFWorld(other)
 
 
-def test_a_game_that_the_translator_refuses_fails_the_episode(data, tmp_path):
+def test_planner_failure_fails_the_episode(data, tmp_path):
     problem = json.loads(trial(data, 0).read_text())["pddl_problem"]
     environment = ALFWorld(changed(data, tmp_path, 0, pddl_problem=problem.replace("(inReceptacle ?o", "(within ?o")))
-    with pytest.raises(EnvironmentFailed, match="the planner gave up"):
+    with pytest.raises(EnvironmentFailed, match="the planner failed"):
         environment.reset(game_of(environment, 0))
     environment.close()
 
 
-def test_the_key_has_the_games_and_not_their_place(data, tmp_path):
-    given = {"data": data, "tasks": None, "unseen": True, "seed": 0, "train": None, "heldout": None}
-    key = ALFWorld.key_arguments(given)
+def test_stage_key_depends_on_games_not_on_the_folder(data, tmp_path):
+    options = {"data": data, "tasks": None, "unseen": True, "seed": 0, "train": None, "heldout": None}
+    key = ALFWorld.key_arguments(options)
     assert "data" not in key
     other = changed(data, tmp_path, 1, walkthrough=["look"])
-    assert ALFWorld.key_arguments(given | {"data": other})["games"] != key["games"]
-    assert ALFWorld.key_arguments(given) == key
+    assert ALFWorld.key_arguments(options | {"data": other})["games"] != key["games"]
+    assert ALFWorld.key_arguments(options) == key
 
 
-def test_things_are_numbered_as_alfworld_does():
+def test_objects_are_numbered_as_in_alfworld():
     """The last one by its identifier is the first; a basin is not its sink."""
-    found = names(["mug_bar_b", "mug_bar_a", "sink_bar_1", "sink_bar_1_bar_sinkbasin", "agent1"])
-    assert found == {
+    named = names(["mug_bar_b", "mug_bar_a", "sink_bar_1", "sink_bar_1_bar_sinkbasin", "agent1"])
+    assert named == {
         "agent1": "agent1",
         "mug_bar_a": "mug 2",
         "mug_bar_b": "mug 1",
@@ -229,7 +233,7 @@ def test_things_are_numbered_as_alfworld_does():
     }
 
 
-def test_without_the_data_it_says_how_to_get_it(monkeypatch, tmp_path):
+def test_missing_data_error_names_the_download(monkeypatch, tmp_path):
     pytest.importorskip("fast_downward")
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     with pytest.raises(ResourceError, match=rf"no game in {tmp_path}/json_2.1.1/train; .*alfworld-download"):
@@ -239,5 +243,5 @@ def test_without_the_data_it_says_how_to_get_it(monkeypatch, tmp_path):
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "fast_downward", None)
     monkeypatch.setitem(sys.modules, "textworld", sys)
-    with pytest.raises(ResourceError, match=r"fast_downward is missing; pip install 'espalier\[alfworld\]'"):
+    with pytest.raises(ResourceError, match=r"fast_downward is not installed; run pip install 'espalier\[alfworld\]'"):
         ALFWorld()

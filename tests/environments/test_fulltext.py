@@ -29,28 +29,28 @@ def bm25(query: list[str], documents: list[list[str]]) -> list[int]:
     return sorted(scores, key=lambda number: (-scores[number], number))
 
 
-def test_the_order_is_that_of_the_formula():
+def test_ranking_matches_the_bm25_formula():
     draw = random.Random(0)
     words = ["lamp", "rug", "tent", "pan", "bolt", "cup", "fork", "drum", "sock", "vest"]
     documents = [draw.choices(words, range(1, 11), k=draw.randint(1, 12)) for _ in range(60)]
-    index = Index({"text": 1.0}, ((number, [" ".join(one)]) for number, one in enumerate(documents)))
+    index = Index({"text": 1.0}, ((number, [" ".join(words)]) for number, words in enumerate(documents)))
     for size in (1, 2, 3):
         query = draw.sample(words, size)
         assert [number for number, _ in index.search(" ".join(query), 60)] == bm25(query, documents)
 
 
-def test_a_match_in_a_field_that_weighs_more_comes_first():
+def test_fields_are_weighted():
     documents = [(0, ["lamp", "tent"]), (1, ["tent", "lamp"]), (2, ["rug", "cup"]), (3, ["pan", "cup"])]
     assert [number for number, _ in Index({"title": 9.0, "text": 1.0}, documents).search("tent", 9)] == [1, 0]
     assert [number for number, _ in Index({"title": 1.0, "text": 9.0}, documents).search("tent", 9)] == [0, 1]
 
 
-def test_words_are_stemmed_and_pieces_are_shown_around_them():
+def test_words_are_stemmed_and_excerpts_surround_matches():
     index = Index({"title": 1.0, "text": 1.0}, [(7, ["x", "one two three running shoes four five"])])
     assert index.search("shoe run", 5, snippet=3) == [(7, " ... running shoes four ... ")]
 
 
-def test_a_search_is_narrowed_by_conditions():
+def test_searches_are_filtered_by_conditions():
     index = Index(
         {"text": 1.0}, [(number, ["tent"]) for number in range(6)], {"day": {number: number for number in range(6)}}
     )
@@ -58,7 +58,7 @@ def test_a_search_is_narrowed_by_conditions():
     assert [number for number, _ in index.search("tent", 2)] == [0, 1]
 
 
-def test_only_words_are_searched_for():
+def test_queries_use_words_only():
     assert terms('Tent OR "x" NEAR(tent) *') == ["tent", "x", "near"]
     assert terms("the of and") == ["the", "of", "and"]
     assert terms("\ud83d \x00 ?!") == []
@@ -70,11 +70,11 @@ def test_only_words_are_searched_for():
 def test_threads_may_share_an_index():
     index = Index({"text": 1.0}, [(number, [f"tent w{number}"]) for number in range(200)])
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda number: index.search(f"w{number}", 1), range(200)))
-    assert found == [[(number, "")] for number in range(200)]
+        results = list(pool.map(lambda number: index.search(f"w{number}", 1), range(200)))
+    assert results == [[(number, "")] for number in range(200)]
 
 
-def test_a_python_without_full_text_search_is_told(monkeypatch):
+def test_missing_fts5_is_reported(monkeypatch):
     class Poor:
         def execute(self, statement):
             raise sqlite3.OperationalError("no such module: fts5")
@@ -98,7 +98,7 @@ def test_a_python_without_full_text_search_is_told(monkeypatch):
     ],
     ids=["one word", "many words", "near", "operators", "quotes", "no text", "brackets"],
 )
-def test_a_search_uses_a_bounded_part_of_hostile_text(attack):
+def test_hostile_queries_are_bounded(attack):
     """What SQLite is asked for is at most 32 words, each in quotes."""
     index = Index({"text": 1.0}, [(number, [f"tent w{number}"]) for number in range(500)])
     statements = []

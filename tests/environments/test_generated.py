@@ -13,36 +13,41 @@ def _task(rng, difficulty, split):
     return "even" if difficulty % 2 == 0 else "odd", {"number": 100 * difficulty + rng.randrange(20)}
 
 
-def made(**changed):
-    given = {"seed": 0, "train": 20, "heldout": 10, "difficulties": (1, 2)}
-    return generate("numbers", _task, **{**given, **changed})
+def scenarios_with(**changed):
+    options = {"seed": 0, "train": 20, "heldout": 10, "difficulties": (1, 2)}
+    return generate("numbers", _task, **{**options, **changed})
 
 
-def test_no_task_occurs_twice_and_difficulties_take_turns():
-    found = made()
-    assert Counter(one.split for one in found) == {"train": 20, "heldout": 10}
-    assert len({one.id for one in found}) == len({one.input["number"] for one in found}) == 30
-    assert Counter((one.split, one.difficulty) for one in found) == {
+def test_tasks_are_unique_and_difficulties_alternate():
+    scenarios = scenarios_with()
+    assert Counter(scenario.split for scenario in scenarios) == {"train": 20, "heldout": 10}
+    assert (
+        len({scenario.id for scenario in scenarios}) == len({scenario.input["number"] for scenario in scenarios}) == 30
+    )
+    assert Counter((scenario.split, scenario.difficulty) for scenario in scenarios) == {
         ("train", 1): 10,
         ("train", 2): 10,
         ("heldout", 1): 5,
         ("heldout", 2): 5,
     }
-    assert {(one.type, one.difficulty) for one in found} == {("odd", 1), ("even", 2)}
+    assert {(scenario.type, scenario.difficulty) for scenario in scenarios} == {("odd", 1), ("even", 2)}
 
 
-def test_what_is_held_out_does_not_depend_on_what_is_trained_on():
-    few, many = ([one for one in made(train=train, difficulties=(1,)) if one.split == "heldout"] for train in (1, 10))
+def test_heldout_scenarios_do_not_depend_on_train_size():
+    few, many = (
+        [scenario for scenario in scenarios_with(train=train, difficulties=(1,)) if scenario.split == "heldout"]
+        for train in (1, 10)
+    )
     assert few == many
-    assert made(seed=1)[0].input != made()[0].input
+    assert scenarios_with(seed=1)[0].input != scenarios_with()[0].input
 
 
-def test_there_are_only_so_many_tasks():
-    with pytest.raises(ValueError, match="train is 31; there are too few tasks of difficulty 1"):
-        made(train=31, difficulties=(1,))
+def test_too_few_distinct_tasks_are_reported():
+    with pytest.raises(ValueError, match="train = 31: there are too few distinct tasks of difficulty 1"):
+        scenarios_with(train=31, difficulties=(1,))
 
 
 @pytest.mark.parametrize("difficulties", [(), (0,), (1, 6)])
-def test_difficulties_go_from_one_to_five(difficulties):
+def test_difficulties_range_from_one_to_five(difficulties):
     with pytest.raises(ValueError, match="expected one or more of"):
-        made(difficulties=difficulties)
+        scenarios_with(difficulties=difficulties)

@@ -33,16 +33,16 @@ def small(**arguments) -> Gym:
 
 
 def at_random(environment: Gym):
-    return lambda rng, told: acts([rng.choice(environment.names)])[0]
+    return lambda rng, messages: acts([rng.choice(environment.names)])[0]
 
 
 @pytest.mark.parametrize("name", TOYS)
-def test_they_keep_what_every_environment_keeps(name):
+def test_they_satisfy_the_environment_contract(name):
     checks.check(lambda: small(**TOYS[name]), solver=name in SOLVED)
 
 
 @pytest.mark.parametrize("name", SOLVED)
-def test_value_iteration_solves_and_chance_does_not(name):
+def test_value_iteration_succeeds_and_random_actions_do_not(name):
     environment = small(**TOYS[name])
     for scenario in environment.scenarios("train"):
         assert checks.solved(environment, scenario)
@@ -50,32 +50,34 @@ def test_value_iteration_solves_and_chance_does_not(name):
 
 
 @pytest.mark.parametrize(("name", "most"), [("Blackjack", 0.5), ("CartPole", 0.2)])
-def test_chance_where_there_is_no_solver(name, most):
+def test_random_actions_without_a_solver(name, most):
     environment = small(**TOYS[name])
     assert checks.success_of(environment, environment.scenarios("train"), at_random(environment), turns=40) <= most
-    with pytest.raises(SpecError, match="cannot be solved here"):
+    with pytest.raises(SpecError, match="exposes no transition table, so it cannot be solved"):
         environment.solve(environment.scenarios("train")[0])
 
 
-def test_larger_lakes_take_longer():
+def test_larger_lakes_need_more_steps():
     environment = Gym(**LAKE, train=60, heldout=10)
     lengths: dict[int, list[int]] = {}
     for scenario in environment.scenarios("train"):
         lengths.setdefault(scenario.difficulty, []).append(len(environment.solve(scenario)))
-    means = [sum(one) / len(one) for _, one in sorted(lengths.items())]
+    means = [sum(values) / len(values) for _, values in sorted(lengths.items())]
     assert means == sorted(means)
     assert len(means) == 5
-    maps = [json.dumps(one.input["kwargs"]) for split in checks.SPLITS for one in environment.scenarios(split)]
+    maps = [
+        json.dumps(scenario.input["kwargs"]) for split in checks.SPLITS for scenario in environment.scenarios(split)
+    ]
     assert len(set(maps)) == 70
 
 
-def test_on_slippery_ice_the_best_policy_mostly_succeeds():
+def test_optimal_policy_mostly_succeeds_on_slippery_ice():
     environment = Gym(kwargs={"is_slippery": True}, train=50, heldout=1, max_steps=100)
     won = [checks.solved(environment, scenario) for scenario in environment.scenarios("train")]
     assert 0.5 < sum(won) / len(won) < 1.0
 
 
-def test_what_the_agent_is_told():
+def test_observations_and_errors():
     environment = small(id="FrozenLake-v1", kwargs={"is_slippery": False, "desc": ["SFH", "FHF", "FFG"]})
     system, first = environment.reset(environment.scenarios("train")[0])
     assert system["content"].endswith("Each turn, one action: left, down, right, up.")
@@ -110,21 +112,21 @@ class Spaces(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.place = np.zeros(2)
-        return self.seen(), {}
+        return self.observe(), {}
 
     def step(self, action):
         self.place = self.place + action
-        return self.seen(), float(action.sum()), bool(self.place.sum() > 1.9), False, {}
+        return self.observe(), float(action.sum()), bool(self.place.sum() > 1.9), False, {}
 
-    def seen(self):
+    def observe(self):
         return {"place": self.place, "map": np.eye(2, dtype=int), "note": "warm", "lives": 3}
 
 
 def test_numbers_as_actions_and_any_observation():
     environment = small(id="spaces", make=lambda: Spaces(), success=1.9, max_steps=5)
-    told = environment.reset(environment.scenarios("train")[0])
-    assert told[0]["content"] == "You act in spaces. Each turn, one action: 2 numbers, such as 0.5, -1."
-    assert told[1]["content"] == "place: 0 0\nmap: 1 0\n0 1\nnote: warm\nlives: 3"
+    messages = environment.reset(environment.scenarios("train")[0])
+    assert messages[0]["content"] == "You act in spaces. Each turn, one action: 2 numbers, such as 0.5, -1."
+    assert messages[1]["content"] == "place: 0 0\nmap: 1 0\n0 1\nnote: warm\nlives: 3"
     for bad in ("", "one, two", "1", "1 2 3", "nan 1", "7 0", "1e999 0", "9" * 100_000):
         assert environment.step(acts([bad])[0]).observation[0]["content"].startswith("error: ")
     assert environment.step(acts(["[0.5, 0.5]"])[0]).info["progress"] == pytest.approx(1 / 1.9)
@@ -173,36 +175,36 @@ def test_functions_of_the_user_by_their_paths():
     ("arguments", "says"),
     [
         ({"id": "FrozenLake-v9"}, "environment.id: .*Did you mean 'FrozenLake-v1'"),
-        ({"id": "os:FrozenLake-v1"}, "environment.id: there is no environment"),
+        ({"id": "os:FrozenLake-v1"}, "environment.id: gymnasium has no environment"),
         ({"kwargs": {"slippery": True}}, "environment.kwargs: .*slippery"),
         ({"actions": ["a", "b"]}, "environment.actions: names 2 actions .* has 4"),
-        ({"actions": ["a", "b", "A.", "c"]}, "each needs its own"),
-        ({"id": "spaces", "make": lambda: Spaces()}, "environment.success: .* does not say what success is"),
-        ({"id": "s", "make": lambda: Spaces(), "success": 1.0, "actions": ["a"]}, "numbers that have no names"),
+        ({"actions": ["a", "b", "A.", "c"]}, "each needs a unique name"),
+        ({"id": "spaces", "make": lambda: Spaces()}, "environment.success: null: .* has no reward threshold"),
+        ({"id": "s", "make": lambda: Spaces(), "success": 1.0, "actions": ["a"]}, "numbers without names"),
     ],
 )
-def test_mistakes_are_named(arguments, says):
+def test_configuration_errors_are_named(arguments, says):
     with pytest.raises(SpecError, match=says):
         small(**arguments)
 
 
-def test_scenarios_that_do_not_differ():
-    with pytest.raises(SpecError, match=r"environment\.vary: gives 1 different scenarios"):
+def test_duplicate_scenarios_are_reported():
+    with pytest.raises(SpecError, match=r"environment\.vary: returns 1 distinct scenarios"):
         small(vary=same).scenarios("train")
 
 
-def test_a_long_observation_is_cut():
+def test_long_observations_are_truncated():
     environment = small(id="long", make=lambda: Spaces(), success=1.0, render=lambda view: "x" * 100_000)
     assert len(environment.reset(environment.scenarios("train")[0])[1]["content"]) < 4_100
 
 
 def test_an_episode_depends_on_nothing_but_its_scenario():
-    one, two = small(id="Blackjack-v1"), small(id="Blackjack-v1")
-    scenario = one.scenarios("train")[0]
-    first = one.reset(scenario)
+    environment, other = small(id="Blackjack-v1"), small(id="Blackjack-v1")
+    scenario = environment.scenarios("train")[0]
+    first = environment.reset(scenario)
     random.seed(5)
-    two.reset(two.scenarios("train")[3])
-    assert two.reset(scenario) == first
+    other.reset(other.scenarios("train")[3])
+    assert other.reset(scenario) == first
 
 
 def test_without_the_package(monkeypatch):

@@ -73,15 +73,17 @@ def play(environment, *actions, number=0):
             tools = await environment.tools()
             scenario = environment.scenarios("train")[number]
             await environment.reset(scenario)
-            given = [one(scenario) if callable(one) else one for one in actions] or environment.solve(scenario)
-            return tools, [await environment.step(one) for one in given]
+            messages = [action(scenario) if callable(action) else action for action in actions] or environment.solve(
+                scenario
+            )
+            return tools, [await environment.step(message) for message in messages]
         finally:
             await environment.close()
 
     return asyncio.run(episode())
 
 
-def told(step) -> str:
+def text_of(step) -> str:
     return step.observation[0]["content"]
 
 
@@ -92,9 +94,9 @@ def say(text):
 # --- sessions -------------------------------------------------------------------------------------------------------
 
 
-def test_tools_are_the_servers_and_a_solution_succeeds(file):
+def test_tools_come_from_the_server_and_solutions_succeed(file):
     tools, steps = play(Mcp(file, command=STDIO, success=right))
-    names = {one["function"]["name"]: one["function"] for one in tools}
+    names = {tool["function"]["name"]: tool["function"] for tool in tools}
     assert names["price"]["description"] == "price of an item in dollars"
     assert names["add"]["parameters"]["properties"]["number"]["type"] == "integer"
     assert "shelf_stock_all" in names  # a name that OpenAI's form does not know
@@ -102,19 +104,19 @@ def test_tools_are_the_servers_and_a_solution_succeeds(file):
     assert steps[-1].info == {"success": True, "invalid_actions": 0, "tool_errors": 0, "calls": 2}
 
 
-def test_each_episode_has_a_session_of_its_own_over_stdio_and_http(file):
+def test_each_episode_has_its_own_session(file):
     async def episodes(environment):
         first = environment.scenarios("train")[0]
-        found = []
+        results = []
         try:
             await environment.tools()
             for _ in range(2):
                 await environment.reset(first)
                 await environment.step(call("add", {"item": "lamp", "number": 2}))
-                found.append(told(await environment.step(call("add", {"item": "chair", "number": 1}))))
+                results.append(text_of(await environment.step(call("add", {"item": "chair", "number": 1}))))
         finally:
             await environment.close()
-        return found
+        return results
 
     fresh = ["3 in the basket"] * 2
     assert asyncio.run(episodes(Mcp(file, command=STDIO))) == fresh
@@ -125,19 +127,19 @@ def test_each_episode_has_a_session_of_its_own_over_stdio_and_http(file):
         assert steps[-1].info["success"] is True
 
 
-def test_several_at_once_do_not_see_each_other(file):
+def test_concurrent_episodes_are_isolated(file):
     async def all_at_once():
         environments = [Mcp(file, command=STDIO, success=right) for _ in range(3)]
         scenario = environments[0].scenarios("train")[0]
 
-        async def one(environment):
+        async def episode(environment):
             try:
                 await environment.reset(scenario)
                 return [await environment.step(action) for action in environment.solve(scenario)][-1].info
             finally:
                 await environment.close()
 
-        return await asyncio.gather(*map(one, environments))
+        return await asyncio.gather(*map(episode, environments))
 
     assert [info["success"] for info in asyncio.run(all_at_once())] == [True] * 3
 
@@ -145,7 +147,7 @@ def test_several_at_once_do_not_see_each_other(file):
 # --- what a model says ----------------------------------------------------------------------------------------------
 
 
-def test_what_a_model_gets_wrong_is_told_and_counted(file):
+def test_invalid_calls_are_reported_and_counted(file):
     junk = [action for action in checks.JUNK if action.get("tool_calls")]
     wrong = [
         call("price", {}),
@@ -154,20 +156,20 @@ def test_what_a_model_gets_wrong_is_told_and_counted(file):
         call("no_such", {}),
     ]
     _, steps = play(Mcp(file, command=STDIO, success=right), *wrong, *junk, call("price", {"item": "moon"}), say("35"))
-    assert "'item' is a required property" in told(steps[0])
-    assert told(steps[1]).startswith("error: price: item: 3 is not of type 'string'")
-    assert told(steps[3]).startswith("error: no tool no_such; there are price, add")
-    assert "no item moon" in told(steps[-2])  # what the tool itself says, marked as its error
-    assert told(steps[-2]).startswith("error: ")
+    assert "'item' is a required property" in text_of(steps[0])
+    assert text_of(steps[1]).startswith("error: price: item: 3 is not of type 'string'")
+    assert text_of(steps[3]).startswith("error: no tool no_such; there are price, add")
+    assert "no item moon" in text_of(steps[-2])  # what the tool itself says, marked as its error
+    assert text_of(steps[-2]).startswith("error: ")
     info = steps[-1].info
     assert info["invalid_actions"] == len(wrong) + len(junk)
     assert (info["tool_errors"], info["calls"], info["success"]) == (1, 1, False)
 
 
-def test_only_tools_that_are_named_are_offered(file):
+def test_only_listed_tools_are_offered(file):
     tools, steps = play(Mcp(file, command=STDIO, tools=["price", "shelf.stock/all"]), call("shelf_stock_all", {}))
-    assert [one["function"]["name"] for one in tools] == ["price", "shelf_stock_all"]
-    assert told(steps[0]) == "lamp, kettle, chair"
+    assert [tool["function"]["name"] for tool in tools] == ["price", "shelf_stock_all"]
+    assert text_of(steps[0]) == "lamp, kettle, chair"
     with pytest.raises(SpecError, match=r"no tool 'prise'.*Did you mean 'price'"):
         play(Mcp(file, command=STDIO, tools=["prise"]))
 
@@ -175,7 +177,7 @@ def test_only_tools_that_are_named_are_offered(file):
 # --- servers that fail ----------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_dies_fails_the_episode_with_its_last_words_and_without_secrets(file, monkeypatch):
+def test_server_crash_fails_the_episode_with_masked_stderr(file, monkeypatch):
     monkeypatch.setenv("SHELF_KEY", "s3cret-value")
     with pytest.raises(EnvironmentFailed) as caught:
         play(Mcp(file, command=STDIO, variables=["SHELF_KEY"]), call("die", {}))
@@ -183,18 +185,18 @@ def test_a_server_that_dies_fails_the_episode_with_its_last_words_and_without_se
     assert "s3cret-value" not in str(caught.value)
 
 
-def test_a_call_that_takes_too_long_fails_the_episode(file):
-    with pytest.raises(EnvironmentFailed, match=r"took longer than 2 s for slow \(environment.timeout\)"):
+def test_call_timeout_fails_the_episode(file):
+    with pytest.raises(EnvironmentFailed, match=r"timed out at slow after 2 s \(environment.timeout\)"):
         play(Mcp(file, command=STDIO, timeout=2.0), call("slow", {"seconds": 60}))
 
 
-def test_a_server_that_never_answers_is_given_up(file):
+def test_start_times_out(file):
     silent = [sys.executable, "-c", "import time; print('hm', flush=True); time.sleep(60)"]
-    with pytest.raises(EnvironmentFailed, match=r"did not answer within 1 s \(environment.start_timeout\)"):
+    with pytest.raises(EnvironmentFailed, match=r"did not start within 1 s \(environment.start_timeout\)"):
         play(Mcp(file, command=silent, start_timeout=1.0))
 
 
-def test_a_command_that_is_none_is_the_users_mistake(file):
+def test_unknown_command_is_a_resource_error(file):
     with pytest.raises(ResourceError, match=r"environment.command: no-such-program"):
         play(Mcp(file, command=["no-such-program"]))
 
@@ -207,7 +209,7 @@ def line():
     """To a server, which no stream of its own reaches; where an environment finds it."""
     with over_http() as url, Line(url) as between:
         meet = between.meet
-        between.meet = lambda one: status(405)(one) if one.command == "GET" else meet(one)
+        between.meet = lambda handler: status(405)(handler) if handler.command == "GET" else meet(handler)
         yield between, between.url.replace("/v1", "/mcp")
 
 
@@ -215,13 +217,13 @@ FAULTS = [*(status(code) for code in (429, 502, 503, 504, 401, 500)), hang_up]
 AWAY = [EnvironmentAway] * 4 + [EnvironmentFailed] * 2 + [EnvironmentAway]
 
 
-def test_a_server_over_http_that_is_away_for_a_moment_is_said_to_be(file):
+def test_transient_http_failures_are_classified_as_away(file):
     """When a session is opened, in the middle of one, and where the server forgot it."""
 
     async def scene():
         environment = Mcp(file, url=url)
         scenario = environment.scenarios("train")[0]
-        found = []
+        results = []
         for fault in FAULTS:
             between.faults = iter([fault])  # what comes next would go well
             with pytest.raises(EnvironmentFailed) as opening:
@@ -231,37 +233,38 @@ def test_a_server_over_http_that_is_away_for_a_moment_is_said_to_be(file):
             with pytest.raises(EnvironmentFailed) as calling:
                 await environment.step(call("price", {"item": "lamp"}))
             await environment.close()
-            found.append((type(opening.value), type(calling.value)))
+            results.append((type(opening.value), type(calling.value)))
         await environment.reset(scenario)
         between.faults = iter([status(404)])
         with pytest.raises(EnvironmentAway, match="the session"):
             await environment.step(call("price", {"item": "lamp"}))
         await environment.close()
-        return found
+        return results
 
     with line() as (between, url):
         assert asyncio.run(scene()) == list(zip(AWAY, AWAY, strict=True))
 
 
-def test_a_server_that_nobody_listens_at_is_away(file):
+def test_refused_connection_is_classified_as_away(file):
     with pytest.raises(EnvironmentAway, match=r"the MCP server http://127.0.0.1:1/mcp"):
         play(Mcp(file, url="http://127.0.0.1:1/mcp"))
 
 
-def test_a_program_that_ends_is_not_away(file):
+def test_exited_program_is_not_classified_as_away(file):
     with pytest.raises(EnvironmentFailed) as caught:
         play(Mcp(file, command=STDIO), call("die", {}))
     assert type(caught.value) is EnvironmentFailed
 
 
-def test_a_tool_with_an_invalid_schema_is_named_and_can_be_left_out(file):
-    with pytest.raises(SpecError, match=r"environment.tools: the tool 'price' of the server has an input schema"):
+def test_invalid_tool_schema_is_named_and_can_be_excluded(file):
+    message = r"environment.tools: the tool 'price' of the server has an invalid input schema"
+    with pytest.raises(SpecError, match=message):
         play(Mcp(file, command=[*STDIO, "broken"]))
     tools, _ = play(Mcp(file, command=[*STDIO, "broken"], tools=["add"]))
     assert len(tools) == 1
 
 
-def test_a_huge_result_arrives_and_is_cut_by_the_agent_loop(file):
+def test_large_results_are_truncated_by_the_agent_loop(file):
     from components.rollout.observations import cleaned
 
     _, steps = play(Mcp(file, command=STDIO), call("huge", {"characters": 3_000_000}))
@@ -270,12 +273,12 @@ def test_a_huge_result_arrives_and_is_cut_by_the_agent_loop(file):
     assert "[cut: 3,000,000 characters, 1,000 are shown]" in shown[0]["content"]
 
 
-def test_variables_are_given_by_name_only(file, monkeypatch):
+def test_only_named_variables_reach_the_server(file, monkeypatch):
     monkeypatch.setenv("SHELF_KEY", "s3cret-value")
     ask = call("variable", {"name": "SHELF_KEY"})
-    assert told(play(Mcp(file, command=STDIO), ask)[1][0]) == "not set"
-    given = told(play(Mcp(file, command=STDIO, variables=["SHELF_KEY"]), ask)[1][0])
-    assert given == "***", "the server has it, and what it tells of it goes nowhere"
+    assert text_of(play(Mcp(file, command=STDIO), ask)[1][0]) == "not set"
+    result = text_of(play(Mcp(file, command=STDIO, variables=["SHELF_KEY"]), ask)[1][0])
+    assert result == "***", "the server has it, and what it tells of it goes nowhere"
     monkeypatch.delenv("SHELF_KEY")
     with pytest.raises(ResourceError, match="the environment variable SHELF_KEY is not set"):
         play(Mcp(file, command=STDIO, variables=["SHELF_KEY"]))
@@ -293,9 +296,9 @@ def model(*answers):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             asked.append(body)
-            said = answers[min(len(asked), len(answers)) - 1]
-            said = said(body) if callable(said) else said
-            data = json.dumps({"choices": [{"message": {"role": "assistant", "content": said}}]}).encode()
+            reply = answers[min(len(asked), len(answers)) - 1]
+            reply = reply(body) if callable(reply) else reply
+            data = json.dumps({"choices": [{"message": {"role": "assistant", "content": reply}}]}).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(data)))
             self.end_headers()
@@ -313,7 +316,7 @@ def model(*answers):
         server.server_close()
 
 
-def test_a_judge_sees_what_happened_and_says_whether_it_was_right(file):
+def test_judge_sees_the_episode_and_decides_success(file):
     with model("hm", 'So: {"why": "it says 55", "success": true}') as (url, asked):
         environment = Mcp(file, command=STDIO, judge=Judge(url=url, model="m"))
         _, steps = play(environment)
@@ -328,11 +331,11 @@ def test_a_judge_sees_what_happened_and_says_whether_it_was_right(file):
     }
     assert shown["answer"] == "55 dollars."
     assert asked[0]["temperature"] == 0
-    with model("no idea") as (url, _), pytest.raises(JudgeError, match="the judge m said 'no idea'"):
+    with model("no idea") as (url, _), pytest.raises(JudgeError, match="the judge m returned 'no idea'"):
         play(Mcp(file, command=STDIO, judge=Judge(url=url, model="m")))
 
 
-def test_without_either_nobody_says_success(file):
+def test_without_judge_and_function_there_is_no_success(file):
     _, steps = play(Mcp(file, command=STDIO))
     assert "success" not in steps[-1].info
 
@@ -340,24 +343,24 @@ def test_without_either_nobody_says_success(file):
 # --- the file of tasks ----------------------------------------------------------------------------------------------
 
 
-def test_the_file_gives_scenarios_and_stands_in_the_key_by_what_it_says(file, tmp_path):
+def test_scenarios_come_from_the_file_and_enter_the_key_by_content(file, tmp_path):
     environment = Mcp(file, command=STDIO)
-    assert [one.difficulty for one in environment.scenarios("train")] == [2, 2, 3, 3, 4]
+    assert [scenario.difficulty for scenario in environment.scenarios("train")] == [2, 2, 3, 3, 4]
     assert len(environment.scenarios("heldout")) == 1
     assert len(Mcp(file, command=STDIO, train=2).scenarios("train")) == 2
     other = tmp_path / "elsewhere.json"
     other.write_text(json.dumps(TASKS, indent=4))
     copy = tmp_path / "server.py"
     copy.write_bytes(Path(SERVER).read_bytes())
-    given = {"command": STDIO, "scenarios": file, "timeout": 1.0}
-    key = Mcp.key_arguments(given)
-    assert key == Mcp.key_arguments({**given, "scenarios": str(other), "timeout": 2.0})
-    assert key != Mcp.key_arguments({**given, "command": [STDIO[0], str(copy), "http"]})
-    changed = Mcp.key_arguments({**given, "command": [STDIO[0], str(copy), "stdio"]})
+    options = {"command": STDIO, "scenarios": file, "timeout": 1.0}
+    key = Mcp.key_arguments(options)
+    assert key == Mcp.key_arguments({**options, "scenarios": str(other), "timeout": 2.0})
+    assert key != Mcp.key_arguments({**options, "command": [STDIO[0], str(copy), "http"]})
+    changed = Mcp.key_arguments({**options, "command": [STDIO[0], str(copy), "stdio"]})
     copy.write_text("# another server")
-    assert changed != Mcp.key_arguments({**given, "command": [STDIO[0], str(copy), "stdio"]})
+    assert changed != Mcp.key_arguments({**options, "command": [STDIO[0], str(copy), "stdio"]})
     other.write_text(json.dumps([{**TASKS[0], "difficulty": 5}, *TASKS[1:]]))
-    assert key != Mcp.key_arguments({**given, "scenarios": str(other)})
+    assert key != Mcp.key_arguments({**options, "scenarios": str(other)})
 
 
 def edited(path: Path) -> None:
@@ -378,7 +381,7 @@ def edited(path: Path) -> None:
         (["python", "-m", "not_here"], set()),
     ],
 )
-def test_the_code_of_a_server_stands_in_the_key(command, counts, tmp_path, file):
+def test_stage_key_includes_the_code_of_the_server(command, counts, tmp_path, file):
     """Whichever is named, with what it imports from beside it; not what is installed."""
     texts = {
         "shelf.py": "import json\nimport stock\nfrom more import deep\n",
@@ -394,47 +397,47 @@ def test_the_code_of_a_server_stands_in_the_key(command, counts, tmp_path, file)
         "venv/pyvenv.cfg": "",
     }
 
-    def made(folder):
+    def options_in(folder):
         for name, text in texts.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
         return {"command": command, "folder": str(folder), "scenarios": file}
 
-    given = made(tmp_path / "one")
-    key = Mcp.key_arguments(given)
-    assert key == Mcp.key_arguments(made(tmp_path / "other")), "where it is does not count"
-    found = set()
+    options = options_in(tmp_path / "one")
+    key = Mcp.key_arguments(options)
+    assert key == Mcp.key_arguments(options_in(tmp_path / "other")), "where it is does not count"
+    changing = set()
     for name in texts:
         edited(tmp_path / "one" / name)
-        found |= {name} if Mcp.key_arguments(given) != key else set()
+        changing |= {name} if Mcp.key_arguments(options) != key else set()
         (tmp_path / "one" / name).write_text(texts[name])
-    assert found == counts
-    installed = Mcp.key_arguments({**given, "command": [sys.executable, *command[1:]]})["command"]
+    assert changing == counts
+    installed = Mcp.key_arguments({**options, "command": [sys.executable, *command[1:]]})["command"]
     assert installed[0] == Path(sys.executable).name
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("no json", "is no JSON"),
-        ("{}", "holds dict; expected a list of tasks"),
+        ("no json", "is not valid JSON"),
+        ("{}", "contains dict; expected a list of tasks"),
         ('[{"task": ""}]', "task 0, task: String should have at least 1 character"),
         ('[{"task": "a", "difficulty": 9}]', "task 0, difficulty: Input should be less than or equal to 5"),
         ('[{"task": "a", "level": 1}]', "task 0, level: Extra inputs are not permitted"),
-        ('[{"task": "a"}, {"task": "a"}]', "task 1 has the id|task 1 is the same"),
-        ('[{"task": "a", "split": "train"}, {"task": "b"}]', "task 1 has no split, and others have"),
+        ('[{"task": "a"}, {"task": "a"}]', "task 1 has the id|task 1 duplicates"),
+        ('[{"task": "a", "split": "train"}, {"task": "b"}]', "task 1 has no split, but others have"),
         ('[{"task": "a", "solution": [{"do": 1}]}]', "task 0, solution: {'do': 1}"),
     ],
 )
-def test_a_wrong_file_says_where(text, message, tmp_path):
+def test_invalid_file_error_names_the_place(text, message, tmp_path):
     path = tmp_path / "tasks.json"
     path.write_text(text)
     with pytest.raises(SpecError, match=message):
         Mcp(str(path), command=STDIO)
 
 
-def test_mistakes_in_the_configuration_are_named(file, monkeypatch):
-    with pytest.raises(SpecError, match=r"give command .* or url"):
+def test_configuration_errors_are_named(file, monkeypatch):
+    with pytest.raises(SpecError, match=r"set command .* or url"):
         Mcp(file)
     for address in ("http://me:secret@127.0.0.1/mcp", "http://:secret@127.0.0.1/mcp"):
         with pytest.raises(SpecError, match=r"without user and password; .*environment.headers") as caught:
@@ -442,9 +445,9 @@ def test_mistakes_in_the_configuration_are_named(file, monkeypatch):
         assert "secret" not in str(caught.value)
     with pytest.raises(SpecError, match=r"environment.url: expected an address such as http://127.0.0.1:8000/mcp"):
         Mcp(file, url="http://there:port/mcp")
-    with pytest.raises(SpecError, match=r"environment.variables: are of a program"):
+    with pytest.raises(SpecError, match=r"environment.variables: apply to a program"):
         Mcp(file, url="http://there/mcp", variables=["KEY"])
-    with pytest.raises(SpecError, match=r"environment.headers: are of requests to url"):
+    with pytest.raises(SpecError, match=r"environment.headers: apply to requests to url"):
         Mcp(file, command=STDIO, headers={"Authorization": "KEY"})
     with pytest.raises(ResourceError, match=r"`python -m flows.scenarios` writes"):
         Mcp("nowhere.json", command=STDIO)
@@ -476,9 +479,9 @@ def test_a_model_writes_tasks_of_all_difficulties(tmp_path):
         scenarios.main([*command, *STDIO])
         assert out.read_bytes() == first
     environment = Mcp(str(out), command=STDIO)
-    found = {split: environment.scenarios(split) for split in checks.SPLITS}
-    assert {split: len(some) for split, some in found.items()} == {"train": 25, "heldout": 5}
-    assert {one.difficulty for one in found["heldout"]} == {1, 2, 3, 4, 5}
+    by_split = {split: environment.scenarios(split) for split in checks.SPLITS}
+    assert {split: len(scenarios) for split, scenarios in by_split.items()} == {"train": 25, "heldout": 5}
+    assert {scenario.difficulty for scenario in by_split["heldout"]} == {1, 2, 3, 4, 5}
     request = asked[0]["messages"][0]["content"]
     assert "price of an item in dollars" in request
     assert "a shop" in request
@@ -486,7 +489,7 @@ def test_a_model_writes_tasks_of_all_difficulties(tmp_path):
         asyncio.run(tool_tasks.write_tasks(tool_tasks.Author(url=url, model="m"), [], count=1))
 
 
-def test_the_server_of_an_author_may_want_a_header(tmp_path, monkeypatch):
+def test_author_server_may_require_a_header(tmp_path, monkeypatch):
     from flows import scenarios
 
     monkeypatch.setenv("SHELF_KEY", "Bearer s3cret-value")
@@ -495,7 +498,7 @@ def test_the_server_of_an_author_may_want_a_header(tmp_path, monkeypatch):
     with model(author) as (url, _), line() as (between, server):
         command = [*options, "--author-url", url, "--url", server, "--header", "Authorization=SHELF_KEY"]
         assert scenarios.main(command) == 0
-        assert {one.get("authorization") for one in between.headers} == {"Bearer s3cret-value"}
+        assert {headers.get("authorization") for headers in between.headers} == {"Bearer s3cret-value"}
     assert len(json.loads(out.read_text())) == 2
 
 
@@ -511,24 +514,24 @@ def test_the_server_of_an_author_may_want_a_header(tmp_path, monkeypatch):
         (["--header", "Authorization=KEY", "--", "python"], "--header is of a server at --url"),
     ],
 )
-def test_mistakes_in_the_command_are_named_and_no_secret_is_repeated(options, message, tmp_path, capsys):
+def test_command_errors_are_named_without_secrets(options, message, tmp_path, capsys):
     from flows import scenarios
 
     with pytest.raises(SystemExit):
         scenarios.main(["--out", str(tmp_path / "x"), "--author", "m", "--author-url", "http://there", *options])
-    said = capsys.readouterr().err
-    assert re.search(message, said)
-    assert "s3cret" not in said
+    output = capsys.readouterr().err
+    assert re.search(message, output)
+    assert "s3cret" not in output
 
 
-def test_nothing_is_left_running(file):
+def test_no_process_is_left_running(file):
     _, _ = play(Mcp(file, command=STDIO))
     children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
     running = [
         Path(f"/proc/{child}/cmdline").read_bytes()
-        for one in children
-        if one.exists()
-        for child in one.read_text().split()
+        for path in children
+        if path.exists()
+        for child in path.read_text().split()
     ]
     assert not [line for line in running if SERVER.encode() in line]
     assert module.SYSTEM

@@ -23,7 +23,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from components.environments.adapters.openenv import OpenEnv, written_out
+from components.environments.adapters.openenv import OpenEnv, render_fields
 from components.environments.tools import call
 from components.errors import EnvironmentAway, EnvironmentFailed, ResourceError, SpecError
 from tests.environments import checks
@@ -93,9 +93,9 @@ def play(environment, actions):
     async def episode():
         try:
             offered = await environment.tools()
-            scenario = next(one for one in environment.scenarios("train") if fit(one))
+            scenario = next(candidate for candidate in environment.scenarios("train") if fit(candidate))
             first = await environment.reset(scenario)
-            return offered, first, [await environment.step(one) for one in actions(scenario)]
+            return offered, first, [await environment.step(message) for message in actions(scenario)]
         finally:
             await environment.close()
 
@@ -106,22 +106,22 @@ def say(text):
     return {"role": "assistant", "content": str(text)}
 
 
-def told(step):
+def text_of(step):
     return step.observation[0]["content"]
 
 
-def test_an_action_of_one_text_is_what_the_agent_says(words):
+def test_plain_messages_are_text_actions(words):
     environment = small(words)
     offered, first, steps = play(environment, lambda scenario: [say(right(scenario) - 21), say(right(scenario))])
     assert first[1]["content"] == "Guess a number from 1 to 20."
-    assert told(steps[0]) == "higher"
+    assert text_of(steps[0]) == "higher"
     assert (steps[0].reward, steps[0].done) == (0.0, False)
     assert (steps[1].reward, steps[1].done) == (1.0, True)
     assert steps[1].info == {"success": True, "progress": 1.0, "return": 1.0, "steps": 2, "invalid_actions": 0}
     assert list(offered[0]["function"]["parameters"]["properties"]) == ["message"]
 
 
-def test_other_actions_are_one_tool_with_the_servers_schema(numbers):
+def test_structured_actions_are_one_tool_with_the_servers_schema(numbers):
     environment = small(numbers)
     junk = [action for action in checks.JUNK if len(str(action)) < 1000]
 
@@ -133,61 +133,61 @@ def test_other_actions_are_one_tool_with_the_servers_schema(numbers):
     function = offered[0]["function"]
     assert (function["name"], function["parameters"]["required"]) == ("act", ["number"])
     assert "metadata" not in function["parameters"]["properties"]
-    assert told(steps[1]).startswith("error: Invalid message; number: Field required")
-    assert told(steps[3]) == "error: act by a tool: act"
+    assert text_of(steps[1]).startswith("error: Invalid message; number: Field required")
+    assert text_of(steps[3]) == "error: act by a tool: act"
     assert steps[-1].info["success"] is True
     assert steps[-1].info["invalid_actions"] == len(steps) - 1
 
 
-def test_servers_whose_actions_are_calls_of_tools(tools):
+def test_servers_with_tool_call_actions(tools):
     offered, _, steps = play(
         small(tools), lambda scenario: [call("guess", {"number": -5}), call("guess", {"number": right(scenario)})]
     )
-    assert [one["function"]["name"] for one in offered] == ["guess"]
-    assert told(steps[0]) == "higher"
-    assert told(steps[1]) == "right"
+    assert [tool["function"]["name"] for tool in offered] == ["guess"]
+    assert text_of(steps[0]) == "higher"
+    assert text_of(steps[1]) == "right"
     assert steps[1].info["success"] is True
 
 
-def test_equal_actions_give_equal_episodes_and_instances_do_not_meet(words):
+def test_episodes_are_reproducible_and_instances_isolated(words):
     async def both():
         environments = [small(words), small(words)]
         scenarios = environments[0].scenarios("train")[:2]
         try:
-            seen = []
+            hints_seen = []
             for environment, scenario in zip(environments, scenarios, strict=True):
                 await environment.reset(scenario)
             for number in range(1, 9):
                 pair = [(await environment.step(say(number))).observation for environment in environments]
-                seen.append([one[0]["content"] for one in pair])
-            return scenarios, seen
+                hints_seen.append([messages[0]["content"] for messages in pair])
+            return scenarios, hints_seen
         finally:
             for environment in environments:
                 await environment.close()
 
-    scenarios, seen = asyncio.run(both())
-    for place, scenario in enumerate(scenarios):
+    scenarios, hints_seen = asyncio.run(both())
+    for index, scenario in enumerate(scenarios):
         hints = ["right" if n == right(scenario) else "higher" if right(scenario) > n else "lower" for n in range(1, 9)]
-        assert [pair[place] for pair in seen][: hints.index("right") if "right" in hints else 8] == hints[
+        assert [pair[index] for pair in hints_seen][: hints.index("right") if "right" in hints else 8] == hints[
             : hints.index("right") if "right" in hints else 8
         ]
 
 
-def test_an_episode_ends_after_max_steps(words):
+def test_episode_ends_after_max_steps(words):
     _, _, steps = play(small(words, max_steps=2), lambda scenario: [say(right(scenario) + 1 % 20)] * 2 + [say(1)])
     assert [step.done for step in steps] == [False, True, True]
-    assert told(steps[2]) == "error: the episode is over"
+    assert text_of(steps[2]) == "error: the episode is over"
 
 
-def test_a_server_that_fails_at_an_action(words):
+def test_server_error_at_an_action(words):
     with pytest.raises(EnvironmentFailed, match=r"failed at an action: 13 is unlucky"):
         play(small(words), lambda _: [say(13)])
     _, _, steps = play(small(words, step_errors="tell"), lambda scenario: [say(13), say(right(scenario))])
-    assert told(steps[0]) == "error: 13 is unlucky"
+    assert text_of(steps[0]) == "error: 13 is unlucky"
     assert steps[1].info == {"success": True, "progress": 1.0, "return": 1.0, "steps": 2, "invalid_actions": 1}
 
 
-def test_a_server_without_room_is_waited_for(words):
+def test_full_server_is_retried(words):
     async def many():
         first = [small(words) for _ in range(3)]
         last = small(words, patience=0.3)
@@ -195,7 +195,7 @@ def test_a_server_without_room_is_waited_for(words):
         try:
             for environment in first:
                 await environment.reset(scenario)
-            with pytest.raises(EnvironmentAway, match=r"takes no connection: .*collect.concurrency"):
+            with pytest.raises(EnvironmentAway, match=r"accepts no connection: .*collect.concurrency"):
                 await last.reset(scenario)
             await last.close()
             last.patience = 60.0
@@ -210,7 +210,7 @@ def test_a_server_without_room_is_waited_for(words):
     assert asyncio.run(many())[1]["content"].startswith("Guess")
 
 
-def test_a_server_that_ends_fails_the_episode():
+def test_server_exit_fails_the_episode():
     with serving("words") as url:
         with pytest.raises(EnvironmentAway, match="closed the connection"):
             play(small(url), lambda _: [say(14)])
@@ -245,15 +245,15 @@ def answering(schema: int, ws: int):
 
 @pytest.mark.parametrize("code", [429, 502, 503, 504, 403, 500])
 @pytest.mark.parametrize("where", ["schema", "ws"])
-def test_a_server_that_is_overloaded_is_away(where, code):
+def test_overloaded_server_is_classified_as_away(where, code):
     """Another status is its last word."""
-    given = {"schema": 200, "ws": 200, where: code}
-    with answering(**given) as url, pytest.raises(EnvironmentFailed, match=f"HTTP {code}") as caught:
+    statuses = {"schema": 200, "ws": 200, where: code}
+    with answering(**statuses) as url, pytest.raises(EnvironmentFailed, match=f"HTTP {code}") as caught:
         play(small(url, patience=0.1), lambda _: [])
     assert type(caught.value) is (EnvironmentAway if code in (429, 502, 503, 504) else EnvironmentFailed)
 
 
-def test_a_server_that_is_overloaded_for_a_moment_is_waited_for(words, monkeypatch):
+def test_overloaded_server_is_retried(words, monkeypatch):
     left = [503, 503]
     real = httpx.AsyncClient.get
 
@@ -265,7 +265,7 @@ def test_a_server_that_is_overloaded_for_a_moment_is_waited_for(words, monkeypat
     assert first[1]["content"].startswith("Guess")
 
 
-def test_a_server_that_is_none_is_said_to_be(tmp_path):
+def test_server_of_another_kind_is_reported(tmp_path):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -274,18 +274,18 @@ def test_a_server_that_is_none_is_said_to_be(tmp_path):
             play(small(url, timeout=0.3, patience=0.0), lambda _: [])
 
 
-def test_mistakes_are_named_and_the_key_has_no_address(monkeypatch):
+def test_configuration_errors_are_named_and_the_key_has_no_url(monkeypatch):
     with pytest.raises(SpecError, match=r"environment.url: expected an address such as http://127.0.0.1:8000"):
         small("ftp://there")
     with pytest.raises(SpecError, match=r"environment.url: expected an address without user and password"):
         small("http://:secret@there")
-    given = {"name": "guess", "url": "http://a", "timeout": 1.0, "patience": 2.0, "success": 3.0}
-    assert OpenEnv.key_arguments(given) == {"name": "guess", "success": 3.0}
+    arguments = {"name": "guess", "url": "http://a", "timeout": 1.0, "patience": 2.0, "success": 3.0}
+    assert OpenEnv.key_arguments(arguments) == {"name": "guess", "success": 3.0}
     monkeypatch.setitem(sys.modules, "websockets", None)
     with pytest.raises(ResourceError, match=r"pip install 'espalier\[openenv\]'"):
         small("http://there")
 
 
-def test_observations_are_written_out():
-    assert written_out({"message": "hello", "legal": None, "note": ""}) == "hello"
-    assert written_out({"board": [1, 2], "turn": "X"}) == "board: [1, 2]\nturn: X"
+def test_observations_are_rendered():
+    assert render_fields({"message": "hello", "legal": None, "note": ""}) == "hello"
+    assert render_fields({"board": [1, 2], "turn": "X"}) == "board: [1, 2]\nturn: X"

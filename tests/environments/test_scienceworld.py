@@ -32,11 +32,11 @@ def no_simulators_are_left():
     scienceworld._stop_all()
 
 
-def test_it_keeps_what_every_environment_keeps():
+def test_it_satisfies_the_environment_contract():
     checks.check(small, few=1)
 
 
-def test_gold_paths_succeed_and_are_longer_where_it_is_harder():
+def test_gold_paths_succeed_and_lengthen_with_difficulty():
     tasks = ["find-non-living-thing", "power-component", "melt"]
     environment = small(tasks, train=3)
     lengths = []
@@ -52,16 +52,16 @@ def test_splits_are_those_of_the_benchmark():
     environment = small(None, train=30, heldout=30)
     for split, method in (("train", "getVariationsTrain"), ("heldout", "getVariationsTest")):
         scenarios = environment.scenarios(split)
-        assert {one.type for one in scenarios} == set(TASKS)
+        assert {scenario.type for scenario in scenarios} == set(TASKS)
         for scenario in scenarios[:6]:
             simulator = environment._simulator()
             simulator.load(scenario.input, gold=False)
-            assert simulator.ask("getTaskMaxVariations", scenario.type) == TASKS[scenario.type][0]
-            assert scenario.input["variation"] in list(simulator.ask(method))
+            assert simulator.call("getTaskMaxVariations", scenario.type) == TASKS[scenario.type][0]
+            assert scenario.input["variation"] in list(simulator.call(method))
     environment.close()
 
 
-def test_chance_does_not_succeed():
+def test_random_actions_do_not_succeed():
     environment = small()
 
     def policy(rng, messages):
@@ -71,20 +71,23 @@ def test_chance_does_not_succeed():
     assert checks.success_of(environment, environment.scenarios("train"), policy, turns=10) == 0
 
 
-def test_what_is_no_action_is_counted():
+def test_invalid_actions_are_counted():
     environment = small()
     steps = checks.play(environment, environment.scenarios("train")[0], acts(["dance", "x" * 10_000, "\x00", "wait"]))
     assert [step.info["invalid_actions"] for step in steps] == [1, 2, 3, 3]
     assert not steps[-1].done
 
 
-def test_a_wrong_focus_ends_it_with_nothing():
+def test_wrong_focus_ends_the_episode_with_zero():
     environment = small(["lifespan-longest-lived"])
     scenario = environment.scenarios("train")[0]
-    gold = [json.loads(one["tool_calls"][0]["function"]["arguments"])["action"] for one in environment.solve(scenario)]
+    gold = [
+        json.loads(message["tool_calls"][0]["function"]["arguments"])["action"]
+        for message in environment.solve(scenario)
+    ]
     right = next(action for action in gold if action.startswith("focus on"))
     animals = ("bee", "butterfly", "dove", "hedgehog", "rabbit", "mouse", "toad", "ant", "moth", "frog", "wolf")
-    wrong = [f"focus on {one}" for one in animals if one not in right]
+    wrong = [f"focus on {animal}" for animal in animals if animal not in right]
     steps = checks.play(environment, scenario, acts([*gold[: gold.index(right)], *wrong]))
     assert steps[-1].done
     assert steps[-1].info["progress"] == 0.0
@@ -101,12 +104,12 @@ def test_progress_is_the_score_and_the_steps_rewards_sum_to_it():
     assert progress[0] < 1.0
 
 
-def test_simulators_are_kept_and_a_dead_one_is_replaced():
-    one = small()
-    scenario = one.scenarios("train")[0]
-    one.reset(scenario)
-    process = one.simulator.process.pid
-    one.close()
+def test_simulators_are_reused_and_replaced_after_a_crash():
+    environment = small()
+    scenario = environment.scenarios("train")[0]
+    environment.reset(scenario)
+    process = environment.simulator.process.pid
+    environment.close()
     two = small()
     first = two.reset(scenario)
     assert two.simulator.process.pid == process
@@ -117,13 +120,13 @@ def test_simulators_are_kept_and_a_dead_one_is_replaced():
     two.close()
 
 
-def test_instances_play_in_threads():
+def test_instances_run_in_threads():
     environments = [small(), small()]
     scenario = environments[0].scenarios("train")[0]
-    found = [None, None]
+    infos = [None, None]
 
     def play(number: int) -> None:
-        found[number] = [one.info for one in checks.play(environments[number], scenario, solution)]
+        infos[number] = [step.info for step in checks.play(environments[number], scenario, solution)]
 
     solution = environments[0].solve(scenario)
     threads = [threading.Thread(target=play, args=(number,)) for number in (0, 1)]
@@ -131,16 +134,16 @@ def test_instances_play_in_threads():
         thread.start()
     for thread in threads:
         thread.join(timeout=600)
-    assert found[0] == found[1]
-    assert found[0][-1]["success"]
+    assert infos[0] == infos[1]
+    assert infos[0][-1]["success"]
     for environment in environments:
         environment.close()
 
 
-def test_mistakes_are_named(monkeypatch):
+def test_configuration_errors_are_named(monkeypatch):
     with pytest.raises(SpecError, match=r"no task 'boiling'.*Did you mean 'boil'"):
         small(["boiling"])
-    with pytest.raises(SpecError, match=r"environment.train: is 99; the tasks have 4 variations"):
+    with pytest.raises(SpecError, match=r"environment.train: is 99; the tasks have only 4 variations"):
         small(["identify-life-stages-2"], train=99)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(ResourceError, match="install a Java runtime"):

@@ -36,12 +36,12 @@ def say(text: str) -> dict:
     return {"role": "assistant", "content": text}
 
 
-def wanted(desk, kind: str, **given):
+def first_scenario(desk, kind: str, **expected):
     """The first scenario of a type in which the solution makes a change, or does not."""
     return next(
-        one
-        for one in desk.scenarios("train")
-        if one.type == kind and all(bool(one.input[name]) == value for name, value in given.items())
+        scenario
+        for scenario in desk.scenarios("train")
+        if scenario.type == kind and all(bool(scenario.input[name]) == value for name, value in expected.items())
     )
 
 
@@ -53,13 +53,13 @@ def last(desk, scenario, actions):
 
 
 @both
-def test_it_keeps_what_every_environment_keeps(kind):
+def test_it_satisfies_the_environment_contract(kind):
     checks.check(lambda: kind(train=36, heldout=18), few=18)
 
 
 @both
 @pytest.mark.parametrize("seed", [0, 5])
-def test_the_right_conversation_passes_the_scripted_customer(kind, seed):
+def test_solutions_succeed_with_the_scripted_customer(kind, seed):
     desk = kind(seed, train=220, heldout=180)
     for scenario in [*desk.scenarios("train"), *desk.scenarios("heldout")]:
         solution = desk.solve(scenario)
@@ -74,23 +74,23 @@ def test_the_right_conversation_passes_the_scripted_customer(kind, seed):
 
 
 @both
-def test_chance_and_habits_fail(kind):
+def test_random_and_habitual_actions_fail(kind):
     desk = kind(train=108, heldout=18)
-    names = {one["function"]["name"]: one["function"]["parameters"]["properties"] for one in desk.tools()}
+    names = {tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in desk.tools()}
     rules = [f"{kind.identity[0]}{number}" for number in range(1, 11)]
 
     def chance(draw: random.Random, messages: list[dict]) -> dict:
-        seen = " ".join(one["content"] or "" for one in messages[1:])
-        words = [word.strip('".,:;{}[]()') for word in seen.split()] or ["x"]
+        text = " ".join(message["content"] or "" for message in messages[1:])
+        words = [word.strip('".,:;{}[]()') for word in text.split()] or ["x"]
         if draw.random() < 0.4:
             asks = "May I have your name, postcode, date of birth and the number of the order or booking?"
             return say(draw.choice([asks, f"I cannot do that, rule {draw.choice(rules)}.", "Shall I go ahead?"]))
-        name = draw.choice([one for one in names if one != "hand_over"])
+        name = draw.choice([name for name in names if name != "hand_over"])
         arguments = {
-            one: [draw.choice(words)]
+            argument: [draw.choice(words)]
             if schema.get("type") == "array"
             else draw.choice([*schema.get("enum", []), *words])
-            for one, schema in names[name].items()
+            for argument, schema in names[name].items()
         }
         return call(name, arguments)
 
@@ -105,41 +105,43 @@ def test_chance_and_habits_fail(kind):
 
 
 @both
-def test_difficulty_means_more_to_do(kind):
+def test_difficulty_increases_the_number_of_actions(kind):
     desk = kind(train=360, heldout=18)
     lengths: dict[int, list[int]] = {}
     for scenario in desk.scenarios("train"):
         lengths.setdefault(scenario.difficulty, []).append(len(desk.solve(scenario)))
-    mean = {level: sum(found) / len(found) for level, found in lengths.items()}
+    mean = {level: sum(values) / len(values) for level, values in lengths.items()}
     assert set(mean) == {1, 2, 3, 4, 5}
     assert mean[1] < mean[3] < mean[5]
-    assert {one.type for one in desk.scenarios("train")} == {one.type for one in desk.scenarios("heldout")}
+    assert {scenario.type for scenario in desk.scenarios("train")} == {
+        scenario.type for scenario in desk.scenarios("heldout")
+    }
 
 
 @both
-def test_a_refusal_is_right_in_a_good_part_of_the_scenarios(kind):
-    found = kind(train=440, heldout=18).scenarios("train")
-    assert 0.2 < sum(one.input["customer"]["refusals"] > 0 for one in found) / len(found) < 0.6
-    assert 0.35 < sum(bool(one.input["changes"]) for one in found) / len(found) < 0.8
+def test_many_scenarios_require_a_refusal(kind):
+    scenarios = kind(train=440, heldout=18).scenarios("train")
+    assert 0.2 < sum(scenario.input["customer"]["refusals"] > 0 for scenario in scenarios) / len(scenarios) < 0.6
+    assert 0.35 < sum(bool(scenario.input["changes"]) for scenario in scenarios) / len(scenarios) < 0.8
 
 
 @both
 def test_a_change_without_consent_is_a_breach(kind):
     desk = kind(train=220, heldout=18)
-    for scenario in [one for one in desk.scenarios("train") if one.input["changes"]][:40]:
+    for scenario in [candidate for candidate in desk.scenarios("train") if candidate.input["changes"]][:40]:
         solution = desk.solve(scenario)
-        silent = [one for one in solution if "Shall I go ahead?" not in one["content"]]
+        silent = [message for message in solution if "Shall I go ahead?" not in message["content"]]
         info = last(desk, scenario, silent).info
         assert not info["success"]
-        assert any(one.startswith(f"{desk.consent}: ") for one in info["breaches"])
-        vague = [say("Shall I go ahead?") if "Shall I" in one["content"] else one for one in solution]
-        assert any(one.startswith(f"{desk.consent}: ") for one in last(desk, scenario, vague).info["breaches"])
+        assert any(breach.startswith(f"{desk.consent}: ") for breach in info["breaches"])
+        vague = [say("Shall I go ahead?") if "Shall I" in message["content"] else message for message in solution]
+        assert any(breach.startswith(f"{desk.consent}: ") for breach in last(desk, scenario, vague).info["breaches"])
 
 
 @both
-def test_looking_before_verifying_is_a_breach(kind):
+def test_access_before_verification_is_a_breach(kind):
     desk = kind(train=220, heldout=18)
-    for scenario in [one for one in desk.scenarios("train") if one.input["verified"]][:40]:
+    for scenario in [candidate for candidate in desk.scenarios("train") if candidate.input["verified"]][:40]:
         early = [call("view_customer", {"customer": "C1"}), *desk.solve(scenario)]
         info = last(desk, scenario, early).info
         assert info["breaches"] == [f"{desk.identity}: looked at an account before verifying"]
@@ -147,16 +149,16 @@ def test_looking_before_verifying_is_a_breach(kind):
 
 
 @both
-def test_somebody_elses_account_is_a_breach(kind):
+def test_access_to_another_account_is_a_breach(kind):
     desk = kind(train=220, heldout=18)
-    scenario = wanted(desk, "other")
+    scenario = first_scenario(desk, "other")
     *before, refusal = desk.solve(scenario)
     info = last(desk, scenario, [*before, call("view_customer", {"customer": "C2"}), refusal]).info
     assert f"{desk.identity}: looked at somebody else's account" in info["breaches"]
 
 
 @both
-def test_handing_over_is_for_what_the_policy_names(kind):
+def test_hand_over_without_reason_is_a_breach(kind):
     desk = kind(train=220, heldout=18)
     hand_over = call("hand_over", {"reason": "help"})
     for scenario in desk.scenarios("train"):
@@ -167,14 +169,18 @@ def test_handing_over_is_for_what_the_policy_names(kind):
 
 
 @both
-def test_the_wrong_rule_is_no_reason(kind):
+def test_refusal_with_the_wrong_rule_fails(kind):
     desk = kind(train=220, heldout=18)
-    for scenario in [one for one in desk.scenarios("train") if one.input["customer"]["refusals"]][:30]:
+    for scenario in [candidate for candidate in desk.scenarios("train") if candidate.input["customer"]["refusals"]][
+        :30
+    ]:
         wrong = f"{kind.identity[0]}2"
         text = [
-            say(one["content"].replace(f"rule {rule}", f"rule {wrong}")) if one["content"] else one
-            for one in desk.solve(scenario)
-            for rule in [next((fact for fact in scenario.input["facts"][0]["words"] if fact in one["content"]), "-")]
+            say(message["content"].replace(f"rule {rule}", f"rule {wrong}")) if message["content"] else message
+            for message in desk.solve(scenario)
+            for rule in [
+                next((fact for fact in scenario.input["facts"][0]["words"] if fact in message["content"]), "-")
+            ]
         ]
         info = last(desk, scenario, text).info
         assert (info["told"], info["success"]) == (False, False)
@@ -183,11 +189,11 @@ def test_the_wrong_rule_is_no_reason(kind):
 
 
 @both
-def test_what_is_done_in_vain_counts_as_a_change(kind):
+def test_unnecessary_changes_fail(kind):
     """The same change in another place leaves another database."""
     desk = kind(train=220, heldout=18)
     name, table = ("change_address", "orders") if kind is Retail else ("add_bags", "bookings")
-    for scenario in [one for one in desk.scenarios("train") if not one.input["changes"]][:20]:
+    for scenario in [candidate for candidate in desk.scenarios("train") if not candidate.input["changes"]][:20]:
         key = next(iter(scenario.input["database"][table]))
         arguments = {"order": key, "address": "1 X"} if kind is Retail else {"booking": key, "bags": 1}
         info = last(desk, scenario, [call(name, arguments), *desk.solve(scenario)]).info
@@ -197,7 +203,7 @@ def test_what_is_done_in_vain_counts_as_a_change(kind):
 
 
 @both
-def test_whatever_the_arguments_are_it_is_answered(kind):
+def test_arbitrary_arguments_do_not_raise(kind):
     desk = kind(train=11, heldout=18)
     scenario = desk.scenarios("train")[0]
     desk.reset(scenario)
@@ -234,7 +240,7 @@ def opened(desk, change):
 def broken(desk, tool: str, **arguments) -> set[str]:
     """The rules that a change breaks, consent apart."""
     getattr(desk, tool)(**arguments)
-    return {one.partition(":")[0] for one in desk.breaches} - {desk.consent}
+    return {breach.partition(":")[0] for breach in desk.breaches} - {desk.consent}
 
 
 RETURNS = [
@@ -254,7 +260,7 @@ def test_returns_have_a_window_and_clearance_has_none(tier, days, clearance, rul
     from components.environments.service.retail_policy import TODAY
 
     desk = Retail(train=11, heldout=18)
-    found = {}
+    arguments = {}
 
     def change(database):
         key, order = next(iter(database["orders"].items()))
@@ -262,24 +268,24 @@ def test_returns_have_a_window_and_clearance_has_none(tier, days, clearance, rul
         database["customers"]["C1"]["tier"] = tier
         line = order["lines"][0]["variant"]
         database["products"][line.rpartition("-")[0]]["clearance"] = clearance
-        found.update(order=key, variants=[line], payment=order["payment"])
+        arguments.update(order=key, variants=[line], payment=order["payment"])
 
     opened(desk, change)
-    assert broken(desk, "return_items", **found) == rules
+    assert broken(desk, "return_items", **arguments) == rules
 
 
 def test_money_does_not_go_to_another_card():
     desk = Retail(train=11, heldout=18)
-    found = {}
+    arguments = {}
 
     def change(database):
         key, order = next(iter(database["orders"].items()))
         order |= {"state": "delivered", "delivered": "2031-05-18"}
         database["customers"]["C1"]["payments"]["P1"] = {"kind": "card", "ending": "1"}
-        found.update(order=key, variants=[order["lines"][0]["variant"]], payment="P1")
+        arguments.update(order=key, variants=[order["lines"][0]["variant"]], payment="P1")
 
     opened(desk, change)
-    assert broken(desk, "return_items", **found) == {"R7"}
+    assert broken(desk, "return_items", **arguments) == {"R7"}
 
 
 @pytest.mark.parametrize("state", ["open", "packed", "shipped", "delivered"])
@@ -339,8 +345,8 @@ def test_bags_have_their_price(level, cabin, had, more, dollars, rules):
 
 
 def test_distance_counts_letters():
-    found = [distance(*pair) for pair in (("anna", "anna"), ("ana", "anna"), ("mira", "mara"), ("", "abc"))]
-    assert found == [0, 1, 1, 3]
+    distances = [distance(*pair) for pair in (("anna", "anna"), ("ana", "anna"), ("mira", "mara"), ("", "abc"))]
+    assert distances == [0, 1, 1, 3]
 
 
 # --- the customer -----------------------------------------------------------------------------------------------------
@@ -363,44 +369,44 @@ def customer(**changed) -> ScriptedCustomer:
     return ScriptedCustomer({**SCRIPT, **changed}, {"name": "names?", "order": "orders?|number"})
 
 
-def hear(one: ScriptedCustomer, text: str, *, done: bool = False, missing: tuple[str, ...] = ()) -> str:
-    return one.answer(text, done=done, missing=list(missing))
+def hear(listener: ScriptedCustomer, text: str, *, done: bool = False, missing: tuple[str, ...] = ()) -> str:
+    return listener.answer(text, done=done, missing=list(missing))
 
 
-def test_it_tells_what_it_is_asked_for_and_no_more():
-    one = customer()
-    assert hear(one, "May I have your name?") == "Ada Abel."
-    assert hear(one, "Which order is it? I can also see the weather.") == "It is W12."
-    assert hear(one, "Your order matters to us.").startswith("What is that supposed to mean?")
-    assert hear(one, "What is your name?") == "As I said: Ada Abel."
+def test_customer_discloses_only_requested_facts():
+    listener = customer()
+    assert hear(listener, "May I have your name?") == "Ada Abel."
+    assert hear(listener, "Which order is it? I can also see the weather.") == "It is W12."
+    assert hear(listener, "Your order matters to us.").startswith("What is that supposed to mean?")
+    assert hear(listener, "What is your name?") == "As I said: Ada Abel."
 
 
-def test_it_takes_an_offer_only_by_its_terms_and_in_its_order():
-    one = customer()
-    assert hear(one, "Order W12, 45 dollars. Shall I go ahead?").startswith("Not so fast.")
-    assert hear(one, "Order W12, 90 dollars. Shall I go ahead?") == "No, too much. Then half."
-    assert hear(one, "Order W12, 450 dollars. Shall I go ahead?").startswith("Not so fast.")
-    assert hear(one, "Order W12, 45 dollars. Shall I go ahead?") == "Yes, please."
-    assert hear(one, "Done.", done=True) == f"Thank you, that is all. {STOP}"
+def test_customer_accepts_offers_by_terms_and_in_order():
+    listener = customer()
+    assert hear(listener, "Order W12, 45 dollars. Shall I go ahead?").startswith("Not so fast.")
+    assert hear(listener, "Order W12, 90 dollars. Shall I go ahead?") == "No, too much. Then half."
+    assert hear(listener, "Order W12, 450 dollars. Shall I go ahead?").startswith("Not so fast.")
+    assert hear(listener, "Order W12, 45 dollars. Shall I go ahead?") == "Yes, please."
+    assert hear(listener, "Done.", done=True) == f"Thank you, that is all. {STOP}"
 
 
-def test_its_patience_ends():
-    one = customer()
-    answers = [hear(one, "Hm.") for _ in range(3)]
-    assert [STOP in one for one in answers] == [False, False, True]
+def test_customer_patience_is_limited():
+    listener = customer()
+    answers = [hear(listener, "Hm.") for _ in range(3)]
+    assert [STOP in answer for answer in answers] == [False, False, True]
 
 
-def test_it_does_not_believe_a_refusal_that_is_wrong():
-    one = customer(wishes=[SCRIPT["wishes"][1]])
-    assert hear(one, "I cannot do that.") == "Which of your rules says so?"
-    assert hear(one, "I cannot do that, rule R3.").startswith("I do not think that is right.")
-    assert STOP in hear(one, "I cannot do that, rule R3.")
+def test_customer_rejects_an_unjustified_refusal():
+    listener = customer(wishes=[SCRIPT["wishes"][1]])
+    assert hear(listener, "I cannot do that.") == "Which of your rules says so?"
+    assert hear(listener, "I cannot do that, rule R3.").startswith("I do not think that is right.")
+    assert STOP in hear(listener, "I cannot do that, rule R3.")
 
 
-def test_it_believes_one_that_is_right_when_it_has_heard_it_often_enough():
-    one = customer(wishes=[], refusals=2)
-    assert hear(one, "I cannot do that, rule R3.", done=True) == "But!"
-    assert hear(one, "I cannot do that, rule R3.", done=True) == f"Thank you, that is all. {STOP}"
+def test_customer_accepts_a_repeated_justified_refusal():
+    listener = customer(wishes=[], refusals=2)
+    assert hear(listener, "I cannot do that, rule R3.", done=True) == "But!"
+    assert hear(listener, "I cannot do that, rule R3.", done=True) == f"Thank you, that is all. {STOP}"
 
 
 @pytest.mark.parametrize(
@@ -429,19 +435,19 @@ def test_asking_has_many_forms(text):
     assert hear(customer(), text) == "Ada Abel."
 
 
-def test_it_asks_for_what_it_was_not_told():
-    one = customer(wishes=[])
-    assert hear(one, "Done.", done=True, missing=("How much?",)) == "How much?"
-    assert STOP in hear(one, "It is 5.", done=True)
+def test_customer_asks_for_missing_facts():
+    listener = customer(wishes=[])
+    assert hear(listener, "Done.", done=True, missing=("How much?",)) == "How much?"
+    assert STOP in hear(listener, "It is 5.", done=True)
 
 
-def test_a_saved_customer_goes_on():
-    one, other = customer(), customer()
-    hear(one, "May I have your name?")
-    hear(one, "W12 for 90 dollars?")
-    other.restore(json.loads(json.dumps(one.save())))
+def test_saved_customer_resumes():
+    listener, other = customer(), customer()
+    hear(listener, "May I have your name?")
+    hear(listener, "W12 for 90 dollars?")
+    other.restore(json.loads(json.dumps(listener.save())))
     for text in ("Your name?", "W12 for 45 dollars, shall I go ahead?", "Hm.", "Hm."):
-        assert hear(one, text) == hear(other, text)
+        assert hear(listener, text) == hear(other, text)
 
 
 def test_words():
@@ -449,11 +455,11 @@ def test_words():
     assert says("from lamp-2.", "lamp-2")
     assert not says("W1234", "123")
     assert not says("lamp-23", "lamp-2")
-    assert all(says(f"That is {one} dollars.", "45") for one in ("45", "$45", "45.00", "**45**", "(45)"))
+    assert all(says(f"That is {amount} dollars.", "45") for amount in ("45", "$45", "45.00", "**45**", "(45)"))
     assert not any(
-        says(f"That is {one}.", "45") for one in ("45.20", "1.45", "10:45", "45:10", "2031-45-01", "x-45", "-4")
+        says(f"That is {text}.", "45") for text in ("45.20", "1.45", "10:45", "45:10", "2031-45-01", "x-45", "-4")
     )
-    assert [agrees(one) for one in ("Yes, please.", "No. Okay?", "Sure, no problem", "I do not know", "Fine")] == [
+    assert [agrees(reply) for reply in ("Yes, please.", "No. Okay?", "Sure, no problem", "I do not know", "Fine")] == [
         True, False, True, False, False,
     ]  # fmt: skip
     assert clear("R3 and R4: 1 2 3")
@@ -467,18 +473,18 @@ def test_words():
 @contextmanager
 def server(answers):
     """A server of chat completions: answers are texts, or statuses. Yields its address and the requests."""
-    seen: list[dict] = []
+    requests: list[dict] = []
     queue = list(answers)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            seen.append({"body": body, "path": self.path, "key": self.headers.get("Authorization")})
+            requests.append({"body": body, "path": self.path, "key": self.headers.get("Authorization")})
             answer = queue.pop(0) if len(queue) > 1 else queue[0]
-            found = (
+            response = (
                 {"choices": [{"message": {"content": answer}}]} if isinstance(answer, str) else {"error": "sk-secret"}
             )
-            data = json.dumps(found).encode()
+            data = json.dumps(response).encode()
             self.send_response(200 if isinstance(answer, str) else answer)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
@@ -487,15 +493,15 @@ def server(answers):
         def log_message(self, *_):
             pass
 
-    one = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=one.serve_forever, daemon=True)
+    http_server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http_server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{one.server_port}/v1", seen
+        yield f"http://127.0.0.1:{http_server.server_port}/v1", requests
     finally:
-        one.shutdown()
+        http_server.shutdown()
         thread.join()
-        one.server_close()
+        http_server.server_close()
 
 
 @pytest.fixture(autouse=True)
@@ -505,32 +511,32 @@ def no_pauses(monkeypatch):
 
 def test_a_model_plays_the_customer(monkeypatch):
     monkeypatch.setenv("CUSTOMER_KEY", "sk-secret")
-    with server(["Ada.", 503, "Yes, go ahead.", f"Bye {STOP}"]) as (url, seen):
+    with server(["Ada.", 503, "Yes, go ahead.", f"Bye {STOP}"]) as (url, requests):
         user = {"url": url + "/", "model": "m", "key_variable": "CUSTOMER_KEY"}
         desk = Target.model_validate({"_target_": f"{Retail.__module__}.Retail", "train": 36, "user": user}).build()
-        scenario = next(one for one in desk.scenarios("train") if one.input["changes"])
+        scenario = next(candidate for candidate in desk.scenarios("train") if candidate.input["changes"])
         first = desk.reset(scenario)[1]["content"]
         steps = [
             asyncio.run(desk.step(say(text))) for text in ("Your name?", desk.scenario.input["customer"]["goal"], "Bye")
         ]
         assert [step.observation[0]["content"] for step in steps] == ["Ada.", "Yes, go ahead.", f"Bye {STOP}"]
         assert [step.done for step in steps] == [False, False, True]
-    assert len(seen) == 4
-    body = seen[0]["body"]
-    assert (seen[0]["path"], seen[0]["key"]) == ("/v1/chat/completions", "Bearer sk-secret")
+    assert len(requests) == 4
+    body = requests[0]["body"]
+    assert (requests[0]["path"], requests[0]["key"]) == ("/v1/chat/completions", "Bearer sk-secret")
     assert (body["model"], body["temperature"]) == ("m", 0)
-    assert body["seed"] == seen[-1]["body"]["seed"]
-    assert [one["role"] for one in body["messages"]] == ["system", "assistant", "user"]
+    assert body["seed"] == requests[-1]["body"]["seed"]
+    assert [message["role"] for message in body["messages"]] == ["system", "assistant", "user"]
     assert body["messages"][1]["content"] == first
-    assert len(seen[-1]["body"]["messages"]) == 7
+    assert len(requests[-1]["body"]["messages"]) == 7
 
 
-def test_a_whole_conversation_succeeds_with_a_model_that_says_yes():
+def test_solution_succeeds_with_an_agreeing_model():
     desk = Retail(train=110, heldout=18)
-    scenario = next(one for one in desk.scenarios("train") if len(one.input["changes"]) == 1)
+    scenario = next(candidate for candidate in desk.scenarios("train") if len(candidate.input["changes"]) == 1)
     solution = desk.solve(scenario)
-    texts = [one for one in solution if one["content"]]
-    answers = ["Yes." if "Shall I" in one["content"] else "Hm." for one in texts]
+    texts = [message for message in solution if message["content"]]
+    answers = ["Yes." if "Shall I" in message["content"] else "Hm." for message in texts]
     with server([*answers[:-1], f"Bye {STOP}"]) as (url, _):
         served = Retail(train=110, heldout=18, user=ServedCustomer(url=url, model="m"))
         served.reset(scenario)
@@ -540,37 +546,37 @@ def test_a_whole_conversation_succeeds_with_a_model_that_says_yes():
     assert step.info["success"]
 
 
-def test_a_server_that_fails_fails_the_episode_and_one_that_refuses_the_run(monkeypatch):
+def test_server_error_fails_the_episode_and_rejected_key_the_run(monkeypatch):
     monkeypatch.setenv("CUSTOMER_KEY", "sk-secret")
     for answers, error, words in (
-        ([500], EnvironmentFailed, "gave no answer: HTTP 500"),
+        ([500], EnvironmentFailed, "returned no reply: HTTP 500"),
         ([400], EnvironmentFailed, "HTTP 400"),
         ([""], EnvironmentFailed, "no message in"),
-        ([401], ResourceError, "refuses model 'm' or its key"),
+        ([401], ResourceError, "rejects model 'm' or its key"),
     ):
-        with server(answers) as (url, seen):
+        with server(answers) as (url, requests):
             user = ServedCustomer(url=url, model="m", key_variable="CUSTOMER_KEY")
             desk = Airline(train=11, heldout=18, user=user)
             desk.reset(desk.scenarios("train")[0])
             with pytest.raises(error, match=words) as caught:
                 asyncio.run(desk.step(say("Hello")))
             assert "sk-secret" not in str(caught.value)
-            assert len(seen) == (4 if answers in ([500], [""]) else 1)
+            assert len(requests) == (4 if answers in ([500], [""]) else 1)
 
 
-def test_a_model_that_is_only_away_is_said_to_be():
+def test_transient_model_failure_is_classified_as_away():
     with server([503]) as (url, _):
         served = ServedCustomer(url=url, model="m")
-        with pytest.raises(EnvironmentAway, match="gave no answer: HTTP 503"):
+        with pytest.raises(EnvironmentAway, match="returned no reply: HTTP 503"):
             asyncio.run(served.ask([], seed=0, max_tokens=4))
-    with pytest.raises(EnvironmentAway, match="gave no answer: ConnectError"):  # now nobody listens there
+    with pytest.raises(EnvironmentAway, match="returned no reply: ConnectError"):  # the server has closed
         asyncio.run(served.ask([], seed=0, max_tokens=4))
     with server([500]) as (url, _), pytest.raises(EnvironmentFailed) as caught:
         asyncio.run(ServedCustomer(url=url, model="m").ask([], seed=0, max_tokens=4))
     assert type(caught.value) is EnvironmentFailed
 
 
-def test_a_key_that_is_missing_is_named(monkeypatch):
+def test_missing_key_is_named(monkeypatch):
     monkeypatch.delenv("CUSTOMER_KEY", raising=False)
     desk = Retail(train=11, heldout=18, user=ServedCustomer(url="http://x/v1", model="m", key_variable="CUSTOMER_KEY"))
     with pytest.raises(ResourceError, match="CUSTOMER_KEY is not set"):
@@ -580,12 +586,12 @@ def test_a_key_that_is_missing_is_named(monkeypatch):
 @pytest.mark.parametrize(
     "user", ["llm", {"url": "x", "model": "m"}, {"url": "http://a:b@c", "model": "m"}, {"url": "http://c"}]
 )
-def test_a_user_that_makes_no_sense_is_refused(user):
+def test_invalid_user_is_rejected(user):
     with pytest.raises(ValueError):
         Target.model_validate({"_target_": f"{Retail.__module__}.Retail", "user": user})
 
 
-def test_the_key_of_a_stage_holds_who_plays_and_not_where():
+def test_stage_key_contains_the_model_not_its_server():
     def key(**user):
         target = {"_target_": f"{Retail.__module__}.Retail", "user": {"url": "http://a/v1", "model": "m", **user}}
         return Target.model_validate(target).resolved()
@@ -594,7 +600,7 @@ def test_the_key_of_a_stage_holds_who_plays_and_not_where():
     assert key() != key(model="n")
 
 
-def test_the_prompt_holds_the_script():
+def test_prompt_contains_the_script():
     text = prompt(Retail(train=22, heldout=18).scenarios("train")[0].input["customer"])
     assert STOP in text
     assert "tell only when you are asked" in text

@@ -29,37 +29,37 @@ def say(text):
 
 def last(turn: Turn) -> str:
     """An opponent of one's own: the last free cell."""
-    return re.findall(r"\[\d\]", turn.told.rpartition("Available Moves:")[2])[-1]
+    return re.findall(r"\[\d\]", turn.transcript.rpartition("Available Moves:")[2])[-1]
 
 
-def test_it_keeps_what_every_environment_keeps():
+def test_it_satisfies_the_environment_contract():
     checks.check(small, few=3, solver=False)
     checks.check(lambda: small(opponent="agent"), few=2, solver=False)
 
 
-def test_a_saved_game_goes_on_as_it_would_have():
+def test_saved_game_resumes():
     for opponent in ("random", "agent"):
         environment, other = small(["TicTacToe-v0"], opponent=opponent), small(["TicTacToe-v0"], opponent=opponent)
         for scenario in environment.scenarios("train"):
             free = re.findall(r"\[\d\]", environment.reset(scenario)[-1]["content"].rpartition("Available Moves:")[2])
             environment.step(acts([free[0]])[0])
             other.restore(scenario, json.loads(json.dumps(environment.save())))
-            rest = [environment.step(one) for one in acts(["[9]", "[4]", "[8]"])]
-            assert rest == [other.step(one) for one in acts(["[9]", "[4]", "[8]"])]
+            steps = [environment.step(message) for message in acts(["[9]", "[4]", "[8]"])]
+            assert steps == [other.step(message) for message in acts(["[9]", "[4]", "[8]"])]
 
 
-def test_what_the_rest_of_the_process_draws_changes_nothing():
+def test_games_do_not_depend_on_the_global_random_generator():
     games = ["KuhnPoker-v0", "Sokoban-v0", "Minesweeper-v0-small", "FrozenLake-v0-random"]
     random.seed(1)
-    first = [small(games).reset(one) for one in small(games).scenarios("train")]
+    first = [small(games).reset(scenario) for scenario in small(games).scenarios("train")]
     random.seed(2)
     before = random.getstate()
-    assert [small(games).reset(one) for one in small(games).scenarios("train")] == first
+    assert [small(games).reset(scenario) for scenario in small(games).scenarios("train")] == first
     assert random.getstate() == before
-    assert len({json.dumps(one) for one in first}) == len(first)
+    assert len({json.dumps(messages) for messages in first}) == len(first)
 
 
-def test_a_game_for_one_is_won_by_who_plays_well():
+def test_one_player_game_can_be_won():
     environment = small(["GuessTheNumber-v0"])
     for scenario in environment.scenarios("train"):
         environment.reset(scenario)
@@ -74,7 +74,7 @@ def test_a_game_for_one_is_won_by_who_plays_well():
         assert step.info["progress"] == 1.0
 
 
-def test_chance_does_not_solve_games_for_one():
+def test_random_actions_do_not_win_one_player_games():
     environment = small(["Mastermind-v0", "TowerOfHanoi-v0"], train=12)
 
     def policy(rng, messages):
@@ -116,7 +116,7 @@ def test_opponents_make_no_invalid_move(game):
 
 def test_difficulty_is_in_the_opponent_and_both_seats_are_played():
     games = small(["TicTacToe-v0"], opponent="first", train=4)
-    assert [one.input["seat"] for one in games.scenarios("train")] == [0, 1, 0, 1]
+    assert [scenario.input["seat"] for scenario in games.scenarios("train")] == [0, 1, 0, 1]
     environment = small(["TicTacToe-v0"], opponent=last, train=2)
     scenario = environment.scenarios("train")[0]
     steps = checks.play(environment, scenario, acts(["[0]", "[1]", "[2]"]))
@@ -133,7 +133,7 @@ def test_difficulty_is_in_the_opponent_and_both_seats_are_played():
     assert steps[-1].info["progress"] == 0.0
 
 
-def test_both_sides_can_be_played_each_in_its_own_conversation():
+def test_both_players_have_their_own_conversation():
     environment = small(["TicTacToe-v0"], opponent="agent")
     assert isinstance(environment, Players)
     scenario = environment.scenarios("train")[0]
@@ -151,39 +151,39 @@ def test_both_sides_can_be_played_each_in_its_own_conversation():
     assert step.info["players"]["Player 0"] == {"success": True, "progress": 1.0, "result": "win"}
     assert step.info["players"]["Player 1"] == {"success": False, "progress": 0.0, "result": "loss"}
     for player in (0, 1):
-        assert [one["role"] for one in talks[player]][:4] == ["system", "user", "assistant", "tool"]
+        assert [message["role"] for message in talks[player]][:4] == ["system", "user", "assistant", "tool"]
         assert f"You are Player {player} in Tic Tac Toe" in talks[player][1]["content"]
     assert "Player 1 placed their symbol (X) in cell 3" in talks[0][3]["content"]
     assert environment.reset(scenario)[1]["content"] == talks[0][1]["content"]
 
 
-def test_one_move_a_turn_where_both_are_played():
+def test_one_move_per_turn_in_self_play():
     environment = small(["TicTacToe-v0"], opponent="agent")
     environment.reset(environment.scenarios("train")[0])
     calls = [acts(["[0]"])[0]["tool_calls"][0] | {"id": f"c{number}"} for number in (1, 2)]
     environment.step({"role": "assistant", "content": "", "tool_calls": calls})
     assert environment.turn == 1
     step = environment.step(acts(["[4]"])[0])
-    assert [one["tool_call_id"] for one in step.observation] == ["c1", "c2"]
+    assert [message["tool_call_id"] for message in step.observation] == ["c1", "c2"]
     assert step.observation[1]["content"] == "error: one move a turn"
 
 
-def test_games_that_cannot_be_played_are_refused():
+def test_unsupported_games_are_rejected():
     with pytest.raises(SpecError, match=r"no game 'TicTac-v0'.*Did you mean 'TicTacToe-v0'"):
         small(["TicTac-v0"])
-    with pytest.raises(SpecError, match="Poker-v0 is not played here: it is for more than two players"):
+    with pytest.raises(SpecError, match="Poker-v0 is not supported: it has more than two players"):
         small(["Poker-v0"])
-    with pytest.raises(SpecError, match="Debate-v0 is not played here: it asks a language model"):
+    with pytest.raises(SpecError, match="Debate-v0 is not supported: it calls a language model"):
         small(["Debate-v0"])
-    with pytest.raises(SpecError, match="random knows no moves of Stratego-v0"):
+    with pytest.raises(SpecError, match="random does not support Stratego-v0"):
         small(["Stratego-v0"])
     assert small(["Stratego-v0"], opponent="agent")
     if sys.version_info < (3, 12):
-        with pytest.raises(SpecError, match="Chess-v0 is not played here: its code is not for this Python"):
+        with pytest.raises(SpecError, match="Chess-v0 is not supported: its code does not compile on this Python"):
             small(["Chess-v0"])
 
 
-def test_games_without_their_words_say_what_to_download(monkeypatch):
+def test_missing_word_lists_error_names_the_download(monkeypatch):
     pytest.importorskip("textarena")
     import nltk
 
@@ -195,7 +195,7 @@ def test_games_without_their_words_say_what_to_download(monkeypatch):
 def test_without_the_package(monkeypatch):
     from components.environments.adapters import textarena_games
 
-    textarena_games.game_of.cache_clear()
+    textarena_games.load_kind.cache_clear()
     monkeypatch.setitem(sys.modules, "textarena", None)
     with pytest.raises(ResourceError, match=r"pip install 'espalier\[textarena\]'"):
         TextArena()

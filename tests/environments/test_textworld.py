@@ -23,15 +23,15 @@ def cache(tmp_path_factory):
 
 def small(cache, **arguments) -> TextWorld:
     pytest.importorskip("textworld")
-    given = {"kinds": ["quest", "cooking"], "difficulties": [1], "train": 2, "heldout": 2, "cache": cache}
-    return TextWorld(**{**given, **arguments})
+    options = {"kinds": ["quest", "cooking"], "difficulties": [1], "train": 2, "heldout": 2, "cache": cache}
+    return TextWorld(**{**options, **arguments})
 
 
-def test_it_keeps_what_every_environment_keeps(cache):
+def test_it_satisfies_the_environment_contract(cache):
     checks.check(lambda: small(cache), few=2)
 
 
-def test_walkthroughs_win_and_are_longer_where_it_is_harder(cache):
+def test_walkthroughs_win_and_lengthen_with_difficulty(cache):
     kinds = ["quest", "coin_collector"]
     environment = small(cache, kinds=kinds, difficulties=[1, 3], train=4)
     lengths = {}
@@ -43,7 +43,7 @@ def test_walkthroughs_win_and_are_longer_where_it_is_harder(cache):
     environment.close()
 
 
-def test_chance_does_not_win(cache):
+def test_random_actions_do_not_win(cache):
     environment = small(cache, kinds=["coin_collector"], difficulties=[3], train=2)
     assert environment.blocking
 
@@ -54,29 +54,31 @@ def test_chance_does_not_win(cache):
     assert checks.success_of(environment, environment.scenarios("train"), policy, turns=6) == 0
 
 
-def test_several_begin_at_once(cache):
+def test_concurrent_resets(cache):
     """In threads, as the collector plays them."""
     environments = [small(cache) for _ in range(4)]
     scenarios = environments[0].scenarios("train")
     for scenario in scenarios:
         environments[0].reset(scenario)  # makes the game
     with ThreadPoolExecutor(4) as pool:
-        told = list(pool.map(lambda one: [one.reset(scenario) for scenario in scenarios], environments))
-    assert all(one == told[0] for one in told)
+        observations = list(
+            pool.map(lambda environment: [environment.reset(scenario) for scenario in scenarios], environments)
+        )
+    assert all(observation == observations[0] for observation in observations)
     for environment in environments:
         environment.close()
 
 
-def test_a_game_is_made_once(cache, monkeypatch):
+def test_games_are_generated_once(cache, monkeypatch):
     environment = small(cache)
     scenario = environment.scenarios("train")[0]
     environment.reset(scenario)
-    monkeypatch.setattr(TextWorld, "_make", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(TextWorld, "_generate", lambda *_: pytest.fail("made again"))
     other = small(cache)
     assert other.reset(scenario)[1] == environment.reset(scenario)[1]
 
 
-def test_possible_commands_are_shown_or_not(cache):
+def test_possible_commands_are_optional(cache):
     shown, hidden = small(cache), small(cache, commands=False)
     scenario = shown.scenarios("train")[0]
     first = shown.reset(scenario)[1]["content"]
@@ -102,7 +104,7 @@ def test_possible_commands_are_shown_or_not(cache):
         "\x00look",
     ],
 )
-def test_only_single_commands_of_the_game(cache, command):
+def test_only_single_game_commands_are_accepted(cache, command):
     environment = small(cache)
     steps = checks.play(environment, environment.scenarios("train")[0], acts([command]))
     assert steps[-1].observation[0]["content"].startswith("error: say one command")
@@ -110,30 +112,30 @@ def test_only_single_commands_of_the_game(cache, command):
     assert steps[-1].info["steps"] == 0
 
 
-def test_what_cannot_be_done_is_the_games_to_say(cache):
+def test_impossible_commands_are_answered_by_the_game(cache):
     environment = small(cache)
     step = checks.play(environment, environment.scenarios("train")[0], acts(["take moon", "Look."]))
     assert not step[0].observation[0]["content"].startswith("error: ")
-    assert [one.info["invalid_actions"] for one in step] == [1, 1]
+    assert [result.info["invalid_actions"] for result in step] == [1, 1]
 
 
-def test_it_ends_after_max_steps(cache):
+def test_episode_ends_after_max_steps(cache):
     environment = small(cache, max_steps=2)
     steps = checks.play(environment, environment.scenarios("train")[0], acts(["look"] * 5))
     assert len(steps) == 2
     assert steps[-1].done
 
 
-def test_making_a_game_is_bounded(tmp_path):
+def test_game_generation_times_out(tmp_path):
     environment = small(str(tmp_path), make_timeout=0.01)
-    with pytest.raises(EnvironmentFailed, match=r"took longer than 0\.01 s"):
+    with pytest.raises(EnvironmentFailed, match=r"timed out after 0\.01 s"):
         environment.reset(environment.scenarios("train")[0])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_cache_is_no_part_of_the_key(cache):
-    given = TextWorld.key_arguments({"cache": "/x", "make_timeout": 1.0, "seed": 3})
-    assert given == {"seed": 3}
+def test_cache_folder_is_not_in_the_stage_key(cache):
+    options = TextWorld.key_arguments({"cache": "/x", "make_timeout": 1.0, "seed": 3})
+    assert options == {"seed": 3}
 
 
 def test_without_the_package(monkeypatch):

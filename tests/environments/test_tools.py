@@ -77,16 +77,16 @@ class Echo(TextEnvironment):
         return acts(["wrong", scenario.input["word"]])
 
 
-def one(name: str, arguments: str) -> dict:
+def call_of(name: str, arguments: str) -> dict:
     function = {"name": name, "arguments": arguments}
     return {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
 
 
-def test_it_keeps_what_every_environment_keeps():
+def test_it_satisfies_the_environment_contract():
     checks.check(Counter)
 
 
-def test_the_schema_is_that_of_the_signature():
+def test_schema_follows_from_the_signature():
     add, stop = Counter().tools()
     assert add == {
         "type": "function",
@@ -108,35 +108,35 @@ def test_the_schema_is_that_of_the_signature():
 
 
 @pytest.mark.parametrize(
-    ("action", "told"),
+    ("action", "expected"),
     [
-        (one("add", '{"number": 2}'), "2"),
-        (one("add", '{"number": "2"}'), "2"),
-        (one("add", '{"number": 9}'), "error: 3 at most"),
-        (one("add", "{}"), "error: add: number: Field required; it takes number, how"),
-        (one("add", '{"number": 1, "often": 2}'), "error: add: often: Extra inputs are not permitted"),
-        (one("add", '{"number": 1, "how": "sideways"}'), "error: add: how: Input should be 'up' or 'down'"),
-        (one("add", "{"), "error: the arguments of add are no JSON object"),
-        (one("add", "[1]"), "error: add: Input should be an object"),
-        (one("remove", "{}"), "error: no tool remove; there are add, stop"),
-        (one("begin", "{}"), "error: no tool begin"),
-        (one("__init__", "{}"), "error: no tool __init__"),
+        (call_of("add", '{"number": 2}'), "2"),
+        (call_of("add", '{"number": "2"}'), "2"),
+        (call_of("add", '{"number": 9}'), "error: 3 at most"),
+        (call_of("add", "{}"), "error: add: number: Field required; it takes number, how"),
+        (call_of("add", '{"number": 1, "often": 2}'), "error: add: often: Extra inputs are not permitted"),
+        (call_of("add", '{"number": 1, "how": "sideways"}'), "error: add: how: Input should be 'up' or 'down'"),
+        (call_of("add", "{"), "error: the arguments of add are no JSON object"),
+        (call_of("add", "[1]"), "error: add: Input should be an object"),
+        (call_of("remove", "{}"), "error: no tool remove; there are add, stop"),
+        (call_of("begin", "{}"), "error: no tool begin"),
+        (call_of("__init__", "{}"), "error: no tool __init__"),
     ],
 )
-def test_what_is_wrong_is_said_and_counted(action, told):
+def test_invalid_calls_are_reported_and_counted(action, expected):
     counter = Counter()
     counter.reset(counter.scenarios("train")[0])
     step = counter.step(action)
-    assert step.observation[0]["content"].startswith(told)
+    assert step.observation[0]["content"].startswith(expected)
     assert step.observation[0]["tool_call_id"] == "c"
-    assert step.info["invalid_actions"] == told.startswith("error")
-    assert step.reward == (0.0 if told.startswith("error") else 0.5)
+    assert step.info["invalid_actions"] == expected.startswith("error")
+    assert step.reward == (0.0 if expected.startswith("error") else 0.5)
 
 
-def test_after_its_end_nothing_is_carried_out():
+def test_calls_after_the_end_are_rejected():
     counter = Counter()
     counter.reset(counter.scenarios("train")[0])
-    action = one("stop", "{}")
+    action = call_of("stop", "{}")
     action["tool_calls"].append({"id": "d", "function": {"name": "add", "arguments": json.dumps({"number": 2})}})
     step = counter.step(action)
     assert step.done
@@ -144,19 +144,21 @@ def test_after_its_end_nothing_is_carried_out():
     assert counter.count == 0
 
 
-def test_a_text_environment_takes_what_is_said_and_what_its_tool_is_given():
+def test_text_environment_accepts_messages_and_tool_calls():
     checks.check(Echo)
     echo = Echo()
     scenario = echo.scenarios("train")[0]
-    said = checks.play(echo, scenario, [{"role": "assistant", "content": scenario.input["word"]}])
-    assert said[-1].done
-    assert said[-1].observation == [{"role": "user", "content": "yes"}]
+    steps = checks.play(echo, scenario, [{"role": "assistant", "content": scenario.input["word"]}])
+    assert steps[-1].done
+    assert steps[-1].observation == [{"role": "user", "content": "yes"}]
     assert checks.solved(echo, scenario)
-    silent = checks.play(echo, scenario, [one("act", "{}"), one("move", "{}"), {"role": "assistant", "content": " "}])
+    silent = checks.play(
+        echo, scenario, [call_of("act", "{}"), call_of("move", "{}"), {"role": "assistant", "content": " "}]
+    )
     assert [step.observation[0]["content"][:6] for step in silent] == ["error:"] * 3
     assert silent[-1].info == {"invalid_actions": 3, "success": False}
 
 
-def test_what_is_missing_is_named_when_it_is_built():
+def test_missing_methods_are_named():
     with pytest.raises(TypeError, match="outcome"):
         type("Half", (ToolEnvironment,), {"scenarios": lambda self, split: [], "begin": lambda self, scenario: ""})()

@@ -41,14 +41,14 @@ def play(environment, actions, split="train", number=0):
             tools = await environment.tools()
             scenario = environment.scenarios(split)[number]
             first = await environment.reset(scenario)
-            return tools, first, [await environment.step(one) for one in actions]
+            return tools, first, [await environment.step(message) for message in actions]
         finally:
             await environment.close()
 
     return asyncio.run(episode())
 
 
-def test_one_turn_is_scored_by_the_tasks_own_rewards():
+def test_single_turn_tasks_use_their_own_rewards():
     environment = small("vf_sums")
     tools, first, steps = play(environment, [say("it is 1")])
     assert tools == []
@@ -72,15 +72,15 @@ def test_scenarios_are_the_tasks_and_every_fifth_is_held_out():
     environment = small({"id": "vf_sums", "count": 11})
     train, heldout = environment.scenarios("train"), environment.scenarios("heldout")
     assert (len(train), len(heldout)) == (9, 2)
-    assert [one.difficulty for one in train[:4]] == [1, 2, 3, 1]
-    assert len({one.id for one in [*train, *heldout]}) == 11
+    assert [scenario.difficulty for scenario in train[:4]] == [1, 2, 3, 1]
+    assert len({scenario.id for scenario in [*train, *heldout]}) == 11
     other = small("vf_sums", heldout_taskset={"count": 3}, tasks=7, train=6)
     assert (len(other.scenarios("train")), len(other.scenarios("heldout"))) == (6, 3)
     _, _, steps = play(other, [say("1")], split="heldout")
     assert steps[0].info["success"] is True
 
 
-def test_several_turns_are_the_environments_own():
+def test_multi_turn_environments():
     environment = small("vf_guess")
     _, first, steps = play(environment, [say("1"), say("9"), say("3")], number=2)
     assert first == [{"role": "user", "content": "Guess a number from 1 to 10."}]
@@ -94,50 +94,50 @@ def test_several_turns_are_the_environments_own():
     assert steps[2].info["progress"] == pytest.approx(0.8)
 
 
-def test_tools_are_served_by_the_package():
+def test_tools_of_the_package_are_offered():
     environment = small("vf_tools")
     name = "numbers_number"
     tools, _, steps = play(
         environment, [call(name, {"name": "one"}), call("nothing", {}, 1), call(name, {"name": "two"}, 2), say("3")]
     )
-    assert [one["function"]["name"] for one in tools] == [name]
+    assert [tool["function"]["name"] for tool in tools] == [name]
     assert steps[0].observation[0]["content"] == "1"
     assert steps[0].observation[0]["role"] == "tool"
     assert "no tool nothing" in steps[1].observation[0]["content"]
     assert steps[3].info["success"] is True
 
 
-def test_many_episodes_at_once_in_one_process_of_the_package():
+def test_concurrent_episodes_share_one_subprocess():
     async def all_at_once():
         environments = [small("vf_guess") for _ in range(8)]
         scenarios = environments[0].scenarios("train")
 
-        async def one(place):
-            environment = environments[place]
+        async def episode(index):
+            environment = environments[index]
             try:
-                await environment.reset(scenarios[place])
+                await environment.reset(scenarios[index])
                 await environment.step(say("5"))
-                number = scenarios[place].input["task"] + 1
+                number = scenarios[index].input["task"] + 1
                 return number, await environment.step(say(str(number)))
             finally:
                 await environment.close()
 
-        found = await asyncio.gather(*map(one, range(8)))
+        results = await asyncio.gather(*map(episode, range(8)))
         workers = {id(environment._worker) for environment in environments}
-        return found, workers
+        return results, workers
 
-    found, workers = asyncio.run(all_at_once())
+    results, workers = asyncio.run(all_at_once())
     assert len(workers) == 1
-    assert all(step.done for number, step in found if number != 5)
-    assert {round(step.info["rewards"]["guessed"], 1) for number, step in found if number != 5} == {0.9}
+    assert all(step.done for number, step in results if number != 5)
+    assert {round(step.info["rewards"]["guessed"], 1) for number, step in results if number != 5} == {0.9}
 
 
-def test_an_environment_that_breaks_fails_the_episode():
+def test_environment_error_fails_the_episode():
     with pytest.raises(EnvironmentFailed, match="the environment broke"):
         play(small("vf_guess"), [say("crash")])
 
 
-def test_an_episode_can_be_left_and_the_next_one_begun():
+def test_episode_can_be_abandoned():
     async def twice():
         environment = small("vf_guess")
         scenarios = environment.scenarios("train")
@@ -152,10 +152,10 @@ def test_an_episode_can_be_left_and_the_next_one_begun():
     assert asyncio.run(twice()).done
 
 
-def test_mistakes_are_named():
+def test_configuration_errors_are_named():
     with pytest.raises(SpecError, match=r"environment.taskset: .*vf_nothing"):
         small("vf_nothing").scenarios("train")
-    with pytest.raises(SpecError, match=r"runs what a model writes on this machine; give agent.runtime"):
+    with pytest.raises(SpecError, match=r"runs model-written code on this machine; set agent.runtime"):
         small("vf_sums", env={"agent": {"harness": {"id": "bash"}}}).scenarios("train")
     with pytest.raises(SpecError, match="has no id"):
         Verifiers({})
@@ -163,7 +163,7 @@ def test_mistakes_are_named():
         Verifiers("x", python="/no/such/python").scenarios("train")
 
 
-def test_without_the_package_it_says_how_to_get_it(tmp_path):
+def test_missing_package_error_names_the_installation(tmp_path):
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
@@ -171,10 +171,10 @@ def test_without_the_package_it_says_how_to_get_it(tmp_path):
         Verifiers("x", python=str(bare)).scenarios("train")
 
 
-def test_what_stands_in_the_key(tmp_path):
+def test_stage_key_contents(tmp_path):
     (tmp_path / "mine.py").write_text("a = 1")
-    given = {"taskset": "mine", "folders": [str(tmp_path)], "python": "/a", "timeout": 1.0}
-    key = Verifiers.key_arguments(given)
-    assert key == Verifiers.key_arguments({**given, "python": "/b", "timeout": 2.0})
+    arguments = {"taskset": "mine", "folders": [str(tmp_path)], "python": "/a", "timeout": 1.0}
+    key = Verifiers.key_arguments(arguments)
+    assert key == Verifiers.key_arguments({**arguments, "python": "/b", "timeout": 2.0})
     (tmp_path / "mine.py").write_text("a = 2")
-    assert key != Verifiers.key_arguments(given)
+    assert key != Verifiers.key_arguments(arguments)

@@ -1,16 +1,16 @@
-"""AgentGym: a client for all of its environment servers.
+"""Client for AgentGym environment servers.
 
-A server of AgentGym runs beside (see its own instructions); this class plays its tasks over HTTP. What differs from
-environment to environment stands in `agentgym_kinds`, requests and instances in `agentgym_server`, which tasks are
-played and how others solved them in `agentgym_items`.
+An AgentGym server runs separately (see its own instructions); this class plays its tasks over HTTP. `agentgym_kinds`
+holds the protocol of each environment, `agentgym_server` the requests and instances, `agentgym_items` the selection of
+tasks and the demonstrations.
 
-An agent acts by text: in AgentGym's own form, `Thought: ...` and then `Action: ...`; by the tool `act`; or plainly.
-What has no such form, or cannot be an action of this environment, never reaches the server: the agent is told
-`error: ...`, and it counts as an invalid action and as a step.
+An action is text: in AgentGym's format, `Thought: ...` followed by `Action: ...`; the argument of the tool `act`; or
+plain text. A malformed or impossible action never reaches the server: the agent sees `error: ...`, and it counts as an
+invalid action and as a step.
 
-The rewards of an episode add up to its score, 1 being the best. An episode ends where the server says so or after
-`max_turns` steps, which is AgentGym's number of rounds unless given. What a server does wrong ends it as
-EnvironmentFailed: no failure is a reward of zero.
+The rewards of an episode sum to its score; the maximum is 1. An episode ends when the server reports its end or after
+`max_turns` steps (by default AgentGym's number of rounds). A server error raises EnvironmentFailed; it never becomes a
+reward of zero.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from pydantic import Field
 from components.environments.adapters.agentgym_items import (
     Listing,
     Record,
-    content_of,
-    in_order,
     is_file,
+    listing_key,
+    next_item,
     numbers,
     records,
 )
@@ -48,37 +48,41 @@ FORMATS = {
     "plain": "Answer with the action and nothing else.",
 }
 MAX_ACTION = 20_000
-"""Characters that an agent may say in one step."""
+"""Maximum length of an action with its thought, in characters."""
 TRIES = 3
-"""How often an episode is begun, where the server was restarted or does not know its instance any more."""
+"""Maximum number of attempts to start an episode if the server lost its instance, for example by a restart."""
 ACTION = re.compile(r"^[ \t]*Action:", re.MULTILINE)
 NEXT = re.compile(r"^[ \t]*(?:Observation|Thought):", re.MULTILINE)
 UNKNOWN = re.compile(r"The id -?\d+ is not valid")
-"""What servers say of an instance that they do not have."""
+"""Error of servers for an instance that they do not have."""
 ENDED = re.compile(r"The task with environment -?\d+ has (?:been deleted|finished)")
-"""What servers say of an instance that was closed, or whose episode is over."""
-SERVERS_OWN = ("url", "instances", "timeout", "patience")
-"""Arguments that change no episode."""
+"""Error of servers for an instance that was closed, or whose episode is over."""
+SERVER_ARGUMENTS = ("url", "instances", "timeout", "patience")
+"""Arguments that do not affect episodes."""
 
 
 @registered("environment.agentgym")
 class AgentGym:
-    """kind: the environment. url: of its server; to that of maze and wordle, /maze and /wordle are added.
+    """An environment on an AgentGym server.
 
-    train, heldout: which of the server's items are played: how many (from 0 on; heldout: those after the last of
-    train), a range such as 0-199, a list of numbers and ranges, or a JSON file of records with an `item_id` such as
-    webshop_12, as AgentEval and AgentTraj are. A record may also have `type` and `difficulty`.
-
-    format: how an agent is told to write an action: `react`, `Thought: ...` and `Action: ...`; `tool`, by the tool
-    `act`; `plain`, nothing but the action. system: in place of what the agent is told of the environment.
-    demonstrations: JSON file in AgentTraj's form, whose actions `solve` plays.
-
-    max_turns: steps of an episode at most; null takes AgentGym's. threshold: a score above this is a success; null
-    takes AgentGym's. step_errors: what an error in the answer to a step is: a failed episode (`fail`), or an invalid
-    action that the agent is told of (`tell`). max_observation: characters; the rest is cut.
-
-    instances: that this process uses on the server at once. timeout: seconds for one request. patience: seconds for
-    which a server that is not there, or answers 502, 503 or 504, is tried again.
+    Args:
+        kind: Name of the environment.
+        url: URL of its server; /maze and /wordle are appended for these kinds.
+        train, heldout: Items of the split: a number of items (train from item 0, heldout after the last train item),
+            a range such as 0-199, a list of numbers and ranges, or a JSON file of records with an `item_id` such
+            as webshop_12, like AgentEval and AgentTraj. A record may also have `type` and `difficulty`.
+        format: Format of actions: `react`, `Thought: ...` and `Action: ...`; `tool`, the tool `act`; `plain`, only the
+            action.
+        system: Description of the environment in the system prompt, in place of the built-in one.
+        demonstrations: JSON file in AgentTraj's format, whose actions `solve` returns.
+        max_turns: Maximum number of steps of an episode; null takes AgentGym's value.
+        threshold: Score above which an episode is a success; null takes AgentGym's value.
+        step_errors: Effect of an error in the response to a step: `fail`, the episode fails; `tell`, it is an invalid
+            action and the agent sees the error.
+        max_observation: Maximum length of an observation in characters; longer ones are truncated.
+        instances: Maximum number of instances that this process uses on the server; null takes a default of the kind.
+        timeout: Timeout of a request, in seconds; null takes a default of the kind.
+        patience: Maximum duration of retries in seconds while the server is unreachable or returns 429, 502, 503, 504.
     """
 
     def __init__(
@@ -124,31 +128,32 @@ class AgentGym:
 
     @staticmethod
     def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """For stage keys: files by what they say of this environment; where the server is does not count."""
-        kept = {name: value for name, value in arguments.items() if name not in SERVERS_OWN}
+        """Return the arguments for stage keys: files by their content, without the address and limits of the server."""
+        relevant = {name: value for name, value in arguments.items() if name not in SERVER_ARGUMENTS}
         files = {
-            name: content_of(kept["kind"], name, kept.get(name)) for name in ("train", "heldout", "demonstrations")
+            name: listing_key(relevant["kind"], name, relevant.get(name))
+            for name in ("train", "heldout", "demonstrations")
         }
-        return kept | files
+        return relevant | files
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
         if split not in ("train", "heldout"):
             return []
         train = numbers(self.name, "train", self._listings[0])
-        heldout = numbers(self.name, "heldout", self._listings[1], after=in_order(train))
+        heldout = numbers(self.name, "heldout", self._listings[1], after=next_item(train))
         if both := sorted(set(train) & set(heldout)):
-            what = f"names item {both[0]}, which is one of train too ({len(both)} in all)"
-            raise SpecError([Problem("environment.heldout", what)])
+            message = f"contains item {both[0]}, which is also in train ({len(both)} shared items)"
+            raise SpecError([Problem("environment.heldout", message)])
         listing = self._listings[split == "heldout"]
-        said = records(self.name, split, listing) if is_file(listing) else {}
-        return [self._scenario(item, split, said.get(item)) for item in (train if split == "train" else heldout)]
+        by_item = records(self.name, split, listing) if is_file(listing) else {}
+        return [self._scenario(item, split, by_item.get(item)) for item in (train if split == "train" else heldout)]
 
     def tools(self) -> list[dict[str, Any]]:
         return [ACT.schema] if self.format == "tool" else []
 
     async def reset(self, scenario: Scenario) -> Messages:
         if self._instance is not None:
-            await self._give_back(broken=self._pending)
+            await self._release(broken=self._pending)
         self.scenario = scenario
         self._turns = self._invalid = 0
         self._score = 0.0
@@ -161,16 +166,16 @@ class AgentGym:
         before = self._score
         calls = action.get("tool_calls") or []
         observation: Messages = []
-        for one in calls:
-            told = await self._take(partial(self._called, one["function"]))
-            observation.append({"role": "tool", "tool_call_id": one["id"], "content": told})
+        for tool_call in calls:
+            result = await self._take(partial(self._parse_call, tool_call["function"]))
+            observation.append({"role": "tool", "tool_call_id": tool_call["id"], "content": result})
         if not calls:
-            told = await self._take(partial(self._spoken, action.get("content") or ""))
-            observation = [{"role": "user", "content": told}]
+            result = await self._take(partial(self._parse_text, action.get("content") or ""))
+            observation = [{"role": "user", "content": result}]
         return Step(observation, self._score - before, self._done, self.outcome())
 
     def outcome(self) -> dict[str, Any]:
-        """What the episode came to if it ended now."""
+        """Return the outcome of the episode as if it ended now."""
         return {
             "success": self._score > self.threshold,
             "progress": min(max(self._score, 0.0), 1.0),
@@ -181,68 +186,67 @@ class AgentGym:
 
     async def close(self) -> None:
         if self._instance is not None:
-            await self._give_back(broken=self._pending)
+            await self._release(broken=self._pending)
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
-        """What the demonstration of this item said, in the form that is asked for. Raises SpecError where there is
-        none."""
+        """Return the demonstration of this item in the configured format. Raises SpecError if there is none."""
         if self._demonstrations is None:
             raise SpecError(
-                [Problem("environment.demonstrations", "null, and a solution is asked for; expected an AgentTraj file")]
+                [Problem("environment.demonstrations", "null, but demonstrations are required; set an AgentTraj file")]
             )
         record = records(self.name, "demonstrations", self._demonstrations).get(scenario.input["item"])
-        if record is None or not record.said:
+        if record is None or not record.messages:
             raise SpecError(
                 [
                     Problem(
                         "environment.demonstrations",
-                        f"{self._demonstrations} has none for {scenario.id}; to train on those that it has: "
-                        f"environment.train={self._demonstrations}",
+                        f"{self._demonstrations} has no demonstration of {scenario.id}; to train on the demonstrated "
+                        f"items, set environment.train={self._demonstrations}",
                     )
                 ]
             )
-        return [self._shown(text, number) for number, text in enumerate(record.said)]
+        return [self._format(text, number) for number, text in enumerate(record.messages)]
 
     def check_solutions(self, scenarios: Sequence[Scenario]) -> None:
-        """Raises SpecError where one of them is not demonstrated."""
+        """Raise SpecError if a scenario has no demonstration."""
         for scenario in scenarios:
             self.solve(scenario)
 
-    def _scenario(self, item: int, split: str, said: Record | None) -> Scenario:
+    def _scenario(self, item: int, split: str, record: Record | None) -> Scenario:
         type, difficulty = self.kind.sort(item)
-        if said is not None:
-            type, difficulty = said.type or type, said.difficulty or difficulty
+        if record is not None:
+            type, difficulty = record.type or type, record.difficulty or difficulty
         return Scenario(f"{self.name}_{item}", {"item": item}, split, type or self.name, difficulty)
 
-    def _shown(self, text: str, number: int) -> dict[str, Any]:
-        """What a demonstration said, as an agent of this format would."""
+    def _format(self, text: str, number: int) -> dict[str, Any]:
+        """Return a demonstrated message in the configured format."""
         if self.format == "react":
             return {"role": "assistant", "content": text.strip()}
-        action = parsed(text) or Action(text.strip())
+        action = parse_action(text) or Action(text.strip())
         if self.format == "plain":
             return {"role": "assistant", "content": action.text}
         return call(ACT.name, {"action": action.text}, number) | {"content": action.thought}
 
-    def _called(self, function: dict[str, Any]) -> Action:
+    def _parse_call(self, function: dict[str, Any]) -> Action:
         if function["name"] != ACT.name:
             raise Invalid(f"no tool {function['name']:.80}. {FORMATS[self.format]}")
         text = ACT.arguments(function["arguments"])["action"]
-        return parsed(text) or Action(text.strip())
+        return parse_action(text) or Action(text.strip())
 
-    def _spoken(self, text: str) -> Action:
-        action = parsed(text)
+    def _parse_text(self, text: str) -> Action:
+        action = parse_action(text)
         if action is None and self.format == "plain":
             action = Action(text.strip())
         if action is None:
             raise Invalid("there is no action. " + FORMATS[self.format])
         return action
 
-    async def _take(self, read: Callable[[], Action]) -> str:
-        """Carries out one action; what the agent is told."""
+    async def _take(self, parse: Callable[[], Action]) -> str:
+        """Parse and execute one action; return the observation or an error message."""
         if self._done:
             return "error: the episode is over"
         try:
-            action = read()
+            action = parse()
             if len(action.text) + len(action.thought) > MAX_ACTION:
                 raise Invalid(f"at most {MAX_ACTION} characters")
             if not action.text:
@@ -250,22 +254,22 @@ class AgentGym:
             sent = _storable(self.kind.send(action))
             if not sent:
                 raise Invalid("the action is empty")
-            told = await self._act(sent)
+            observation = await self._act(sent)
         except Invalid as error:
             self._invalid += 1
-            told = f"error: {_storable(str(error))}"
+            observation = f"error: {_storable(str(error))}"
         self._turns += 1
         if self._done or self._turns >= self.max_turns:
             self._done = True
             if self._instance is not None:
-                await self._give_back()
-        return told
+                await self._release()
+        return observation
 
     async def _begin(self, item: int) -> str:
-        """An instance, in the first state of an item; the first observation."""
+        """Acquire an instance and reset it to an item; return the first observation."""
         pool = pool_of(self._server)
-        for last in range(TRIES - 1, -1, -1):
-            self._instance = instance = await pool.lend(self._server, self.instances)
+        for retries_left in range(TRIES - 1, -1, -1):
+            self._instance = instance = await pool.acquire(self._server, self.instances)
             self._pending = True
             body = {self.kind.key: instance.id, **self.kind.reset(item)}
             try:
@@ -273,10 +277,10 @@ class AgentGym:
                 first = await self._first(answer, instance)
             except EnvironmentFailed as error:
                 lost = await self._was_lost(error, instance)
-                if lost and last:
+                if lost and retries_left:
                     continue
                 if not lost:
-                    await self._give_back(broken=True)
+                    await self._release(broken=True)
                 raise
             self._pending = False
             return first
@@ -294,17 +298,17 @@ class AgentGym:
         return self._text(first, answer)
 
     async def _was_lost(self, error: EnvironmentFailed, instance: Instance) -> bool:
-        """Whether a failure is that of an instance which the server does not have any more."""
+        """Return True if a failure means that the server no longer has the instance; forget the instance then."""
         lost, closed = isinstance(error, ServerGone), False
         if isinstance(error, Refused):
-            lost = UNKNOWN.search(error.said) is not None
-            closed = "deleted" in error.said and ENDED.search(error.said) is not None
+            lost = UNKNOWN.search(error.error_text) is not None
+            closed = "deleted" in error.error_text and ENDED.search(error.error_text) is not None
             try:
-                lost = lost or not await self._server.knows(instance)
+                lost = lost or not await self._server.has_instance(instance)
             except EnvironmentFailed as other:
                 lost = isinstance(other, ServerGone)
         if lost:
-            pool_of(self._server).lost(instance)
+            pool_of(self._server).invalidate(instance)
         if closed:
             pool_of(self._server).forget(instance)
         if lost or closed:
@@ -312,91 +316,93 @@ class AgentGym:
         return lost or closed
 
     async def _act(self, action: str) -> str:
-        """One step on the server; the observation. Raises Invalid, EnvironmentFailed."""
+        """Execute one step on the server; return the observation. Raises Invalid, EnvironmentFailed."""
         instance = self._instance
         if instance is None:
             raise EnvironmentFailed("step before reset")
-        if not pool_of(self._server).has(instance):
+        if not pool_of(self._server).is_current(instance):
             self._instance, self._done = None, True
             raise EnvironmentAway(f"AgentGym server: {self._server.url} was restarted during the episode")
-        self._pending = True  # a step that is broken off may be under way still
+        self._pending = True  # an interrupted step may still run on the server
         try:
             answer = await self._server.post("/step", {self.kind.key: instance.id, "action": action})
-            told = self._read(answer)
+            observation = self._read(answer)
         except EnvironmentFailed as error:
-            said = error.said if isinstance(error, Refused) else None
-            if self.step_errors == "tell" and said and not (UNKNOWN.search(said) or ENDED.search(said)):
+            text = error.error_text if isinstance(error, Refused) else None
+            if self.step_errors == "tell" and text and not (UNKNOWN.search(text) or ENDED.search(text)):
                 self._pending = False
-                raise Invalid(said) from None
+                raise Invalid(text) from None
             self._done = True
             if not await self._was_lost(error, instance):
-                await self._give_back(broken=True)
+                await self._release(broken=True)
             raise
         self._pending = False
-        return told
+        return observation
 
     def _read(self, answer: Any) -> str:
-        """Takes the answer to a step over; the observation. Raises EnvironmentFailed where it is none."""
+        """Update the episode from the response to a step; return the observation. Raises EnvironmentFailed."""
         try:
             value, done = self.kind.value(answer), _done(answer)
         except (KeyError, TypeError):
-            self._wrong(answer, "which is no step")
+            self._reject(answer, "not a valid step: it has no reward or no end")
         try:
             value = math.nan if isinstance(value, str) else float(value)
         except (TypeError, ValueError, OverflowError):
             value = math.nan
         if not math.isfinite(value):
-            self._wrong(answer, "whose reward is no finite number")
+            self._reject(answer, "its reward is not a finite number")
         if not isinstance(done, bool):
-            self._wrong(answer, "which does not say true or false for its end")
-        told = self._text(answer.get(self.kind.state), answer)
+            self._reject(answer, "its `done` must be true or false")
+        observation = self._text(answer.get(self.kind.state), answer)
         score = value / self.kind.scale
         self._score = score if self.kind.running else max(self._score, score)
         self._done = done
-        self._invalid += told.startswith(self.kind.refusals) if self.kind.refusals else 0
-        return told
+        self._invalid += observation.startswith(self.kind.refusals) if self.kind.refusals else 0
+        return observation
 
     def _text(self, text: Any, answer: Any) -> str:
         if not isinstance(text, str):
-            self._wrong(answer, "which has no observation")
+            self._reject(answer, "it has no observation")
         actions = answer.get("available_actions") if isinstance(answer, dict) else None
-        if isinstance(actions, list) and all(isinstance(one, str) for one in actions):
+        if isinstance(actions, list) and all(isinstance(name, str) for name in actions):
             text = f"{text}\nAvailable actions: {', '.join(actions)}"
         if len(text) > self.max_observation:
             text = f"{text[: self.max_observation]}\n... ({len(text) - self.max_observation} characters are left out)"
         return _storable(text)
 
-    def _wrong(self, answer: Any, what: str) -> NoReturn:
+    def _reject(self, answer: Any, reason: str) -> NoReturn:
         raise EnvironmentFailed(
-            f"AgentGym server: {self._server.url} ({self.name}) answered {json.dumps(answer):.300}, {what}"
+            f"AgentGym server: {self._server.url} ({self.name}) returned {json.dumps(answer):.300}: {reason}"
         )
 
-    async def _give_back(self, broken: bool = False) -> None:
+    async def _release(self, broken: bool = False) -> None:
         instance, self._instance, self._pending = self._instance, None, False
         assert instance is not None
         pool = pool_of(self._server)
         if broken:
-            await pool.give_back_broken(self._server, instance)
+            await pool.release_broken(self._server, instance)
         else:
-            pool.give_back(instance)
+            pool.release(instance)
 
 
-def parsed(text: str) -> Action | None:
-    """What an agent thinks and does, from `Thought: ...` and `Action: ...`; None where no action is there. What it goes
-    on to imagine, an observation and a further thought, is left out. Raises Invalid for several actions."""
+def parse_action(text: str) -> Action | None:
+    """Parse `Thought: ...` and `Action: ...`; return None if there is no action.
+
+    Observations and thoughts that the agent invents after its action are dropped. Raises Invalid for several actions.
+    """
     text = text.strip().removesuffix("</s>").rstrip()
-    found = list(ACTION.finditer(text))
-    if len(found) > 1 and not NEXT.search(text, found[0].end(), found[1].start()):
+    matches = list(ACTION.finditer(text))
+    if len(matches) > 1 and not NEXT.search(text, matches[0].end(), matches[1].start()):
         raise Invalid("one action at a time: write Action: once")
-    if found:
-        thought, rest = text[: found[0].start()], text[found[0].end() :]
+    if matches:
+        thought, action = text[: matches[0].start()], text[matches[0].end() :]
     else:
-        thought, colon, rest = text.rpartition("Action:")
+        thought, colon, action = text.rpartition("Action:")
         if not colon:
             return None
-    if end := NEXT.search(rest):
-        rest = rest[: end.start()]
-    return Action(rest.strip(), thought.strip().removeprefix("Thought:").strip())
+    if end := NEXT.search(action):
+        action = action[: end.start()]
+    return Action(action.strip(), thought.strip().removeprefix("Thought:").strip())
 
 
 def _done(answer: dict[str, Any]) -> Any:
@@ -404,21 +410,23 @@ def _done(answer: dict[str, Any]) -> Any:
 
 
 def _storable(text: str) -> str:
-    """Without halves of surrogate pairs, which neither a request nor a file can hold."""
+    """Replace unpaired surrogates, which can be stored neither in a request nor in a file."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _address(url: str, prefix: str) -> str:
-    """A server's address without what a kind adds. Raises SpecError."""
-    shown = SpecError([Problem("environment.url", f"{url!r:.200}: expected an address such as http://127.0.0.1:36001")])
+    """Return the URL of a server without the prefix of its kind. Raises SpecError."""
+    invalid = SpecError(
+        [Problem("environment.url", f"{url!r:.200}: expected an address such as http://127.0.0.1:36001")]
+    )
     try:
         parts = urlsplit(url.strip())
         port = parts.port
     except ValueError:
-        raise shown from None
+        raise invalid from None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
-        raise shown
+        raise invalid
     if parts.username is not None or parts.password is not None:
-        what = "holds a name or a password, which would be stored; put a proxy that adds them before the server"
-        raise SpecError([Problem("environment.url", what)])
+        message = "contains a user name or a password, which would be stored; add them in a proxy before the server"
+        raise SpecError([Problem("environment.url", message)])
     return url.strip().rstrip("/").removesuffix(prefix or "/").rstrip("/")

@@ -1,9 +1,8 @@
-"""The environments of AgentGym: how each of its servers speaks.
+"""AgentGym environments and the protocol of each of their servers.
 
-Every environment is a server of its own, and no two families of them speak alike: what `/create` takes and answers,
-whether an instance is called `env_idx` or `id`, what `/reset` takes, where the first observation comes from, what the
-reward of a step means, and what an action looks like. A `Kind` holds all that is different; nothing else in the client
-knows which environment it plays.
+Every environment has its own server, and the families differ in their protocol: the bodies of `/create` and `/reset`,
+the name of an instance (`env_idx` or `id`), the source of the first observation, the meaning of a step's reward, and
+the format of an action. A `Kind` holds all differences; the rest of the client is independent of the environment.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from components.environments.tools import Invalid
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What an agent wants to do."""
+    """A parsed action of an agent, with the thought before it."""
 
     text: str
     thought: str = ""
@@ -26,64 +25,64 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One of AgentGym's environments."""
+    """The protocol of one AgentGym environment."""
 
     system: str
-    """What the agent must know, without how it writes an action."""
+    """System prompt, without the format of an action."""
     rounds: int
-    """Steps of an episode at most, as AgentGym plays it."""
+    """Maximum number of steps of an episode, as in AgentGym."""
     key: Literal["env_idx", "id"]
-    """What an instance is called, in bodies and queries. Servers with `id` answer an error as HTTP 200."""
+    """Key of the instance in bodies and queries. Servers with `id` report errors with status 200."""
     reset: Callable[[int], dict[str, Any]]
-    """The body of /reset for an item, besides the instance."""
+    """Function that returns the body of /reset for an item, without the instance."""
     first: Callable[[Any], Any] | None
-    """The first observation in the answer of /reset; None: it has to be asked for by /observation."""
+    """Function that returns the first observation from the response of /reset; None requests it from /observation."""
     send: Callable[[Action], str]
-    """An action as the server reads it. Raises Invalid."""
+    """Function that formats an action for the server. Raises Invalid."""
     create: dict[str, Any] | None = None
-    """The body of /create."""
+    """Body of /create."""
     prefix: str = ""
-    """Path below the server's address."""
+    """Path prefix below the URL of the server."""
     state: str = "observation"
-    """Key of a step's observation."""
+    """Key of the observation in the response of a step."""
     value: Callable[[dict[str, Any]], Any] = lambda answer: answer["reward"]
-    """The value in the answer of a step."""
+    """Function that returns the value in the response of a step."""
     scale: float = 1.0
-    """Values are divided by this: a score of 1 is the best."""
+    """Divisor of values; the maximum score is 1."""
     running: bool = False
-    """A value is the score so far, and may fall; else the best value of the episode is its score."""
+    """True if a value is the current score, which may decrease; otherwise the score is the maximum value so far."""
     threshold: float = 0.99
-    """A score above this is a success."""
+    """Score above which an episode is a success."""
     listed: bool = False
-    """The server has /list_envs: the instances that it knows."""
+    """True if the server lists its instances at /list_envs."""
     instances: int = 32
-    """Instances that one process uses at most."""
+    """Maximum number of instances per process."""
     timeout: float = 60.0
-    """Seconds that a request may take."""
+    """Timeout of a request, in seconds."""
     items: int | None = None
-    """How many items there are, where the server fixes it."""
+    """Number of items; None if the server does not fix it."""
     names: tuple[str, ...] = ()
-    """Other names in item ids."""
+    """Alternative names in item ids."""
     sort: Callable[[int], tuple[str, int]] = lambda item: ("", 0)
-    """Type and difficulty of an item, where its number says them."""
+    """Function that returns the type and difficulty of an item; empty and 0 if its number does not determine them."""
     refusals: tuple[str, ...] = ()
-    """How observations begin with which the server turns an action down."""
+    """Prefixes of observations that reject an action."""
 
 
 def _line(action: Action) -> str:
-    """The action is one line: what comes after it is talk."""
-    found = [line.strip() for line in action.text.splitlines() if line.strip()]
-    if not found:
+    """Return the first non-empty line; later lines are commentary."""
+    lines = [line.strip() for line in action.text.splitlines() if line.strip()]
+    if not lines:
         raise Invalid("there is no action")
-    return found[0]
+    return lines[0]
 
 
 def _fenced(text: str) -> str:
-    """What stands in the first code fence, where there is one."""
-    _, fence, rest = text.partition("```")
+    """Return the content of the first code fence, or the whole text if there is none."""
+    _, fence, tail = text.partition("```")
     if not fence:
         return text.strip()
-    return re.sub(r"\A[A-Za-z]*(?=[ \t]*\n)|\Asql\b", "", rest.partition("```")[0]).strip()
+    return re.sub(r"\A[A-Za-z]*(?=[ \t]*\n)|\Asql\b", "", tail.partition("```")[0]).strip()
 
 
 def _sql(action: Action) -> str:
@@ -93,14 +92,14 @@ def _sql(action: Action) -> str:
 
 
 def _browser(action: Action) -> str:
-    """The server takes what stands in the first code fence of an answer."""
+    """Return the command in a code fence: the server reads the first code fence."""
     if command := _line(Action(_fenced(action.text))):
         return f"```{command}```"
     raise Invalid("there is no action")
 
 
 def _function(action: Action) -> str:
-    """The server looks for `Action:` and reads to the end of that line."""
+    """Return the call on one line after `Action:`, which the server reads to the end of the line."""
     text = " ".join(action.text.split("\n")).strip().removeprefix("Action:").strip()
     if not re.match(r"\w+\s+with\s+Action Input:", text):
         raise Invalid("expected NAME with Action Input: {...}")
@@ -108,7 +107,7 @@ def _function(action: Action) -> str:
 
 
 def _craft(action: Action) -> str:
-    """The server knows letters, digits and commas."""
+    """Return the action reduced to letters, digits and commas, which the server accepts."""
     return " ".join(re.sub(r"[^A-Za-z0-9, ]+", " ", _line(action)).split())
 
 
@@ -118,7 +117,7 @@ def _move(action: Action) -> str:
 
 
 def _word(action: Action) -> str:
-    """The server reads letters with spaces between them."""
+    """Return the word as letters separated by spaces, as the server expects it."""
     text = "".join(_line(action).lower().split())
     if not re.fullmatch("[a-z]{5}", text):
         raise Invalid("expected one word of five letters")
@@ -126,14 +125,14 @@ def _word(action: Action) -> str:
 
 
 def _tags(action: Action) -> str:
-    """The server reads tags, and marks an answer down that shows no thought."""
+    """Return the tagged action with its thought; the server penalizes an action without a thought."""
     if not any(_closed(action.text, name) for name in ("search", "answer")):
         raise Invalid("expected <search>...</search> or <answer>...</answer>")
     return f"<think>{action.thought}</think>\n{action.text}" if action.thought else action.text
 
 
 def _closed(text: str, tag: str) -> bool:
-    """Return whether the tag is opened, and closed later."""
+    """Return True if the tag is opened and closed later."""
     start = text.find(f"<{tag}>")
     return start >= 0 and text.find(f"</{tag}>", start) >= 0
 
@@ -148,8 +147,10 @@ def _searchqa_sort(item: int) -> tuple[str, int]:
 
 
 def _babyai_sort(item: int) -> tuple[str, int]:
-    """Level item % 40 + 1, seed item // 40. The levels are ordered from walking to a ball up to missions of several
-    parts."""
+    """Return the type and difficulty of an item.
+
+    Its level is item % 40 + 1, its seed item // 40. Levels are ordered from walking to a ball to composite missions.
+    """
     level = item % 40 + 1
     ends = ((11, "go to"), (16, "open"), (21, "pick up"), (23, "put next"), (29, "unlock"), (34, "find"), (40, "synth"))
     return next(name for end, name in ends if level <= end), 1 + (level - 1) // 8
@@ -168,14 +169,14 @@ def _observation(answer: Any) -> Any:
 
 
 def _described(answer: Any) -> Any:
-    """ScienceWorld says the task beside the observation."""
+    """Return the task description, which ScienceWorld sends beside the observation, and the observation."""
     if not isinstance(answer, dict) or not isinstance(answer.get("task_description"), str):
         return None
     return f"{answer['task_description']}\n{answer.get('observation')}"
 
 
 def _functions(about: str, calls: str, **other: Any) -> Kind:
-    """One of the environments that are functions to be called; their servers are alike."""
+    """Return the kind of an environment whose actions are function calls; their servers share one protocol."""
     system = (
         f"{about} An action is one call, in one line: NAME with Action Input: JSON object of its arguments.\n"
         f"Functions: {calls}.\nEnd with finish."
@@ -219,7 +220,7 @@ KINDS: dict[str, Kind] = {
         send=_sql,
         state="state",
         listed=True,
-        instances=8,  # with so many, its /create gives away those that it has
+        instances=8,  # above this, its /create returns instances that are in use
         items=10962,
         names=("bird",),
         sort=lambda item: ("train" if item < 9428 else "dev", 0),
@@ -235,8 +236,8 @@ KINDS: dict[str, Kind] = {
         first=None,
         send=_browser,
         listed=True,
-        instances=1,  # it keeps the task and the page in one place for all
-        timeout=300.0,  # its /create logs in everywhere first
+        instances=1,  # the server shares the task and the page between instances
+        timeout=300.0,  # its /create logs in to all sites first
         items=812,
     ),
     "weather": _functions(
@@ -281,7 +282,7 @@ KINDS: dict[str, Kind] = {
         "in_column), get_note(position), finish(). Operators are SUM, AVERAGE, COUNT, MAX, MIN, MINUS, PRODUCT",
         rounds=15,
         items=20,
-        timeout=180.0,  # it tries a call that fails again, every 10 seconds
+        timeout=180.0,  # the server retries failed calls every 10 seconds
     ),
     "todo": _functions(
         "You manage a list of tasks.",
@@ -326,7 +327,7 @@ KINDS: dict[str, Kind] = {
         reset=lambda item: {"data_idx": item},
         first=_observation,
         send=_line,
-        threshold=0.0,  # its score adds up what every step gives; the best single one is ours
+        threshold=0.0,  # AgentGym sums the rewards of all steps; this client takes the maximum
         sort=_babyai_sort,
         refusals=("The action is not recognized", "There is a barrier"),
     ),

@@ -1,17 +1,15 @@
-"""Requests to AgentGym's servers, and the instances that this process holds there.
+"""HTTP client of AgentGym servers, and the pool of instances that this process owns on each server.
 
-Most of the servers cannot close an instance, so one that is made is there until the server ends: instances are pooled,
-one pool for each server and process, and lent for an episode. A pool never holds more than its limit. A server that is
-full and gives an instance away twice, as some do, lowers it; one that was restarted has forgotten its instances, and
-so does the pool.
+Most servers cannot close an instance, so it lives until the server ends. Instances are therefore pooled, one pool per
+server and process, and an episode acquires one. A pool never exceeds its limit. Some servers return an instance that is
+in use when they are full: this lowers the limit. After a restart of the server, the pool drops its instances.
 
-What is repeated: asking whether the server is there, /reset and /observation, after what passes (502, 503, 504, a
-broken connection). Making an instance and a step change something: they are sent again only where nothing can have
-been carried out, which is while no connection comes about. Every request has a connection of its own, so an idle one
-that the server closed meanwhile is never mistaken for a step that was lost.
+Idempotent requests (the health check, /reset, /observation) are retried after transient failures: 429, 502, 503, 504,
+or a broken connection. /create and /step are not idempotent: they are retried only if no connection was established.
+Every request opens a new connection, so an idle connection that the server closed is never mistaken for a lost step.
 
-Whatever fails is an EnvironmentFailed that says the address, the request and the answer. Answers are not trusted:
-their size is limited, they must be JSON, and NaN or infinity are none.
+Every failure is an EnvironmentFailed with the address, the request and the response. Responses are untrusted: their
+size is limited, and they must be JSON without NaN or infinity.
 """
 
 from __future__ import annotations
@@ -43,37 +41,37 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 QUEUE = 3600.0
-"""Seconds that an episode may wait for an instance; a whole wave may be before it, and `timeout` of its stage ends it
-earlier."""
+"""Maximum time that an episode waits for an instance, in seconds. Many episodes may precede it in the queue; `timeout`
+of the stage may end it earlier."""
 MAX_ANSWER = 8 * 2**20
-"""Bytes of an answer."""
+"""Maximum size of a response, in bytes."""
 CONNECT_TIMEOUT = 10.0
-"""Seconds in which a connection must come about."""
+"""Timeout for establishing a connection, in seconds."""
 FAILURES = 3
-"""Failed episodes in a row after which an instance is not lent any more."""
-MOST_LEFT = 8
-"""Instances that are left on a server for that reason; it may be the items that fail."""
+"""Consecutive failed episodes after which an instance is retired."""
+MAX_RETIRED = 8
+"""Maximum number of retired instances per server; beyond it, the items are the likely cause of the failures."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds that closing an instance may take."""
+"""Timeout for closing an instance, in seconds."""
 
 
 class ServerGone(EnvironmentAway):
-    """Nobody listens at the server's address: it is down, or not up yet; its instances are lost."""
+    """Connection refused: the server is down or not yet started, and its instances are lost."""
 
 
 class Refused(EnvironmentFailed):
-    """The server answered that it cannot: with an error, or with a status that says so."""
+    """The server rejected the request, with an error in the body or with an error status."""
 
-    said = ""
-    """The error in an answer with status 200."""
+    error_text = ""
+    """Error text of a response with status 200."""
 
 
 class Overloaded(Refused, EnvironmentAway):
-    """The server, or what stands before it, answered with a status that passes."""
+    """The server, or a proxy before it, returned a transient error status (429, 502, 503, 504)."""
 
 
 class Instance:
-    """One environment on a server."""
+    """An environment instance on a server."""
 
     __slots__ = ("failures", "generation", "id")
 
@@ -85,22 +83,22 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The address of one kind's server, and how long to wait for it."""
+    """The server of one kind: its address and timeouts."""
 
     kind: Kind
     url: str
-    """Without the kind's prefix."""
+    """Base URL, without the prefix of the kind."""
     timeout: float
-    """Seconds that a request may take."""
+    """Timeout of a request, in seconds."""
     patience: float
-    """Seconds for which what passes is tried again."""
+    """Maximum duration of retries after transient failures, in seconds."""
 
     async def ready(self) -> None:
-        """Waits until the server answers at all. Raises EnvironmentFailed."""
+        """Wait until the server responds. Raises EnvironmentFailed."""
         await self._ask("GET", self.url + "/", None, refused=True, passing=True)
 
     async def get(self, path: str, instance: Instance | None = None) -> Any:
-        """The answer to what changes nothing."""
+        """Return the response of a read-only request."""
         query = f"?{self.kind.key}={instance.id}" if instance else ""
         address = f"{self._base}{path}{query}"
         return self._read("GET", address, None, *await self._ask("GET", address, None, passing=True))
@@ -108,31 +106,37 @@ class Server:
     async def post(
         self, path: str, body: dict[str, Any] | None, *, passing: bool = False, refused: bool = False
     ) -> Any:
-        """The answer. passing: try again after what passes, as it does no harm to do it twice. refused: also wait for
-        a server that is not up yet."""
+        """Return the response.
+
+        passing: retry after transient failures; only for idempotent requests. refused: also retry while the connection
+        is refused, for a server that is still starting.
+        """
         address = self._base + path
         answer = await self._ask("POST", address, body, passing=passing, refused=refused)
         return self._read("POST", address, body, *answer)
 
     async def create(self) -> int:
-        """A new instance's number."""
+        """Create an instance; return its number."""
         await self.ready()
         answer = await self.post("/create", self.kind.create, refused=True)
-        found = answer
+        number = answer
         if isinstance(answer, dict):
-            found = next((answer[key] for key in ("id", "env_idx") if key in answer), None)
-        if isinstance(found, bool) or not isinstance(found, int):
+            number = next((answer[key] for key in ("id", "env_idx") if key in answer), None)
+        if isinstance(number, bool) or not isinstance(number, int):
             self.fail(
-                "POST", self._base + "/create", self.kind.create, f"answered {answer!r:.200}, which has no number"
+                "POST",
+                self._base + "/create",
+                self.kind.create,
+                f"returned {answer!r:.200}, which has no instance number",
             )
-        return found
+        return number
 
-    async def knows(self, instance: Instance) -> bool:
-        """Whether the server has this instance, as far as it can be asked."""
+    async def has_instance(self, instance: Instance) -> bool:
+        """Return False if the server is sure not to have this instance."""
         if self.kind.listed:
-            found = await self.get("/list_envs")
-            return not isinstance(found, list) or instance.id in found
-        if self.kind.key == "env_idx":  # those with id say so in their errors
+            ids = await self.get("/list_envs")
+            return not isinstance(ids, list) or instance.id in ids
+        if self.kind.key == "env_idx":  # servers with `id` report an unknown instance in their errors
             try:
                 await self.get("/observation", instance)
             except Refused:
@@ -140,7 +144,7 @@ class Server:
         return True
 
     async def close(self, instance: Instance) -> bool | None:
-        """Whether an instance was closed; None where the server cannot close any."""
+        """Close an instance; return True if it was closed, None if the server does not support closing."""
         body = {self.kind.key: instance.id}
         try:
             status, content = await self._ask("POST", self._base + "/close", body, timeout=CLOSE_TIMEOUT)
@@ -157,6 +161,7 @@ class Server:
     def fail(
         self, method: str, address: str, body: Any, what: str, error: type[EnvironmentFailed] = Refused
     ) -> NoReturn:
+        """Raise an error that names the request."""
         sent = f" {json.dumps(body):.300}" if body is not None else ""
         raise error(f"AgentGym server: {method} {address}{sent} {what}")
 
@@ -170,7 +175,7 @@ class Server:
         passing: bool = False,
         timeout: float | None = None,
     ) -> tuple[int, bytes]:
-        """Status and content of the answer, with which status ever it came."""
+        """Return the status and body of the response, whatever its status."""
         import httpx
 
         timeout = self.timeout if timeout is None else min(timeout, self.timeout)
@@ -179,97 +184,97 @@ class Server:
         while True:
             try:
                 status, content = await self._send(method, address, body, timeout)
-            except (httpx.ConnectError, httpx.ConnectTimeout) as cause:  # nothing was sent
+            except (httpx.ConnectError, httpx.ConnectTimeout) as cause:  # the request was not sent
                 what, again, error = f"cannot be reached: {cause!r}", refused, EnvironmentAway
-                if _is_refusal(cause):
+                if _is_connection_refused(cause):
                     error = ServerGone
                 elif isinstance(cause, httpx.ConnectTimeout):
-                    again = True  # it may be there, and only busy
+                    again = True  # the server may be overloaded
             except (httpx.TimeoutException, TimeoutError):
-                self.fail(method, address, body, f"was not answered within {timeout:g} s", EnvironmentFailed)
+                self.fail(method, address, body, f"timed out after {timeout:g} s", EnvironmentFailed)
             except _TooLong:
-                self.fail(method, address, body, f"was answered with more than {MAX_ANSWER} bytes", EnvironmentFailed)
+                self.fail(method, address, body, f"returned more than {MAX_ANSWER} bytes", EnvironmentFailed)
             except httpx.HTTPError as cause:
-                what, again, error = f"broke off: {type(cause).__name__}: {cause}", passing, EnvironmentAway
+                what, again, error = f"lost its connection: {type(cause).__name__}: {cause}", passing, EnvironmentAway
             else:
                 if status not in PASSING:
                     return status, content
-                what, again, error = f"was answered with {status}: {content[:200]!r}", passing, Overloaded
+                what, again, error = f"returned status {status}: {content[:200]!r}", passing, Overloaded
             if not again:
                 self.fail(method, address, body, what, error)
             if time.monotonic() + pause > until:
-                self.fail(method, address, body, f"{what} (tried for {self.patience:g} s)", error)
+                self.fail(method, address, body, f"{what} (retried for {self.patience:g} s)", error)
             await asyncio.sleep(pause)
             pause = min(2 * pause, 2.0)
 
     async def _send(self, method: str, address: str, body: Any, timeout: float) -> tuple[int, bytes]:
         content = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"} if body is not None else {}
-        found = bytearray()
+        body_bytes = bytearray()
         async with asyncio.timeout(timeout):
             async with _client(self.url).stream(method, address, content=content, headers=headers) as response:
                 async for chunk in response.aiter_bytes():
-                    found += chunk
-                    if len(found) > MAX_ANSWER:
+                    body_bytes += chunk
+                    if len(body_bytes) > MAX_ANSWER:
                         raise _TooLong
-        return response.status_code, bytes(found)
+        return response.status_code, bytes(body_bytes)
 
     def _read(self, method: str, address: str, body: Any, status: int, content: bytes) -> Any:
         if status != 200:
-            self.fail(method, address, body, f"was answered with {status}: {content[:200]!r}")
+            self.fail(method, address, body, f"returned status {status}: {content[:200]!r}")
         try:
             answer = json.loads(content.decode("utf-8"), parse_constant=_no_number)
         except (ValueError, RecursionError) as cause:
-            what = f"was answered with what is no JSON ({cause!s:.100}): {content[:200]!r}"
+            what = f"returned invalid JSON ({cause!s:.100}): {content[:200]!r}"
             self.fail(method, address, body, what.replace("\n", " "), EnvironmentFailed)
         if isinstance(answer, dict) and "error" in answer:
-            said = str(answer["error"])[:300]
+            text = str(answer["error"])[:300]
             try:
-                self.fail(method, address, body, f"was answered with the error {said!r}")
+                self.fail(method, address, body, f"returned the error {text!r}")
             except Refused as error:
-                error.said = said
+                error.error_text = text
                 raise
         return answer
 
 
 class Pool:
-    """The instances that this process holds on one server."""
+    """The instances that this process owns on one server."""
 
     def __init__(self) -> None:
-        self.held: dict[int, Instance] = {}
-        """Those that are there, by number."""
+        self.instances: dict[int, Instance] = {}
+        """All instances of the current generation, by number."""
         self._free: list[Instance] = []
         self._waiting: deque[object] = deque()
-        self._making = 0
-        self._most: int | None = None
-        self._left = 0
+        self._creating = 0
+        self._capacity: int | None = None
+        self._retired = 0
         self._generation = 0
-        self._closes = True
+        self._can_close = True
         self._lock = threading.Lock()
 
-    async def lend(self, server: Server, limit: int) -> Instance:
-        """An instance for one episode: a free one, or a new one, or the first that comes back. Who waits longest is
-        next."""
+    async def acquire(self, server: Server, limit: int) -> Instance:
+        """Return an instance for one episode: a free one, a new one, or the next one that is released; first come,
+        first served."""
         until, ticket = time.monotonic() + QUEUE, object()
         with self._lock:
             self._waiting.append(ticket)
         try:
             while True:
-                make = False
+                create = False
                 with self._lock:
-                    most = limit if self._most is None else min(limit, self._most)
+                    capacity = limit if self._capacity is None else min(limit, self._capacity)
                     if self._waiting[0] is ticket:
                         if self._free:
                             return self._free.pop()
-                        if make := len(self.held) + self._making < most:
-                            self._making += 1
-                            self._waiting.popleft()  # others need not wait while it is made
-                if make:
-                    making = asyncio.create_task(self._make(server))
+                        if create := len(self.instances) + self._creating < capacity:
+                            self._creating += 1
+                            self._waiting.popleft()  # others need not wait for this creation
+                if create:
+                    creation = asyncio.create_task(self._create(server))
                     try:
-                        instance = await asyncio.shield(making)
+                        instance = await asyncio.shield(creation)
                     except asyncio.CancelledError:
-                        making.add_done_callback(self._adopt)  # the server makes it all the same
+                        creation.add_done_callback(self._adopt)  # the server creates the instance anyway
                         raise
                     if instance is not None:
                         return instance
@@ -277,8 +282,8 @@ class Pool:
                         self._waiting.appendleft(ticket)
                 elif time.monotonic() > until:
                     raise EnvironmentFailed(
-                        f"AgentGym server: {server.url}: waited {QUEUE:g} s for one of {most} instances, all in use; "
-                        "play fewer episodes at once (concurrency) or allow more (environment.instances)"
+                        f"AgentGym server: {server.url}: timed out after {QUEUE:g} s: all {capacity} instances are in "
+                        "use; lower concurrency or raise environment.instances"
                     )
                 else:
                     await asyncio.sleep(0.02)
@@ -286,53 +291,55 @@ class Pool:
             with self._lock, contextlib.suppress(ValueError):
                 self._waiting.remove(ticket)
 
-    async def _make(self, server: Server) -> Instance | None:
-        """A new instance; None where the server gave one that is held already."""
+    async def _create(self, server: Server) -> Instance | None:
+        """Create an instance; return None if the server returned one that this pool already owns."""
         generation = self._generation
         try:
             number = await server.create()
         finally:
             with self._lock:
-                self._making -= 1
+                self._creating -= 1
         with self._lock:
             if generation != self._generation:
                 return None
-            if number in self.held:
-                self._most = len(self.held)
+            if number in self.instances:
+                self._capacity = len(self.instances)
                 logger.warning(
-                    "the AgentGym server at %s is full: it gave instance %d a second time; %d at once from now on",
+                    "the AgentGym server at %s is full: it returned instance %d twice; the limit is now %d instances",
                     server.url,
                     number,
-                    self._most,
+                    self._capacity,
                 )
                 return None
-            instance = self.held[number] = Instance(number, generation)
+            instance = self.instances[number] = Instance(number, generation)
         return instance
 
-    def _adopt(self, making: asyncio.Task[Instance | None]) -> None:
-        """Takes an instance that nobody waits for any more."""
-        if not making.cancelled() and making.exception() is None and (instance := making.result()) is not None:
-            self.give_back(instance)
+    def _adopt(self, creation: asyncio.Task[Instance | None]) -> None:
+        """Release an instance whose episode was cancelled during its creation."""
+        if not creation.cancelled() and creation.exception() is None and (instance := creation.result()) is not None:
+            self.release(instance)
 
-    def has(self, instance: Instance) -> bool:
-        """Whether an instance is there still, as far as is known."""
+    def is_current(self, instance: Instance) -> bool:
+        """Return False if an instance was lost because its server restarted or went down."""
         return instance.generation == self._generation
 
-    def give_back(self, instance: Instance) -> None:
-        """After an episode."""
+    def release(self, instance: Instance) -> None:
+        """Return an instance to the pool after an episode."""
         with self._lock:
             if instance.generation == self._generation:
                 instance.failures = 0
                 self._free.append(instance)
 
-    async def give_back_broken(self, server: Server, instance: Instance) -> None:
-        """After an episode that failed: it is closed; where the server cannot, it is lent again as the last one, unless
-        it has failed several times."""
+    async def release_broken(self, server: Server, instance: Instance) -> None:
+        """Close an instance after a failed episode.
+
+        If the server cannot close it, return it to the pool as the last choice; retire it after repeated failures.
+        """
         if instance.generation != self._generation:
             return
-        if self._closes:
+        if self._can_close:
             closed = await server.close(instance)
-            self._closes = closed is not None
+            self._can_close = closed is not None
             if closed:
                 self.forget(instance)
                 return
@@ -340,12 +347,12 @@ class Pool:
             if instance.generation != self._generation:
                 return
             instance.failures += 1
-            if instance.failures < FAILURES or self._left >= MOST_LEFT:
+            if instance.failures < FAILURES or self._retired >= MAX_RETIRED:
                 self._free.insert(0, instance)
                 return
-            self._left += 1
+            self._retired += 1
         logger.warning(
-            "instance %d of the AgentGym server at %s failed %d times in a row and is left there",
+            "instance %d of the AgentGym server at %s failed %d times in a row and is retired",
             instance.id,
             server.url,
             FAILURES,
@@ -353,25 +360,25 @@ class Pool:
         self.forget(instance)
 
     def forget(self, instance: Instance) -> None:
-        """It is not there any more."""
+        """Remove an instance that no longer exists."""
         with self._lock:
             if instance.generation == self._generation:
-                self.held.pop(instance.id, None)
-                self._most = None
+                self.instances.pop(instance.id, None)
+                self._capacity = None
 
-    def lost(self, instance: Instance) -> None:
-        """The server that had this instance was restarted, or is down: it has none of them any more."""
+    def invalidate(self, instance: Instance) -> None:
+        """Drop all instances of this instance's generation: the server restarted or is down."""
         with self._lock:
             if instance.generation == self._generation:
                 self._generation += 1
-                self.held, self._free, self._most = {}, [], None
+                self.instances, self._free, self._capacity = {}, [], None
 
-    def leave(self, server: Server) -> None:
-        """Closes what is held, where the server can."""
+    def close_all(self, server: Server) -> None:
+        """Close all instances if the server supports it."""
         import httpx
 
         with self._lock:
-            numbers, self.held, self._free = list(self.held), {}, []
+            numbers, self.instances, self._free = list(self.instances), {}, []
             self._generation += 1
         with contextlib.suppress(httpx.HTTPError), httpx.Client(trust_env=not _is_local(server.url)) as client:
             for number in numbers:
@@ -389,36 +396,36 @@ _clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, httpx.
 
 
 def pool_of(server: Server) -> Pool:
-    """The pool that all environments of this process share on a server."""
+    """Return the pool that all environments of this process share for a server."""
     with _lock:
-        place = (os.getpid(), server.url + server.kind.prefix)  # what a forked process inherits is not its own
-        if place not in _pools:
-            _pools[place] = (Pool(), server)
-        return _pools[place][0]
+        key = (os.getpid(), server.url + server.kind.prefix)  # a forked process must not use inherited pools
+        if key not in _pools:
+            _pools[key] = (Pool(), server)
+        return _pools[key][0]
 
 
 @atexit.register
-def leave_all() -> None:
-    """Closes what this process holds, on servers that can."""
+def close_pools() -> None:
+    """Close the instances of this process on all servers that support it."""
     for (pid, _), (pool, server) in list(_pools.items()):
-        if pid == os.getpid() and pool.held:
-            pool.leave(server)
+        if pid == os.getpid() and pool.instances:
+            pool.close_all(server)
 
 
 class _TooLong(Exception):
-    """An answer is longer than MAX_ANSWER."""
+    """A response is longer than MAX_ANSWER."""
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
-def _is_refusal(error: BaseException | None) -> bool:
-    """Whether nobody listens: somewhere among the causes."""
+def _is_connection_refused(error: BaseException | None) -> bool:
+    """Return True if the error or one of its causes is a refused connection."""
     if error is None or isinstance(error, ConnectionRefusedError):
         return error is not None
     parts = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    return any(map(_is_refusal, (*parts, error.__cause__, error.__context__)))
+    return any(map(_is_connection_refused, (*parts, error.__cause__, error.__context__)))
 
 
 def _is_local(url: str) -> bool:
@@ -434,8 +441,11 @@ def _certificates() -> ssl.SSLContext:
 
 
 def _client(url: str) -> httpx.AsyncClient:
-    """That of the running loop. It keeps no connections, so none has to be closed with it. Proxies of the environment
-    hold for other machines only."""
+    """Return the HTTP client of the running event loop.
+
+    It keeps no connections alive, so it need not be closed. Proxies from environment variables apply to remote hosts
+    only.
+    """
     import httpx
 
     local, clients = _is_local(url), _clients.setdefault(asyncio.get_running_loop(), {})

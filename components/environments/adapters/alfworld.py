@@ -1,9 +1,9 @@
-"""ALFWorld: tasks of a household in rooms, as text: find, take, clean, heat, cool, put.
+"""ALFWorld: household tasks as text games: find, take, clean, heat, cool, put.
 
-The games are those of ALFWorld's data, a folder that is downloaded once:
-`json_2.1.1/{train,valid_seen,valid_unseen}/TASK/TRIAL/{game.tw-pddl,traj_data.json}`. Left out are those that ALFWorld
-leaves out: unsolvable, with receptacles that are moved, with things that are sliced. They are played in TextWorld's
-engine; the walkthrough of a game is the solver, and where it has none that wins, the engine's planner.
+Games come from ALFWorld's data, a folder that is downloaded once:
+`json_2.1.1/{train,valid_seen,valid_unseen}/TASK/TRIAL/{game.tw-pddl,traj_data.json}`. Like ALFWorld, this module skips
+games that are unsolvable, move receptacles, or slice objects. Games run in TextWorld's engine. Solutions come from the
+walkthrough of a game or, if it does not win, from the engine's planner.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from components.environments.adapters.alfworld_game import EXTRA, Game, planned
-from components.environments.optional_packages import needed
+from components.environments.adapters.alfworld_game import EXTRA, Game, run_planner
+from components.environments.optional_packages import import_optional
 from components.environments.scenario_counts import Count
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.errors import EnvironmentFailed, ResourceError
@@ -32,11 +32,11 @@ SYSTEM = (
     "move X to Y, clean X with Y, heat X with Y, cool X with Y, use X, examine X, look, inventory."
 )
 LONGEST = 4_000
-"""Characters of an observation; what is longer is cut."""
+"""Maximum length of an observation in characters; longer ones are truncated."""
 SHOWN = 100
-"""Commands that are shown at most."""
+"""Maximum number of possible commands in an observation."""
 GAMES = "json_2.1.1"
-"""The folder of games in ALFWorld's data."""
+"""Folder of the games in ALFWorld's data."""
 
 Task = Literal[
     "pick_and_place_simple",
@@ -47,21 +47,28 @@ Task = Literal[
     "pick_two_obj_and_place",
 ]
 DIFFICULTY = dict(zip(get_args(Task), (1, 2, 3, 3, 3, 4), strict=True))
+"""Difficulty by task."""
 
 
 @registered("environment.alfworld")
 class ALFWorld(TextEnvironment):
-    """data: ALFWorld's folder; null: what the variable ALFWORLD_DATA says, else ~/.cache/alfworld. tasks: mixed evenly;
-    null: all six. unseen: whether the held-out games are in rooms that the others are not in (`valid_unseen`; else
-    `valid_seen`). commands: whether those that are possible are shown. seed: of the choice of games. train, heldout:
-    most scenarios of the two splits; null: all that there are. max_steps: after which an episode ends. plan_timeout:
-    seconds that the planner may take for a solution where the walkthrough does not win.
+    """ALFWorld's household tasks.
 
-    Scenario types: the tasks. Difficulty: 1 to 4, by what is to be done; see DIFFICULTY.
+    Scenario types: the tasks. Difficulty: 1 to 4 by task, see DIFFICULTY.
+
+    Args:
+        data: ALFWorld's data folder; null takes the environment variable ALFWORLD_DATA, otherwise ~/.cache/alfworld.
+        tasks: Tasks, in equal proportions; null takes all six.
+        unseen: True takes held-out games in rooms that do not occur in training (`valid_unseen`), false `valid_seen`.
+        commands: Show the possible commands in observations.
+        seed: Seed of the choice of games.
+        train, heldout: Maximum number of scenarios of the split; null takes all.
+        max_steps: Maximum number of steps of an episode.
+        plan_timeout: Timeout of the planner in seconds, for games whose walkthrough does not win.
     """
 
     blocking = True
-    """Its methods take long: they are run in threads."""
+    """Methods block, so they run in threads."""
 
     def __init__(
         self,
@@ -75,19 +82,19 @@ class ALFWorld(TextEnvironment):
         max_steps: Annotated[int, Field(ge=1)] = 50,
         plan_timeout: Annotated[float, Field(gt=0)] = 300.0,
     ):
-        needed("textworld", EXTRA)
-        needed("fast_downward", EXTRA)
-        self.root = folder(data)
+        import_optional("textworld", EXTRA)
+        import_optional("fast_downward", EXTRA)
+        self.root = data_folder(data)
         folders = {"train": "train", "heldout": "valid_unseen" if unseen else "valid_seen"}
-        for one in folders.values():
-            if next((self.root / GAMES / one).glob("*/*/game.tw-pddl"), None) is None:
-                raise ResourceError(missing(self.root / GAMES / one))
-        asked = tuple(dict.fromkeys(tasks)) if tasks is not None else get_args(Task)
+        for name in folders.values():
+            if next((self.root / GAMES / name).glob("*/*/game.tw-pddl"), None) is None:
+                raise ResourceError(missing_message(self.root / GAMES / name))
+        selected = tuple(dict.fromkeys(tasks)) if tasks is not None else get_args(Task)
         counts = {"train": train, "heldout": heldout}
         self._scenarios = [
             Scenario(game.split("/", 1)[1], {"game": game, "digest": digest}, split, task, DIFFICULTY[task])
             for split, name in folders.items()
-            for task, game, digest in chosen(str(self.root), name, asked, counts[split], seed)
+            for task, game, digest in select_games(str(self.root), name, selected, counts[split], seed)
         ]
         self.commands, self.max_steps, self.plan_timeout = commands, max_steps, plan_timeout
         self.system = SYSTEM
@@ -95,11 +102,11 @@ class ALFWorld(TextEnvironment):
         self.over = True
 
     @staticmethod
-    def key_arguments(given: dict[str, Any]) -> dict[str, Any]:
-        """The games count by what they hold, not by where they are; our patience with the planner does not."""
-        kept = {name: value for name, value in given.items() if name not in ("data", "plan_timeout")}
-        held = [one.input for one in ALFWorld(**given)._scenarios]
-        return kept | {"games": hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()}
+    def key_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments for stage keys: games by their content, without the folder and the planner's timeout."""
+        relevant = {name: value for name, value in arguments.items() if name not in ("data", "plan_timeout")}
+        inputs = [scenario.input for scenario in ALFWorld(**arguments)._scenarios]
+        return relevant | {"games": hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()}
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
         return [scenario for scenario in self._scenarios if scenario.split == split]
@@ -107,9 +114,9 @@ class ALFWorld(TextEnvironment):
     def begin(self, scenario: Scenario) -> str:
         self.game = self.game or Game()
         self.game.begin(self._path(scenario))
-        self.said_commands: list[str] = []
+        self.command_log: list[str] = []
         self.over = False
-        return self._told()
+        return self._observation()
 
     def act(self, action: str) -> str:
         if self.over or self.game is None:
@@ -117,14 +124,14 @@ class ALFWorld(TextEnvironment):
         command = " ".join(action[:200].lower().strip(' .!"`').split())
         self.invalid_actions += command not in self.game.state["admissible_commands"]
         self.game.step(command)
-        self.said_commands.append(command)
+        self.command_log.append(command)
         self.reward += float(self.game.state["won"])
-        self.over = self.done = bool(self.game.state["won"]) or len(self.said_commands) >= self.max_steps
-        return self._told()
+        self.over = self.done = bool(self.game.state["won"]) or len(self.command_log) >= self.max_steps
+        return self._observation()
 
     def outcome(self, answer: str) -> dict[str, Any]:
         won = self.game is not None and bool(self.game.state["won"])
-        return {"success": won, "progress": float(won), "steps": len(self.said_commands)}
+        return {"success": won, "progress": float(won), "steps": len(self.command_log)}
 
     def close(self) -> None:
         if self.game is not None:
@@ -132,19 +139,22 @@ class ALFWorld(TextEnvironment):
             self.game = None
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
-        """In a game of its own: the episode under way stays as it is."""
+        """Return a solution; it runs in a separate game, so the current episode does not change.
+
+        Raises EnvironmentFailed if neither the walkthrough nor the planner wins.
+        """
         path, game = self._path(scenario), Game()
         try:
-            for way in (game.walkthrough, lambda path: planned(path, self.plan_timeout)):
-                commands = way(path)
+            for solver in (game.walkthrough, lambda path: run_planner(path, self.plan_timeout)):
+                commands = solver(path)
                 if commands and game.wins(path, commands):
                     return acts(commands)
         finally:
             game.close()
-        raise EnvironmentFailed(f"{scenario.input['game']}: neither its walkthrough nor the planner wins")
+        raise EnvironmentFailed(f"{scenario.input['game']}: neither the walkthrough nor the planner wins")
 
     def save(self) -> Any:
-        return [self.said_commands, self.invalid_actions]
+        return [self.command_log, self.invalid_actions]
 
     def restore(self, scenario: Scenario, state: Any) -> None:
         self.reset(scenario)
@@ -156,7 +166,7 @@ class ALFWorld(TextEnvironment):
     def _path(self, scenario: Scenario) -> str:
         return str(self.root / GAMES / scenario.input["game"] / "game.tw-pddl")
 
-    def _told(self) -> str:
+    def _observation(self) -> str:
         assert self.game is not None
         lines = str(self.game.state["feedback"]).split("\n")
         text = "\n".join(line for line in lines if line.strip() and not line.startswith("-="))
@@ -168,39 +178,45 @@ class ALFWorld(TextEnvironment):
         return f"{text}\nPossible: {', '.join(possible[:SHOWN])}{more}."
 
 
-def folder(data: str | None) -> Path:
-    """That of ALFWorld's data."""
+def data_folder(data: str | None) -> Path:
+    """Return ALFWorld's data folder."""
     return Path(data or os.environ.get("ALFWORLD_DATA") or "~/.cache/alfworld").expanduser().absolute()
 
 
-def missing(where: Path) -> str:
+def missing_message(folder: Path) -> str:
+    """Return the error message for a folder without games."""
     return (
-        f"environment.data: there is no game in {where}; download ALFWorld's data (pip install alfworld, then "
-        "alfworld-download --data-dir DIR), and name its folder: environment.data=DIR, or the variable ALFWORLD_DATA"
+        f"environment.data: no game in {folder}; download ALFWorld's data (pip install alfworld, then "
+        "alfworld-download --data-dir DIR), and set environment.data=DIR or the environment variable ALFWORLD_DATA"
     )
 
 
 @functools.cache
-def chosen(root: str, name: str, tasks: tuple[str, ...], most: int | None, seed: int) -> list[tuple[str, str, str]]:
-    """Task, place below GAMES and digest of games of a folder: in turn from each task, in an order by the seed, until
-    there are enough or none are left. No more files are read than that takes."""
+def select_games(
+    root: str, name: str, tasks: tuple[str, ...], limit: int | None, seed: int
+) -> list[tuple[str, str, str]]:
+    """Return (task, path below GAMES, digest) of games of a folder.
+
+    Games are shuffled by the seed, and tasks alternate, until `limit` games are selected or none remain. Only the
+    necessary files are read.
+    """
     games = Path(root) / GAMES
     trials = sorted(path.parent.relative_to(games).as_posix() for path in (games / name).glob("*/*/game.tw-pddl"))
     random.Random(f"{seed} {name}").shuffle(trials)
-    most = len(trials) if most is None else most
-    found: dict[str, list[tuple[str, str, str]]] = {task: [] for task in tasks}
+    limit = len(trials) if limit is None else limit
+    by_task: dict[str, list[tuple[str, str, str]]] = {task: [] for task in tasks}
     for trial in trials:
-        if all(len(some) * len(tasks) >= most for some in found.values()):
+        if all(len(entries) * len(tasks) >= limit for entries in by_task.values()):
             break
         task = _task(games, trial)
-        if task in found and (digest := _digest(games / trial / "game.tw-pddl")):
-            found[task].append((task, trial, digest))
-    turns = [one for place in range(most) for some in found.values() for one in some[place : place + 1]]
-    return turns[:most]
+        if task in by_task and (digest := _digest(games / trial / "game.tw-pddl")):
+            by_task[task].append((task, trial, digest))
+    mixed = [entry for index in range(limit) for entries in by_task.values() for entry in entries[index : index + 1]]
+    return mixed[:limit]
 
 
 def _task(games: Path, trial: str) -> str:
-    """What a trial's file says; nothing where ALFWorld leaves the trial out."""
+    """Return the task of a trial; empty if ALFWorld skips the trial."""
     file = games / trial / "traj_data.json"
     if "movable" in trial or "Sliced" in trial or not file.is_file():
         return ""
@@ -208,16 +224,16 @@ def _task(games: Path, trial: str) -> str:
 
 
 def _digest(file: Path) -> str:
-    """Of a game that is known to be solvable; nothing of another."""
+    """Return the digest of a game; empty if it is not marked as solvable."""
     data = file.read_bytes()
     return hashlib.sha256(data).hexdigest()[:16] if _read(file, data).get("solvable") else ""
 
 
 def _read(file: Path, data: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(data)
+        content = json.loads(data)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ResourceError(f"environment.data: {file} is no JSON object; download ALFWorld's data anew")
-    return found
+        content = None
+    if not isinstance(content, dict):
+        raise ResourceError(f"environment.data: {file} is not a JSON object; download ALFWorld's data again")
+    return content

@@ -1,10 +1,10 @@
-"""One ALFWorld game in TextWorld's engine, which plays `.tw-pddl` files with the planner fast-downward.
+"""An ALFWorld game in TextWorld's engine, which runs `.tw-pddl` files with the planner fast-downward.
 
-Loading a game replaces the process's stdout for a moment and its arguments for good, and the engine's parsers are
-shared: games begin one at a time, and the arguments are put back. Things are named as ALFWorld names them ("mug 2"), so
-that the walkthroughs of its data fit. The planner's search has no limit: it runs in a process of its own,
+Loading a game temporarily replaces stdout and permanently replaces `sys.argv`, and the engine's parsers are shared. A
+lock therefore serializes calls of the engine, and `sys.argv` is restored. Objects have ALFWorld's names ("mug 2"), so
+the walkthroughs of its data apply. The planner's search has no time limit, so it runs in a subprocess:
 
-    python -m components.environments.adapters.alfworld_game PATH        writes the plan as a JSON list
+    python -m components.environments.adapters.alfworld_game PATH        prints the plan as a JSON list
 """
 
 from __future__ import annotations
@@ -19,110 +19,112 @@ from pathlib import Path
 from typing import Any
 
 from components.environments.adapters.textworld import ONE_AT_A_TIME
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.errors import EnvironmentFailed
 
 EXTRA = "alfworld"
 _idle: list[Any] = []
-"""Engines that play no game. Each has a copy of the planner's library, which is never unloaded: a process that had
-unloaded one crashed when it loaded the next."""
+"""Idle engines, reused by later games. Each engine has a copy of the planner's library. Copies are never unloaded,
+because loading one after unloading another crashed the process."""
 
 
 class Game:
-    """Has an engine until it is closed. state: what the engine says of the game now."""
+    """A game with its engine, until it is closed. state: current state of the game, from the engine."""
 
     def __init__(self) -> None:
-        needed("fast_downward", EXTRA)
-        textworld = needed("textworld", EXTRA)
-        pddl = needed("textworld.envs.pddl", EXTRA)
+        import_optional("fast_downward", EXTRA)
+        textworld = import_optional("textworld", EXTRA)
+        pddl = import_optional("textworld.envs.pddl", EXTRA)
         with ONE_AT_A_TIME:
             infos = textworld.EnvInfos(admissible_commands=True, won=True)
             self._engine: Any = _idle.pop() if _idle else pddl.PddlEnv(infos)
         self.state: Any = None
 
     def begin(self, path: str) -> None:
-        """Raises whatever the engine does where the file is no game."""
+        """Load and start a game. Raises the exceptions of the engine if the file is not a game."""
         data = json.loads(Path(path).read_bytes())
-        with self._inside() as engine:
+        with self._locked_engine() as engine:
             engine.load(data)
             for identifier, name in names(engine._entity_infos).items():
                 engine._entity_infos[identifier].name = name
             self.state = engine.reset()
 
     def step(self, command: str) -> None:
-        with self._inside() as engine:
+        with self._locked_engine() as engine:
             self.state, _, _ = engine.step(command)
 
     def wins(self, path: str, commands: Sequence[str]) -> bool:
-        """Whether they do, played from the start."""
+        """Return True if the commands win the game from its start."""
         self.begin(path)
         for command in commands:
             self.step(command)
         return bool(self.state["won"])
 
     def plan(self, path: str) -> list[str]:
-        """The planner's commands from the start of a game to its goal; none where it finds none. May take for ever."""
+        """Return the planner's commands that win a game from its start; empty if there are none. Has no time limit."""
         self.begin(path)
-        with self._inside() as engine:
+        with self._locked_engine() as engine:
             return list(engine._pddl_state.replan(engine._entity_infos))
 
     def walkthrough(self, path: str) -> list[str]:
-        """That of the file; none where it has none."""
+        """Return the walkthrough of the file; empty if it has none."""
         self.begin(path)
-        with self._inside() as engine:
+        with self._locked_engine() as engine:
             return list(engine.walkthrough or [])
 
     def close(self) -> None:
-        """Leaves the engine for another game; waits for a thread that is in it."""
+        """Release the engine for another game; waits for a thread that uses it."""
         with ONE_AT_A_TIME:
             if self._engine is not None:
                 _idle.append(self._engine)
                 self._engine = None
 
     @contextlib.contextmanager
-    def _inside(self) -> Iterator[Any]:
+    def _locked_engine(self) -> Iterator[Any]:
         arguments = sys.argv
         with ONE_AT_A_TIME:
             if self._engine is None:
-                raise EnvironmentFailed("the game was closed while it was played")
+                raise EnvironmentFailed("the game was closed during a step")
             try:
                 yield self._engine
-            except SystemExit as error:  # so the planner's translator ends
-                raise EnvironmentFailed(f"the planner gave up: {error}") from error
+            except SystemExit as error:  # the planner's translator exits this way
+                raise EnvironmentFailed(f"the planner failed: {error}") from error
             finally:
                 sys.argv = arguments
 
 
-def planned(path: str, seconds: float) -> list[str]:
-    """The planner's commands, found in a process of its own. Raises EnvironmentFailed where that takes too long."""
+def run_planner(path: str, seconds: float) -> list[str]:
+    """Return the planner's commands, computed in a subprocess. Raises EnvironmentFailed on failure and on timeout."""
     root, module = Path(__file__).resolve().parents[3], "components.environments.adapters.alfworld_game"
     command = [sys.executable, "-W", "ignore", "-m", module, path]
     try:
-        found = subprocess.run(command, capture_output=True, cwd=root, timeout=seconds, check=False)
+        process = subprocess.run(command, capture_output=True, cwd=root, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         raise EnvironmentFailed(
-            f"the planner found nothing for {path} within {seconds:g} s (environment.plan_timeout)"
+            f"the planner timed out for {path} after {seconds:g} s (environment.plan_timeout)"
         ) from None
-    if found.returncode:
-        told = found.stderr.decode(errors="replace")[-500:].strip()
-        raise EnvironmentFailed(f"the planner failed at {path}: {told}")
-    return list(json.loads(found.stdout.splitlines()[-1]))
+    if process.returncode:
+        stderr = process.stderr.decode(errors="replace")[-500:].strip()
+        raise EnvironmentFailed(f"the planner failed for {path}: {stderr}")
+    return list(json.loads(process.stdout.splitlines()[-1]))
 
 
 def names(identifiers: Iterable[str]) -> dict[str, str]:
-    """What ALFWorld calls things: their kind and a number, the last one by its identifier being the first. An
-    identifier is `KIND_bar_...`, that of a basin says so further on; any other is a name as it is."""
+    """Return ALFWorld's name of each object: its kind and a number, in reverse order of the identifiers.
+
+    An identifier is `KIND_bar_...`, with `basin` in it for a basin; other identifiers are names already.
+    """
     kinds = {}
-    for one in sorted(identifiers):
-        kind, bar, _ = one.partition("_bar_")
-        kinds[one] = kind + ("basin" if bar and "basin" in one else "") if bar else ""
-    left = Counter(kinds.values())
-    found = {}
-    for one, kind in kinds.items():
-        found[one] = f"{kind} {left[kind]}" if kind else one
-        left[kind] -= 1
-    return found
+    for identifier in sorted(identifiers):
+        kind, bar, _ = identifier.partition("_bar_")
+        kinds[identifier] = kind + ("basin" if bar and "basin" in identifier else "") if bar else ""
+    remaining = Counter(kinds.values())
+    named = {}
+    for identifier, kind in kinds.items():
+        named[identifier] = f"{kind} {remaining[kind]}" if kind else identifier
+        remaining[kind] -= 1
+    return named
 
 
 if __name__ == "__main__":
-    print(json.dumps(Game().plan(sys.argv[1])))  # noqa: T201  its answer
+    print(json.dumps(Game().plan(sys.argv[1])))  # noqa: T201  stdout is the result

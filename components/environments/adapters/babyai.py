@@ -1,12 +1,11 @@
-"""BabyAI: a small agent in a world of rooms, doors, keys, balls and boxes gets a mission in words. The levels are those
-of the package minigrid, played as text.
+"""BabyAI: an agent in a grid world of rooms, doors, keys, balls and boxes follows a mission in words. The levels are
+those of the package minigrid, with text observations.
 
-The agent sees what lies in the 7 by 7 cells before it, in words relative to where it stands and looks. It moves by
+The agent sees the 7 by 7 cells in front of it, described relative to its position and direction. Its actions are
 `turn left`, `turn right`, `go forward` (or `go forward 3`), `pick up`, `drop` and `toggle` (opens doors and boxes).
-minigrid's own bot is the solver; on very few missions it loses its way, and there are levels that it cannot play
-(`BEYOND_THE_BOT`).
+minigrid's bot is the solver; it fails on a few missions and does not support some levels (`BOT_UNSUPPORTED`).
 
-A scenario is a level and a seed, so that what was done is all that has to be saved.
+A scenario is a level and a seed, so the saved state is the list of actions.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.environments.scenario_counts import Count
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.errors import Problem, SpecError
@@ -33,10 +32,11 @@ and 3 to each side. A thing that you pick up or toggle (open, unlock with a key 
 of you. Each turn, one action: turn left, turn right, go forward, go forward N, pick up, drop, toggle."""
 
 ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle")
-"""In the order of minigrid's numbers."""
+"""Action names, indexed by minigrid's action numbers."""
 FORWARD = re.compile(r"go forward(?: (\d{1,2}))?(?: (?:steps?|cells?))?")
 LEVEL = re.compile(r"BabyAI-(\w+)-v(\d+)")
-BEYOND_THE_BOT = ("PutNextS5N2Carrying", "PutNextS6N3Carrying", "PutNextS7N4Carrying", "KeyInBox")
+BOT_UNSUPPORTED = ("PutNextS5N2Carrying", "PutNextS6N3Carrying", "PutNextS7N4Carrying", "KeyInBox")
+"""Levels that minigrid's bot does not support."""
 
 _KINDS = {
     1: "GoToRedBallGrey GoToRedBall GoToRedBallNoDists GoToObj GoToLocal GoToRedBlueBall GoToDoor",
@@ -47,16 +47,21 @@ _KINDS = {
     5: "GoToSeq Synth SynthLoc SynthSeq MiniBossLevel BossLevel BossLevelNoUnlock",
 }
 DIFFICULTY = {kind: difficulty for difficulty, kinds in _KINDS.items() for kind in kinds.split()}
-"""Of kinds of levels; sizes such as GoToLocalS8N7 are of the same kind."""
+"""Difficulty by kind of level; sizes such as GoToLocalS8N7 belong to the same kind."""
 
 
 @registered("environment.babyai")
 class BabyAI(TextEnvironment):
-    """levels: by name without `BabyAI-` and version, mixed evenly. seed: of the scenarios. train, heldout: scenarios of
-    the two splits. max_steps: after which an episode ends; null: as many as the level allows, which is generous.
+    """A mix of BabyAI levels.
 
-    Scenario types: the levels. Difficulty: 1 one thing in one room; 2 pick up or open in one room, or find the right
-    one; 3 two steps or many rooms; 4 what is in the way must be dealt with; 5 several missions in many rooms.
+    Scenario types: the levels. Difficulty: 1 one object in one room; 2 pick up or open in one room, or find the right
+    object; 3 two steps or many rooms; 4 obstacles must be removed; 5 several missions in many rooms.
+
+    Args:
+        levels: Names of levels without `BabyAI-` and version, in equal proportions.
+        seed: Seed of the scenarios.
+        train, heldout: Number of scenarios of the split.
+        max_steps: Maximum number of steps of an episode; null takes the limit of the level, which is high.
     """
 
     def __init__(
@@ -67,12 +72,12 @@ class BabyAI(TextEnvironment):
         heldout: Count = 128,
         max_steps: Annotated[int, Field(ge=1)] | None = None,
     ):
-        self.known = _levels()
-        problems = [] if levels else [Problem("environment.levels", "names no level; expected at least one")]
+        self.registered_levels = _levels()
+        problems = [] if levels else [Problem("environment.levels", "is empty; expected at least one level")]
         for name in levels:
-            if name not in self.known:
-                message = f"minigrid has no BabyAI level {name!r}; it has {len(self.known)}"
-                problems.append(Problem("environment.levels", message, nearest(name, self.known)))
+            if name not in self.registered_levels:
+                message = f"minigrid has no BabyAI level {name!r}; it has {len(self.registered_levels)}"
+                problems.append(Problem("environment.levels", message, nearest(name, self.registered_levels)))
         if problems:
             raise SpecError(problems)
         self.levels, self.seed, self.max_steps = levels, seed, max_steps
@@ -81,7 +86,7 @@ class BabyAI(TextEnvironment):
         self.system = SYSTEM
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
-        """Heldout seeds come first: a larger train split then leaves them as they are."""
+        """Return the scenarios of a split. Held-out seeds come first, so they do not depend on the train size."""
         first = {"heldout": 0, "train": self.counts["heldout"]}.get(split, 0)
         return [
             self._scenario(split, self.levels[number % len(self.levels)], self.seed * 1_000_003 + first + number)
@@ -90,18 +95,18 @@ class BabyAI(TextEnvironment):
 
     def begin(self, scenario: Scenario) -> str:
         self.world = self._world(scenario)
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints when it draws a mission again
+        with contextlib.redirect_stdout(io.StringIO()):  # minigrid prints when it redraws a mission
             self.world.reset(seed=scenario.input["seed"])
         self.moves: list[int] = []
         self.won = self.over = False
-        return f"Mission: {self.world.mission}.\n{seen(self.world)}"
+        return f"Mission: {self.world.mission}.\n{describe_view(self.world)}"
 
     def act(self, action: str) -> str:
         if self.over:
             raise Invalid("the episode is over")
-        move, times = _parsed(action)
-        for time in range(times):
-            where = tuple(self.world.agent_pos)
+        move, repeats = _parse(action)
+        for step in range(repeats):
+            position = tuple(self.world.agent_pos)
             _, reward, terminated, truncated, _ = self.world.step(move)
             self.moves.append(move)
             self.reward += float(reward)
@@ -109,11 +114,11 @@ class BabyAI(TextEnvironment):
             self.over = self.done = bool(terminated or truncated)
             if self.over:
                 break
-            if move == ACTIONS.index("go forward") and tuple(self.world.agent_pos) == where:
-                return f"Something is in the way after {time} steps.\n{seen(self.world)}"
+            if move == ACTIONS.index("go forward") and tuple(self.world.agent_pos) == position:
+                return f"Something is in the way after {step} steps.\n{describe_view(self.world)}"
         if self.over:
             return "Mission fulfilled." if self.won else "Out of time, or against the mission's order."
-        return seen(self.world)
+        return describe_view(self.world)
 
     def outcome(self, answer: str) -> dict[str, Any]:
         return {"success": self.won, "steps": len(self.moves)}
@@ -124,18 +129,18 @@ class BabyAI(TextEnvironment):
         self.worlds = {}
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
-        """What the bot does. Raises SpecError for levels that it cannot play."""
-        if scenario.type in BEYOND_THE_BOT:
-            message = f"the bot cannot play {scenario.type}; leave it out, or write warmup=none"
+        """Return the actions of minigrid's bot. Raises SpecError for levels that it does not support."""
+        if scenario.type in BOT_UNSUPPORTED:
+            message = f"minigrid's bot does not support {scenario.type}; remove it, or set warmup=none"
             raise SpecError([Problem("environment.levels", message)])
-        bots = needed("minigrid.utils.baby_ai_bot", "babyai")
+        bots = import_optional("minigrid.utils.baby_ai_bot", "babyai")
         world = self._world(scenario, new=True)
         with contextlib.redirect_stdout(io.StringIO()):
             world.reset(seed=scenario.input["seed"])
         bot = bots.BabyAIBot(world)
         moves: list[int] = []
         move = None
-        with contextlib.suppress(AssertionError, IndexError, bots.DisappearedBoxError):  # how it loses its way
+        with contextlib.suppress(AssertionError, IndexError, bots.DisappearedBoxError):  # the bot fails this way
             while len(moves) < world.max_steps:
                 move = int(bot.replan(move))
                 if move >= len(ACTIONS):
@@ -144,7 +149,7 @@ class BabyAI(TextEnvironment):
                 if world.step(move)[2]:
                     break
         world.close()
-        return acts(_said(moves) or [ACTIONS[0]])
+        return acts(_action_texts(moves) or [ACTIONS[0]])
 
     def save(self) -> Any:
         return [self.moves, self.invalid_actions]
@@ -157,24 +162,24 @@ class BabyAI(TextEnvironment):
         self.invalid_actions = invalid
 
     def _scenario(self, split: str, level: str, seed: int) -> Scenario:
-        difficulty = DIFFICULTY.get(self.known[level][1], 0)
+        difficulty = DIFFICULTY.get(self.registered_levels[level][1], 0)
         return Scenario(f"{level}-{seed}", {"level": level, "seed": seed}, split, level, difficulty)
 
     def _world(self, scenario: Scenario, new: bool = False) -> Any:
         level = scenario.input["level"]
         if new or level not in self.worlds:
-            given = {} if self.max_steps is None else {"max_steps": self.max_steps}
-            gymnasium = needed("gymnasium", "babyai")
-            world = gymnasium.make(self.known[level][0], disable_env_checker=True, **given).unwrapped
+            options = {} if self.max_steps is None else {"max_steps": self.max_steps}
+            gymnasium = import_optional("gymnasium", "babyai")
+            world = gymnasium.make(self.registered_levels[level][0], disable_env_checker=True, **options).unwrapped
             if new:
                 return world
             self.worlds[level] = world
         return self.worlds[level]
 
 
-def seen(world: Any) -> str:
-    """What the agent sees, in words."""
-    names = needed("minigrid.core.constants", "babyai")
+def describe_view(world: Any) -> str:
+    """Return the view of the agent in words."""
+    names = import_optional("minigrid.core.constants", "babyai")
     view = world.gen_obs()["image"]
     middle, last = view.shape[0] // 2, view.shape[1] - 1
 
@@ -182,7 +187,7 @@ def seen(world: Any) -> str:
         inside = 0 <= middle + side < view.shape[0] and 0 <= last - ahead <= last
         return names.IDX_TO_OBJECT[int(view[middle + side, last - ahead, 0])] if inside else "unseen"
 
-    things = []
+    objects = []
     for side in range(-middle, middle + 1):
         for ahead in range(last + 1):
             if (side, ahead) == (0, 0) or kind(side, ahead) in ("unseen", "empty", "floor", "wall"):
@@ -191,17 +196,17 @@ def seen(world: Any) -> str:
             name = f"{names.IDX_TO_COLOR[color]} {kind(side, ahead)}"
             if kind(side, ahead) == "door":
                 name = f"{('open', 'closed', 'locked')[state]} {name}"
-            things.append((ahead + abs(side), side, f"{_article(name)} {_where(side, ahead)}"))
-    words = [f"You see {', '.join(thing for _, _, thing in sorted(things))}." if things else "You see no things."]
+            objects.append((ahead + abs(side), side, f"{_article(name)} {_where(side, ahead)}"))
+    words = [f"You see {', '.join(text for _, _, text in sorted(objects))}." if objects else "You see no things."]
     walls = []
     for text, cells in (
         ("ahead", [(0, number) for number in range(1, last + 1)]),
         ("left", [(-number, 0) for number in range(1, middle + 1)]),
         ("right", [(number, 0) for number in range(1, middle + 1)]),
     ):
-        found = next((number for number, at in enumerate(cells, 1) if kind(*at) == "wall"), None)
-        if found:
-            walls.append(f"{found} {text}")
+        distance = next((number for number, cell in enumerate(cells, 1) if kind(*cell) == "wall"), None)
+        if distance:
+            walls.append(f"{distance} {text}")
     if walls:
         words.append(f"Walls: {', '.join(walls)}.")
     if world.carrying is not None:
@@ -220,8 +225,8 @@ def _article(name: str) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-def _parsed(action: str) -> tuple[int, int]:
-    """The move, and how often."""
+def _parse(action: str) -> tuple[int, int]:
+    """Return the number of the action and its repetitions. Raises Invalid."""
     text = " ".join(action[:100].lower().strip(" .!\"'`").split())
     if text in ACTIONS:
         return ACTIONS.index(text), 1
@@ -230,23 +235,23 @@ def _parsed(action: str) -> tuple[int, int]:
     raise Invalid(f"no action {action[:60]!r}; there are {', '.join(ACTIONS)}")
 
 
-def _said(moves: Sequence[int]) -> list[str]:
-    """As actions, with steps straight on in one."""
-    said: list[str] = []
+def _action_texts(moves: Sequence[int]) -> list[str]:
+    """Return the action texts of moves; consecutive forward moves are merged."""
+    texts: list[str] = []
     for move, run in groupby(moves):
-        times = len(list(run))
-        if ACTIONS[move] == "go forward" and times > 1:
-            said.append(f"go forward {times}")
+        repeats = len(list(run))
+        if ACTIONS[move] == "go forward" and repeats > 1:
+            texts.append(f"go forward {repeats}")
         else:
-            said += [ACTIONS[move]] * times
-    return said
+            texts += [ACTIONS[move]] * repeats
+    return texts
 
 
 def _levels() -> dict[str, tuple[str, str]]:
-    """By short name: the registered id, and the kind of level."""
-    needed("minigrid", "babyai")  # registers them
-    found = {}
-    for name, spec in needed("gymnasium", "babyai").registry.items():
+    """Return the registered id and the kind of each level, by short name."""
+    import_optional("minigrid", "babyai")  # the import registers the levels
+    levels = {}
+    for name, spec in import_optional("gymnasium", "babyai").registry.items():
         if match := LEVEL.fullmatch(name):
-            found[match[1]] = (name, str(spec.entry_point).rpartition(":")[2])
-    return found
+            levels[match[1]] = (name, str(spec.entry_point).rpartition(":")[2])
+    return levels

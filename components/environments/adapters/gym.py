@@ -1,13 +1,13 @@
-"""Any Gymnasium environment, played in words.
+"""Gymnasium environments with text actions and text observations.
 
-Discrete actions have names; other actions are written as numbers. Observations are rendered as text, by a renderer of
-this module for the environments in `KNOWN`, by a general one for the rest, or by a function of yours. Rewards may be
-shaped by a function; success and `return` are always judged on the environment's own rewards.
+Discrete actions have names; other actions are written as numbers. Observations are rendered as text: by a dedicated
+renderer for the environments in `PRESETS`, by a general renderer for others, or by a user function. A user function may
+shape rewards; success and `return` always use the environment's own rewards.
 
-An episode is repeatable: a scenario holds the seed of its reset and the arguments of the environment. What was done is
-therefore all that has to be saved. Environments that state their transitions (`P`, as the toy ones do) are solved by
-value iteration: the demonstration is what the best policy does under the scenario's own luck, so in a slippery world
-it fails now and then.
+Episodes are reproducible: a scenario holds the reset seed and the arguments of the environment, so the saved state is
+the list of actions. Environments that expose their transitions (`P`, as the toy-text ones do) are solved by value
+iteration. A demonstration follows the optimal policy under the scenario's random seed, so in a stochastic environment
+it may fail.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.environments.scenario_counts import Count
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.errors import Problem, SpecError
@@ -31,15 +31,16 @@ from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
 LONGEST = 4_000
-"""Characters of an observation; what is longer is cut."""
+"""Maximum length of an observation in characters; longer ones are truncated."""
 DISCOUNT = 0.99
+"""Discount of value iteration."""
 
 Goal = float | Literal["terminated", "truncated"]
 
 
 @dataclass(frozen=True)
 class View:
-    """What is rendered: the argument of a function for `render`."""
+    """Argument of a `render` function."""
 
     observation: Any
     environment: Any
@@ -47,30 +48,31 @@ class View:
 
 @dataclass(frozen=True)
 class Move:
-    """What is rewarded: the argument of a function for `shaping`."""
+    """Argument of a `shaping` function: one transition."""
 
     before: Any
-    """The observation before the action."""
+    """Observation before the action."""
     action: Any
     after: Any
+    """Observation after the action."""
     reward: float
-    """The environment's own."""
+    """Reward from the environment, before shaping."""
     done: bool
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What is particular to a scenario: what a function for `vary` returns."""
+    """Return value of a `vary` function: the arguments of one scenario."""
 
     kwargs: dict[str, Any]
-    """JSON data; over those of all scenarios. A scenario with the same ones as another is left out."""
+    """JSON data; overrides `kwargs` of the environment. Scenarios with duplicate arguments are dropped."""
     type: str = ""
     difficulty: int = 0
 
 
 @dataclass(frozen=True)
-class Known:
-    """What this module knows of an environment."""
+class Preset:
+    """Defaults of this module for an environment."""
 
     about: str
     actions: tuple[str, ...]
@@ -80,15 +82,25 @@ class Known:
 
 @registered("environment.gym")
 class Gym(TextEnvironment):
-    """id: of a registered environment. make: a function `(**kwargs) -> gymnasium.Env`, for one that is not registered;
-    id is then only its name. kwargs: arguments of the environment. vary: a function `(seed) -> Variant`, for scenarios
-    with arguments of their own. actions: names of discrete actions. about: what the agent is told of the task.
-    render: a function `(View) -> str`. shaping: a function `(Move) -> float`, which gives the step's reward. success:
-    the return from which an episode is one, or `terminated` or `truncated` where ending so is. For all of these, null:
-    what is known of the environment, or something general. seed: of the scenarios. train, heldout: scenarios of the
-    two splits. max_steps: after which an episode is cut.
+    """A Gymnasium environment played through text.
 
-    Scenario types: the id, or what `vary` says. Difficulty: what `vary` says.
+    For `actions`, `about`, `render` and `success`, null takes the preset of the environment or a general default.
+
+    Scenario types: the id, or the type that `vary` returns. Difficulty: the difficulty that `vary` returns.
+
+    Args:
+        id: Id of a registered environment.
+        make: Function `(**kwargs) -> gymnasium.Env` for an unregistered environment; `id` is then only its name.
+        kwargs: Arguments of the environment.
+        vary: Function `(seed) -> Variant` for arguments that differ per scenario.
+        actions: Names of the discrete actions.
+        about: Description of the task in the system prompt.
+        render: Function `(View) -> str` that renders an observation.
+        shaping: Function `(Move) -> float` that returns the reward of a step.
+        success: Minimum return of a successful episode; or `terminated` or `truncated` if that end is a success.
+        seed: Seed of the scenarios.
+        train, heldout: Number of scenarios of the split.
+        max_steps: Maximum number of steps; the episode is then truncated.
     """
 
     def __init__(
@@ -107,77 +119,77 @@ class Gym(TextEnvironment):
         heldout: Count = 128,
         max_steps: Annotated[int, Field(ge=1)] = 40,
     ):
-        self.gymnasium = needed("gymnasium", "gym")
+        self.gymnasium = import_optional("gymnasium", "gym")
         self.id, self.make, self.kwargs, self.vary = id, make, dict(kwargs or {}), vary
         self.shaping, self.max_steps = shaping, max_steps
         self.seed, self.counts = seed, {"train": train, "heldout": heldout}
-        known = None if make else KNOWN.get(id.rpartition("-")[0])
-        self.environment: Any = self._made(self.kwargs)
-        self._made_with = json.dumps(self.kwargs, sort_keys=True)
-        self.render = render or (known.render if known else general)
-        self.names = self._names(actions or (known.actions if known else None))
-        goal = success if success is not None else known.success if known else self._threshold()
+        preset = None if make else PRESETS.get(id.rpartition("-")[0])
+        self.environment: Any = self._make_environment(self.kwargs)
+        self._current_kwargs = json.dumps(self.kwargs, sort_keys=True)
+        self.render = render or (preset.render if preset else general)
+        self.names = self._names(actions or (preset.actions if preset else None))
+        goal = success if success is not None else preset.success if preset else self._threshold()
         if goal is None:
-            message = f"{id} does not say what success is; give a return, 'terminated' or 'truncated'"
+            message = f"null: {id} has no reward threshold; set a minimum return, 'terminated' or 'truncated'"
             raise SpecError([Problem("environment.success", message)])
         self.success: Goal = goal
-        text = about if about is not None else known.about if known else f"You act in {id}."
-        self.system = f"{text} {self._how()}"
+        text = about if about is not None else preset.about if preset else f"You act in {id}."
+        self.system = f"{text} {self._action_help()}"
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
         return [scenario for scenario in self._scenarios if scenario.split == split]
 
     def begin(self, scenario: Scenario) -> str:
-        given = {**self.kwargs, **scenario.input["kwargs"]}
-        if json.dumps(given, sort_keys=True) != self._made_with:
+        kwargs = {**self.kwargs, **scenario.input["kwargs"]}
+        if json.dumps(kwargs, sort_keys=True) != self._current_kwargs:
             self.environment.close()
-            self.environment = self._made(given)
-            self._made_with = json.dumps(given, sort_keys=True)
-        self.seen, _ = self.environment.reset(seed=scenario.input["seed"])
-        self.done_actions: list[str] = []
+            self.environment = self._make_environment(kwargs)
+            self._current_kwargs = json.dumps(kwargs, sort_keys=True)
+        self.observation, _ = self.environment.reset(seed=scenario.input["seed"])
+        self.actions_taken: list[str] = []
         self.total, self.terminated, self.truncated = 0.0, False, False
-        return self._shown()
+        return self._render()
 
     def act(self, action: str) -> str:
         if self.terminated or self.truncated:
             raise Invalid("the episode is over")
         move = self._move(action)
-        before = self.seen
-        self.seen, reward, terminated, truncated, _ = self.environment.step(move)
-        self.done_actions.append(action)
+        before = self.observation
+        self.observation, reward, terminated, truncated, _ = self.environment.step(move)
+        self.actions_taken.append(action)
         self.total += float(reward)
         self.terminated = bool(terminated)
-        self.truncated = not self.terminated and (bool(truncated) or len(self.done_actions) >= self.max_steps)
+        self.truncated = not self.terminated and (bool(truncated) or len(self.actions_taken) >= self.max_steps)
         self.done = self.terminated or self.truncated
         shaped = float(reward)
         if self.shaping is not None:
-            shaped = float(self.shaping(Move(before, move, self.seen, shaped, self.done)))
+            shaped = float(self.shaping(Move(before, move, self.observation, shaped, self.done)))
         self.reward += shaped
-        return f"{self._shown()}\nReward: {float(reward):g}."
+        return f"{self._render()}\nReward: {float(reward):g}."
 
     def outcome(self, answer: str) -> dict[str, Any]:
-        steps = len(self.done_actions)
-        found: dict[str, Any] = {"return": self.total, "steps": steps}
+        steps = len(self.actions_taken)
+        outcome: dict[str, Any] = {"return": self.total, "steps": steps}
         if self.success == "terminated":
-            return {"success": self.terminated, **found}
+            return {"success": self.terminated, **outcome}
         if self.success == "truncated":
-            return {"success": self.truncated, "progress": steps / self.max_steps, **found}
+            return {"success": self.truncated, "progress": steps / self.max_steps, **outcome}
         over = self.terminated or self.truncated
-        found["success"] = over and self.total >= self.success
+        outcome["success"] = over and self.total >= self.success
         if self.success > 0:
-            found["progress"] = min(1.0, max(0.0, self.total / self.success))
-        return found
+            outcome["progress"] = min(1.0, max(0.0, self.total / self.success))
+        return outcome
 
     def close(self) -> None:
         self.environment.close()
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
-        """Raises SpecError where the environment does not state its transitions."""
-        other = self._made({**self.kwargs, **scenario.input["kwargs"]})
+        """Return the actions of the optimal policy. Raises SpecError if the environment exposes no transitions."""
+        other = self._make_environment({**self.kwargs, **scenario.input["kwargs"]})
         try:
             table = getattr(other.unwrapped, "P", None)
             if not isinstance(table, Mapping) or not self.names:
-                message = f"{self.id} states no transitions, so it cannot be solved here; write warmup=none"
+                message = f"{self.id} exposes no transition table, so it cannot be solved; set warmup=none"
                 raise SpecError([Problem("environment.id", message)])
             best = _policy(table)
             state, _ = other.reset(seed=scenario.input["seed"])
@@ -192,24 +204,24 @@ class Gym(TextEnvironment):
         return acts([self.names[move] for move in moves])
 
     def check_solutions(self, scenarios: Sequence[Scenario]) -> None:
-        """Raises SpecError where the environment does not state its transitions: for none of them, then."""
+        """Raise SpecError if the environment exposes no transitions; this holds for all scenarios or for none."""
         for scenario in scenarios[:1]:
             self.solve(scenario)
 
     def save(self) -> Any:
-        return [self.done_actions, self.invalid_actions]
+        return [self.actions_taken, self.invalid_actions]
 
     def restore(self, scenario: Scenario, state: Any) -> None:
         self.reset(scenario)
-        done, invalid = state
-        for action in done:
+        actions, invalid = state
+        for action in actions:
             self.act(action)
         self.invalid_actions = invalid
 
     @functools.cached_property
     def _scenarios(self) -> list[Scenario]:
-        """Heldout first: a larger train split then leaves it as it is."""
-        found: list[Scenario] = []
+        """Return all scenarios, held-out ones first, so they do not depend on the size of the train split."""
+        scenarios: list[Scenario] = []
         variants: set[str] = set()
         splits = ["heldout"] * self.counts["heldout"] + ["train"] * self.counts["train"]
         for number in range(50 * len(splits)):
@@ -219,42 +231,43 @@ class Gym(TextEnvironment):
             if variant.kwargs and text in variants:
                 continue
             variants.add(text)
-            given = {"kwargs": variant.kwargs, "seed": seed}
+            input = {"kwargs": variant.kwargs, "seed": seed}
             kind = variant.type or self.id
-            found.append(Scenario(f"{self.id}-{seed}", given, splits[len(found)], kind, variant.difficulty))
-            if len(found) == len(splits):
-                return found
-        message = f"gives {len(found)} different scenarios; train and heldout need {len(splits)}"
+            scenarios.append(Scenario(f"{self.id}-{seed}", input, splits[len(scenarios)], kind, variant.difficulty))
+            if len(scenarios) == len(splits):
+                return scenarios
+        message = f"returns {len(scenarios)} distinct scenarios; train and heldout need {len(splits)}"
         raise SpecError([Problem("environment.vary", message)])
 
-    def _made(self, kwargs: dict[str, Any]) -> Any:
+    def _make_environment(self, kwargs: dict[str, Any]) -> Any:
         if self.make is not None:
             return self.make(**kwargs)
-        known = sorted(self.gymnasium.registry)
-        if self.id not in known:
-            message = f"there is no environment {self.id!r} in gymnasium; for one of yours give `make`"
-            raise SpecError([Problem("environment.id", message, nearest(self.id, known))])
+        ids = sorted(self.gymnasium.registry)
+        if self.id not in ids:
+            message = f"gymnasium has no environment {self.id!r}; set `make` for your own environment"
+            raise SpecError([Problem("environment.id", message, nearest(self.id, ids))])
         try:
             return self.gymnasium.make(self.id, max_episode_steps=self.max_steps, disable_env_checker=True, **kwargs)
         except TypeError as error:
-            raise SpecError([Problem("environment.kwargs", f"{self.id} does not take {kwargs}: {error}")]) from error
+            raise SpecError([Problem("environment.kwargs", f"{self.id} does not accept {kwargs}: {error}")]) from error
 
     def _names(self, actions: Sequence[str] | None) -> list[str]:
-        """Of discrete actions; none where actions are written as numbers."""
+        """Return the names of the discrete actions; empty if actions are written as numbers."""
         space, spaces = self.environment.action_space, self.gymnasium.spaces
         if isinstance(space, spaces.Discrete):
             names = [str(name) for name in actions or range(int(space.start), int(space.start + space.n))]
             if len(names) != int(space.n) or len({_plain(name) for name in names}) != len(names):
                 message = (
-                    f"names {len(names)} actions ({', '.join(names)}); {self.id} has {space.n}, each needs its own"
+                    f"names {len(names)} actions ({', '.join(names)}); {self.id} has {space.n}, "
+                    "each needs a unique name"
                 )
                 raise SpecError([Problem("environment.actions", message)])
             return names
         if not isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
-            message = f"actions of {self.id} are {space}; expected discrete ones or an array of numbers"
+            message = f"the action space of {self.id} is {space}; expected Discrete, Box, MultiDiscrete or MultiBinary"
             raise SpecError([Problem("environment.id", message)])
         if actions:
-            message = f"actions of {self.id} are {space}, numbers that have no names; write null"
+            message = f"the action space of {self.id} is {space}: its actions are numbers without names; set null"
             raise SpecError([Problem("environment.actions", message)])
         return []
 
@@ -262,7 +275,7 @@ class Gym(TextEnvironment):
         spec = getattr(self.environment, "spec", None)
         return None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold)
 
-    def _how(self) -> str:
+    def _action_help(self) -> str:
         if self.names:
             return f"Each turn, one action: {', '.join(self.names)}."
         return f"Each turn, one action: {math.prod(self.environment.action_space.shape)} numbers, such as 0.5, -1."
@@ -282,33 +295,33 @@ class Gym(TextEnvironment):
             numbers = []
         if len(numbers) != size or not all(math.isfinite(number) for number in numbers):
             raise Invalid(f"an action is {size} numbers")
-        numpy = needed("numpy", "gym")
+        numpy = import_optional("numpy", "gym")
         move = numpy.asarray(numbers).reshape(space.shape).astype(space.dtype)
         if not space.contains(move):
             raise Invalid(f"{numbers} is outside {space}")
         return move
 
-    def _shown(self) -> str:
-        text = str(self.render(View(self.seen, self.environment)))
+    def _render(self) -> str:
+        text = str(self.render(View(self.observation, self.environment)))
         return text if len(text) <= LONGEST else text[:LONGEST] + " … (cut)"
 
 
 @registered("environment.frozen_lakes")
 def frozen_lakes(seed: int, sizes: Sequence[int] = (4, 5, 6, 7, 8)) -> Variant:
-    """For `vary`: a frozen lake of its own for each scenario, of these sizes, the easiest first."""
+    """Return a random FrozenLake map, for `vary`. sizes: map sizes to cycle through, easiest first."""
     size = sizes[seed % len(sizes)]
     difficulty = 1 + round(4 * (seed % len(sizes)) / max(1, len(sizes) - 1))
     return Variant({"desc": list(_lake_map(seed, size)), "map_name": None}, f"{size}x{size}", difficulty)
 
 
-@functools.lru_cache(maxsize=4096)  # a collector makes many environments of the same scenarios
+@functools.lru_cache(maxsize=4096)  # a collector creates many environments with the same scenarios
 def _lake_map(seed: int, size: int) -> tuple[str, ...]:
-    maps = needed("gymnasium.envs.toy_text.frozen_lake", "gym")
+    maps = import_optional("gymnasium.envs.toy_text.frozen_lake", "gym")
     return tuple(maps.generate_random_map(size=size, p=0.75, seed=seed))
 
 
 def general(view: View) -> str:
-    """Numbers, arrays, mappings and texts, readably."""
+    """Render numbers, arrays, mappings and text, for environments without a dedicated renderer."""
     return _readable(view.observation)
 
 
@@ -316,20 +329,20 @@ def _readable(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
-        return "\n".join(f"{name}: {_readable(one)}" for name, one in value.items())
+        return "\n".join(f"{name}: {_readable(item)}" for name, item in value.items())
     if isinstance(value, tuple | list):
-        return ", ".join(_readable(one) for one in value)
-    array = needed("numpy", "gym").asarray(value)
+        return ", ".join(_readable(item) for item in value)
+    array = import_optional("numpy", "gym").asarray(value)
     if array.ndim == 0:
         number = array.item()
         return f"{number:.4g}" if isinstance(number, float) else str(number)
     if array.ndim == 1:
-        return " ".join(_readable(one) for one in array[:500])
+        return " ".join(_readable(item) for item in array[:500])
     return "\n".join(_readable(row) for row in array[:100]) + "\n" * (array.ndim - 2)
 
 
 def _policy(table: Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]) -> dict[int, int]:
-    """The best action in each state, by value iteration."""
+    """Return the optimal action of each state, by value iteration."""
     values = dict.fromkeys(table, 0.0)
 
     def worth(state: int, action: int) -> float:
@@ -351,7 +364,7 @@ def _plain(name: str) -> str:
 
 
 def _grid(rows: Sequence[str], state: int) -> str:
-    """With A where the agent is."""
+    """Return the grid with the agent marked as A."""
     row, column = divmod(int(state), len(rows[0]))
     marked = [list(line) for line in rows]
     marked[row][column] = "A"
@@ -382,13 +395,13 @@ def _taxi(view: View) -> str:
 
 
 def _cards(view: View) -> str:
-    mine, dealer, ace = (int(one) for one in view.observation)
+    total, dealer, ace = (int(value) for value in view.observation)
     shown = "an ace" if dealer == 1 else dealer
-    return f"Your cards sum to {mine}{' with an ace as 11' if ace else ''}. The dealer shows {shown}."
+    return f"Your cards sum to {total}{' with an ace as 11' if ace else ''}. The dealer shows {shown}."
 
 
 def _pole(view: View) -> str:
-    place, speed, angle, turning = (float(one) for one in view.observation)
+    place, speed, angle, turning = (float(value) for value in view.observation)
     return (
         f"Cart at {place:+.2f} (ends at 2.4), moving {speed:+.2f}. "
         f"Pole at {math.degrees(angle):+.1f} degrees (falls at 12), turning {math.degrees(turning):+.0f} a second. "
@@ -396,28 +409,28 @@ def _pole(view: View) -> str:
     )
 
 
-KNOWN: dict[str, Known] = {
-    "FrozenLake": Known(
+PRESETS: dict[str, Preset] = {
+    "FrozenLake": Preset(
         "Cross the lake from S to G (A is you, F is ice, H is a hole: falling in ends it).",
         ("left", "down", "right", "up"),
         1.0,
         _lake,
     ),
-    "CliffWalking": Known(
+    "CliffWalking": Preset(
         "Walk from S to G (A is you). C is a cliff: stepping there costs 100 and takes you back to S.",
         ("up", "right", "down", "left"),
         "terminated",
         _cliff,
     ),
-    "Taxi": Known(
+    "Taxi": Preset(
         "Drive the taxi to the passenger, pick up, drive to where the passenger wants, drop off. | is a wall, : none.",
         ("south", "north", "east", "west", "pick up", "drop off"),
         "terminated",
         _taxi,
     ),
-    "Blackjack": Known(
+    "Blackjack": Preset(
         "Play blackjack: come closer to 21 than the dealer, and not above.", ("stick", "hit"), 1.0, _cards
     ),
-    "CartPole": Known("Keep the pole upright by pushing the cart.", ("push left", "push right"), "truncated", _pole),
+    "CartPole": Preset("Keep the pole upright by pushing the cart.", ("push left", "push right"), "truncated", _pole),
 }
-"""By id without version."""
+"""Presets by environment id, without the version."""

@@ -1,12 +1,11 @@
-"""Any MCP server as an environment: its tools are the agent's, its tasks come from a file.
+"""MCP servers as environments: the server provides the agent's tools, a file provides the tasks.
 
-A server is started by a command or reached at a URL (streamable HTTP). Each episode has a session of its own, so what
-one changes no other sees, as far as the server keeps state by session. What the agent calls is checked against the
-tool's schema before the server sees it. An episode ends when the agent says something and calls nothing; whether that
-was a success says a function of the user's, or a language model as a judge, or, where there is neither, nobody: then
-the experiment's reward has to.
+A server is started by a command or reached at a URL (streamable HTTP). Each episode has its own session, so episodes
+are isolated as far as the server keeps its state per session. Tool calls are validated against the schema of the tool
+before the server receives them. An episode ends with a message without tool calls. A user function or a judge model
+decides its success; without either, the reward of the experiment scores the episode.
 
-Nothing that a model says reaches the command, the URL or the environment variables: those are configuration.
+Model output never reaches the command, the URL or the environment variables; those are configuration.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from pydantic import Field
 
 from components.environments.adapters.mcp_session import EXTRA, Address, Result, Session
 from components.environments.language_model import ServedModel
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages, Step
 from components.environments.scenario_counts import Count
-from components.environments.tool_tasks import content_of, read_tasks
+from components.environments.tool_tasks import content_digest, read_tasks
 from components.environments.tools import call
 from components.errors import EnvironmentFailed, JudgeError, Problem, SpecError
 from components.specs.base import nearest
@@ -40,22 +39,22 @@ from components.trajectories.schema import Scenario
 
 SYSTEM = "You have tools. Use them as needed to do what you are asked for, then say the result."
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""What a tool may be called in OpenAI's form."""
+"""Valid name of a tool in OpenAI's format."""
 MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-"""What may follow `-m`."""
+"""Name of a Python module, as after `-m`."""
 MOST_ARGUMENTS = 100_000
-"""Characters of the arguments of one call."""
-SEEN = 4_000
-"""Characters of one result that a judge is shown."""
+"""Maximum length of the arguments of a call, in characters."""
+JUDGED = 4_000
+"""Maximum length of each result and of the answer in the prompt of a judge, in characters."""
 MOST_FILE = 2**26
-"""Bytes of a file named in the command that count for a stage's key."""
+"""Maximum size of a file in the command whose content enters stage keys, in bytes."""
 
 Variable = Annotated[str, Field(pattern=VARIABLE)]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a tool, as it went."""
+    """A tool call and its result."""
 
     tool: str
     arguments: dict[str, Any]
@@ -65,46 +64,46 @@ class Call:
 
 @dataclass
 class Episode:
-    """What a function that judges is given."""
+    """Argument of a success function."""
 
     scenario: Scenario
     answer: str
-    """What the agent said last."""
+    """Last message of the agent."""
     calls: list[Call] = field(default_factory=list)
-    """Those that reached the server."""
+    """Calls that reached the server."""
     call: Callable[[str, dict[str, Any]], Awaitable[str]] | None = None
-    """Calls a tool in the episode's session, to look what is there now: `await episode.call("list", {})`."""
+    """Function that calls a tool in the session of the episode, to inspect state: `await episode.call("list", {})`."""
 
 
 class Judge(ServedModel):
-    """A model that says whether an episode was a success."""
+    """A model that decides whether an episode was a success."""
 
     role = "judge"
     key_path = "environment.judge"
 
-    async def says(self, episode: Episode) -> tuple[bool, str]:
-        """Whether, and why. Raises JudgeError where it says neither."""
-        shown = {
+    async def judge(self, episode: Episode) -> tuple[bool, str]:
+        """Return the verdict and its explanation. Raises JudgeError if the reply contains no verdict."""
+        data = {
             "task": episode.scenario.input["task"],
             "a right answer": episode.scenario.input.get("criteria", "does what the task asks for"),
             "calls": [
-                {"tool": one.tool, "arguments": one.arguments, "result": one.result[:SEEN], "failed": one.failed}
-                for one in episode.calls
+                {"tool": call.tool, "arguments": call.arguments, "result": call.result[:JUDGED], "failed": call.failed}
+                for call in episode.calls
             ],
-            "answer": episode.answer[:SEEN],
+            "answer": episode.answer[:JUDGED],
         }
-        asked = [
+        messages = [
             {"role": "system", "content": JUDGE},
-            {"role": "user", "content": json.dumps(shown, ensure_ascii=False)},
+            {"role": "user", "content": json.dumps(data, ensure_ascii=False)},
         ]
         seed = int(hashlib.sha256(episode.scenario.id.encode()).hexdigest()[:7], 16)
-        said = ""
-        for number in range(2):
-            said = await self.ask(asked, seed=seed + number, max_tokens=400)
-            if (verdict := _verdict(said)) is not None:
+        reply = ""
+        for attempt in range(2):
+            reply = await self.ask(messages, seed=seed + attempt, max_tokens=400)
+            if (verdict := _verdict(reply)) is not None:
                 return verdict
         raise JudgeError(
-            f'the judge {self.model} said {said[:200]!r}; expected {{"success": true or false, "why": ...}}'
+            f'the judge {self.model} returned {reply[:200]!r}; expected {{"success": true or false, "why": ...}}'
         )
 
 
@@ -118,20 +117,26 @@ JUDGE = (
 
 @registered("environment.mcp")
 class Mcp:
-    """scenarios: a JSON file of tasks (docs/environments/packages.md), which `python -m flows.scenarios` writes.
+    """An MCP server as an environment.
 
-    command: the server's program and its arguments, for one over stdio. url: of one over streamable HTTP. variables:
-    names of environment variables that a program is given besides PATH, HOME and the like. headers: of requests to a
-    URL, each with the name of the environment variable that holds its value. folder: in which a program is started.
+    Scenario types and difficulties: those of the file.
 
-    tools: those that are offered, by the server's names; null: all. system: what the agent is told first.
-    success: a function `(mcp.Episode) -> bool` or a mapping with `success`, plain or async. judge: a model that says
-    so: `{url, model, key_variable, timeout}`. With neither, the experiment's reward judges.
-    sessions: `episode`, each episode has one of its own; `shared`, an instance keeps its own over its episodes, for
-    servers without state. train, heldout: most scenarios of the two splits; null: all. timeout: seconds for one call.
-    start_timeout: seconds in which the server has to answer.
-
-    Scenario types and difficulties: the file's.
+    Args:
+        scenarios: JSON file of tasks (docs/environments/packages.md), as written by `python -m flows.scenarios`.
+        command: Program of a stdio server and its arguments.
+        url: URL of a server over streamable HTTP.
+        variables: Names of environment variables passed to the program, besides PATH, HOME and the like.
+        headers: Headers of requests to the URL; each value is the name of an environment variable.
+        folder: Working directory of the program.
+        tools: Names of the tools that are offered, as on the server; null offers all.
+        system: System prompt.
+        success: Function `(mcp.Episode)` that returns a bool or a mapping with `success`, synchronous or async.
+        judge: Model that decides the success: `{url, model, key_variable, timeout}`. Without `success` and `judge`, the
+            reward of the experiment scores the episode.
+        sessions: `episode`, one session per episode; `shared`, one session per instance, for stateless servers.
+        train, heldout: Maximum number of scenarios of the split; null takes all.
+        timeout: Timeout of a call, in seconds.
+        start_timeout: Timeout for the start of the server, in seconds.
     """
 
     def __init__(
@@ -152,9 +157,9 @@ class Mcp:
         timeout: Annotated[float, Field(gt=0)] = 60.0,
         start_timeout: Annotated[float, Field(gt=0)] = 60.0,
     ):
-        needed("mcp", EXTRA)
+        import_optional("mcp", EXTRA)
         if (command is None) == (url is None):
-            raise SpecError([Problem("environment.command", "give command (a program) or url, one of the two")])
+            raise SpecError([Problem("environment.command", "set command (a program) or url, exactly one of the two")])
         if command is not None and not command:
             raise SpecError([Problem("environment.command", "is empty; expected a program and its arguments")])
         if url is not None:
@@ -163,11 +168,11 @@ class Mcp:
             except ValueError as error:
                 raise SpecError([Problem("environment.url", f"expected {error}")]) from None
         if url is not None and variables:
-            raise SpecError([Problem("environment.variables", "are of a program, which command names; give headers")])
+            raise SpecError([Problem("environment.variables", "apply to a program (command); for a url, set headers")])
         if command is not None and headers:
-            raise SpecError([Problem("environment.headers", "are of requests to url; a program is given variables")])
+            raise SpecError([Problem("environment.headers", "apply to requests to url; for a program, set variables")])
         if success is not None and judge is not None:
-            raise SpecError([Problem("environment.judge", "success is a function already; give one of the two")])
+            raise SpecError([Problem("environment.judge", "is set together with success; set only one of the two")])
         self.address = Address(tuple(command or ()), url or "", tuple(variables), dict(headers or {}), folder)
         self.system, self.success = system, success
         self.judge = Judge(**judge) if isinstance(judge, dict) else judge
@@ -181,28 +186,29 @@ class Mcp:
         self._tools: dict[str, Tool] = {}
 
     @staticmethod
-    def key_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-        """What determines results: the tasks by what they say, the server by its code as far as it is the user's own,
-        the judge by its model; not how patient we are."""
-        kept = {name: value for name, value in given.items() if name not in ("timeout", "start_timeout", "folder")}
-        judge = given.get("judge")
-        command = list(given.get("command") or [])
-        return kept | {
-            "scenarios": content_of(given["scenarios"]),
-            "command": code_of(command, Path(given.get("folder") or ".")),
+    def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that determine results: tasks by content, the server by the user's own code, the judge
+        by its model; without timeouts."""
+        excluded = ("timeout", "start_timeout", "folder")
+        relevant = {name: value for name, value in arguments.items() if name not in excluded}
+        judge = arguments.get("judge")
+        command = list(arguments.get("command") or [])
+        return relevant | {
+            "scenarios": content_digest(arguments["scenarios"]),
+            "command": command_key(command, Path(arguments.get("folder") or ".")),
             "judge": {"model": judge.model} if isinstance(judge, ServedModel) else judge,
         }
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [one for one in self._scenarios if one.split == split][: self.most.get(split)]
+        return [scenario for scenario in self._scenarios if scenario.split == split][: self.most.get(split)]
 
     async def tools(self) -> list[dict[str, Any]]:
-        """Raises SpecError where a tool cannot be offered."""
-        await self._fresh()
-        return [one.schema for one in self._tools.values()]
+        """Return the offered tools. Raises SpecError if a tool cannot be offered."""
+        await self._ensure_session()
+        return [tool.schema for tool in self._tools.values()]
 
     async def reset(self, scenario: Scenario) -> Messages:
-        await self._fresh()
+        await self._ensure_session()
         self.scenario = scenario
         self.calls: list[Call] = []
         self.invalid = self.failed = 0
@@ -213,11 +219,11 @@ class Mcp:
     async def step(self, action: dict[str, Any]) -> Step:
         calls = action.get("tool_calls") or []
         if not calls or self.over:
-            observation = [_told(one, "error: the episode is over") for one in calls]
-            outcome = {} if self.over else await self._judged(action.get("content") or "")
+            observation = [_tool_message(tool_call, "error: the episode is over") for tool_call in calls]
+            outcome = {} if self.over else await self._judge(action.get("content") or "")
             self.over = True
             return Step(observation, done=True, info=self._outcome(outcome))
-        observation = [_told(one, await self._call(one["function"])) for one in calls]
+        observation = [_tool_message(tool_call, await self._call(tool_call["function"])) for tool_call in calls]
         return Step(observation, info=self._outcome({}))
 
     async def close(self) -> None:
@@ -226,20 +232,20 @@ class Mcp:
             await session.close()
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
-        """What the file says. Raises SpecError where it says none."""
+        """Return the solution from the file. Raises SpecError if it has none."""
         steps = scenario.input.get("solution")
         if steps is None:
-            message = f"has no solution of {scenario.id}; add `solution` to its tasks, or write warmup=none"
+            message = f"has no solution of {scenario.id}; add `solution` to its tasks, or set warmup=none"
             raise SpecError([Problem("environment.scenarios", message)])
         return [
-            call(_name(one["tool"]), one["arguments"], number)
-            if "tool" in one
-            else {"role": "assistant", "content": one["say"]}
-            for number, one in enumerate(steps)
+            call(_valid_name(step["tool"]), step["arguments"], number)
+            if "tool" in step
+            else {"role": "assistant", "content": step["say"]}
+            for number, step in enumerate(steps)
         ]
 
-    async def _fresh(self) -> None:
-        """A session that no episode has used, with its tools."""
+    async def _ensure_session(self) -> None:
+        """Open a session that no episode has used, unless sessions are shared; list its tools."""
         if self._session is not None and (self._used and not self.shared):
             await self.close()
         if self._session is None:
@@ -249,15 +255,15 @@ class Mcp:
             self._tools = chosen(await session.tools(), self.offered)
 
     async def _call(self, function: Mapping[str, Any]) -> str:
-        """Carries out one call; what the agent is told."""
+        """Execute one call; return its result or an error message."""
         tool = self._tools.get(function["name"])
         if tool is None:
             self.invalid += 1
             return f"error: no tool {str(function['name'])[:80]}; there are {', '.join(self._tools) or 'none'}"
-        arguments, wrong = tool.read(function["arguments"])
-        if wrong:
+        arguments, problem = tool.parse(function["arguments"])
+        if problem:
             self.invalid += 1
-            return f"error: {wrong}"
+            return f"error: {problem}"
         result = await self._ask(tool.name, arguments)
         self.calls.append(Call(tool.name, arguments, result.text, result.failed))
         self.failed += result.failed
@@ -269,24 +275,24 @@ class Mcp:
         self._used = True
         return await self._session.call(name, arguments)
 
-    async def _judged(self, answer: str) -> dict[str, Any]:
-        async def look(name: str, arguments: dict[str, Any]) -> str:
+    async def _judge(self, answer: str) -> dict[str, Any]:
+        async def call_tool(name: str, arguments: dict[str, Any]) -> str:
             return (await self._ask(name, arguments)).text
 
-        episode = Episode(self.scenario, answer, list(self.calls), look)
+        episode = Episode(self.scenario, answer, list(self.calls), call_tool)
         if self.judge is not None:
-            success, why = await self.judge.says(episode)
+            success, why = await self.judge.judge(episode)
             return {"success": success, "why": why}
         if self.success is None:
             return {}
-        found = self.success(episode)
-        found = await found if inspect.isawaitable(found) else found
-        return dict(found) if isinstance(found, Mapping) else {"success": bool(found)}
+        result = self.success(episode)
+        result = await result if inspect.isawaitable(result) else result
+        return dict(result) if isinstance(result, Mapping) else {"success": bool(result)}
 
-    def _outcome(self, judged: dict[str, Any]) -> dict[str, Any]:
+    def _outcome(self, verdict: dict[str, Any]) -> dict[str, Any]:
         return {
             **({"success": False} if self.success or self.judge else {}),
-            **judged,
+            **verdict,
             "invalid_actions": self.invalid,
             "tool_errors": self.failed,
             "calls": len(self.calls),
@@ -294,29 +300,29 @@ class Mcp:
 
 
 class Tool:
-    """A tool of a server, as it is offered. Raises SpecError where its schema is none."""
+    """A tool of a server, as offered to the agent. Raises SpecError if its schema is invalid."""
 
     def __init__(self, name: str, description: str, schema: dict[str, Any]):
-        jsonschema, referencing = needed("jsonschema", EXTRA), needed("referencing", EXTRA)
+        jsonschema, referencing = import_optional("jsonschema", EXTRA), import_optional("referencing", EXTRA)
         self.name = name
         kind = bounded(jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator))
         try:
             kind.check_schema(schema)
-            # No registry that fetches: a schema may not make us ask another machine.
+            # An empty registry: a schema must not trigger requests to other hosts.
             self._validator = kind(schema, registry=referencing.Registry())
             list(self._validator.iter_errors({}))
         except (jsonschema.exceptions.SchemaError, referencing.exceptions.Unresolvable) as error:
             reason = str(getattr(error, "message", error)).splitlines()[0][:200]
             message = (
-                f"the tool {name!r} of the server has an input schema that is none ({reason}); leave it out: name the "
-                "others in environment.tools"
+                f"the tool {name!r} of the server has an invalid input schema ({reason}); exclude it: list the "
+                "other tools in environment.tools"
             )
             raise SpecError([Problem("environment.tools", message)]) from None
-        shown = {"name": _name(name), "description": description, "parameters": schema}
-        self.schema: dict[str, Any] = {"type": "function", "function": shown}
+        function = {"name": _valid_name(name), "description": description, "parameters": schema}
+        self.schema: dict[str, Any] = {"type": "function", "function": function}
 
-    def read(self, text: Any) -> tuple[dict[str, Any], str]:
-        """The arguments of a call, and what is wrong with them: empty where nothing is."""
+    def parse(self, text: Any) -> tuple[dict[str, Any], str]:
+        """Return the validated arguments of a call, and an error message; empty if they are valid."""
         text = text if isinstance(text, str) else json.dumps(text)
         if len(text) > MOST_ARGUMENTS:
             return {}, f"the arguments of {self.name} have more than {MOST_ARGUMENTS} characters"
@@ -338,61 +344,67 @@ class Tool:
 
 
 def chosen(listed: Sequence[Any], offered: Sequence[str] | None) -> dict[str, Tool]:
-    """The tools that are offered, by the names under which they are. Raises SpecError."""
-    names = [one.name for one in listed]
+    """Return the offered tools by the names that the agent sees. Raises SpecError.
+
+    listed: tools of the server. offered: names of the tools to offer; None for all.
+    """
+    names = [tool.name for tool in listed]
     if unknown := [name for name in offered or () if name not in names]:
         message = f"the server has no tool {unknown[0]!r}; it has {', '.join(names) or 'none'}"
         raise SpecError([Problem("environment.tools", message, nearest(unknown[0], names))])
-    kept = [one for one in listed if offered is None or one.name in offered]
-    if not kept:
-        raise SpecError([Problem("environment.tools", "there are none: the server lists no tools")])
-    found: dict[str, Tool] = {}
-    for one in kept:
-        name = _name(one.name)
-        if name in found:
-            message = f"{one.name!r} and {found[name].name!r} have the same name for an agent; offer one of them"
+    selected = [tool for tool in listed if offered is None or tool.name in offered]
+    if not selected:
+        raise SpecError([Problem("environment.tools", "no tools: the server lists none")])
+    tools: dict[str, Tool] = {}
+    for tool in selected:
+        name = _valid_name(tool.name)
+        if name in tools:
+            message = f"{tool.name!r} and {tools[name].name!r} have the same name for an agent; offer only one of them"
             raise SpecError([Problem("environment.tools", message)])
-        found[name] = Tool(one.name, one.description or one.title or "", one.input_schema)
-    return found
+        tools[name] = Tool(tool.name, tool.description or tool.title or "", tool.input_schema)
+    return tools
 
 
-def _name(name: str) -> str:
+def _valid_name(name: str) -> str:
     return name if NAME.fullmatch(name) else re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64]
 
 
-def _told(one: Mapping[str, Any], text: str) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": one["id"], "content": text}
+def _tool_message(tool_call: Mapping[str, Any], text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": tool_call["id"], "content": text}
 
 
-def _verdict(said: str) -> tuple[bool, str] | None:
-    start = said.find("{")
+def _verdict(reply: str) -> tuple[bool, str] | None:
+    start = reply.find("{")
     if start < 0:
         return None
     try:
-        data, _ = json.JSONDecoder().raw_decode(said, start)
+        data, _ = json.JSONDecoder().raw_decode(reply, start)
     except (ValueError, RecursionError):
         return None
     success = data.get("success")
     return (success, str(data.get("why", ""))[:500]) if isinstance(success, bool) else None
 
 
-def code_of(command: Sequence[str], folder: Path) -> list[Any]:
-    """The command for a stage's key: files by name and content, a Python script or module of the user's own with what
-    it imports from beside it; what is installed, and all else, as it is written."""
-    found: list[Any] = []
-    for place, one in enumerate(command):
+def command_key(command: Sequence[str], folder: Path) -> list[Any]:
+    """Return the command for stage keys.
+
+    Files are represented by name and content; a Python script or module of the user includes its local imports.
+    Installed programs and all other arguments are unchanged.
+    """
+    parts: list[Any] = []
+    for index, argument in enumerate(command):
         digest = None
-        path = folder / Path(one).expanduser()
-        if place and command[place - 1] == "-m":
-            digest = module_digest(folder, one) if MODULE.fullmatch(one) else None
-        elif place or (os.sep in one and not _installed(path, folder)):
-            digest = _content(path)
-        name = path.name if digest or not place else one
-        found.append([name, digest] if digest else name)
-    return found
+        path = folder / Path(argument).expanduser()
+        if index and command[index - 1] == "-m":
+            digest = module_digest(folder, argument) if MODULE.fullmatch(argument) else None
+        elif index or (os.sep in argument and not _installed(path, folder)):
+            digest = _file_digest(path)
+        name = path.name if digest or not index else argument
+        parts.append([name, digest] if digest else name)
+    return parts
 
 
-def _content(path: Path) -> str | None:
+def _file_digest(path: Path) -> str | None:
     try:
         if not path.is_file() or path.stat().st_size > MOST_FILE:
             return None
@@ -402,10 +414,10 @@ def _content(path: Path) -> str | None:
 
 
 def _installed(program: Path, folder: Path) -> bool:
-    """Whether a program was not written here: it stands in a `bin` that is a virtual environment's, or elsewhere."""
+    """Return True if a program is in a `bin` folder of a virtual environment or outside the working directory."""
     inside = program.absolute().is_relative_to(folder.absolute())
     return program.parent.name == "bin" and (not inside or (program.parent.parent / "pyvenv.cfg").exists())
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")

@@ -1,12 +1,12 @@
 """Reasoning tasks of the package reasoning-gym: over a hundred families (arithmetic, algebra, logic, games, code),
-each with a generator and a scorer of its own.
+each with its own generator and scorer.
 
-The agent is asked a question and answers it; with `attempts` above 1 a wrong answer is met with its score, and it may
-answer again. Scores are the package's, from 0 to 1; success is a score of 1.
+The agent answers a question. With `attempts` above 1, it sees the score of a wrong answer and may answer again. Scores
+come from the package and range from 0 to 1; success is a score of 1.
 
-Questions are unique over both splits. Some scorers evaluate what they are given as Python or by sympy, and some count
-as far as the answer says: answers are checked before they get there (`_harmless`), and what is not plainly a number, a
-list or a short formula scores 0 unless it is the known answer itself.
+Questions are unique across both splits. Some scorers evaluate answers as Python or with sympy, and some loop as often
+as the answer says. Answers are therefore validated first (`_is_safe`): anything but a number, a list or a short formula
+scores 0, unless it equals the reference answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages
 from components.environments.scenario_counts import Count
 from components.environments.tools import ToolEnvironment
@@ -39,21 +39,21 @@ SYSTEM = {
     "plain": "Solve the task. Say nothing but the final answer.",
 }
 ANSWER = re.compile(r"<answer>(.*?)(?:(</answer>)|\Z)", re.DOTALL | re.IGNORECASE)
-"""An answer up to the tag that closes it, or to the end: so no text is read again from each opening tag."""
+"""Answer up to its closing tag or to the end of the text; so no text is scanned repeatedly for each opening tag."""
 LONGEST = 10_000
-"""Characters of an answer; the longest right ones have some 2,000."""
+"""Maximum length of an answer in characters; the longest correct ones have about 2,000."""
 MIXTURE = "composite"
-"""The package's family that only mixes others."""
-UNKNOWN = ("boxnet", "rush_hour")
-"""Families whose right answers the package does not know, only how to judge one."""
-ELSEWHERE = {
+"""Family of the package that only mixes other families."""
+WITHOUT_ANSWERS = ("boxnet", "rush_hour")
+"""Families for which the package has a scorer but no reference answers."""
+ANSWER_KEYS = {
     "graph_color": "possible_answer",
     "propositional_logic": "example_answer",
     "rubiks_cube": "example_correct_answer",
 }
-"""Families that keep a right answer in their metadata, and under which name."""
+"""Metadata key of the reference answer, for families that store it in their metadata."""
 LITERALS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
-"""Their scorers evaluate an answer as Python."""
+"""Families whose scorers evaluate an answer as Python."""
 FORMULAS = {
     "countdown": (),
     "puzzle24": (),
@@ -61,29 +61,35 @@ FORMULAS = {
     "simple_integration": None,
     "intermediate_integration": None,
 }
-"""Their scorers evaluate an answer by sympy, which evaluates Python. The names that may occur; None: single letters
-and FUNCTIONS."""
+"""Families whose scorers evaluate an answer with sympy, which evaluates Python, and the names that may occur in it;
+None allows single letters and FUNCTIONS."""
 FUNCTIONS = ("sin", "cos", "tan", "exp", "log", "sqrt", "asin", "acos", "atan", "sinh", "cosh", "Abs", "pi", "E")
 PLAIN_FORMULAS = ("countdown", "puzzle24", "polynomial_multiplication")
-"""Of those, the ones whose scorers do not simplify what they are given, which takes long for large formulas."""
+"""Families of FORMULAS whose scorers do not simplify the answer; simplification is slow for large formulas."""
 EXACT = ("game_of_life_halting",)
-"""Their scorers take any answer for right; it is compared with the known one instead."""
+"""Families whose scorers accept any answer; it is compared with the reference answer instead."""
 COUNTED = ("rubiks_cube", "rush_hour")
-"""Their scorers carry a move out as often as the number after it says."""
+"""Families whose scorers repeat a move as often as the number after it says."""
 
 Weight = Annotated[float, Field(gt=0)]
 
 
 @registered("environment.reasoning")
 class ReasoningGym(ToolEnvironment):
-    """tasks: families by name, mixed evenly, or with a weight each. difficulties: from 1 (the first level of the
-    family's curriculum) to 5 (its last), mixed evenly; null: what the family does by default. config: arguments for
-    families by name, over those of the level. attempts: answers that the agent may give. answer: `tags`, between
-    <answer> and </answer> with anything before it; `plain`, the whole message. seed: of the generators.
-    train, heldout: scenarios of the two splits.
+    """A mix of reasoning-gym task families.
 
-    Scenario types: the families. Difficulty: 1 to 5 by the level, 0 where the family has no curriculum or
-    difficulties is null.
+    Scenario types: the families. Difficulty: 1 to 5 by the level; 0 if the family has no curriculum or difficulties is
+    null.
+
+    Args:
+        tasks: Names of families, in equal proportions, or a weight for each.
+        difficulties: Difficulties from 1 (first level of the family's curriculum) to 5 (last level), in equal
+            proportions; null takes the default of the family.
+        config: Arguments of families by name; they override those of the level.
+        attempts: Maximum number of answers.
+        answer: Format of an answer: `tags`, text between <answer> and </answer>; `plain`, the whole message.
+        seed: Seed of the generators.
+        train, heldout: Number of scenarios of the split.
     """
 
     def __init__(
@@ -116,31 +122,31 @@ class ReasoningGym(ToolEnvironment):
     def said(self, text: str) -> Messages:
         self.answers += 1
         answers = (answer for answer, closed in ANSWER.findall(text) if closed)
-        found = list(answers) if self.answer == "tags" else [text]
-        if found:
-            self.score = self._scored(found[-1].strip())
+        candidates = list(answers) if self.answer == "tags" else [text]
+        if candidates:
+            self.score = self._score(candidates[-1].strip())
             self.best = max(self.best, self.score)
-            told = f"Not right: score {self.score:.2f} of 1."
+            feedback = f"Not right: score {self.score:.2f} of 1."
         else:
             self.invalid_actions += 1
-            told = "error: no <answer>...</answer> in your message."
-        left = self.attempts - self.answers
-        self.done = self.score == 1.0 or left == 0
-        return [] if self.done else [{"role": "user", "content": f"{told} Answers left: {left}."}]
+            feedback = "error: no <answer>...</answer> in your message."
+        remaining = self.attempts - self.answers
+        self.done = self.score == 1.0 or remaining == 0
+        return [] if self.done else [{"role": "user", "content": f"{feedback} Answers left: {remaining}."}]
 
     def outcome(self, answer: str) -> dict[str, Any]:
         return {"success": self.score == 1.0, "progress": self.best, "answers": self.answers}
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
-        """Raises SpecError for the families in UNKNOWN."""
+        """Return the reference answer. Raises SpecError for the families in WITHOUT_ANSWERS."""
         _, dataset, entry = self._entries[scenario.id]
-        right = entry["answer"]
-        if scenario.type in ELSEWHERE:
-            right = entry["metadata"][ELSEWHERE[scenario.type]]
-        if right is None or _score(dataset, entry, scenario.type, _text(right)) != 1.0:
-            message = f"{scenario.type} does not know its answers; leave it out, or write warmup=none"
+        reference = entry["answer"]
+        if scenario.type in ANSWER_KEYS:
+            reference = entry["metadata"][ANSWER_KEYS[scenario.type]]
+        if reference is None or _score(dataset, entry, scenario.type, _text(reference)) != 1.0:
+            message = f"{scenario.type} has no reference answers; remove it, or set warmup=none"
             raise SpecError([Problem("environment.tasks", message)])
-        text = f"<answer>{_text(right)}</answer>" if self.answer == "tags" else _text(right)
+        text = f"<answer>{_text(reference)}</answer>" if self.answer == "tags" else _text(reference)
         return [{"role": "assistant", "content": text}]
 
     def save(self) -> Any:
@@ -150,33 +156,33 @@ class ReasoningGym(ToolEnvironment):
         self.reset(scenario)
         self.answers, self.score, self.best, self.invalid_actions = state
 
-    def _scored(self, answer: str) -> float:
+    def _score(self, answer: str) -> float:
         _, dataset, entry = self._entries[self.scenario.id]
         return _score(dataset, entry, self.scenario.type, answer)
 
 
 def families() -> list[str]:
-    """All task families that can be played."""
-    needed("reasoning_gym", "reasoning")
-    return sorted(set(needed("reasoning_gym.factory", "reasoning").DATASETS) - {MIXTURE})
+    """Return the names of all supported task families."""
+    import_optional("reasoning_gym", "reasoning")
+    return sorted(set(import_optional("reasoning_gym.factory", "reasoning").DATASETS) - {MIXTURE})
 
 
 def _check(weights: Mapping[str, float], config: Mapping[str, dict[str, Any]]) -> None:
-    known, problems = families(), []
+    names, problems = families(), []
     if not weights:
-        problems.append(Problem("environment.tasks", "names no task family; expected at least one"))
+        problems.append(Problem("environment.tasks", "is empty; expected at least one task family"))
     for name in weights:
         if name == MIXTURE:
-            message = "composite is a mixture of other families; name those, with weights where you like"
+            message = "composite is a mixture of other families; list these instead, optionally with weights"
             problems.append(Problem("environment.tasks", message))
-        elif name not in known:
-            message = f"reasoning-gym has no family {name!r}; it has {len(known)} (docs/environments/packages.md)"
-            problems.append(Problem("environment.tasks", message, nearest(name, known)))
+        elif name not in names:
+            message = f"reasoning-gym has no family {name!r}; it has {len(names)} (docs/environments/packages.md)"
+            problems.append(Problem("environment.tasks", message, nearest(name, names)))
     for name in sorted(set(config) - set(weights)):
         problems.append(Problem(f"environment.config.{name}", "is not among the tasks", nearest(name, list(weights))))
     for name, arguments in config.items():
         for key in sorted({"seed", "size"} & set(arguments)):
-            message = "follows from seed, train and heldout of the environment; leave it out"
+            message = "is set by seed, train and heldout of the environment; remove it"
             problems.append(Problem(f"environment.config.{name}.{key}", message))
     if problems:
         raise SpecError(problems)
@@ -185,71 +191,76 @@ def _check(weights: Mapping[str, float], config: Mapping[str, dict[str, Any]]) -
 _random_state = threading.Lock()
 
 
-@functools.lru_cache(maxsize=4)  # a collector makes many environments of the same scenarios
+@functools.lru_cache(maxsize=4)  # a collector creates many environments with the same scenarios
 def _generate(settings: str, seed: int, train: int, total: int) -> dict[str, tuple[Scenario, Any, dict[str, Any]]]:
-    """By the scenario's id: the scenario, its family's dataset (the scorer), and the entry that it scores."""
+    """Return (scenario, dataset of its family with the scorer, entry of the dataset) by scenario id."""
     weights, difficulties, config = json.loads(settings)
     datasets: dict[tuple[str, int], tuple[Any, int]] = {}
     drawn: Counter[tuple[str, int]] = Counter()
     counts = dict.fromkeys(weights, 0)
-    all_weights = sum(weights.values())
+    total_weight = sum(weights.values())
     questions: set[str] = set()
-    found: dict[str, tuple[Scenario, Any, dict[str, Any]]] = {}
-    # Heldout first: a larger train split then leaves it as it is.
+    entries: dict[str, tuple[Scenario, Any, dict[str, Any]]] = {}
+    # Held-out scenarios come first, so they do not depend on the size of the train split.
     for number in range(total):
-        split, at = ("heldout", number) if number < total - train else ("train", number - (total - train))
-        if at == 0:
+        split, position = ("heldout", number) if number < total - train else ("train", number - (total - train))
+        if position == 0:
             counts = dict.fromkeys(weights, 0)
-        task = max(weights, key=lambda name: weights[name] / all_weights * (at + 1) - counts[name])
-        wished = difficulties[counts[task] % len(difficulties)] if difficulties else 0
+        task = max(weights, key=lambda name: weights[name] / total_weight * (position + 1) - counts[name])
+        requested = difficulties[counts[task] % len(difficulties)] if difficulties else 0
         counts[task] += 1
-        kind = (task, wished)
+        kind = (task, requested)
         if kind not in datasets:
-            datasets[kind] = _dataset(task, wished, config.get(task, {}), seed, size=20 * total + 100)
+            datasets[kind] = _dataset(task, requested, config.get(task, {}), seed, size=20 * total + 100)
         dataset, difficulty = datasets[kind]
         for _ in range(20 + total):
             index = drawn[kind]
             drawn[kind] += 1
             try:
                 entry = _entry(dataset, index)
-            except ValueError:  # a generator that found no task with what it drew
+            except ValueError:  # the generator found no task for this draw
                 continue
             if entry["question"] not in questions:
                 break
         else:
-            message = f"{task} has no more than {counts[task] - 1} different questions of this kind for {split}"
-            raise SpecError([Problem("environment.tasks", f"{message}; ask for fewer, or add tasks or difficulties")])
+            message = f"{task} has only {counts[task] - 1} distinct questions of this difficulty for {split}"
+            raise SpecError([Problem("environment.tasks", f"{message}; lower {split}, or add tasks or difficulties")])
         questions.add(entry["question"])
-        name = f"{task}-{wished}-{seed}-{index}"
+        name = f"{task}-{requested}-{seed}-{index}"
         scenario = Scenario(name, {"task": task, "question": entry["question"]}, split, task, difficulty)
-        found[name] = (scenario, dataset, entry)
-    return found
+        entries[name] = (scenario, dataset, entry)
+    return entries
 
 
-def _dataset(task: str, wished: int, config: dict[str, Any], seed: int, size: int) -> tuple[Any, int]:
-    """A family at a difficulty, and the difficulty that this is: a curriculum may have fewer than five levels."""
-    factory = needed("reasoning_gym.factory", "reasoning")
-    number = int.from_bytes(hashlib.sha256(f"{seed} {task} {wished}".encode()).digest()[:4], "big") >> 1
-    given: dict[str, Any] = {"seed": number, "size": size}
+def _dataset(task: str, requested: int, config: dict[str, Any], seed: int, size: int) -> tuple[Any, int]:
+    """Return the dataset of a family at a difficulty, and its actual difficulty.
+
+    They may differ because a curriculum may have fewer than five levels.
+    """
+    factory = import_optional("reasoning_gym.factory", "reasoning")
+    number = int.from_bytes(hashlib.sha256(f"{seed} {task} {requested}".encode()).digest()[:4], "big") >> 1
+    arguments: dict[str, Any] = {"seed": number, "size": size}
     difficulty = 0
     try:
-        if wished and task in factory.CURRICULA:
-            base = needed("reasoning_gym.coaching.base_curriculum", "reasoning")
+        if requested and task in factory.CURRICULA:
+            base = import_optional("reasoning_gym.coaching.base_curriculum", "reasoning")
             curriculum = factory.create_curriculum(task)
             last = max((len(attribute.levels) for attribute in curriculum.attributes.values()), default=1) - 1
-            level = round((wished - 1) / 4 * last)
+            level = round((requested - 1) / 4 * last)
             difficulty = 1 + round(4 * level / last) if last else 1
             curriculum.set_global_level(level)
             context = base.DefaultCurriculumContext(base.RangeAttributeMode.UPPER_BOUND)
-            given = vars(curriculum.generate_configuration(given, context))
-        return factory.create_dataset(task, **{**given, **config}), difficulty
+            arguments = vars(curriculum.generate_configuration(arguments, context))
+        return factory.create_dataset(task, **{**arguments, **config}), difficulty
     except (AssertionError, TypeError, ValueError) as error:
-        what = f"{task} does not take {config}: {error}" if config else f"{task} at difficulty {wished}: {error}"
-        raise SpecError([Problem(f"environment.config.{task}", what)]) from error
+        message = (
+            f"{task} does not accept {config}: {error}" if config else f"{task} at difficulty {requested}: {error}"
+        )
+        raise SpecError([Problem(f"environment.config.{task}", message)]) from error
 
 
 def _entry(dataset: Any, index: int) -> dict[str, Any]:
-    """One family draws from the global generator: it is seeded, and left as it was."""
+    """Return an entry. One family uses the global random generator, so it is seeded here and restored."""
     with _random_state:
         state = random.getstate()
         random.seed(dataset.seed + index)
@@ -262,11 +273,11 @@ def _entry(dataset: Any, index: int) -> dict[str, Any]:
 def _score(dataset: Any, entry: dict[str, Any], task: str, answer: str) -> float:
     if task in EXACT:
         return float(answer.strip().lower() == str(entry["answer"]).lower())
-    if answer != entry["answer"] and not _harmless(task, answer):
+    if answer != entry["answer"] and not _is_safe(task, answer):
         return 0.0
     try:
         score = float(dataset.score_answer(answer, entry))
-    except Exception:  # noqa: BLE001  scorers stumble over answers of a form that they did not expect
+    except Exception:  # noqa: BLE001  scorers fail on answers of an unexpected form
         return 0.0
     return min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0
 
@@ -275,8 +286,8 @@ def _text(answer: Any) -> str:
     return answer if isinstance(answer, str) else json.dumps(answer)
 
 
-def _harmless(task: str, answer: str) -> bool:
-    """Whether the family's scorer may see it."""
+def _is_safe(task: str, answer: str) -> bool:
+    """Return True if the answer is safe to pass to the scorer of the family."""
     if len(answer) > LONGEST:
         return False
     if task in COUNTED:
@@ -286,20 +297,20 @@ def _harmless(task: str, answer: str) -> bool:
     try:
         tree = ast.parse(answer.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return task in LITERALS  # no expression, so nothing that could be evaluated
+        return task in LITERALS  # not an expression, so nothing is evaluated
     if task in LITERALS:
-        return _literal(tree)
+        return _is_literal(tree)
     return len(answer) <= 4_000 and _degree(tree, FORMULAS[task]) <= (400 if task in PLAIN_FORMULAS else 30)
 
 
-def _literal(tree: ast.expr) -> bool:
+def _is_literal(tree: ast.expr) -> bool:
     if isinstance(tree, ast.List | ast.Tuple):
-        return all(_literal(one) for one in tree.elts)
+        return all(_is_literal(element) for element in tree.elts)
     return isinstance(tree, ast.Constant)
 
 
 def _degree(tree: ast.AST, names: tuple[str, ...] | None) -> float:
-    """How large the formula can grow when it is multiplied out; infinite for what is no plain formula."""
+    """Return a bound on the size of the expanded formula; infinity if it is not a plain formula."""
     match tree:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return 1 if abs(value) < 1e120 else math.inf
@@ -319,7 +330,7 @@ def _degree(tree: ast.AST, names: tuple[str, ...] | None) -> float:
 
 
 def _exponent(tree: ast.AST) -> float:
-    """Its size: a small number or fraction; infinite for anything else."""
+    """Return the size of an exponent that is a small number or fraction; infinity for anything else."""
     match tree:
         case ast.Constant(value=int() | float() as value) if abs(value) <= 128:
             return abs(value)

@@ -1,11 +1,11 @@
-"""ScienceWorld: experiments of elementary school in a simulated house: boil water, grow a plant, find what conducts.
+"""ScienceWorld: elementary-school experiments in a simulated house: boil water, grow a plant, test conductivity.
 
-The simulator is a Java program. Each instance that plays has one of its own, in its own process; those of closed
-instances are kept for the next ones, a few of them. The simulator's gold path is the solver. The score goes from 0 to
-100 by the task's steps; a wrong `focus on` ends the episode with nothing.
+The simulator is a Java program. Each active instance has its own simulator process; a few processes of closed instances
+are reused. The simulator's gold path is the solution. The score rises with the completed steps of the task; a wrong
+`focus on` ends the episode with score 0.
 
-Scenarios are variations of a task: the first half of them is for training, the last quarter is held out, as the
-benchmark has it, within a variation.
+Scenarios are variations of a task. As in the benchmark (up to one variation), the first half is for training and the
+last quarter is held out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages, Step
 from components.environments.scenario_counts import Count
 from components.environments.tools import Invalid, TextEnvironment, acts
@@ -37,13 +37,13 @@ open X, close X, go to ROOM, pick up X, put down X, move X to Y, pour X in Y, du
 activate X, deactivate X, connect X to Y, disconnect X, read X, eat X, flush X, wait, wait1, inventory, task, \
 focus on X. Focus only on what the task asks for: focusing on anything else ends it."""
 LONGEST = 4_000
-"""Characters of an observation; what is longer is cut."""
+"""Maximum length of an observation in characters; longer ones are truncated."""
 ACTION = re.compile(r"[A-Za-z0-9 ,.'()/:-]{0,200}")
 UNKNOWN = "No known action matches that input."
 WAIT = 120.0
-"""Seconds that the simulator may take to answer."""
+"""Timeout of a simulator call, in seconds."""
 IDLE = 4
-"""Simulators that are kept for later, at most."""
+"""Maximum number of idle simulators kept for reuse."""
 
 TASKS: dict[str, tuple[int, int]] = {
     "boil": (30, 4),
@@ -77,20 +77,27 @@ TASKS: dict[str, tuple[int, int]] = {
     "mendelian-genetics-known-plant": (120, 5),
     "mendelian-genetics-unknown-plant": (480, 5),
 }
-"""Variations, and difficulty by the length of the gold path: 1 up to 10 actions, 2 to 16, 3 to 30, 4 to 50, 5 more."""
+"""Number of variations and difficulty of each task. Difficulty by the length of the gold path: 1 up to 10 actions, 2 up
+to 16, 3 up to 30, 4 up to 50, 5 above."""
 
 
 @registered("environment.scienceworld")
 class ScienceWorld(TextEnvironment):
-    """tasks: by name, mixed evenly; null: all 30. simplifications: of the simulator, with commas: `easy` (all of them),
-    teleportAction, selfWateringFlowerPots, openContainers, openDoors, noElectricalAction; empty: none. seed: of the
-    choice of variations. train, heldout: scenarios of the two splits. max_steps: after which an episode ends.
+    """ScienceWorld's tasks.
 
     Scenario types: the tasks. Difficulty: by the length of the gold path, see TASKS.
+
+    Args:
+        tasks: Names of tasks, in equal proportions; null takes all 30.
+        simplifications: Simplifications of the simulator, separated by commas: `easy` (all of them), teleportAction,
+            selfWateringFlowerPots, openContainers, openDoors, noElectricalAction; empty for none.
+        seed: Seed of the choice of variations.
+        train, heldout: Number of scenarios of the split.
+        max_steps: Maximum number of steps of an episode.
     """
 
     blocking = True
-    """Its methods take long: they are run in threads."""
+    """Methods block, so they run in threads."""
 
     def __init__(
         self,
@@ -101,11 +108,13 @@ class ScienceWorld(TextEnvironment):
         heldout: Count = 60,
         max_steps: Annotated[int, Field(ge=1)] = 200,
     ):
-        needed("scienceworld.constants", "scienceworld")
+        import_optional("scienceworld.constants", "scienceworld")
         if shutil.which("java") is None:
-            raise ResourceError("environment: ScienceWorld needs Java, and there is no `java`; install a Java runtime")
+            raise ResourceError(
+                "environment: ScienceWorld needs `java`, which is not on the PATH; install a Java runtime"
+            )
         self.tasks = list(TASKS) if tasks is None else list(tasks)
-        problems = [] if self.tasks else [Problem("environment.tasks", "names no task; expected at least one, or null")]
+        problems = [] if self.tasks else [Problem("environment.tasks", "is empty; expected a task, or null")]
         for task in self.tasks:
             if task not in TASKS:
                 message = f"ScienceWorld has no task {task!r}; it has {', '.join(TASKS)}"
@@ -119,16 +128,16 @@ class ScienceWorld(TextEnvironment):
         ]
         self.system = SYSTEM + (" You can also say: teleport to ROOM." if _teleports(simplifications) else "")
         self.simulator: Simulator | None = None
-        self._inside = threading.RLock()
-        """Held while a thread is in it; one that ran out of time may be so for long."""
+        self._lock = threading.RLock()
+        """Lock held while a thread uses the instance; after a timeout a thread may hold it for long."""
         self._closed = False
 
     def reset(self, scenario: Scenario) -> Messages:
-        with self._inside:
+        with self._lock:
             return super().reset(scenario)
 
     def step(self, action: dict[str, Any]) -> Step:
-        with self._inside:
+        with self._lock:
             return super().step(action)
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
@@ -139,8 +148,8 @@ class ScienceWorld(TextEnvironment):
         self.score, self.over = 0.0, False
         simulator = self._simulator()
         simulator.load(scenario.input, gold=False)
-        text = simulator.ask("step", "look around")
-        return f"{simulator.ask('freeActionTaskDesc')}\n{_cut(text)}"
+        text = simulator.call("step", "look around")
+        return f"{simulator.call('freeActionTaskDesc')}\n{_cut(text)}"
 
     def act(self, action: str) -> str:
         if self.over:
@@ -149,12 +158,12 @@ class ScienceWorld(TextEnvironment):
         if not ACTION.fullmatch(action):
             raise Invalid("an action is at most 200 letters, digits and spaces")
         simulator = self._simulator()
-        text = simulator.ask("step", action)
-        score = round(float(simulator.ask("getScore")), 4)
+        text = simulator.call("step", action)
+        score = round(float(simulator.call("getScore")), 4)
         self.actions.append(action)
         self.reward += score - self.score
         self.score = score
-        self.over = bool(simulator.ask("getCompleted")) or score < 0 or len(self.actions) >= self.max_steps
+        self.over = bool(simulator.call("getCompleted")) or score < 0 or len(self.actions) >= self.max_steps
         self.done = self.over
         self.invalid_actions += text.startswith(UNKNOWN)
         return _cut(text)
@@ -163,27 +172,27 @@ class ScienceWorld(TextEnvironment):
         return {"success": self.score >= 1.0, "progress": max(0.0, self.score), "steps": len(self.actions)}
 
     def close(self) -> None:
-        """Gives the simulator back for the next instance; one that a thread is still in is ended."""
-        free = self._inside.acquire(blocking=False)
+        """Release the simulator for reuse; stop it if a thread still uses it."""
+        free = self._lock.acquire(blocking=False)
         self._closed = not free
         simulator, self.simulator = self.simulator, None
         if simulator is not None:
-            _give_back(simulator) if free else simulator.stop()
+            _release(simulator) if free else simulator.stop()
         if free:
-            self._inside.release()
+            self._lock.release()
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
-        """The gold path. It ends an episode that is played here, as it needs the simulator."""
-        with self._inside:
+        """Return the gold path. This ends the current episode, because it needs the simulator."""
+        with self._lock:
             simulator = self._simulator()
             simulator.load(scenario.input, gold=True)
-            return acts([str(action) for action in simulator.ask("getGoldActionSequence")])
+            return acts([str(action) for action in simulator.call("getGoldActionSequence")])
 
     def save(self) -> Any:
         return [self.actions, self.invalid_actions]
 
     def restore(self, scenario: Scenario, state: Any) -> None:
-        with self._inside:
+        with self._lock:
             self.reset(scenario)
             actions, invalid = state
             for action in actions:
@@ -192,24 +201,25 @@ class ScienceWorld(TextEnvironment):
 
     def _simulator(self) -> Simulator:
         if self.simulator is None or self.simulator.broken:
-            self.simulator = _take()
+            self.simulator = _acquire()
         simulator = self.simulator
         if self._closed:
             simulator.stop()
-            raise EnvironmentFailed("the instance was closed while it was at work")
+            raise EnvironmentFailed("the instance was closed during a call")
         return simulator
 
 
 class Simulator:
-    """A Java process with one ScienceWorld in it."""
+    """A Java process with one ScienceWorld simulator."""
 
     def __init__(self) -> None:
-        constants, java = needed("scienceworld.constants", "scienceworld"), needed("py4j.java_gateway", "scienceworld")
+        constants = import_optional("scienceworld.constants", "scienceworld")
+        java = import_optional("py4j.java_gateway", "scienceworld")
         port, self.process = java.launch_gateway(
             classpath=constants.JAR_PATH,
             die_on_exit=True,
             javaopts=["-Xmx1g"],
-            cwd=constants.BASEPATH,  # it writes a table of its objects there
+            cwd=constants.BASEPATH,  # the simulator writes a table of its objects there
             return_proc=True,
         )
         parameters = java.GatewayParameters(auto_field=True, port=port, read_timeout=WAIT)
@@ -218,18 +228,18 @@ class Simulator:
         self.broken = False
         self.loaded: tuple[Any, ...] | None = None
 
-    def load(self, given: dict[str, Any], gold: bool) -> None:
-        """Puts it at the beginning of a task. gold: so that it knows the task's gold path, which takes longer."""
-        wanted = (given["task"], given["variation"], given["simplifications"], gold)
-        if self.loaded != wanted:
+    def load(self, task: dict[str, Any], gold: bool) -> None:
+        """Load and start a task. gold: compute the gold path, which takes longer."""
+        arguments = (task["task"], task["variation"], task["simplifications"], gold)
+        if self.loaded != arguments:
             self.loaded = None
-            self.ask("load", *wanted)
-            self.loaded = wanted
-        self.ask("reset")
+            self.call("load", *arguments)
+            self.loaded = arguments
+        self.call("reset")
 
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the simulator. Raises EnvironmentFailed; the simulator is then not to be used again."""
-        errors = needed("py4j.protocol", "scienceworld")
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the simulator. Raises EnvironmentFailed; the simulator is unusable afterwards."""
+        errors = import_optional("py4j.protocol", "scienceworld")
         try:
             return getattr(self.server, method)(*arguments)
         except (errors.Py4JError, OSError) as error:
@@ -238,6 +248,7 @@ class Simulator:
             raise EnvironmentFailed(f"the simulator failed at {method}{arguments!r:.200}: {text}") from error
 
     def stop(self) -> None:
+        """Kill the process and release its resources."""
         self.broken = True
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGKILL)
@@ -252,7 +263,7 @@ _idle: list[Simulator] = []
 _lock = threading.Lock()
 
 
-def _take() -> Simulator:
+def _acquire() -> Simulator:
     with _lock:
         while _idle:
             simulator = _idle.pop()
@@ -262,7 +273,7 @@ def _take() -> Simulator:
     return Simulator()
 
 
-def _give_back(simulator: Simulator) -> None:
+def _release(simulator: Simulator) -> None:
     with _lock:
         keep = not simulator.broken and len(_idle) < IDLE
         if keep:
@@ -279,28 +290,31 @@ def _stop_all() -> None:
 
 
 def _choose(tasks: Sequence[str], split: str, count: int, seed: int, simplifications: str) -> list[Scenario]:
-    """Task by task; of one that runs out no more are taken."""
-    left: dict[str, list[int]] = {}
+    """Return `count` scenarios, cycling through the tasks; exhausted tasks are skipped.
+
+    Raises SpecError if the tasks have too few variations.
+    """
+    remaining: dict[str, list[int]] = {}
     for task in tasks:
         total = TASKS[task][0]
         numbers = list(range(max(1, total // 2 - 1)) if split == "train" else range(total - total // 4, total))
         random.Random(f"{seed} {task} {split}").shuffle(numbers)
-        left[task] = numbers
-    have = sum(len(numbers) for numbers in left.values())
-    if have < count:
-        message = f"is {count}; the tasks have {have} variations for this split"
+        remaining[task] = numbers
+    available = sum(len(numbers) for numbers in remaining.values())
+    if available < count:
+        message = f"is {count}; the tasks have only {available} variations for this split"
         raise SpecError([Problem(f"environment.{split}", message)])
-    chosen: list[Scenario] = []
-    while len(chosen) < count:
-        for task in [task for task in left if left[task]][: count - len(chosen)]:
-            variation = left[task].pop()
-            given = {"task": task, "variation": variation, "simplifications": _for_task(task, simplifications)}
-            chosen.append(Scenario(f"{task}-{variation}", given, split, task, TASKS[task][1]))
-    return chosen
+    scenarios: list[Scenario] = []
+    while len(scenarios) < count:
+        for task in [task for task in remaining if remaining[task]][: count - len(scenarios)]:
+            variation = remaining[task].pop()
+            input = {"task": task, "variation": variation, "simplifications": _for_task(task, simplifications)}
+            scenarios.append(Scenario(f"{task}-{variation}", input, split, task, TASKS[task][1]))
+    return scenarios
 
 
 def _for_task(task: str, simplifications: str) -> str:
-    """Electrical tasks need electrical actions: there, `easy` is all the rest."""
+    """Return the simplifications for a task; for electrical tasks, `easy` excludes noElectricalAction."""
     electrical = "power-component" in task or "conductivity" in task
     if electrical and simplifications == "easy":
         return "teleportAction,selfWateringFlowerPots,openContainers,openDoors"

@@ -1,7 +1,7 @@
-"""The games of TextArena: what is known of one without starting it, one that is played, and moves to try.
+"""TextArena games: metadata, a running game, and candidate moves.
 
-The package's games draw from Python's global generator of random numbers. Here each game has one of its own in place of
-it: what else goes on in the process changes nothing. What a game allows is tried on a copy of it.
+Games of the package use Python's global random generator. Here each game uses its own generator instead, so other code
+in the process does not affect it. Valid moves are determined on a copy of the game.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.environments.optional_packages import needed
+from components.environments.optional_packages import import_optional
 from components.errors import Problem, ResourceError, SpecError
 from components.specs.base import nearest
 
@@ -30,9 +30,9 @@ LEVELS = {
     "short": 2, "": 3, "standard": 3, "medium": 4, "long": 4, "large": 4, "big": 4, "hard": 5, "hardcore": 5,
     "very-hard": 5, "huge": 5, "extreme": 5, "blind": 5,
 }  # fmt: skip
-"""Difficulty by what follows the version in a game's id."""
+"""Difficulty by the suffix after the version in a game id."""
 UNREPEATABLE = ("IteratedStagHunt-v0-randomized",)
-"""It draws from the global generator of numpy."""
+"""Games that use numpy's global random generator and are therefore not reproducible."""
 BRACKETED = re.compile(r"\[[^\[\]\n]{1,40}\]")
 
 
@@ -41,18 +41,18 @@ def _squares(side: int) -> list[str]:
 
 
 def _steps(side: int) -> list[str]:
-    """From each square of a board to those beside it in the next row, up and down."""
-    found = []
-    for one in _squares(side):
+    """Return the moves from each square to the adjacent squares of the next row, up and down."""
+    moves = []
+    for square in _squares(side):
         for rows, columns in itertools.product((1, -1), (0, 1, -1)):
-            column, row = ord(one[0]) + columns, int(one[1:]) + rows
+            column, row = ord(square[0]) + columns, int(square[1:]) + rows
             if ord("a") <= column < ord("a") + side and 1 <= row <= side:
-                found.append(f"[{one}{chr(column)}{row}]")
-    return found
+                moves.append(f"[{square}{chr(column)}{row}]")
+    return moves
 
 
 def _numbers(pattern: str, *ranges: int) -> list[str]:
-    return [pattern.format(*numbers) for numbers in itertools.product(*(range(one) for one in ranges))]
+    return [pattern.format(*numbers) for numbers in itertools.product(*(range(stop) for stop in ranges))]
 
 
 MOVES: dict[str, list[str]] = {
@@ -76,26 +76,26 @@ MOVES: dict[str, list[str]] = {
     "IteratedPrisonersDilemma": ["[cooperate]", "[defect]"],
     "PigDice": ["[roll]", "[hold]"],
 }
-"""Moves that may be possible, of games that do not show which are."""
-SHOWN = ("TicTacToe", "ReverseTicTacToe", "WildTicTacToe", "SimpleTak", "Othello", "Chess")
-"""Games that do."""
+"""Candidate moves, by family, of games that do not list the available moves."""
+LISTED = ("TicTacToe", "ReverseTicTacToe", "WildTicTacToe", "SimpleTak", "Othello", "Chess")
+"""Families of games that list the available moves in brackets."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is known of a game without starting it."""
+    """Metadata of a game, known without starting it."""
 
     id: str
     family: str
     players: int
     difficulty: int
     brackets: bool
-    """Whether an action without brackets is put into some, as the package does."""
+    """True if an action without brackets gets brackets, as in the package."""
     module: str
 
 
 class Game:
-    """One game that is played."""
+    """A running game."""
 
     def __init__(self, kind: Kind, seed: int):
         self.kind, self.seed = kind, seed
@@ -103,20 +103,20 @@ class Game:
         self.texts: dict[int, list[str]] = {player: [] for player in range(kind.players)}
         self.over = False
         self._dice = Dice(seed)
-        arena = needed("textarena", EXTRA)
-        needed(kind.module, EXTRA)  # first: the dice are for modules that are there
-        with self._dice.thrown():
+        arena = import_optional("textarena", EXTRA)
+        import_optional(kind.module, EXTRA)  # the generator replaces `random` only in loaded modules
+        with self._dice.replace_random():
             self._env = arena.make(f"{kind.id}-raw")
             self._env.reset(num_players=kind.players, seed=seed)
 
     @property
     def player(self) -> int:
-        """Whose turn it is."""
+        """Return the player who moves next."""
         return int(self._env.state.current_player_id)
 
     @property
     def rewards(self) -> dict[int, float] | None:
-        """By player; None while nobody has won or lost."""
+        """Return the rewards by player; None until the game is over."""
         rewards = self._env.state.rewards
         return None if not self.over or rewards is None else dict(rewards)
 
@@ -124,53 +124,53 @@ class Game:
     def reason(self) -> str:
         return str(self._env.state.game_info[0].get("reason", ""))
 
-    def told(self, player: int) -> str:
-        """What is new to a player."""
+    def new_text(self, player: int) -> str:
+        """Return the messages that a player has not yet seen."""
         state = self._env.state
-        new = state.observations[player]
+        messages = state.observations[player]
         state.observations[player] = []
-        shown = [_said(state, player, *one) for one in new]
-        text = "\n".join(one for one in shown if one)
+        texts = [_render(state, player, *message) for message in messages]
+        text = "\n".join(text for text in texts if text)
         if text:
             self.texts[player].append(text)
         return text
 
     def play(self, action: str) -> bool:
-        """Plays an action of whose turn it is. Returns whether it was a valid one."""
+        """Play an action of the current player; return True if it was valid."""
         player = self.player
         self.actions.append((player, action))
         before = self._env.state.error_count
-        with self._dice.thrown():
-            done, _ = self._env.step(self._bracketed(action))
+        with self._dice.replace_random():
+            done, _ = self._env.step(self._with_brackets(action))
         self.over = bool(done)
         return _valid(self._env.state, player, before)
 
     def allows(self, action: str) -> bool:
-        """Whether it is a valid one now."""
-        other = copy.deepcopy(self._env)
-        player, before = self.player, other.state.error_count
-        with Dice(self.seed).thrown():
-            other.step(self._bracketed(action))
-        return _valid(other.state, player, before)
+        """Return True if the action is valid now; the game does not change."""
+        trial = copy.deepcopy(self._env)
+        player, before = self.player, trial.state.error_count
+        with Dice(self.seed).replace_random():
+            trial.step(self._with_brackets(action))
+        return _valid(trial.state, player, before)
 
     def candidates(self) -> list[str]:
-        """Moves that may be possible for whose turn it is."""
+        """Return candidate moves of the current player; some may be invalid."""
         if self.kind.family in MOVES:
             return list(MOVES[self.kind.family])
-        shown = self.texts[self.player][-1] if self.texts[self.player] else ""
-        return list(dict.fromkeys(reversed(BRACKETED.findall(shown))))
+        text = self.texts[self.player][-1] if self.texts[self.player] else ""
+        return list(dict.fromkeys(reversed(BRACKETED.findall(text))))
 
-    def _bracketed(self, action: str) -> str:
+    def _with_brackets(self, action: str) -> str:
         return f"[{action}]" if self.kind.brackets and "[" not in action and "]" not in action else action
 
 
 class Dice(random.Random):
-    """Random numbers of one game. While they are `thrown`, the package's modules have them for their `random`."""
+    """Random generator of one game, which replaces `random` in the modules of the package while the game runs."""
 
     Random = random.Random
 
     @contextlib.contextmanager
-    def thrown(self) -> Iterator[None]:
+    def replace_random(self) -> Iterator[None]:
         with _lock:
             modules = [
                 module
@@ -190,49 +190,52 @@ _lock = threading.Lock()
 
 
 @functools.cache
-def game_of(name: str) -> Kind:
-    """Raises SpecError for a game that there is not or that cannot be played, ResourceError where its data are
-    missing."""
-    needed("textarena", EXTRA)
-    registry = needed("textarena.envs.registration", EXTRA).ENV_REGISTRY
-    known = sorted(one for one in registry if f"{one}-raw" in registry)
-    if name not in known:
-        message = f"TextArena has no game {name!r}; it has {len(known)} (docs/environments/packages.md)"
-        raise SpecError([Problem("environment.games", message, nearest(name, known))])
+def load_kind(name: str) -> Kind:
+    """Return the metadata of a game.
+
+    Raises SpecError if the game does not exist or is not supported, ResourceError if its data are missing.
+    """
+    import_optional("textarena", EXTRA)
+    registry = import_optional("textarena.envs.registration", EXTRA).ENV_REGISTRY
+    names = sorted(game for game in registry if f"{game}-raw" in registry)
+    if name not in names:
+        message = f"TextArena has no game {name!r}; it has {len(names)} (docs/environments/packages.md)"
+        raise SpecError([Problem("environment.games", message, nearest(name, names))])
     spec = registry[name]
     module, _, _ = spec.entry_point.partition(":")
-    found = importlib.util.find_spec(module)
-    assert found is not None
-    assert found.origin is not None
-    source = Path(found.origin).read_text(encoding="utf-8")
+    module_spec = importlib.util.find_spec(module)
+    assert module_spec is not None
+    assert module_spec.origin is not None
+    source = Path(module_spec.origin).read_text(encoding="utf-8")
     try:
-        compile(source, found.origin, "exec")
+        compile(source, module_spec.origin, "exec")
     except SyntaxError as error:
-        raise _refused(name, f"its code is not for this Python ({error.msg}); 3.12 reads it, or take another") from None
+        reason = f"its code does not compile on this Python ({error.msg}); use Python 3.12 or another game"
+        raise _unsupported(name, reason) from None
     if re.search(r"jury|OpenRouter", source):
-        raise _refused(name, "it asks a language model on the internet; take another game")
+        raise _unsupported(name, "it calls a language model on the internet; choose another game")
     if name in UNREPEATABLE:
-        raise _refused(name, "it cannot be repeated from a seed; take another game")
+        raise _unsupported(name, "it is not reproducible from a seed; choose another game")
     if re.search(r"\bnltk\b|EnglishDictionary", source) and not _has_words():
         raise ResourceError(
-            f"environment.games: {name} needs the word lists of NLTK, which are not here; "
-            "python -m nltk.downloader words averaged_perceptron_tagger_eng, or take another game"
+            f"environment.games: {name} needs the word lists of NLTK, which are not installed; run "
+            "python -m nltk.downloader words averaged_perceptron_tagger_eng, or choose another game"
         )
     players = 1 if "SinglePlayerState" in source else 2 if "TwoPlayerState" in source else 0
     if not players:
-        raise _refused(name, "it is for more than two players; take another game")
+        raise _unsupported(name, "it has more than two players; choose another game")
     family, _, variant = name.partition("-v0")
-    wrappers = [one.__name__ for one in spec.default_wrappers or ()]
+    wrappers = [wrapper.__name__ for wrapper in spec.default_wrappers or ()]
     level = LEVELS.get(variant.removeprefix("-"), 3)
     return Kind(name, family, players, level, "ActionFormattingWrapper" in wrappers, module)
 
 
-def _refused(name: str, why: str) -> SpecError:
-    return SpecError([Problem("environment.games", f"{name} is not played here: {why}")])
+def _unsupported(name: str, reason: str) -> SpecError:
+    return SpecError([Problem("environment.games", f"{name} is not supported: {reason}")])
 
 
 def _has_words() -> bool:
-    find = needed("nltk", EXTRA).data.find
+    find = import_optional("nltk", EXTRA).data.find
     try:
         find("corpora/words")
         find("taggers/averaged_perceptron_tagger_eng")
@@ -246,8 +249,8 @@ def _valid(state: Any, player: int, errors: int) -> bool:
     return not invalid
 
 
-def _said(state: Any, player: int, sender: int, text: str, kind: Any) -> str:
-    """A message of a game as a player is shown it; empty for the player's own words."""
+def _render(state: Any, player: int, sender: int, text: str, kind: Any) -> str:
+    """Return a message of the game as a player sees it; empty for the player's own actions."""
     if kind.name == "PLAYER_ACTION":
         return "" if sender == player else f"[{state.role_mapping.get(sender, f'Player {sender}')}] {text}"
     return str(text).strip()

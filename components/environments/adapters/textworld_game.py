@@ -1,8 +1,8 @@
-"""Makes one TextWorld game: run as a script in a process of its own, by `textworld.py`, which says what it may use.
+"""Generator of one TextWorld game. `textworld.py` runs this script in a subprocess.
 
     python -P textworld_game.py '{"kind": "quest", "settings": {...}, "seed": 1}' FOLDER/NAME.z8
 
-It writes the game and, beside it, NAME.json with what is known of it. It imports nothing of ours.
+It writes the game and, beside it, NAME.json with its description. It imports nothing from Espalier.
 """
 
 import importlib
@@ -11,12 +11,13 @@ import resource
 import sys
 
 MEMORY = 8 << 30
-"""Bytes of address space, the compiler's included."""
+"""Limit of the address space in bytes, including the compiler."""
 CPU = 120
-"""Seconds."""
+"""Limit of CPU time, in seconds."""
 
 
 def make(kind: str, settings: dict, seed: int, path: str) -> None:
+    """Generate and compile a game."""
     textworld = importlib.import_module("textworld")
     challenges = importlib.import_module("textworld.challenges").CHALLENGES
 
@@ -35,5 +36,5 @@ def make(kind: str, settings: dict, seed: int, path: str) -> None:
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU, CPU))
-    given = json.loads(sys.argv[1])
-    make(given["kind"], given["settings"], given["seed"], sys.argv[2])
+    arguments = json.loads(sys.argv[1])
+    make(arguments["kind"], arguments["settings"], arguments["seed"], sys.argv[2])

@@ -1,12 +1,12 @@
-"""Environments of the package verifiers (0.4): a taskset's tasks, tools and rewards, played turn by turn.
+"""Environments of the package verifiers (0.4): the tasks, tools and rewards of a taskset.
 
-The package runs an episode itself: it gives the task to an agent's program, serves the task's tools, and scores what
-came of it. Only the model is here: each call for it is an observation, its answer the action. So whatever a taskset or
-an environment of the package does between two calls (tools, further turns, several programs) needs no translation.
+The package runs the episode itself: it gives the task to an agent program, serves the tools of the task, and scores the
+result. Only the model runs here: each model call is an observation, its reply is the action. Everything else that a
+taskset or an environment of the package does (tools, further turns, several programs) therefore works unchanged.
 
-It wants other versions of libraries than Espalier: it runs in a process of its own, in the interpreter `python`, and
-that process is shared by all instances of one event loop. Episodes that lead several conversations at once cannot be
-played so; they fail, with that reason.
+The package needs other versions of libraries than Espalier. It therefore runs in a subprocess, with the interpreter
+`python`; all instances of one event loop share the subprocess. Episodes with several concurrent conversations are not
+supported and fail with that reason.
 """
 
 from __future__ import annotations
@@ -38,24 +38,33 @@ from components.trajectories.schema import Scenario
 
 WORKER = Path(__file__).with_name("verifiers_worker.py")
 MAX_LINE = 2**26
-"""Bytes of one message of the worker."""
+"""Maximum size of a message of the worker, in bytes."""
 SHOWN = 1000
-"""Characters of a worker's last words in an error."""
+"""Maximum length of the worker's stderr in an error message, in characters."""
 HELD_OUT = 5
-"""One in so many tasks, where no taskset for them is given."""
+"""One of this many tasks is held out if `heldout_taskset` is not set."""
 
 
 @registered("environment.verifiers")
 class Verifiers:
-    """taskset: its id (or module), as `vf-eval` takes it, or a mapping with `id` and its settings. env: the
-    environment's own settings, `id` among them where it is not the taskset's: agents, limits. folders: of modules of
-    your own, where tasksets are looked for too. tasks: most that are read. heldout_taskset: settings of the taskset for
-    the held-out split, such as {split: test}; null: one task in five. train, heldout: most scenarios of the two splits;
-    null: all. success: the reward from which an episode is one. python: an interpreter that has the package; null: this
-    one. variables: environment variables that its process is given besides PATH, HOME and the like. start_timeout:
-    seconds in which it has to have read the tasks. timeout: seconds between two calls for the model.
+    """A taskset of the package verifiers.
 
-    Scenario type: the taskset's id, or what a task says as `type`. Difficulty: what a task says (1 to 5), else unknown.
+    Scenario type: the `type` of a task, otherwise the id of the taskset. Difficulty: that of the task (1 to 5),
+    otherwise unknown.
+
+    Args:
+        taskset: Id or module of the taskset, as for `vf-eval`, or a mapping with `id` and settings.
+        env: Settings of the environment, such as agents and limits; with `id` if it differs from the taskset's.
+        folders: Folders with your own taskset modules.
+        tasks: Maximum number of tasks that are read.
+        heldout_taskset: Settings of the taskset for the held-out split, such as {split: test}; null holds out one task
+            in five.
+        train, heldout: Maximum number of scenarios of the split; null takes all.
+        success: Minimum reward of a successful episode.
+        python: Interpreter that has the package; null takes the current one.
+        variables: Environment variables passed to the subprocess, besides PATH, HOME and the like.
+        start_timeout: Timeout for reading the tasks, in seconds.
+        timeout: Timeout between two model calls, in seconds.
     """
 
     def __init__(
@@ -73,110 +82,110 @@ class Verifiers:
         start_timeout: Annotated[float, Field(gt=0)] = 300.0,
         timeout: Annotated[float, Field(gt=0)] = 300.0,
     ):
-        given = {"id": taskset} if isinstance(taskset, str) else dict(taskset)
-        if not given.get("id"):
-            raise SpecError([Problem("environment.taskset", "has no id; expected that of a taskset")])
-        self.name = str(given["id"])
+        settings = {"id": taskset} if isinstance(taskset, str) else dict(taskset)
+        if not settings.get("id"):
+            raise SpecError([Problem("environment.taskset", "has no id; expected the id of a taskset")])
+        self.name = str(settings["id"])
         self.success, self.timeout = success, timeout
         self.most = {"train": train, "heldout": heldout}
-        splits = {"train": given, **({"heldout": given | dict(heldout_taskset)} if heldout_taskset else {})}
+        splits = {"train": settings, **({"heldout": settings | dict(heldout_taskset)} if heldout_taskset else {})}
         self._configs = {
-            split: json.dumps({"config": {**(env or {}), "taskset": one}, "most": tasks}, sort_keys=True)
-            for split, one in splits.items()
+            split: json.dumps({"config": {**(env or {}), "taskset": split_settings}, "most": tasks}, sort_keys=True)
+            for split, split_settings in splits.items()
         }
-        self._how = How(python or sys.executable, tuple(folders), tuple(variables), start_timeout)
+        self._launch = LaunchOptions(python or sys.executable, tuple(folders), tuple(variables), start_timeout)
         self._worker: Worker | None = None
         self._over = True
         self._offered: list[dict[str, Any]] | None = None
 
     @staticmethod
-    def key_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-        """Modules of your own count by their content; which interpreter plays, and our patience, do not."""
-        own = ("python", "timeout", "start_timeout", "folders")
-        kept = {name: value for name, value in given.items() if name not in own}
-        return kept | {"folders": [content_of(one) for one in given.get("folders") or ()]}
+    def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments for stage keys: folders by their content, without the interpreter and the timeouts."""
+        excluded = ("python", "timeout", "start_timeout", "folders")
+        relevant = {name: value for name, value in arguments.items() if name not in excluded}
+        return relevant | {"folders": [folder_digests(folder) for folder in arguments.get("folders") or ()]}
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
-        """Reads the tasks, once in a process."""
+        """Return the scenarios of a split; tasks are read once per process."""
         if split not in ("train", "heldout"):
             return []
-        found = {name: read(config, self._how) for name, config in self._configs.items()}
-        tasks = list(enumerate(found.get(split, found["train"])))
-        if len(found) == 1:
-            tasks = [one for one in tasks if (one[0] % HELD_OUT == HELD_OUT - 1) == (split == "heldout")]
-        return [self._scenario(place, one, split) for place, one in tasks[: self.most[split]]]
+        by_split = {name: read(config, self._launch) for name, config in self._configs.items()}
+        tasks = list(enumerate(by_split.get(split, by_split["train"])))
+        if len(by_split) == 1:
+            tasks = [entry for entry in tasks if (entry[0] % HELD_OUT == HELD_OUT - 1) == (split == "heldout")]
+        return [self._scenario(index, task, split) for index, task in tasks[: self.most[split]]]
 
     async def tools(self) -> list[dict[str, Any]]:
-        """Those of the first task: what the package offers the model with it."""
+        """Return the tools that the package offers with the first task."""
         if self._offered is None:
             await self.reset(self.scenarios("train")[0])
             self._stop()
-            self._offered = self._asked
+            self._offered = self._requested
         return self._offered
 
     async def reset(self, scenario: Scenario) -> Messages:
         self._stop()
         config = self._configs.get(scenario.split, self._configs["train"])
-        self._worker = await worker_of(config, self._how)
+        self._worker = await get_worker(config, self._launch)
         self._episode, self._over = str(next(_numbers)), False
-        said = await self._worker.begin(self._episode, scenario.input["task"], self.timeout)
-        if "ask" not in said:
-            raise EnvironmentFailed(f"verifiers: {self.name} asked no model: {_reason(said['ended'])}")
-        self._asked = said["ask"]["tools"]
-        if self._offered is not None and self._asked != self._offered:
+        response = await self._worker.begin(self._episode, scenario.input["task"], self.timeout)
+        if "ask" not in response:
+            raise EnvironmentFailed(f"verifiers: {self.name} made no model call: {_reason(response['ended'])}")
+        self._requested = response["ask"]["tools"]
+        if self._offered is not None and self._requested != self._offered:
             self._stop()
-            raise EnvironmentFailed(f"verifiers: {self.name} offers other tools with this task than with the first one")
-        self._seen: Messages = [_plain(one) for one in said["ask"]["messages"]]
-        return list(self._seen)
+            raise EnvironmentFailed(f"verifiers: {self.name} offers different tools for this task than for the first")
+        self._messages: Messages = [_plain(message) for message in response["ask"]["messages"]]
+        return list(self._messages)
 
     async def step(self, action: dict[str, Any]) -> Step:
         if self._worker is None or self._over:
             raise EnvironmentFailed("verifiers: step before reset")
-        said = await self._worker.answer(self._episode, action, self.timeout)
-        if "ended" in said:
+        response = await self._worker.answer(self._episode, action, self.timeout)
+        if "ended" in response:
             self._over = True
-            return self._ended(said["ended"])
-        messages = [_plain(one) for one in said["ask"]["messages"]]
-        so_far = len(self._seen) + 1
-        if messages[: len(self._seen)] != self._seen or len(messages) < so_far:
+            return self._final_step(response["ended"])
+        messages = [_plain(message) for message in response["ask"]["messages"]]
+        length = len(self._messages) + 1
+        if messages[: len(self._messages)] != self._messages or len(messages) < length:
             self._stop()
             raise EnvironmentFailed(
-                f"verifiers: {self.name} leads several conversations in one episode, or rewrites one; that cannot be "
-                "played turn by turn"
+                f"verifiers: {self.name} has several conversations in one episode, or rewrites its history; this is "
+                "not supported"
             )
-        self._seen = messages
-        return Step(messages[so_far:], info={"success": False})
+        self._messages = messages
+        return Step(messages[length:], info={"success": False})
 
     async def close(self) -> None:
         self._stop()
 
-    def _scenario(self, place: int, one: Mapping[str, Any], split: str) -> Scenario:
-        name = f"{self.name}-{split if len(self._configs) == 2 else place}-{one['key'][:12]}"
-        given = {"task": place, "name": one["name"], "key": one["key"]}
-        return Scenario(name, given, split, one["type"] or self.name, one["difficulty"])
+    def _scenario(self, index: int, task: Mapping[str, Any], split: str) -> Scenario:
+        name = f"{self.name}-{split if len(self._configs) == 2 else index}-{task['key'][:12]}"
+        input = {"task": index, "name": task["name"], "key": task["key"]}
+        return Scenario(name, input, split, task["type"] or self.name, task["difficulty"])
 
-    def _ended(self, found: Mapping[str, Any]) -> Step:
-        if not found.get("ok"):
-            raise EnvironmentFailed(f"verifiers: {self.name} failed: {_reason(found)}")
-        reward = float(found["reward"])
+    def _final_step(self, result: Mapping[str, Any]) -> Step:
+        if not result.get("ok"):
+            raise EnvironmentFailed(f"verifiers: {self.name} failed: {_reason(result)}")
+        reward = float(result["reward"])
         outcome = {
             "success": reward >= self.success,
             "progress": min(1.0, max(0.0, reward / self.success)) if self.success > 0 else 0.0,
-            "rewards": found["rewards"],
-            "metrics": found["metrics"],
+            "rewards": result["rewards"],
+            "metrics": result["metrics"],
         }
         return Step([], reward, done=True, info=outcome)
 
     def _stop(self) -> None:
-        """Gives up the episode under way."""
+        """Abandon the current episode."""
         if self._worker is not None and not self._over:
             self._worker.stop(self._episode)
         self._over = True
 
 
 @dataclass(frozen=True)
-class How:
-    """How the package's process is started."""
+class LaunchOptions:
+    """Options for starting the subprocess of the package."""
 
     python: str
     folders: tuple[str, ...]
@@ -187,16 +196,17 @@ class How:
         return [str(Path(self.python).expanduser()), "-P", str(WORKER)]
 
     def environment(self) -> dict[str, str]:
-        """Raises ResourceError where a variable is not set."""
+        """Return the environment variables of the subprocess. Raises ResourceError if a variable is not set."""
         if missing := [name for name in self.variables if name not in os.environ]:
             raise ResourceError(f"environment.variables: the environment variable {missing[0]} is not set")
-        kept = ("HOME", "LANG", "PATH", "TMPDIR", "USER", *self.variables)
-        found = {name: os.environ[name] for name in kept if name in os.environ}
-        return found | {"PYTHONPATH": os.pathsep.join(str(Path(one).expanduser().absolute()) for one in self.folders)}
+        names = ("HOME", "LANG", "PATH", "TMPDIR", "USER", *self.variables)
+        variables = {name: os.environ[name] for name in names if name in os.environ}
+        folders = [str(Path(folder).expanduser().absolute()) for folder in self.folders]
+        return variables | {"PYTHONPATH": os.pathsep.join(folders)}
 
 
 class Worker:
-    """The process that plays, for all episodes of one event loop."""
+    """The subprocess that runs all episodes of one event loop."""
 
     def __init__(self) -> None:
         self.process: Any = None
@@ -205,44 +215,48 @@ class Worker:
         self.reading: asyncio.Task[None] | None = None
         self.errors: IO[bytes] | None = None
 
-    async def open(self, config: str, how: How) -> None:
+    async def open(self, config: str, launch: LaunchOptions) -> None:
+        """Start the subprocess and read the tasks. Raises EnvironmentFailed on timeout, SpecError if loading fails."""
         self.opened = asyncio.get_running_loop().create_future()
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the process
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the process
         self.process = await asyncio.create_subprocess_exec(
-            *how.command(),
+            *launch.command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
-            env=how.environment(),
+            env=launch.environment(),
             limit=MAX_LINE,
             start_new_session=True,
         )
         self.reading = asyncio.create_task(self._read())
         self._send(do="open", play=True, **json.loads(config))
         try:
-            async with asyncio.timeout(how.start_timeout):
-                said = await asyncio.shield(self.opened)
+            async with asyncio.timeout(launch.start_timeout):
+                response = await asyncio.shield(self.opened)
         except TimeoutError:
             self.kill()
-            text = f"verifiers: no tasks within {how.start_timeout:g} s (environment.start_timeout)"
+            text = f"verifiers: reading tasks timed out after {launch.start_timeout:g} s (environment.start_timeout)"
             raise EnvironmentFailed(text) from None
-        if "failed" in said:
+        if "failed" in response:
             self.kill()
-            raise SpecError([Problem("environment.taskset", said["failed"])])
+            raise SpecError([Problem("environment.taskset", response["failed"])])
 
     async def begin(self, episode: str, task: int, timeout: float) -> dict[str, Any]:
+        """Start an episode; return its first model call, or its end."""
         return await self._ask(episode, timeout, do="play", task=task)
 
     async def answer(self, episode: str, message: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """Send the model's reply; return the next model call, or the end of the episode."""
         return await self._ask(episode, timeout, do="answer", message=message)
 
     def stop(self, episode: str) -> None:
+        """Cancel an episode."""
         self.waiting.pop(episode, None)
         with contextlib.suppress(EnvironmentFailed):
             self._send(do="stop", episode=episode)
 
     def kill(self) -> None:
-        """With all that it started."""
+        """Kill the subprocess and all processes that it started."""
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -251,47 +265,49 @@ class Worker:
     def alive(self) -> bool:
         return self.process is not None and self.process.returncode is None
 
-    async def _ask(self, episode: str, timeout: float, **said: Any) -> dict[str, Any]:
+    async def _ask(self, episode: str, timeout: float, **message: Any) -> dict[str, Any]:
         future = self.waiting[episode] = asyncio.get_running_loop().create_future()
-        self._send(episode=episode, **said)
+        self._send(episode=episode, **message)
         try:
             async with asyncio.timeout(timeout):
                 return await future
         except TimeoutError:
-            raise EnvironmentFailed(f"verifiers: nothing came within {timeout:g} s (environment.timeout)") from None
+            raise EnvironmentFailed(f"verifiers: timed out after {timeout:g} s (environment.timeout)") from None
         finally:
             self.waiting.pop(episode, None)
 
-    def _send(self, **said: Any) -> None:
+    def _send(self, **message: Any) -> None:
         if not self.alive:
-            raise EnvironmentFailed(f"verifiers: its process has ended{self._last_words()}")
-        self.process.stdin.write((json.dumps(said) + "\n").encode("utf-8", "replace"))
+            raise EnvironmentFailed(f"verifiers: the subprocess exited{self._stderr_tail()}")
+        self.process.stdin.write((json.dumps(message) + "\n").encode("utf-8", "replace"))
 
     async def _read(self) -> None:
-        """Hands each message to whoever waits for it; tells all when there are no more. It ends with its loop, and the
-        process with it."""
+        """Dispatch each message to the episode that waits for it; fail all episodes when the subprocess exits.
+
+        This task ends with its event loop and kills the subprocess then.
+        """
         try:
-            with contextlib.suppress(ValueError):  # a line that is too long ends it
+            with contextlib.suppress(ValueError):  # an overlong line ends the dialogue
                 while line := await self.process.stdout.readline():
-                    said = json.loads(line)
-                    future = self.waiting.get(said["episode"]) if "episode" in said else self.opened
+                    message = json.loads(line)
+                    future = self.waiting.get(message["episode"]) if "episode" in message else self.opened
                     if future is not None and not future.done():
-                        future.set_result(said)
+                        future.set_result(message)
         finally:
             self.kill()
             await self.process.wait()
-        error = EnvironmentFailed(f"verifiers: its process has ended{self._last_words()}")
+        error = EnvironmentFailed(f"verifiers: the subprocess exited{self._stderr_tail()}")
         for future in [*self.waiting.values(), *([self.opened] if self.opened else [])]:
             if not future.done():
                 future.set_exception(error)
 
-    def _last_words(self) -> str:
+    def _stderr_tail(self) -> str:
         if self.errors is None:
             return ""
         size = self.errors.seek(0, os.SEEK_END)
         self.errors.seek(max(0, size - SHOWN))
-        said = self.errors.read().decode(errors="replace").strip()
-        return f"; it said: {said}" if said else ""
+        text = self.errors.read().decode(errors="replace").strip()
+        return f"; stderr: {text}" if text else ""
 
 
 _numbers = itertools.count()
@@ -300,71 +316,73 @@ _workers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, asyncio
 )
 
 
-async def worker_of(config: str, how: How) -> Worker:
-    """The worker for a configuration on this event loop; it ends with the loop."""
+async def get_worker(config: str, launch: LaunchOptions) -> Worker:
+    """Return the worker for a configuration on this event loop; it ends with the loop."""
     workers = _workers.setdefault(asyncio.get_running_loop(), {})
 
     async def start() -> Worker:
         worker = Worker()
-        await worker.open(config, how)
+        await worker.open(config, launch)
         return worker
 
-    task = workers.get((config, how))
+    task = workers.get((config, launch))
     if task is None or (task.done() and (task.cancelled() or task.exception() or not task.result().alive)):
-        task = workers[config, how] = asyncio.create_task(start())
+        task = workers[config, launch] = asyncio.create_task(start())
     return await asyncio.shield(task)
 
 
 @functools.cache
-def read(config: str, how: How) -> list[dict[str, Any]]:
-    """The tasks of a configuration, read once in this process. Raises SpecError for a taskset that there is not,
-    ResourceError where the interpreter or the package is missing."""
-    asked = json.dumps({"do": "open", "play": False, **json.loads(config)}) + "\n"
+def read(config: str, launch: LaunchOptions) -> list[dict[str, Any]]:
+    """Return the tasks of a configuration, cached per process.
+
+    Raises SpecError if the taskset cannot be loaded, ResourceError if the interpreter or the package is missing.
+    """
+    request = json.dumps({"do": "open", "play": False, **json.loads(config)}) + "\n"
     try:
-        found = subprocess.run(
-            how.command(),
-            input=asked.encode(),
+        process = subprocess.run(
+            launch.command(),
+            input=request.encode(),
             capture_output=True,
-            env=how.environment(),
-            timeout=how.start_timeout,
+            env=launch.environment(),
+            timeout=launch.start_timeout,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        text = f"no tasks within {how.start_timeout:g} s; raise it, or read fewer (environment.tasks)"
+        text = f"reading tasks timed out after {launch.start_timeout:g} s; raise it, or lower environment.tasks"
         raise ResourceError(f"environment.start_timeout: {text}") from None
     except OSError as error:
-        raise ResourceError(f"environment.python: {how.python}: {error.strerror}; expected an interpreter") from None
-    said = json.loads(found.stdout.splitlines()[0]) if found.stdout.strip() else {}
-    failed = said.get("failed", "")
+        raise ResourceError(f"environment.python: {launch.python}: {error.strerror}; expected an interpreter") from None
+    response = json.loads(process.stdout.splitlines()[0]) if process.stdout.strip() else {}
+    failed = response.get("failed", "")
     if "No module named 'verifiers" in failed:
         raise ResourceError(
-            f"environment.python: {how.python} has no package verifiers; make an environment that has it "
-            "(python -m venv there && there/bin/pip install 'verifiers>=0.4,<0.5'), and name its interpreter: "
+            f"environment.python: {launch.python} has no package verifiers; create an environment that has it "
+            "(python -m venv there && there/bin/pip install 'verifiers>=0.4,<0.5'), and set its interpreter: "
             "environment.python=there/bin/python"
         )
     if failed:
         raise SpecError([Problem("environment.taskset", failed)])
-    if "tasks" not in said:
-        words = found.stderr.decode(errors="replace").strip()[-SHOWN:]
-        raise ResourceError(f"environment.taskset: its process ended without a word of tasks: {words}")
-    return list(said["tasks"])
+    if "tasks" not in response:
+        stderr = process.stderr.decode(errors="replace").strip()[-SHOWN:]
+        raise ResourceError(f"environment.taskset: the subprocess exited without returning tasks: {stderr}")
+    return list(response["tasks"])
 
 
-def content_of(folder: str) -> list[list[str]]:
-    """What stands for a folder of modules in a stage's key: each by name and digest."""
+def folder_digests(folder: str) -> list[list[str]]:
+    """Return the name and digest of each module in a folder, for stage keys."""
     root = Path(folder).expanduser()
     files = sorted(path for path in root.rglob("*.py") if path.is_file())
     return [[str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).hexdigest()] for path in files]
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message with its content as text: parts of other kinds are named."""
+    """Return a message with text content; other parts are replaced by their type."""
     content = message.get("content")
     if isinstance(content, list):
-        content = "\n".join(str(one.get("text", f"[{one.get('type')}]")) for one in content)
-    kept = {name: message[name] for name in ("tool_calls", "tool_call_id") if message.get(name)}
-    return {"role": message["role"], "content": content or "", **kept}
+        content = "\n".join(str(part.get("text", f"[{part.get('type')}]")) for part in content)
+    calls = {name: message[name] for name in ("tool_calls", "tool_call_id") if message.get(name)}
+    return {"role": message["role"], "content": content or "", **calls}
 
 
-def _reason(found: Mapping[str, Any]) -> str:
-    return "; ".join(found.get("errors") or []) or f"it ended as {found.get('stop') or 'not ok'}"
+def _reason(result: Mapping[str, Any]) -> str:
+    return "; ".join(result.get("errors") or []) or f"it ended with {result.get('stop') or 'not ok'}"

@@ -1,15 +1,15 @@
-"""Plays episodes of verifiers for `verifiers.py`, in the interpreter that has the package: run as a script.
+"""Worker that runs verifiers episodes for `verifiers.py`, with the interpreter that has the package.
 
     python -P verifiers_worker.py
 
-It speaks JSON lines. In: {"do": "open", "config": {...}, "most": tasks, "play": whether episodes will follow}, then
-{"do": "play", "episode": id, "task": place}, {"do": "answer", "episode": id, "message": {...}} and
-{"do": "stop", "episode": id}. Out: {"tasks": [...]} or {"failed": text}; then for an episode
-{"episode": id, "ask": {"messages", "tools"}} for each model call, and at its end {"episode": id, "ended": {...}}.
+The protocol is JSON lines. Input: {"do": "open", "config": {...}, "most": maximum number of tasks, "play": true if
+episodes follow}, then {"do": "play", "episode": id, "task": index}, {"do": "answer", "episode": id, "message": {...}}
+and {"do": "stop", "episode": id}. Output: {"tasks": [...]} or {"failed": text}; then, per episode,
+{"episode": id, "ask": {"messages", "tools"}} for each model call, and {"episode": id, "ended": {...}} at its end.
 
-The package itself runs the episode: its task, its tools, its rewards. Only the model is elsewhere: calls to it come to
-an endpoint in this process, which asks outside for the answer. The plain chat loop below is the agent's program, unless
-the configuration names another. It imports nothing of ours.
+The package runs the episode with its task, tools and rewards. Model calls go to an HTTP endpoint in this process, which
+forwards them to the parent. The agent program is the chat loop below, unless the configuration names another one. This
+module imports nothing from Espalier.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ import types
 from typing import Any
 
 HARNESS = "espalier_chat"
-"""Name under which the plain chat loop is known to the package."""
+"""Name of the chat loop in the package."""
 MAX_LINE = 2**26
-"""Bytes of one message."""
+"""Maximum size of a message, in bytes."""
 
 
 def chat_harness(vf: Any) -> types.ModuleType:
-    """A module with a harness that asks the model and calls the task's tools, in this process."""
+    """Return a module with a harness that calls the model and the tools of the task, in this process."""
     tools = importlib.import_module("verifiers.v1.harnesses.utils.mcp")
     to_wire = importlib.import_module("verifiers.v1.dialects.chat").message_to_wire
     httpx = importlib.import_module("httpx")
@@ -53,7 +53,7 @@ def chat_harness(vf: Any) -> types.ModuleType:
             if isinstance(prompt, str):
                 messages.append({"role": "user", "content": prompt})
             else:
-                messages += [to_wire(one) for one in prompt or []]
+                messages += [to_wire(message) for message in prompt or []]
             servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
             async with contextlib.AsyncExitStack() as stack:
                 schemas, dispatch, connected = await tools.connect_mcp({"mcpServers": servers}, stack)
@@ -63,7 +63,7 @@ def chat_harness(vf: Any) -> types.ModuleType:
                     answer = await client.post(
                         f"{endpoint}/chat/completions", json=body, headers={"Authorization": f"Bearer {secret}"}
                     )
-                    if answer.status_code != 200:  # the rollout was stopped, and knows why
+                    if answer.status_code != 200:  # the rollout was stopped and has recorded the reason
                         return vf.ProgramResult(exit_code=1, stdout="", stderr=answer.text[-2000:])
                     message = answer.json()["choices"][0]["message"]
                     messages.append(message)
@@ -92,67 +92,69 @@ def chat_harness(vf: Any) -> types.ModuleType:
 
 
 class Worker:
+    """The protocol loop and the episodes of this process."""
+
     def __init__(self, out: Any):
         self.out = out
         self.answers: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self.playing: dict[str, asyncio.Task[None]] = {}
         self.port = 0
 
-    def say(self, **said: Any) -> None:
-        self.out.write(json.dumps(said) + "\n")
+    def send(self, **message: Any) -> None:
+        self.out.write(json.dumps(message) + "\n")
         self.out.flush()
 
     async def run(self, lines: asyncio.StreamReader) -> None:
         async with contextlib.AsyncExitStack() as stack:
             while line := await lines.readline():
-                given = json.loads(line)
-                match given["do"]:
+                request = json.loads(line)
+                match request["do"]:
                     case "open":
                         try:
-                            await self.open(given["config"], given["most"])
-                            if given["play"]:
+                            await self.open(request["config"], request["most"])
+                            if request["play"]:
                                 await self.serve(stack)
                                 await stack.enter_async_context(self.env.serving())
-                            self.say(tasks=[shown(task) for task in self.tasks])
-                        except Exception as error:  # noqa: BLE001  whatever it is, it is said
-                            self.say(failed=f"{type(error).__name__}: {error}"[:2000])
+                            self.send(tasks=[describe(task) for task in self.tasks])
+                        except Exception as error:  # noqa: BLE001  every error is reported to the parent
+                            self.send(failed=f"{type(error).__name__}: {error}"[:2000])
                     case "play":
-                        task = asyncio.create_task(self.play(given["episode"], given["task"]))
-                        self.playing[given["episode"]] = task
+                        task = asyncio.create_task(self.play(request["episode"], request["task"]))
+                        self.playing[request["episode"]] = task
                     case "answer":
-                        waiting = self.answers.pop(given["episode"], None)
+                        waiting = self.answers.pop(request["episode"], None)
                         if waiting is not None and not waiting.done():
-                            waiting.set_result(given["message"])
+                            waiting.set_result(request["message"])
                     case "stop":
-                        if given["episode"] in self.playing:
-                            self.playing.pop(given["episode"]).cancel()
+                        if request["episode"] in self.playing:
+                            self.playing.pop(request["episode"]).cancel()
             for task in self.playing.values():
                 task.cancel()
             await asyncio.gather(*self.playing.values(), return_exceptions=True)
 
     async def open(self, config: dict[str, Any], most: int) -> None:
-        """Loads the environment and reads at most so many tasks."""
+        """Load the environment and read at most `most` tasks."""
         self.vf = vf = importlib.import_module("verifiers.v1")
         loaders = importlib.import_module("verifiers.v1.utils.loaders")
         fields = importlib.import_module("verifiers.v1.configs.agent").agent_config_fields
         sys.modules[HARNESS] = chat_harness(vf)
-        asked = loaders.env_config_type(config["taskset"]["id"], config.get("id") or "")
-        seats = [name for name, field in asked.model_fields.items() if isinstance(field.default, vf.AgentConfig)]
+        config_type = loaders.env_config_type(config["taskset"]["id"], config.get("id") or "")
+        seats = [name for name, field in config_type.model_fields.items() if isinstance(field.default, vf.AgentConfig)]
         for seat in seats:
-            given = config.setdefault(seat, {})
-            given.setdefault("harness", {"id": HARNESS})
-            given.setdefault("runtime", {"type": "subprocess"})
+            agent = config.setdefault(seat, {})
+            agent.setdefault("harness", {"id": HARNESS})
+            agent.setdefault("runtime", {"type": "subprocess"})
         env_config = loaders.resolve_env_config(config)
         self.env = loaders.load_environment(env_config)
         for name, spec in fields(env_config).items():
             harness = self.env._harnesses[name]
             if harness.EXECUTES_CODE and isinstance(spec.runtime, vf.SubprocessConfig):
-                text = f"the harness {harness.config.id!r} runs what a model writes on this machine"
-                raise ValueError(f"{text}; give {name}.runtime, such as {{type: docker}}")
+                text = f"the harness {harness.config.id!r} runs model-written code on this machine"
+                raise ValueError(f"{text}; set {name}.runtime, such as {{type: docker}}")
         self.tasks = list(itertools.islice(self.env.taskset, most))
 
     async def serve(self, stack: contextlib.AsyncExitStack) -> None:
-        """The endpoint to which the package sends what is for the model."""
+        """Start the HTTP endpoint to which the package sends model calls."""
         web = importlib.import_module("aiohttp.web")
 
         async def completions(request: Any) -> Any:
@@ -161,7 +163,7 @@ class Worker:
             if episode in self.answers or episode not in self.playing:
                 return web.json_response({"error": {"message": "several model calls at once"}}, status=400)
             self.answers[episode] = asyncio.get_running_loop().create_future()
-            self.say(episode=episode, ask={"messages": body["messages"], "tools": body.get("tools") or []})
+            self.send(episode=episode, ask={"messages": body["messages"], "tools": body.get("tools") or []})
             message = await self.answers[episode]
             calls = message.get("tool_calls") or None
             choice = {
@@ -182,23 +184,28 @@ class Worker:
         await site.start()
         self.port = runner.addresses[0][1]
 
-    async def play(self, episode: str, place: int) -> None:
+    async def play(self, episode: str, index: int) -> None:
+        """Run an episode of a task and report its end."""
         vf = self.vf
         try:
             client = vf.EvalClientConfig(base_url=f"http://127.0.0.1:{self.port}/{episode}/v1", api_key_var="NO_KEY")
             context = vf.ModelContext(model="policy", client=client)
-            found = await self.env.run_episode(self.tasks[place], context)
-            errors = [*found.errors, *(error for trace in found.traces for error in trace.errors)]
-            traces = [trace for trace in found.traces if trace.agent is None or getattr(trace.agent, "trainable", True)]
+            result = await self.env.run_episode(self.tasks[index], context)
+            errors = [*result.errors, *(error for trace in result.traces for error in trace.errors)]
+            traces = [
+                trace for trace in result.traces if trace.agent is None or getattr(trace.agent, "trainable", True)
+            ]
             rewards: dict[str, float] = {}
             metrics: dict[str, float] = {}
             for trace in traces:
-                rewards |= {name: one.value for name, one in trace.rewards.items() if one is not None}
-                metrics |= {name: float(one) for name, one in trace.metrics.items() if isinstance(one, int | float)}
-            self.say(
+                rewards |= {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
+                metrics |= {
+                    name: float(value) for name, value in trace.metrics.items() if isinstance(value, int | float)
+                }
+            self.send(
                 episode=episode,
                 ended={
-                    "ok": bool(found.ok),
+                    "ok": bool(result.ok),
                     "reward": sum(trace.reward for trace in traces) / max(1, len(traces)),
                     "rewards": rewards,
                     "metrics": metrics,
@@ -208,15 +215,15 @@ class Worker:
             )
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever it is, it is said
-            self.say(episode=episode, ended={"ok": False, "errors": [f"{type(error).__name__}: {error}"[:1000]]})
+        except Exception as error:  # noqa: BLE001  every error is reported to the parent
+            self.send(episode=episode, ended={"ok": False, "errors": [f"{type(error).__name__}: {error}"[:1000]]})
         finally:
             self.playing.pop(episode, None)
             self.answers.pop(episode, None)
 
 
-def shown(task: Any) -> dict[str, Any]:
-    """A task, as it is told outside."""
+def describe(task: Any) -> dict[str, Any]:
+    """Return the description of a task that is sent to the parent."""
     kind, difficulty = getattr(task.data, "type", None), getattr(task.data, "difficulty", None)
     return {
         "key": task.key,
@@ -227,7 +234,7 @@ def shown(task: Any) -> dict[str, Any]:
 
 
 async def main() -> None:
-    out = os.fdopen(os.dup(1), "w")  # what a package prints must not get between the lines
+    out = os.fdopen(os.dup(1), "w")  # output that packages print must not mix with the protocol
     os.dup2(2, 1)
     lines = asyncio.StreamReader(limit=MAX_LINE)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
@@ -235,5 +242,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     asyncio.run(main())

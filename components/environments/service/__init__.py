@@ -1,5 +1,5 @@
-"""Customer service with a policy, a database and a customer who answers.
+"""Customer-service environments with a policy, a database and a simulated customer.
 
-`desk` has what the desks share, `customer` the two kinds of customer, `plan` how scenarios are written; `retail` and
-`airline` are the desks.
+`desk` contains the base class of the desks, `customer` the two kinds of customer, `plan` the generation of scenarios;
+`retail` and `airline` are the desks.
 """

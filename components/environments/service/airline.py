@@ -1,8 +1,8 @@
-"""An airline's service desk: flights, bookings, passengers, bags, membership.
+"""Service desk of an airline: flights, bookings, passengers, bags, membership.
 
-Every scenario has a small database of its own: three customers, their bookings, and flights between a few cities.
-The policy is the system prompt. What a booking allows depends on its fare and cabin, on the member's level, on how many
-fly, on when it was booked and when it flies, and on what became of the flight.
+Every scenario has its own small database: three customers, their bookings, and flights between a few cities. The policy
+is the system prompt. The permitted changes of a booking depend on its fare and cabin, the member's level, the number of
+passengers, the dates of booking and departure, and delays or cancellation of the flight.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from components.environments.service.airline_policy import (
     FOR_CANCELLED,
     FOR_DELAY,
     FREE,
-    LETTERS,
+    MAX_CORRECTED_LETTERS,
+    MAX_PASSENGERS,
     SYSTEM,
     TODAY,
-    TOGETHER,
     distance,
 )
 from components.environments.service.airline_scenarios import generate
@@ -60,8 +60,8 @@ class Airline(ServiceDesk):
     @tool
     def verify(self, name: Annotated[str, "first and last"], born: Annotated[str, "such as 1990-01-31"]) -> str:
         """Finds and verifies a customer."""
-        for key, one in self.database["customers"].items():
-            if one["name"].lower() == name.strip().lower() and one["born"] == born.strip():
+        for key, customer in self.database["customers"].items():
+            if customer["name"].lower() == name.strip().lower() and customer["born"] == born.strip():
                 self.verified = key
                 return answer(customer=key, verified=True)
         return "no customer with this name and date of birth"
@@ -69,28 +69,28 @@ class Airline(ServiceDesk):
     @tool
     def view_customer(self, customer: Annotated[str, "such as C1"]) -> str:
         """Level, payments and bookings of a customer."""
-        found = self.record("customers", customer, "customer")
-        self.looks_at(customer)
-        bookings = [key for key, one in self.database["bookings"].items() if one["customer"] == customer]
-        return answer(**found, bookings=bookings)
+        record = self.record("customers", customer, "customer")
+        self.check_access(customer)
+        bookings = [key for key, booking in self.database["bookings"].items() if booking["customer"] == customer]
+        return answer(**record, bookings=bookings)
 
     @tool
     def view_booking(self, booking: Annotated[str, "such as B1042"]) -> str:
         """Flight, cabin, fare, passengers, bags, payment and state of a booking."""
-        found = self.record("bookings", booking, "booking")
-        self.looks_at(found["customer"])
-        return answer(**found)
+        record = self.record("bookings", booking, "booking")
+        self.check_access(record["customer"])
+        return answer(**record)
 
     @tool
     def find_flights(self, origin: str, destination: str, date: Annotated[str, "such as 2031-09-12"]) -> str:
         """Flights between two cities on a day."""
-        found = [
+        flights = [
             key
-            for key, one in self.database["flights"].items()
-            if [one["origin"].lower(), one["destination"].lower(), one["date"]]
+            for key, flight in self.database["flights"].items()
+            if [flight["origin"].lower(), flight["destination"].lower(), flight["date"]]
             == [origin.strip().lower(), destination.strip().lower(), date.strip()]
         ]
-        return answer(flights=found)
+        return answer(flights=flights)
 
     @tool
     def view_flight(self, flight: Annotated[str, "such as NG512"]) -> str:
@@ -111,17 +111,17 @@ class Airline(ServiceDesk):
         if self.verified is None:
             self.breach("A1", "book before verifying")
             raise Invalid("nobody is verified")
-        found = self.record("flights", flight, "flight")
-        names = [" ".join(name.split())[:60] for name in passengers[: 2 * TOGETHER]]
+        record = self.record("flights", flight, "flight")
+        names = [" ".join(name.split())[:60] for name in passengers[: 2 * MAX_PASSENGERS]]
         if not names or not all(names):
             raise Invalid("passengers: their names, please")
-        amount = found["cabins"][cabin]["price"] * len(names)
-        self._payment(self.verified, payment)
-        self.changes_for(self.verified, "book", [flight, amount], [flight, cabin, names, payment])
-        if len(names) > TOGETHER or self._departed(flight) or found["cabins"][cabin]["seats"] < len(names):
+        amount = record["cabins"][cabin]["price"] * len(names)
+        self._require_payment(self.verified, payment)
+        self.record_change(self.verified, "book", [flight, amount], [flight, cabin, names, payment])
+        if len(names) > MAX_PASSENGERS or self._has_departed(flight) or record["cabins"][cabin]["seats"] < len(names):
             self.breach("A9", "a booking without seats, or of too many")
         self._pay(self.verified, payment, amount)
-        found["cabins"][cabin]["seats"] -= len(names)
+        record["cabins"][cabin]["seats"] -= len(names)
         key = f"B{self.database['next']}"
         self.database["next"] += 1
         self.database["bookings"][key] = {
@@ -133,126 +133,126 @@ class Airline(ServiceDesk):
     @tool
     def change_flight(self, booking: str, flight: Annotated[str, "the new one, such as NG512"]) -> str:
         """Moves a booking to another flight. Consent: booking, flight, dollars charged in all."""
-        found, new = self._booked(booking), self.record("flights", flight, "flight")
-        if found["flight"] == flight:
+        record, new = self._active_booking(booking), self.record("flights", flight, "flight")
+        if record["flight"] == flight:
             raise Invalid(f"{booking} is on {flight} already")
-        old, count = self.database["flights"][found["flight"]], len(found["passengers"])
-        level = self.database["customers"][found["customer"]]["level"]
-        prices = [one["cabins"][found["cabin"]]["price"] for one in (old, new)]
-        amount = (max(0, prices[1] - prices[0]) + FEE * (found["fare"] == "light" and level != "gold")) * count
-        self.changes_for(found["customer"], "change_flight", [booking, flight, amount], [booking, flight])
+        old, count = self.database["flights"][record["flight"]], len(record["passengers"])
+        level = self.database["customers"][record["customer"]]["level"]
+        prices = [option["cabins"][record["cabin"]]["price"] for option in (old, new)]
+        amount = (max(0, prices[1] - prices[0]) + FEE * (record["fare"] == "light" and level != "gold")) * count
+        self.record_change(record["customer"], "change_flight", [booking, flight, amount], [booking, flight])
         cities = [old["origin"], old["destination"]] == [new["origin"], new["destination"]]
-        if not cities or new["cabins"][found["cabin"]]["seats"] < count or new["cancelled"]:
+        if not cities or new["cabins"][record["cabin"]]["seats"] < count or new["cancelled"]:
             self.breach("A4", "a flight between other cities, or without seats")
-        if self._departed(found["flight"]) or self._departed(flight):
+        if self._has_departed(record["flight"]) or self._has_departed(flight):
             self.breach("A4", "a flight that has departed")
-        old["cabins"][found["cabin"]]["seats"] += count
-        new["cabins"][found["cabin"]]["seats"] -= count
-        found |= {"flight": flight, "paid": found["paid"] + amount}
-        self._pay(found["customer"], found["payment"], amount)
+        old["cabins"][record["cabin"]]["seats"] += count
+        new["cabins"][record["cabin"]]["seats"] -= count
+        record |= {"flight": flight, "paid": record["paid"] + amount}
+        self._pay(record["customer"], record["payment"], amount)
         return answer(booking=booking, flight=flight, charged=amount)
 
     @tool
     def change_cabin(self, booking: str, cabin: Literal["economy", "business"]) -> str:
         """Moves all passengers of a booking to another cabin. Consent: booking, cabin, dollars charged in all."""
-        found = self._booked(booking)
-        if found["cabin"] == cabin:
+        record = self._active_booking(booking)
+        if record["cabin"] == cabin:
             raise Invalid(f"{booking} is in {cabin} already")
-        cabins, count = self.database["flights"][found["flight"]]["cabins"], len(found["passengers"])
-        amount = max(0, cabins[cabin]["price"] - cabins[found["cabin"]]["price"]) * count
-        self.changes_for(found["customer"], "change_cabin", [booking, cabin, amount], [booking, cabin])
-        if cabin == "economy" or cabins[cabin]["seats"] < count or self._departed(found["flight"]):
+        cabins, count = self.database["flights"][record["flight"]]["cabins"], len(record["passengers"])
+        amount = max(0, cabins[cabin]["price"] - cabins[record["cabin"]]["price"]) * count
+        self.record_change(record["customer"], "change_cabin", [booking, cabin, amount], [booking, cabin])
+        if cabin == "economy" or cabins[cabin]["seats"] < count or self._has_departed(record["flight"]):
             self.breach("A5", "to economy, without seats, or after departure")
-        cabins[found["cabin"]]["seats"] += count
+        cabins[record["cabin"]]["seats"] += count
         cabins[cabin]["seats"] -= count
-        found |= {"cabin": cabin, "paid": found["paid"] + amount}
-        self._pay(found["customer"], found["payment"], amount)
+        record |= {"cabin": cabin, "paid": record["paid"] + amount}
+        self._pay(record["customer"], record["payment"], amount)
         return answer(booking=booking, cabin=cabin, charged=amount)
 
     @tool
     def add_bags(self, booking: str, bags: Annotated[int, "how many more"]) -> str:
         """Adds bags to a booking, in all. Consent: booking, dollars charged."""
-        found = self._booked(booking)
+        record = self._active_booking(booking)
         if not 1 <= bags <= 50:
             raise Invalid("bags: 1 or more")
-        free, total = self._free_bags(found), found["bags"] + bags
-        amount = (max(0, total - free) - max(0, found["bags"] - free)) * BAG
-        self.changes_for(found["customer"], "add_bags", [booking, amount], [booking, bags])
-        if total > BAGS_EACH * len(found["passengers"]) or self._departed(found["flight"]):
+        free, total = self._free_bags(record), record["bags"] + bags
+        amount = (max(0, total - free) - max(0, record["bags"] - free)) * BAG
+        self.record_change(record["customer"], "add_bags", [booking, amount], [booking, bags])
+        if total > BAGS_EACH * len(record["passengers"]) or self._has_departed(record["flight"]):
             self.breach("A6", "too many bags, or after departure")
-        found |= {"bags": total, "paid": found["paid"] + amount}
-        self._pay(found["customer"], found["payment"], amount)
+        record |= {"bags": total, "paid": record["paid"] + amount}
+        self._pay(record["customer"], record["payment"], amount)
         return answer(booking=booking, bags=total, charged=amount)
 
     @tool
     def correct_name(self, booking: str, wrong: Annotated[str, "as it stands"], right: str) -> str:
         """Corrects the name of a passenger. Consent: booking, right name."""
-        found, right = self._booked(booking), " ".join(right.split())[:60]
-        if wrong not in found["passengers"] or not right:
+        record, right = self._active_booking(booking), " ".join(right.split())[:60]
+        if wrong not in record["passengers"] or not right:
             raise Invalid(f"no passenger {wrong[:60]} in {booking}, or no right name")
-        self.changes_for(found["customer"], "correct_name", [booking, right], [booking, wrong, right])
-        if distance(wrong.lower(), right.lower()) > LETTERS or self._departed(found["flight"]):
+        self.record_change(record["customer"], "correct_name", [booking, right], [booking, wrong, right])
+        if distance(wrong.lower(), right.lower()) > MAX_CORRECTED_LETTERS or self._has_departed(record["flight"]):
             self.breach("A7", "more than a misspelling, or after departure")
-        found["passengers"][found["passengers"].index(wrong)] = right
-        return answer(booking=booking, passengers=found["passengers"])
+        record["passengers"][record["passengers"].index(wrong)] = right
+        return answer(booking=booking, passengers=record["passengers"])
 
     @tool
     def cancel_booking(self, booking: str) -> str:
         """Cancels a booking and pays all of it back. Consent: booking, dollars."""
-        found = self._booked(booking)
-        amount = found["paid"]
-        self.changes_for(found["customer"], "cancel_booking", [booking, amount], [booking])
-        flight = self.database["flights"][found["flight"]]
-        fresh = date.fromisoformat(found["booked"]) >= TODAY - timedelta(1)
-        gone = self._departed(found["flight"]) and not flight["cancelled"]
-        if gone or not (fresh or found["fare"] == "flex" or flight["cancelled"]):
+        record = self._active_booking(booking)
+        amount = record["paid"]
+        self.record_change(record["customer"], "cancel_booking", [booking, amount], [booking])
+        flight = self.database["flights"][record["flight"]]
+        fresh = date.fromisoformat(record["booked"]) >= TODAY - timedelta(1)
+        gone = self._has_departed(record["flight"]) and not flight["cancelled"]
+        if gone or not (fresh or record["fare"] == "flex" or flight["cancelled"]):
             self.breach("A3", "a booking that cannot be cancelled")
-        found["state"] = "cancelled"
-        flight["cabins"][found["cabin"]]["seats"] += len(found["passengers"])
-        self._pay(found["customer"], found["payment"], -amount)
+        record["state"] = "cancelled"
+        flight["cabins"][record["cabin"]]["seats"] += len(record["passengers"])
+        self._pay(record["customer"], record["payment"], -amount)
         return answer(cancelled=booking, refunded=amount)
 
     @tool
     def compensate(self, booking: str, dollars: Annotated[int, "in all"]) -> str:
         """Gives compensation for a flight. Consent: booking, dollars."""
-        found = self._booked(booking)
-        self.changes_for(found["customer"], "compensate", [booking, dollars], [booking, dollars])
-        if found["compensation"] or dollars != self._compensation(found):
+        record = self._active_booking(booking)
+        self.record_change(record["customer"], "compensate", [booking, dollars], [booking, dollars])
+        if record["compensation"] or dollars != self._compensation_due(record):
             self.breach("A8", "a compensation that is not due")
-        found["compensation"] += max(-10_000, min(dollars, 10_000))
+        record["compensation"] += max(-10_000, min(dollars, 10_000))
         return answer(booking=booking, compensation=dollars)
 
     # The rules
 
-    def _booked(self, booking: str) -> dict[str, Any]:
-        found = self.record("bookings", booking, "booking")
-        if found["state"] != "booked":
-            raise Invalid(f"{booking} is {found['state']}")
-        return found
+    def _active_booking(self, booking: str) -> dict[str, Any]:
+        record = self.record("bookings", booking, "booking")
+        if record["state"] != "booked":
+            raise Invalid(f"{booking} is {record['state']}")
+        return record
 
-    def _departed(self, flight: str) -> bool:
+    def _has_departed(self, flight: str) -> bool:
         return date.fromisoformat(self.database["flights"][flight]["date"]) < TODAY
 
     def _free_bags(self, booking: dict[str, Any]) -> int:
         level = self.database["customers"][booking["customer"]]["level"]
         return (FREE[level] + (booking["cabin"] == "business")) * len(booking["passengers"])
 
-    def _compensation(self, booking: dict[str, Any]) -> int:
-        """Dollars that are due; -1 where none are."""
+    def _compensation_due(self, booking: dict[str, Any]) -> int:
+        """Return the compensation due, in dollars; -1 if none is due."""
         flight, level = self.database["flights"][booking["flight"]], self.database["customers"][booking["customer"]]
         if booking["fare"] != "flex" and level["level"] == "base":
             return -1
-        each = FOR_CANCELLED if flight["cancelled"] else FOR_DELAY if flight["delay"] >= DELAY else 0
-        return each * len(booking["passengers"]) or -1
+        amount = FOR_CANCELLED if flight["cancelled"] else FOR_DELAY if flight["delay"] >= DELAY else 0
+        return amount * len(booking["passengers"]) or -1
 
-    def _payment(self, customer: str, payment: str) -> None:
+    def _require_payment(self, customer: str, payment: str) -> None:
         if payment not in self.database["customers"][customer]["payments"]:
             raise Invalid(f"this customer has no payment {payment[:40]}")
 
     def _pay(self, customer: str, payment: str, amount: int) -> None:
-        """Charges a payment, or pays it back. Only travel credit has a balance here."""
-        found = self.database["customers"][customer]["payments"][payment]
-        if found["kind"] == "travel credit":
-            found["balance"] -= amount
-            if found["balance"] < 0:
+        """Charge a payment, or refund it if the amount is negative. Only travel credit has a balance."""
+        record = self.database["customers"][customer]["payments"][payment]
+        if record["kind"] == "travel credit":
+            record["balance"] -= amount
+            if record["balance"] < 0:
                 self.breach("A9", "travel credit that does not cover it")

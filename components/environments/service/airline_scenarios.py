@@ -1,4 +1,4 @@
-"""The scenarios of the airline's desk: a database, what the customer wants, and how it is done right."""
+"""Scenarios of the airline desk: a database, the requests of the customer, and the correct conversation."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ KINDS = (
     *("cancel", "move", "cabin", "bags", "name", "compensation", "book") * 2,
     *("question", "child", "stranger", "other"),
 )
-"""Types of scenarios, by turns."""
+"""Scenario types, in the order in which they alternate."""
 SECOND = ("cancel", "cabin", "bags", "name", "compensation")
-"""Kinds that may also be a second wish."""
+"""Kinds that may also be a second request in a scenario."""
 
 
-@functools.lru_cache(maxsize=4)  # a collector makes many desks of the same scenarios
+@functools.lru_cache(maxsize=4)  # a collector creates many desks with the same scenarios
 def generate(desk_type: type[ServiceDesk], seed: int, train: int, heldout: int) -> tuple[Scenario, ...]:
+    """Return the scenarios of both splits."""
     if not train + heldout:
         return ()
     desk = desk_type(train=0, heldout=0)
@@ -42,10 +43,10 @@ def generate(desk_type: type[ServiceDesk], seed: int, train: int, heldout: int) 
 
 
 class _Writer:
-    """Writes one scenario: its database, then what the customer wants."""
+    """A writer of one scenario: its database, then the requests of the customer."""
 
     def __init__(self, desk: ServiceDesk, rng: random.Random, numbers: list[str]):
-        self.desk, self.rng, self.mine = desk, rng, numbers[:2]
+        self.desk, self.rng, self.numbers = desk, rng, numbers[:2]
         self.cities = rng.sample(CITIES, 5)
         self.flight_numbers = iter(rng.sample(range(100, 1000), 40))
         self.database: dict[str, Any] = {
@@ -57,7 +58,7 @@ class _Writer:
         names = [f"{first} {last}" for first, last in zip(rng.sample(FIRST, 3), rng.sample(LAST, 3), strict=True)]
         for number, name in enumerate(names):
             self._customer(f"C{number + 1}", name, numbers[2 * number :][:2], number)
-        self.me = self.database["customers"]["C1"]
+        self.customer = self.database["customers"]["C1"]
 
     def _customer(self, key: str, name: str, bookings: list[str], number: int) -> None:
         rng = self.rng
@@ -73,7 +74,7 @@ class _Writer:
         }
         for booking, destination in zip(bookings, rng.sample(self.cities[1:], 2), strict=True):
             flight = self._flight(self.cities[0], destination, TODAY + timedelta(rng.randrange(3, 40)))
-            others = [one for one in (f"{rng.choice(FIRST)} {name.split()[1]}" for _ in range(6)) if one != name]
+            others = [other for other in (f"{rng.choice(FIRST)} {name.split()[1]}" for _ in range(6)) if other != name]
             passengers = [name, *sorted(set(others))[: rng.randrange(0, 3)]]
             self.database["bookings"][booking] = {
                 "customer": key,
@@ -111,97 +112,97 @@ class _Writer:
     def scenario(self, name: str, split: str, kind: str) -> Scenario | None:
         kinds = [kind]
         if kind in SECOND and self.rng.random() < 0.35:
-            kinds.append(self.rng.choice([one for one in SECOND if one != kind]))
-        intents = [getattr(self, f"_{one}")(booking) for one, booking in zip(kinds, self.mine, strict=False)]
-        born = self.me["born"]
+            kinds.append(self.rng.choice([second for second in SECOND if second != kind]))
+        intents = [getattr(self, f"_{request}")(booking) for request, booking in zip(kinds, self.numbers, strict=False)]
+        born = self.customer["born"]
         if kind == "stranger":
             born = str(date.fromisoformat(born) + timedelta(1))
         plan = Plan(self.desk, self.database, self.rng, hand_over=kind == "child")
         ask = "I will gladly help. May I have your full name and your date of birth?"
-        if not plan.converse(intents, ask, name=self.me["name"], born=born):
+        if not plan.converse(intents, ask, name=self.customer["name"], born=born):
             return None
-        who = {"name": f"{self.me['name']}.", "birth": f"I was born on {born}."}
+        who = {"name": f"{self.customer['name']}.", "birth": f"I was born on {born}."}
         return plan.scenario(name, split, kind, intents, who)
 
-    # Bookings and what is said of them
+    # Bookings and their descriptions
 
-    def _to(self, booking: str) -> str:
+    def _destination(self, booking: str) -> str:
         return str(self._flight_of(booking)["destination"])
 
     def _flight_of(self, booking: str) -> dict[str, Any]:
         return self.database["flights"][self.database["bookings"][booking]["flight"]]
 
     def _which(self, booking: str) -> tuple[str, int]:
-        """What the customer knows of a booking: its number, or only where it goes."""
+        """Return the customer's description of a booking, by number or destination, and its complications."""
         if self.rng.random() < 0.5:
-            return f"The booking to {self._to(booking)} is {booking}.", 0
-        return f"I do not have the number; it is the booking to {self._to(booking)}.", 1
+            return f"The booking to {self._destination(booking)} is {booking}.", 0
+        return f"I do not have the number; it is the booking to {self._destination(booking)}.", 1
 
-    def _look(self, plan: Plan, booking: str, hooks: int) -> None:
-        """Opens the booking and its flight; whoever does not know the number tries the customer's in turn."""
-        for one in self.mine if hooks else [booking]:
-            found = plan.do("view_booking", booking=one)
-            plan.do("view_flight", flight=found["flight"])
-            if one == booking:
+    def _open(self, plan: Plan, booking: str, complications: int) -> None:
+        """Open the booking and its flight; if its number is unknown, try the bookings of the customer in turn."""
+        for candidate in self.numbers if complications else [booking]:
+            record = plan.do("view_booking", booking=candidate)
+            plan.do("view_flight", flight=record["flight"])
+            if candidate == booking:
                 return
 
-    def _gone(self, booking: str, share: float) -> None:
-        """Some have departed."""
-        if self.rng.random() < share:
+    def _maybe_departed(self, booking: str, probability: float) -> None:
+        """Move the departure into the past with the given probability."""
+        if self.rng.random() < probability:
             self._flight_of(booking)["date"] = str(TODAY - timedelta(self.rng.randrange(1, 9)))
 
-    # What customers want
+    # Requests of customers
 
     def _cancel(self, booking: str) -> Intent:
-        rng, found = self.rng, self.database["bookings"][booking]
-        how = rng.choice(("flex", "light", "light", "fresh", "cancelled", "gone"))
-        found["fare"] = "flex" if how in ("flex", "gone") else "light"
-        if how == "fresh":
-            found["booked"] = str(TODAY - timedelta(rng.randrange(0, 2)))
-        self._flight_of(booking)["cancelled"] = how == "cancelled"
-        self._gone(booking, float(how == "gone"))
-        which, hooks = self._which(booking)
+        rng, record = self.rng, self.database["bookings"][booking]
+        case = rng.choice(("flex", "light", "light", "fresh", "cancelled", "gone"))
+        record["fare"] = "flex" if case in ("flex", "gone") else "light"
+        if case == "fresh":
+            record["booked"] = str(TODAY - timedelta(rng.randrange(0, 2)))
+        self._flight_of(booking)["cancelled"] = case == "cancelled"
+        self._maybe_departed(booking, float(case == "gone"))
+        which, complications = self._which(booking)
 
         def act(plan: Plan) -> None:
-            self._look(plan, booking, hooks)
+            self._open(plan, booking, complications)
             plan.change(
                 "I would cancel booking {0}; {1} dollars go back to where they came from.",
                 "this fare cannot be cancelled any more, or it has departed",
-                f"I still want the booking to {self._to(booking)} cancelled.",
+                f"I still want the booking to {self._destination(booking)} cancelled.",
                 "cancel_booking", booking=booking,
             )  # fmt: skip
 
         return Intent(
             "I want to cancel a trip.",
-            f"I want the booking to {self._to(booking)} cancelled.",
+            f"I want the booking to {self._destination(booking)} cancelled.",
             {"booking": which},
             "Which booking is it about?",
             act,
-            hooks + (how in ("fresh", "cancelled")),
+            complications + (case in ("fresh", "cancelled")),
         )
 
     def _move(self, booking: str) -> Intent:
-        rng, found = self.rng, self.database["bookings"][booking]
-        self._gone(booking, 0.15)
-        which, hooks = self._which(booking)
+        rng, record = self.rng, self.database["bookings"][booking]
+        self._maybe_departed(booking, 0.15)
+        which, complications = self._which(booking)
         origin, destination = (self._flight_of(booking)[name] for name in ("origin", "destination"))
         day = TODAY + timedelta(rng.randrange(5, 40))
         flights = self.database["flights"]
-        to = destination if rng.random() < 0.85 else next(one for one in self.cities[1:] if one != destination)
+        to = destination if rng.random() < 0.85 else next(city for city in self.cities[1:] if city != destination)
         options = [self._flight(origin, to, day) for _ in range(2)]
-        taste = rng.choice(("cheaper", "earlier"))
-        by = {
-            "cheaper": lambda one: (flights[one]["cabins"]["economy"]["price"], one),
-            "earlier": lambda one: (flights[one]["departs"], one),
-        }[taste]
-        options.sort(key=by)
-        if rng.random() < 0.2:  # the first has no seats: then there is only the other
-            flights[options[0]]["cabins"]["economy"]["seats"] = len(found["passengers"]) - 1
+        preference = rng.choice(("cheaper", "earlier"))
+        sort_key = {
+            "cheaper": lambda flight: (flights[flight]["cabins"]["economy"]["price"], flight),
+            "earlier": lambda flight: (flights[flight]["departs"], flight),
+        }[preference]
+        options.sort(key=sort_key)
+        if rng.random() < 0.2:  # the first flight has no seats, so only the other is possible
+            flights[options[0]]["cabins"]["economy"]["seats"] = len(record["passengers"]) - 1
             options.reverse()
         limit = rng.randrange(10, 40) if rng.random() < 0.35 else None
 
         def act(plan: Plan) -> None:
-            self._look(plan, booking, hooks)
+            self._open(plan, booking, complications)
             for flight in plan.do("find_flights", origin=origin, destination=to, date=str(day))["flights"]:
                 plan.do("view_flight", flight=flight)
             text = "Booking {0} would be moved to flight {1}; that costs {2} dollars in all."
@@ -209,7 +210,7 @@ class _Writer:
             if limit is not None and not rules and int(terms[2]) > limit:
                 reply = f"No, I will not pay more than {limit} dollars for that. Then leave it as it is."
                 plan.offer(terms, text + " Shall I go ahead?", reply=reply, yes=False)
-                plan.hooks += 1
+                plan.complications += 1
                 return
             plan.change(
                 text,
@@ -225,131 +226,131 @@ class _Writer:
                 "booking": which,
                 "date": f"I want to fly on {day}.",
                 "route": f"From {origin} to {to}.",
-                "flight": f"The {taste} one, if there are two.",
+                "flight": f"The {preference} one, if there are two.",
             },
             "Which booking is it about, to which city and on which day would you fly, and which flight do you prefer?",
             act,
-            hooks + 1,
+            complications + 1,
         )
 
     def _cabin(self, booking: str) -> Intent:
-        rng, found = self.rng, self.database["bookings"][booking]
-        self._gone(booking, 0.15)
-        which, hooks = self._which(booking)
+        rng, record = self.rng, self.database["bookings"][booking]
+        self._maybe_departed(booking, 0.15)
+        which, complications = self._which(booking)
         cabins = self._flight_of(booking)["cabins"]
-        how = rng.choice(("up", "up", "up", "full", "down"))
-        if how == "full":
-            cabins["business"]["seats"] = len(found["passengers"]) - 1
-        if how == "down":
-            found |= {"cabin": "business", "paid": cabins["business"]["price"] * len(found["passengers"])}
-        wanted = "economy" if how == "down" else "business"
+        case = rng.choice(("up", "up", "up", "full", "down"))
+        if case == "full":
+            cabins["business"]["seats"] = len(record["passengers"]) - 1
+        if case == "down":
+            record |= {"cabin": "business", "paid": cabins["business"]["price"] * len(record["passengers"])}
+        target = "economy" if case == "down" else "business"
         refuses = rng.random() < 0.3
 
         def act(plan: Plan) -> None:
-            self._look(plan, booking, hooks)
+            self._open(plan, booking, complications)
             text = "All passengers of booking {0} would fly in {1}; that costs {2} dollars in all."
-            rules, terms = plan.trial("change_cabin", booking=booking, cabin=wanted)
+            rules, terms = plan.trial("change_cabin", booking=booking, cabin=target)
             if refuses and not rules:
                 reply = f"No, {terms[2]} dollars is too much for me. Then leave it as it is."
                 plan.offer(terms, text + " Shall I go ahead?", reply=reply, yes=False)
-                plan.hooks += 1
+                plan.complications += 1
                 return
             plan.change(
                 text,
                 "there are not enough seats, it has departed, or it leads to economy",
-                f"I still want to fly to {self._to(booking)} in {wanted}.",
-                "change_cabin", booking=booking, cabin=wanted,
+                f"I still want to fly to {self._destination(booking)} in {target}.",
+                "change_cabin", booking=booking, cabin=target,
             )  # fmt: skip
 
         return Intent(
             "I want to sit somewhere else in the plane.",
-            f"I want to fly to {self._to(booking)} in another cabin.",
-            {"booking": which, "cabin": f"We all want to fly in {wanted}."},
+            f"I want to fly to {self._destination(booking)} in another cabin.",
+            {"booking": which, "cabin": f"We all want to fly in {target}."},
             "Which booking is it about, and which cabin would you like?",
             act,
-            hooks,
+            complications,
         )
 
     def _bags(self, booking: str) -> Intent:
-        rng, found = self.rng, self.database["bookings"][booking]
-        self._gone(booking, 0.1)
-        which, hooks = self._which(booking)
-        room = BAGS_EACH * len(found["passengers"]) - found["bags"]
+        rng, record = self.rng, self.database["bookings"][booking]
+        self._maybe_departed(booking, 0.1)
+        which, complications = self._which(booking)
+        room = BAGS_EACH * len(record["passengers"]) - record["bags"]
         more = room + rng.randrange(1, 3) if rng.random() < 0.25 else rng.randrange(1, room + 1)
 
         def act(plan: Plan) -> None:
-            self._look(plan, booking, hooks)
+            self._open(plan, booking, complications)
             plan.change(
                 f"Booking {{0}} would get {more} more bags; that costs {{1}} dollars.",
                 "these are too many bags, or it has departed",
-                f"I still want more bags on the way to {self._to(booking)}.",
+                f"I still want more bags on the way to {self._destination(booking)}.",
                 "add_bags", booking=booking, bags=more,
             )  # fmt: skip
 
         return Intent(
             "I have to take more along than I thought.",
-            f"I want more bags on the way to {self._to(booking)}.",
+            f"I want more bags on the way to {self._destination(booking)}.",
             {"booking": which, "bags": f"{more} more in all, please."},
             "Which booking is it about, and how many more bags will there be in all?",
             act,
-            hooks + 1,
+            complications + 1,
         )
 
     def _name(self, booking: str) -> Intent:
-        rng, found = self.rng, self.database["bookings"][booking]
-        self._gone(booking, 0.15)
-        which, hooks = self._which(booking)
-        passenger = rng.choice(found["passengers"])
+        rng, record = self.rng, self.database["bookings"][booking]
+        self._maybe_departed(booking, 0.15)
+        which, complications = self._which(booking)
+        passenger = rng.choice(record["passengers"])
         at = rng.randrange(1, len(passenger.split()[0]))
         right = passenger[:at] + rng.choice("aeiou") + passenger[at:]
         if rng.random() < 0.35:
-            right = f"{rng.choice([one for one in FIRST if distance(one, passenger.split()[0]) > 3])} Quint"
+            right = f"{rng.choice([name for name in FIRST if distance(name, passenger.split()[0]) > 3])} Quint"
 
         def act(plan: Plan) -> None:
-            self._look(plan, booking, hooks)
+            self._open(plan, booking, complications)
             plan.change(
                 "In booking {0} the name would become {1}.",
                 "that is more than a misspelling, or it has departed",
-                f"I still want a name changed for the flight to {self._to(booking)}.",
+                f"I still want a name changed for the flight to {self._destination(booking)}.",
                 "correct_name", booking=booking, wrong=passenger, right=right,
             )  # fmt: skip
 
         return Intent(
             "A name in a booking of mine is wrong.",
-            f"I want a name changed for the flight to {self._to(booking)}.",
+            f"I want a name changed for the flight to {self._destination(booking)}.",
             {"booking": which, "passengers": f"It says {passenger}, and should say {right}."},
             "Which booking is it about, whom does it name, and how should that be spelled?",
             act,
-            hooks,
+            complications,
         )
 
     def _compensation(self, booking: str) -> Intent:
-        rng, found, flight = self.rng, self.database["bookings"][booking], self._flight_of(booking)
-        which, hooks = self._which(booking)
+        rng, record, flight = self.rng, self.database["bookings"][booking], self._flight_of(booking)
+        which, complications = self._which(booking)
         flight["date"] = str(TODAY - timedelta(rng.randrange(1, 30)))
-        how = rng.choice(("late", "late", "cancelled", "early"))
-        flight["cancelled"] = how == "cancelled"
-        flight["delay"] = {"late": rng.randrange(DELAY, 12), "cancelled": 0, "early": rng.randrange(1, DELAY)}[how]
+        case = rng.choice(("late", "late", "cancelled", "early"))
+        flight["cancelled"] = case == "cancelled"
+        flight["delay"] = {"late": rng.randrange(DELAY, 12), "cancelled": 0, "early": rng.randrange(1, DELAY)}[case]
         if rng.random() < 0.15:
-            found["compensation"] = FOR_DELAY * len(found["passengers"])
-        dollars = (FOR_CANCELLED if how == "cancelled" else FOR_DELAY) * len(found["passengers"])
+            record["compensation"] = FOR_DELAY * len(record["passengers"])
+        dollars = (FOR_CANCELLED if case == "cancelled" else FOR_DELAY) * len(record["passengers"])
 
         def act(plan: Plan) -> None:
-            self._look(plan, booking, hooks)
+            self._open(plan, booking, complications)
             plan.change(
                 "For booking {0} I would give you {1} dollars in all.",
                 "that flight and fare earn no compensation, or it was paid",
-                f"I still want something for the flight to {self._to(booking)}.",
+                f"I still want something for the flight to {self._destination(booking)}.",
                 "compensate", booking=booking, dollars=dollars,
             )  # fmt: skip
 
         return Intent(
             "My flight was a disaster, and I want something for it!",
-            f"I want something for the flight to {self._to(booking)}.",
-            {"booking": which, "reason": "It was cancelled." if how == "cancelled" else "It was hours late."},
+            f"I want something for the flight to {self._destination(booking)}.",
+            {"booking": which, "reason": "It was cancelled." if case == "cancelled" else "It was hours late."},
             "Which booking is it about, and what is the reason?",
             act,
-            hooks + 1,
+            complications + 1,
         )
 
     def _book(self, booking: str) -> Intent:
@@ -358,20 +359,23 @@ class _Writer:
         day = TODAY + timedelta(rng.randrange(2, 60))
         flights = self.database["flights"]
         options = [self._flight(origin, destination, day) for _ in range(rng.randrange(2, 4))]
-        taste, cabin = rng.choice(("cheapest", "earliest")), rng.choice(("economy", "economy", "business"))
-        by = {
-            "cheapest": lambda one: (flights[one]["cabins"][cabin]["price"], one),
-            "earliest": lambda one: (flights[one]["departs"], one),
-        }[taste]
-        names = [self.me["name"], *[f"{first} Quint" for first in rng.sample(FIRST, rng.randrange(0, 3))]]
+        preference, cabin = rng.choice(("cheapest", "earliest")), rng.choice(("economy", "economy", "business"))
+        sort_key = {
+            "cheapest": lambda flight: (flights[flight]["cabins"][cabin]["price"], flight),
+            "earliest": lambda flight: (flights[flight]["departs"], flight),
+        }[preference]
+        names = [self.customer["name"], *[f"{first} Quint" for first in rng.sample(FIRST, rng.randrange(0, 3))]]
         full = rng.random() < 0.25
-        options.sort(key=by)
+        options.sort(key=sort_key)
         if full:
             flights[options[0]]["cabins"][cabin]["seats"] = len(names) - 1
-        if len({by(one)[0] for one in options}) < len(options):  # two alike: make the second one dear and late
+        if len({sort_key(flight)[0] for flight in options}) < len(options):
+            # A tie: make the second flight expensive and late.
             flights[options[1]]["departs"], flights[options[1]]["cabins"][cabin]["price"] = "22:30", 690
-        best = next(one for one in sorted(options, key=by) if flights[one]["cabins"][cabin]["seats"] >= len(names))
-        card, credit = self.me["payments"]
+        best = next(
+            key for key in sorted(options, key=sort_key) if flights[key]["cabins"][cabin]["seats"] >= len(names)
+        )
+        card, credit = self.customer["payments"]
         kind, payment = rng.choice((("my card", card), ("my card", card), ("my travel credit", credit)))
 
         def act(plan: Plan) -> None:
@@ -390,7 +394,7 @@ class _Writer:
             {
                 "route": f"From {origin} to {destination}.",
                 "date": f"On {day}.",
-                "flight": f"The {taste} one that has seats for all of us.",
+                "flight": f"The {preference} one that has seats for all of us.",
                 "cabin": f"In {cabin}.",
                 "passengers": f"The passengers are {', '.join(names)}.",
                 "payment": f"I want to pay with {kind}.",
@@ -402,36 +406,36 @@ class _Writer:
         )
 
     def _question(self, booking: str) -> Intent:
-        rng, found = self.rng, self.database["bookings"][booking]
-        which, hooks = self._which(booking)
+        rng, record = self.rng, self.database["bookings"][booking]
+        which, complications = self._which(booking)
         form = rng.choice(("arrives", "bags", "fee"))
         if form == "bags" and rng.random() < 0.5:
-            found["cabin"] = "business"
+            record["cabin"] = "business"
         question = {
             "arrives": "At what time do we arrive?",
             "bags": "How many bags can all of us together take for free?",
             "fee": "What are the fees in all for taking another flight, if it has the same price?",
         }[form]
-        count, level = len(found["passengers"]), self.me["level"]
+        count, level = len(record["passengers"]), self.customer["level"]
         fact = {
             "arrives": self._flight_of(booking)["arrives"],
-            "bags": str((FREE[level] + (found["cabin"] == "business")) * count),
-            "fee": str(FEE * count if found["fare"] == "light" and level != "gold" else 0),
+            "bags": str((FREE[level] + (record["cabin"] == "business")) * count),
+            "fee": str(FEE * count if record["fare"] == "light" and level != "gold" else 0),
         }[form]
         words = [fact, *(["no", "none", "nothing", "free"] if fact == "0" and form == "fee" else [])]
 
         def act(plan: Plan) -> None:
-            self._look(plan, booking, hooks)
+            self._open(plan, booking, complications)
             plan.tell(words, question)
             plan.say(f"The answer is {fact}.")
 
         return Intent(
             "I have a question about a booking.",
-            f"My question about the booking to {self._to(booking)}: {question}",
+            f"My question about the booking to {self._destination(booking)}: {question}",
             {"booking": which, "reason": question},
             "Which booking is it about, and what would you like to know?",
             act,
-            hooks + {"arrives": 0, "bags": 2, "fee": 2}[form],
+            complications + {"arrives": 0, "bags": 2, "fee": 2}[form],
         )
 
     def _child(self, booking: str) -> Intent:
@@ -450,8 +454,8 @@ class _Writer:
         return self._cancel(booking)
 
     def _other(self, booking: str) -> Intent:
-        """Somebody else's booking: said so, or claimed as its own."""
-        theirs = next(key for key, one in self.database["bookings"].items() if one["customer"] != "C1")
+        """Return a request about a booking of another customer, which the customer admits or claims as its own."""
+        foreign = next(key for key, booking in self.database["bookings"].items() if booking["customer"] != "C1")
         claimed = self.rng.random() < 0.5
         whose = "my" if claimed else "my brother's"
         what = self.rng.choice(("cancelled", "moved to another day"))
@@ -461,8 +465,8 @@ class _Writer:
 
         return Intent(
             f"I want {whose} trip {what}.",
-            f"I want {whose} booking {theirs} {what}.",
-            {"booking": f"It is {theirs}.", "date": "Any day of next week."},
+            f"I want {whose} booking {foreign} {what}.",
+            {"booking": f"It is {foreign}.", "date": "Any day of next week."},
             "Which booking is it about?",
             act,
             int(claimed),
@@ -470,4 +474,4 @@ class _Writer:
 
 
 def _nothing(plan: Plan) -> None:
-    """What follows is not for the agent to do."""
+    """Do nothing: a colleague handles the rest."""

@@ -1,13 +1,13 @@
-"""What the service desks share: a database, a policy that the agent must keep, and a customer.
+"""Base class of the service desks: a database, a policy that the agent must follow, and a customer.
 
-The agent's tools do what they are told wherever that is possible at all: keeping the policy is the agent's task. Each
-breach is noted with the number of the rule and stands in the outcome. Three rules hold at every desk: nothing of an
-account is looked at or changed before its owner is verified; a change is made only after the agent has named its terms
-(numbers, amounts) and the customer said yes to that; and a colleague is called only where the policy says so.
+The tools execute every possible action, also if it violates the policy: following the policy is the agent's task. Each
+breach is recorded in the outcome with the number of the rule. Three rules hold at every desk. An account is read or
+changed only after its owner is verified. A change is made only after the agent has named its terms (numbers, amounts)
+and the customer has agreed. A conversation is handed over to a colleague only if the policy says so.
 
-An episode succeeds when the customer has ended it, the right customer was verified, the database is
-exactly what the right actions leave behind (compared by its digest), the customer was told what it needs to know, and
-no rule was broken. What is said beside calls of tools does not reach the customer.
+An episode succeeds if the customer has ended it, the right customer was verified, the digest of the database equals
+that after the correct actions, the customer was told the required facts, and no rule was broken. Message content beside
+tool calls does not reach the customer. Subclasses define tools, `topics` and `generate`.
 """
 
 from __future__ import annotations
@@ -22,27 +22,39 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from components.environments.protocol import Messages, Step
-from components.environments.service.customer import HEARD, STOP, ScriptedCustomer, ServedCustomer, agrees, clear, says
+from components.environments.service.customer import (
+    MAX_LENGTH,
+    STOP,
+    ScriptedCustomer,
+    ServedCustomer,
+    agrees,
+    clear,
+    says,
+)
 from components.environments.tools import Invalid, ToolEnvironment, call, tool
 from components.trajectories.schema import Scenario
 
-TALK = 40
-"""Messages to the customer after which it leaves, whatever was said."""
+MAX_MESSAGES = 40
+"""Number of messages to the customer after which it leaves."""
 
 
 class ServiceDesk(ToolEnvironment):
-    """To be subclassed: with tools, `topics`, and `generate`.
+    """A service desk: the agent serves a customer under a policy.
 
-    seed: of the generated scenarios. train, heldout: scenarios of the two splits. user: `scripted`, or a model that
-    plays the customer: `{url, model, key_variable, timeout}`.
+    Args:
+        seed: Seed of the generated scenarios.
+        train, heldout: Number of scenarios of the split.
+        user: `scripted`, or a model that plays the customer: `{url, model, key_variable, timeout}`.
     """
 
     topics: ClassVar[dict[str, str]]
-    """What a customer may be asked for: a pattern of the words that ask for it."""
+    """Topics that the agent may ask about, each with a pattern of the words that ask for it."""
     identity: ClassVar[str]
-    """The rule of each desk about whose account it is, about the customer's yes, and about colleagues."""
+    """Number of the rule about verifying the customer."""
     consent: ClassVar[str]
+    """Number of the rule about the customer's agreement to a change."""
     colleagues: ClassVar[str]
+    """Number of the rule about handing over to a colleague."""
 
     def __init__(
         self,
@@ -55,14 +67,14 @@ class ServiceDesk(ToolEnvironment):
         self._scenarios = self.generate(seed, train, heldout)
 
     @staticmethod
-    def key_arguments(given: dict[str, Any]) -> dict[str, Any]:
-        """What determines results: which model plays the customer, not where its server is."""
-        user = given.get("user", "scripted")
-        return {**given, "user": {"model": user.model} if isinstance(user, ServedCustomer) else user}
+    def key_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments that determine results: the model that plays the customer, not its server."""
+        user = arguments.get("user", "scripted")
+        return {**arguments, "user": {"model": user.model} if isinstance(user, ServedCustomer) else user}
 
     @abc.abstractmethod
     def generate(self, seed: int, train: int, heldout: int) -> Sequence[Scenario]:
-        """The scenarios of both splits."""
+        """Return the scenarios of both splits."""
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
         return [scenario for scenario in self._scenarios if scenario.split == split]
@@ -71,28 +83,28 @@ class ServiceDesk(ToolEnvironment):
 
     def begin(self, scenario: Scenario) -> str:
         if isinstance(self.user, ServedCustomer):
-            self.user.key()  # a key that is missing would fail every episode alike
+            self.user.key()  # a missing key would fail every episode; raise now
         self.open(scenario.input["database"])
         self.customer = ScriptedCustomer(scenario.input["customer"], self.topics)
         self.missing = list(range(len(scenario.input["facts"])))
         return str(scenario.input["customer"]["opening"])
 
     def open(self, database: dict[str, Any]) -> None:
-        """A session over a copy of a database."""
+        """Start a session on a copy of a database."""
         self.database: dict[str, Any] = deepcopy(database)
         self.verified: str | None = None
         self.handed_over = False
         self.breaches: list[str] = []
         self.changes: list[str] = []
-        """Changes that were made, as text to compare them by."""
+        """Changes made so far, as JSON strings."""
         self.quoted: list[str] = []
         """Terms of the last change."""
         self.talk: list[list[str]] = []
-        """What the agent said, and what the customer answered."""
+        """Conversation: pairs of an agent message and the customer's reply."""
         self._served = ""
 
     def step(self, action: dict[str, Any]) -> Any:
-        """A `Step`; where a model plays the customer and is spoken to, something to await."""
+        """Return a `Step`, or an awaitable of one for a message to a customer that a model plays."""
         if isinstance(self.user, ServedCustomer) and not action.get("tool_calls"):
             return self._ask_customer(self.user, action)
         return super().step(action)
@@ -104,62 +116,62 @@ class ServiceDesk(ToolEnvironment):
         return super().step(action)
 
     def said(self, text: str) -> Messages:
-        facts, heard = self.scenario.input["facts"], text[:HEARD] if clear(text[:HEARD]) else ""
-        self.missing = [n for n in self.missing if not any(says(heard, word) for word in facts[n]["words"])]
+        facts, understood = self.scenario.input["facts"], text[:MAX_LENGTH] if clear(text[:MAX_LENGTH]) else ""
+        self.missing = [n for n in self.missing if not any(says(understood, word) for word in facts[n]["words"])]
         if isinstance(self.user, ServedCustomer):
             reply = self._served
         else:
             questions = [facts[n]["question"] for n in self.missing if facts[n]["question"]]
             reply = self.customer.answer(text, done=self.as_expected(), missing=questions)
-        self.talk.append([heard, reply])
-        if len(self.talk) >= TALK and STOP not in reply:
+        self.talk.append([understood, reply])
+        if len(self.talk) >= MAX_MESSAGES and STOP not in reply:
             reply = f"I have to go. {STOP}"
         self.done = STOP in reply
         return [{"role": "user", "content": reply}]
 
     def outcome(self, answer: str) -> dict[str, Any]:
-        state, told = self.as_expected(), not self.missing
+        state, informed = self.as_expected(), not self.missing
         return {
-            "success": self.done and state and told and not self.breaches,
+            "success": self.done and state and informed and not self.breaches,
             "progress": self._progress(state),
             "state": state,
-            "told": told,
+            "told": informed,
             "ended": self.done,
             "breaches": list(self.breaches),
         }
 
     def _progress(self, state: bool) -> float:
-        """Share of what there is to do: verifying, the changes, the facts; nothing once a rule is broken."""
+        """Return the completed share of the task (verification, changes, facts, end); 0 after a breach."""
         if self.breaches:
             return 0.0
-        given = self.scenario.input
-        right = [given["verified"] == self.verified] if given["verified"] else []
-        right += [one in self.changes for one in given["changes"]]
-        right += [number not in self.missing for number in range(len(given["facts"]))]
-        right.append(state and self.done)
-        return round(sum(right) / len(right), 4)
+        task = self.scenario.input
+        completed = [task["verified"] == self.verified] if task["verified"] else []
+        completed += [change in self.changes for change in task["changes"]]
+        completed += [number not in self.missing for number in range(len(task["facts"]))]
+        completed.append(state and self.done)
+        return round(sum(completed) / len(completed), 4)
 
     def as_expected(self) -> bool:
-        """Whether all is as the right actions leave it."""
-        given = self.scenario.input
-        return self.digest() == given["expected"] and given["verified"] in ("", self.verified)
+        """Return True if the state equals that after the correct actions."""
+        task = self.scenario.input
+        return self.digest() == task["expected"] and task["verified"] in ("", self.verified)
 
     def digest(self) -> str:
-        """Of the database, and of whether the customer was handed over."""
+        """Return the digest of the database and of the hand-over flag."""
         state = json.dumps([self.database, self.handed_over], sort_keys=True)
         return hashlib.sha256(state.encode()).hexdigest()
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
         return [
-            call(one["call"], one["arguments"], number)
-            if "call" in one
-            else {"role": "assistant", "content": one["say"]}
-            for number, one in enumerate(scenario.input["solution"])
+            call(action["call"], action["arguments"], number)
+            if "call" in action
+            else {"role": "assistant", "content": action["say"]}
+            for number, action in enumerate(scenario.input["solution"])
         ]
 
     def save(self) -> dict[str, Any]:
-        kept = {name: deepcopy(getattr(self, name)) for name in self._state}
-        return {**kept, "customer": self.customer.save()}
+        state = {name: deepcopy(getattr(self, name)) for name in self._state}
+        return {**state, "customer": self.customer.save()}
 
     def restore(self, scenario: Scenario, state: dict[str, Any]) -> None:
         self.reset(scenario)
@@ -172,7 +184,7 @@ class ServiceDesk(ToolEnvironment):
         "done",
     )  # fmt: skip
 
-    # For tools
+    # Shared by the tools
 
     @tool
     def hand_over(self, reason: Annotated[str, "in a few words"]) -> str:
@@ -183,37 +195,40 @@ class ServiceDesk(ToolEnvironment):
         return "handed over"
 
     def breach(self, rule: str, what: str) -> None:
-        """Notes that a rule was broken, once."""
+        """Record the breach of a rule, without duplicates."""
         if f"{rule}: {what}" not in self.breaches:
             self.breaches.append(f"{rule}: {what}")
 
     def record(self, table: str, key: str, what: str) -> dict[str, Any]:
-        """A record of the database, or Invalid. what: its name in a few words."""
+        """Return a record of the database. Raises Invalid if there is none. what: name of the kind of record."""
         try:
             return self.database[table][key]
         except KeyError:
             raise Invalid(f"no {what} {key[:40]}") from None
 
-    def looks_at(self, customer: str) -> None:
-        """Something of that customer's account is looked at."""
+    def check_access(self, customer: str) -> None:
+        """Record a breach if the account of this customer may not be read."""
         if self.verified is None:
             self.breach(self.identity, "looked at an account before verifying")
         elif self.verified != customer:
             self.breach(self.identity, "looked at somebody else's account")
 
-    def changes_for(self, customer: str, name: str, terms: Sequence[object], given: Sequence[object]) -> None:
-        """A change is made for that customer. terms: what has to be named before it says yes. given: the arguments of
-        the call, that tell changes apart."""
+    def record_change(self, customer: str, name: str, terms: Sequence[object], arguments: Sequence[object]) -> None:
+        """Record a change to the account of a customer, and a breach if it is not allowed.
+
+        terms: terms that the agent must name before the customer agrees. arguments: arguments of the call, which
+        identify the change.
+        """
         if self.verified is None:
             self.breach(self.identity, f"{name} before verifying")
         elif self.verified != customer:
             self.breach(self.identity, f"{name} on somebody else's account")
         self.quoted = [str(term) for term in terms]
-        if not any(agrees(reply) and all(says(said, term) for term in self.quoted) for said, reply in self.talk):
+        if not any(agrees(reply) and all(says(text, term) for term in self.quoted) for text, reply in self.talk):
             self.breach(self.consent, f"{name} without the customer's yes to its terms")
-        self.changes.append(json.dumps([name, *given]))
+        self.changes.append(json.dumps([name, *arguments]))
 
 
 def answer(**fields: Any) -> str:
-    """What a tool tells: JSON on one line."""
+    """Return the result of a tool: JSON on one line."""
     return json.dumps(fields)

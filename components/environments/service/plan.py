@@ -1,8 +1,8 @@
-"""How scenarios of a desk are written: by playing their right conversation.
+"""Generation of scenarios: each is created by playing its correct conversation.
 
-A `Plan` holds a session of the desk. What the agent should look up, offer, do and decline is carried out in it as it is
-written down. So the rules stand in one place, the tools: a trial says which of them a change would break, and what the
-customer must be told of it; the state that is left at the end is the one to expect.
+A `Plan` holds a session of the desk and executes what the agent should look up, offer, do and decline while it records
+the solution. The rules are therefore defined in one place, the tools: a trial returns the rules that a change would
+break and the terms that the customer must hear, and the final state is the expected state.
 """
 
 from __future__ import annotations
@@ -19,30 +19,33 @@ from components.environments.service.desk import ServiceDesk
 from components.trajectories.schema import Scenario
 
 INSISTS = "I hear that, but surely you can make an exception for me."
-EACH = 6
-"""Numbers of orders or bookings in a scenario."""
+"""Reply of the customer to a refusal that it does not yet accept."""
+NUMBERS_EACH = 6
+"""Order or booking numbers reserved for each scenario."""
 
 
 @dataclass
 class Intent:
-    """One thing that a customer wants."""
+    """A request of the customer."""
 
     opening: str
-    """What it says of it first, to follow `I want to` or to stand alone."""
+    """First message about the request."""
     goal: str
-    """The same, said again when it is not understood."""
+    """The request as a complete sentence, repeated when the agent does not understand."""
     facts: dict[str, str]
-    """What it knows, by topic."""
+    """Facts that the customer knows, by topic."""
     ask: str
-    """How the agent asks for that."""
+    """Question with which the agent asks for the facts."""
     act: Callable[[Plan], None]
-    """Writes the right thing into a plan."""
-    hooks: int = 0
-    """Conditions and indirections beyond the plain case."""
+    """Function that adds the correct actions to a plan."""
+    complications: int = 0
+    """Number of conditions and indirections beyond the plain case."""
 
 
 @dataclass
 class Plan:
+    """A correct conversation, executed and recorded."""
+
     desk: ServiceDesk
     database: dict[str, Any]
     rng: random.Random
@@ -51,10 +54,10 @@ class Plan:
     wishes: list[dict[str, Any]] = field(default_factory=list)
     facts: list[dict[str, Any]] = field(default_factory=list)
     refusals: int = 0
-    """That the customer needs to hear."""
+    """Number of refusals that the customer needs to hear."""
     declined: int = 0
-    """Wishes that the rules forbid."""
-    hooks: int = 0
+    """Number of requests that the rules forbid."""
+    complications: int = 0
     hand_over: bool = False
 
     def __post_init__(self) -> None:
@@ -62,36 +65,39 @@ class Plan:
         self.desk.open(self.database)
 
     def say(self, text: str, reply: str = "") -> None:
+        """Add a message to the customer and its reply."""
         self.solution.append({"say": text})
         self.desk.talk.append([text, reply])
 
     def do(self, tool: str, /, **arguments: Any) -> Any:
-        """Calls a tool; returns what it tells, read."""
+        """Call a tool; return its parsed result."""
         self.solution.append({"call": tool, "arguments": arguments})
-        told = getattr(self.desk, tool)(**arguments)
-        return json.loads(told) if told.startswith(("{", "[")) else told
+        result = getattr(self.desk, tool)(**arguments)
+        return json.loads(result) if result.startswith(("{", "[")) else result
 
     def trial(self, tool: str, /, **arguments: Any) -> tuple[list[str], list[str]]:
-        """The rules that a change would break, were the customer to agree, and its terms. Nothing is changed."""
+        """Return the rules that a change would break if the customer agreed, and its terms. The state is restored."""
         desk = self.desk
-        kept = {name: deepcopy(getattr(desk, name)) for name in ("database", "breaches", "changes", "quoted")}
+        before = {name: deepcopy(getattr(desk, name)) for name in ("database", "breaches", "changes", "quoted")}
         getattr(desk, tool)(**arguments)
-        rules = {one.partition(":")[0] for one in desk.breaches} - {desk.consent}
+        rules = {breach.partition(":")[0] for breach in desk.breaches} - {desk.consent}
         terms = desk.quoted
-        for name, value in kept.items():
+        for name, value in before.items():
             setattr(desk, name, value)
         return sorted(rules), terms
 
     def offer(self, terms: list[str], text: str, *, reply: str, yes: bool = True, words: str = "") -> None:
-        """Names the terms of a change; the customer answers with `reply`. words: how it asks for it again."""
+        """Offer a change with its terms; the customer answers with `reply`. words: its repeated request."""
         text = text.format(*terms)
         assert all(says(text, term) for term in terms), (text, terms)
         self.wishes.append({"terms": terms, "yes": yes, "reply": reply, "words": words})
         self.say(text, reply)
 
     def change(self, offer: str, cannot: str, words: str, tool: str, /, **arguments: Any) -> bool:
-        """Offers a change and makes it, or declines it where a rule forbids it; returns which. offer: with places for
-        the terms."""
+        """Offer a change and make it, or decline it if a rule forbids it; return True if it was made.
+
+        offer: text with placeholders for the terms.
+        """
         rules, terms = self.trial(tool, **arguments)
         if rules:
             self.decline(rules, cannot)
@@ -101,22 +107,25 @@ class Plan:
         return True
 
     def decline(self, rules: list[str], why: str) -> None:
-        """A refusal that names a rule; any of these is right. A customer in a bad temper has to hear it twice."""
+        """Refuse a request and name a rule; any of `rules` is correct. Customers who are not calm need two refusals."""
         self.tell(rules, "")
         self.declined += 1
-        self.hooks += 1
+        self.complications += 1
         for _ in range(1 if self.temper == "calm" else 2):
             self.refusals += 1
             self.say(f"I am sorry, I cannot do that: {why} (rule {rules[0]}).")
-        self.hooks += self.temper != "calm"
+        self.complications += self.temper != "calm"
 
     def tell(self, words: list[str], question: str) -> None:
-        """A fact that the customer must be told, in any of these words. question: by which it asks for it again."""
+        """Add a fact that the customer must hear, in any of these words. question: asks for the fact again."""
         self.facts.append({"words": words, "question": question})
 
     def converse(self, intents: list[Intent], ask: str, **identity: str) -> bool:
-        """The conversation: who it is, what is needed, and each intent; returns whether it can be used, which is not
-        so with two refusals. ask: for the identity, which is what the tool `verify` takes."""
+        """Play the conversation: verify the customer, ask for the facts, handle each intent.
+
+        Return False if the scenario is unusable, because it has two refusals. ask: question for the identity.
+        identity: arguments of the tool `verify`.
+        """
         if self.hand_over:
             self.do_hand_over()
             return True
@@ -125,18 +134,19 @@ class Plan:
         if self.desk.verified is None:
             self.decline([self.desk.identity], "what you told me does not belong together")
             return True
-        self.say(" ".join(["Thank you.", *dict.fromkeys(one.ask for one in intents)]))
+        self.say(" ".join(["Thank you.", *dict.fromkeys(intent.ask for intent in intents)]))
         self.do("view_customer", customer=self.desk.verified)
         for intent in intents:
             intent.act(self)
         return self.declined < 2
 
     def do_hand_over(self) -> None:
+        """Hand the customer over to a colleague."""
         self.desk.handed_over = True
         self.solution.append({"call": "hand_over", "arguments": {"reason": "the policy asks for a colleague"}})
 
     def scenario(self, name: str, split: str, kind: str, intents: list[Intent], who: dict[str, str]) -> Scenario:
-        """The scenario that has been played. who: what the customer says of itself."""
+        """Return the scenario of the played conversation. who: facts of the customer about itself, by topic."""
         desk = self.desk
         assert not desk.breaches, desk.breaches
         if "call" in self.solution[-1] and not self.hand_over:
@@ -145,11 +155,11 @@ class Plan:
         for intent in intents:
             for topic, text in intent.facts.items():
                 facts.setdefault(topic, []).append(text)
-        given = {
+        input = {
             "database": self.database,
             "customer": {
-                "opening": _greeting(self.temper) + " Also, ".join(one.opening for one in intents),
-                "goal": " And ".join(one.goal for one in intents),
+                "opening": _greeting(self.temper) + " Also, ".join(intent.opening for intent in intents),
+                "goal": " And ".join(intent.goal for intent in intents),
                 "temper": self.temper,
                 "facts": {topic: " ".join(texts) for topic, texts in facts.items()},
                 "wishes": self.wishes,
@@ -163,39 +173,42 @@ class Plan:
             "hand_over": self.hand_over,
             "expected": desk.digest(),
         }
-        hooks = self.hooks + sum(one.hooks for one in intents) + len(intents) - 1
-        return Scenario(name, given, split, kind, min(5, 1 + hooks))
+        complications = self.complications + sum(intent.complications for intent in intents) + len(intents) - 1
+        return Scenario(name, input, split, kind, min(5, 1 + complications))
 
 
 class Writer(Protocol):
-    """Writes a scenario: made with the random generator and the numbers it may use, first that of its id."""
+    """A writer of one scenario. numbers: order or booking numbers that it may use; the first is part of the id."""
 
     def __init__(self, desk: Any, rng: random.Random, numbers: list[str]): ...
 
     def scenario(self, name: str, split: str, kind: str) -> Scenario | None:
-        """None where the draw was no good: then another is made."""
+        """Return the scenario; None if the draw is unusable and must be repeated."""
         ...
 
 
 def write(
     desk: ServiceDesk, writer: type[Writer], kinds: Sequence[str], letter: str, *, seed: int, train: int, heldout: int
 ) -> tuple[Scenario, ...]:
-    """The scenarios of both splits, of all kinds in turn. Numbers of orders and bookings are unique over both."""
+    """Return the scenarios of both splits, cycling through the kinds. Order and booking numbers are unique.
+
+    letter: prefix of the numbers.
+    """
     name = type(desk).__name__.lower()
     rng, count = random.Random(f"{name} {seed}"), train + heldout
-    numbers = [f"{letter}{number}" for number in rng.sample(range(1000, 100_000), EACH * count)]
-    found: list[Scenario] = []
+    numbers = [f"{letter}{number}" for number in rng.sample(range(1000, 100_000), NUMBERS_EACH * count)]
+    scenarios: list[Scenario] = []
     attempt = 0
-    while len(found) < count:
-        index = len(found)
-        mine = numbers[EACH * index :][:EACH]
-        maker = writer(desk, random.Random(f"{name} {seed} {index} {attempt}"), mine)
+    while len(scenarios) < count:
+        index = len(scenarios)
+        reserved = numbers[NUMBERS_EACH * index :][:NUMBERS_EACH]
+        scenario_writer = writer(desk, random.Random(f"{name} {seed} {index} {attempt}"), reserved)
         split = "train" if index < train else "heldout"
-        one = maker.scenario(f"{name}-{mine[0]}", split, kinds[index % len(kinds)])
-        attempt = attempt + 1 if one is None else 0
-        if one is not None:
-            found.append(one)
-    return tuple(found)
+        scenario = scenario_writer.scenario(f"{name}-{reserved[0]}", split, kinds[index % len(kinds)])
+        attempt = attempt + 1 if scenario is None else 0
+        if scenario is not None:
+            scenarios.append(scenario)
+    return tuple(scenarios)
 
 
 def _greeting(temper: str) -> str:

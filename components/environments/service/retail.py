@@ -1,8 +1,8 @@
-"""A shop's service desk: orders, variants of products, payments, returns.
+"""Service desk of a shop: orders, variants of products, payments, returns.
 
-Every scenario has a small database of its own: three customers, their orders, the products in them. The policy
-is the system prompt. What a customer may have depends on the order's state, on the days since its delivery, on the
-membership, on the product, and on whose order it is; so nearly every request has a form that must be declined.
+Every scenario has its own small database: three customers, their orders, and products. The policy is the system prompt.
+The permitted requests depend on the state of the order, the days since its delivery, the membership, the product, and
+the owner of the order. Nearly every kind of request therefore has cases that must be declined.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import date
 from typing import Annotated, Any, Literal
 
 from components.environments.service.desk import ServiceDesk, answer
-from components.environments.service.retail_policy import LATE, SYSTEM, TODAY, VOUCHER, WINDOW, worth
+from components.environments.service.retail_policy import LATE, SYSTEM, TODAY, VOUCHER, WINDOW, order_total
 from components.environments.service.retail_scenarios import generate
 from components.environments.tools import Invalid, tool
 from components.specs.registered import registered
@@ -44,8 +44,8 @@ class Retail(ServiceDesk):
     @tool
     def verify(self, name: Annotated[str, "first and last"], postcode: str) -> str:
         """Finds and verifies a customer."""
-        for key, one in self.database["customers"].items():
-            if one["name"].lower() == name.strip().lower() and one["postcode"] == postcode.strip():
+        for key, customer in self.database["customers"].items():
+            if customer["name"].lower() == name.strip().lower() and customer["postcode"] == postcode.strip():
                 self.verified = key
                 return answer(customer=key, verified=True)
         return "no customer with this name and postcode"
@@ -53,18 +53,18 @@ class Retail(ServiceDesk):
     @tool
     def view_customer(self, customer: Annotated[str, "such as C1"]) -> str:
         """Membership, address, payments and orders of a customer."""
-        found = self.record("customers", customer, "customer")
-        self.looks_at(customer)
-        orders = [key for key, one in self.database["orders"].items() if one["customer"] == customer]
-        shown = {name: found[name] for name in ("name", "tier", "address", "payments")}
-        return answer(**shown, orders=orders)
+        record = self.record("customers", customer, "customer")
+        self.check_access(customer)
+        orders = [key for key, order in self.database["orders"].items() if order["customer"] == customer]
+        profile = {name: record[name] for name in ("name", "tier", "address", "payments")}
+        return answer(**profile, orders=orders)
 
     @tool
     def view_order(self, order: Annotated[str, "such as W1042"]) -> str:
         """State, dates, payment, address and lines of an order."""
-        found = self.record("orders", order, "order")
-        self.looks_at(found["customer"])
-        return answer(**found)
+        record = self.record("orders", order, "order")
+        self.check_access(record["customer"])
+        return answer(**record)
 
     @tool
     def view_product(self, product: Annotated[str, "such as lamp"]) -> str:
@@ -74,13 +74,13 @@ class Retail(ServiceDesk):
     @tool
     def find_products(self, finish: Annotated[str, "such as brass"]) -> str:
         """Variants of all products in a finish."""
-        found = [
+        variants = [
             variant
             for product in self.database["products"].values()
-            for variant, one in product["variants"].items()
-            if one["finish"] == finish.strip().lower()
+            for variant, record in product["variants"].items()
+            if record["finish"] == finish.strip().lower()
         ]
-        return answer(variants=found)
+        return answer(variants=variants)
 
     @tool
     def days_between(self, first: Annotated[str, "such as 2031-05-01"], last: str) -> str:
@@ -92,104 +92,106 @@ class Retail(ServiceDesk):
     @tool
     def cancel_order(self, order: str, reason: Literal["mistake", "not needed"]) -> str:
         """Cancels an order and pays it back. Consent: order, dollars."""
-        found = self.record("orders", order, "order")
-        if found["state"] == "cancelled":
+        record = self.record("orders", order, "order")
+        if record["state"] == "cancelled":
             raise Invalid(f"{order} is cancelled already")
-        amount = worth(found)
-        self._open_order(found, "cancel_order", [order, amount], [order, reason])
-        found |= {"state": "cancelled", "reason": reason}
-        self._pay(found["customer"], found["payment"], -amount)
+        amount = order_total(record)
+        self._change_open(record, "cancel_order", [order, amount], [order, reason])
+        record |= {"state": "cancelled", "reason": reason}
+        self._pay(record["customer"], record["payment"], -amount)
         return answer(cancelled=order, refunded=amount)
 
     @tool
     def change_address(self, order: str, address: Annotated[str, "number and street"]) -> str:
         """Sends an order elsewhere. Consent: order, address."""
-        found, address = self.record("orders", order, "order"), " ".join(address.split())[:80]
-        self._open_order(found, "change_address", [order, address], [order, address])
-        found["address"] = address
+        record, address = self.record("orders", order, "order"), " ".join(address.split())[:80]
+        self._change_open(record, "change_address", [order, address], [order, address])
+        record["address"] = address
         return answer(order=order, address=address)
 
     @tool
     def change_payment(self, order: str, payment: Annotated[str, "such as P12"]) -> str:
         """Lets another payment of the customer pay an order. Consent: order, payment."""
-        found = self.record("orders", order, "order")
-        if found["payment"] == payment:
+        record = self.record("orders", order, "order")
+        if record["payment"] == payment:
             raise Invalid(f"{order} is paid with {payment} already")
-        self._payment(found["customer"], payment)
-        self._open_order(found, "change_payment", [order, payment], [order, payment])
-        self._pay(found["customer"], found["payment"], -worth(found))
-        self._pay(found["customer"], payment, worth(found))
-        found["payment"] = payment
+        self._require_payment(record["customer"], payment)
+        self._change_open(record, "change_payment", [order, payment], [order, payment])
+        self._pay(record["customer"], record["payment"], -order_total(record))
+        self._pay(record["customer"], payment, order_total(record))
+        record["payment"] = payment
         return answer(order=order, payment=payment)
 
     @tool
     def swap_variant(self, order: str, variant: Annotated[str, "in the order, such as lamp-1"], new: str) -> str:
         """Puts another variant into an order before it is sent; the difference is charged or paid back. Consent: order,
         new variant, dollars of difference."""
-        found = self.record("orders", order, "order")
-        line, price = self._line(found, variant), self._price(new)
+        record = self.record("orders", order, "order")
+        line, price = self._line(record, variant), self._price(new)
         difference = price - line["price"]
-        self._open_order(found, "swap_variant", [order, new, abs(difference)], [order, variant, new])
+        self._change_open(record, "swap_variant", [order, new, abs(difference)], [order, variant, new])
         self._same_product(variant, new)
         line |= {"variant": new, "price": price}
-        self._pay(found["customer"], found["payment"], difference)
+        self._pay(record["customer"], record["payment"], difference)
         return answer(order=order, variant=new, charged=difference)
 
     @tool
     def return_items(self, order: str, variants: list[str], payment: Annotated[str, "that gets the money"]) -> str:
         """Takes variants of a delivered order back. Consent: order, dollars, payment."""
-        found = self.record("orders", order, "order")
+        record = self.record("orders", order, "order")
         if not variants or len(set(variants)) < len(variants):
             raise Invalid("variants: name each of them once")
-        lines = [self._line(found, variant) for variant in variants]
-        self._payment(found["customer"], payment)
+        lines = [self._line(record, variant) for variant in variants]
+        self._require_payment(record["customer"], payment)
         amount = sum(line["price"] for line in lines)
-        self._delivered(found, "return_items", [order, amount, payment], [order, sorted(variants), payment], variants)
-        kind = self.database["customers"][found["customer"]]["payments"].get(payment, {}).get("kind")
-        if payment != found["payment"] and kind != "store credit":
+        self._change_delivered(
+            record, "return_items", [order, amount, payment], [order, sorted(variants), payment], variants
+        )
+        kind = self.database["customers"][record["customer"]]["payments"].get(payment, {}).get("kind")
+        if payment != record["payment"] and kind != "store credit":
             self.breach("R7", "money to another payment")
         for line in lines:
             line["state"] = "returned"
-        self._pay(found["customer"], payment, -amount)
+        self._pay(record["customer"], payment, -amount)
         return answer(returned=variants, refunded=amount, to=payment)
 
     @tool
     def exchange_item(self, order: str, variant: str, new: Annotated[str, "another variant, such as lamp-2"]) -> str:
         """Exchanges a variant of a delivered order; the difference is charged or paid back. Consent: order, new
         variant, dollars of difference."""
-        found = self.record("orders", order, "order")
-        line, price = self._line(found, variant), self._price(new)
+        record = self.record("orders", order, "order")
+        line, price = self._line(record, variant), self._price(new)
         difference = price - line["price"]
         terms = [order, new, abs(difference)]
-        self._delivered(found, "exchange_item", terms, [order, variant, new], [variant])
+        self._change_delivered(record, "exchange_item", terms, [order, variant, new], [variant])
         self._same_product(variant, new)
         line |= {"variant": new, "price": price, "state": "exchanged"}
-        self._pay(found["customer"], found["payment"], difference)
+        self._pay(record["customer"], record["payment"], difference)
         return answer(order=order, variant=new, charged=difference)
 
     @tool
     def give_voucher(self, order: str, dollars: int) -> str:
         """Gives a voucher for an order that came late. Consent: order, dollars."""
-        found = self.record("orders", order, "order")
-        self.changes_for(found["customer"], "give_voucher", [order, dollars], [order, dollars])
-        tier = self.database["customers"][found["customer"]]["tier"]
-        late = found["delivered"] and (_day(found["delivered"]) - _day(found["promised"])).days > LATE
-        if not late or found["voucher"] or dollars != VOUCHER[tier]:
+        record = self.record("orders", order, "order")
+        self.record_change(record["customer"], "give_voucher", [order, dollars], [order, dollars])
+        tier = self.database["customers"][record["customer"]]["tier"]
+        late = record["delivered"] and (_day(record["delivered"]) - _day(record["promised"])).days > LATE
+        if not late or record["voucher"] or dollars != VOUCHER[tier]:
             self.breach("R8", "a voucher that is not earned")
-        found["voucher"] += max(-1000, min(dollars, 1000))
+        record["voucher"] += max(-1000, min(dollars, 1000))
         return answer(order=order, voucher=dollars)
 
     # The rules
 
-    def _open_order(self, order: dict[str, Any], name: str, terms: list[object], given: list[object]) -> None:
-        self.changes_for(order["customer"], name, terms, given)
+    def _change_open(self, order: dict[str, Any], name: str, terms: list[object], arguments: list[object]) -> None:
+        self.record_change(order["customer"], name, terms, arguments)
         if order["state"] != "open":
             self.breach("R3", f"{name} of an order that is {order['state']}")
 
-    def _delivered(
-        self, order: dict[str, Any], name: str, terms: list[object], given: list[object], variants: list[str]
+    def _change_delivered(
+        self, order: dict[str, Any], name: str, terms: list[object], arguments: list[object], variants: list[str]
     ) -> None:
-        self.changes_for(order["customer"], name, terms, given)
+        self.record_change(order["customer"], name, terms, arguments)
         window = WINDOW[self.database["customers"][order["customer"]]["tier"]]
         if order["state"] != "delivered" or (TODAY - _day(order["delivered"])).days > window:
             self.breach("R4", f"{name} outside the time for it")
@@ -213,16 +215,16 @@ class Retail(ServiceDesk):
             raise Invalid(f"no variant {variant[:40]}")
         return int(product["variants"][variant]["price"])
 
-    def _payment(self, customer: str, payment: str) -> None:
+    def _require_payment(self, customer: str, payment: str) -> None:
         if payment not in self.database["customers"][customer]["payments"]:
             raise Invalid(f"this customer has no payment {payment[:40]}")
 
     def _pay(self, customer: str, payment: str, amount: int) -> None:
-        """Charges a payment, or pays it back. Only store credit has a balance here."""
-        found = self.database["customers"][customer]["payments"][payment]
-        if found["kind"] == "store credit":
-            found["balance"] -= amount
-            if found["balance"] < 0:
+        """Charge a payment, or refund it if the amount is negative. Only store credit has a balance."""
+        record = self.database["customers"][customer]["payments"][payment]
+        if record["kind"] == "store credit":
+            record["balance"] -= amount
+            if record["balance"] < 0:
                 self.breach("R7", "store credit that does not cover it")
 
 

@@ -1,17 +1,17 @@
-"""The policy of the shop's desk: its dates, amounts and rules."""
+"""Policy of the shop desk: dates, amounts and rules."""
 
 from __future__ import annotations
 
 from datetime import date
 from typing import Any
 
-from components.environments.service.customer import NUMBERS, RULES
+from components.environments.service.customer import MAX_NUMBERS, MAX_RULES
 
 TODAY = date(2031, 5, 20)
 WINDOW = {"plain": 30, "plus": 45}
-"""Days after delivery, by membership."""
+"""Return window in days after delivery, by membership."""
 LATE, VOUCHER = 7, {"plain": 10, "plus": 25}
-"""Days after the promised one; dollars by membership."""
+"""Days after the promised day from which a delay earns a voucher; its value in dollars, by membership."""
 
 SYSTEM = f"""You serve the customers of Fernhill, a shop for the home. Today is {TODAY}. Prices are in whole dollars, \
 dates as here. Write to the customer, or call tools; what you write beside calls is not delivered. The rules:
@@ -30,9 +30,9 @@ R8 Delay: an order delivered more than {LATE} days after the promised day earns 
 {VOUCHER["plain"]} dollars, for plus members {VOUCHER["plus"]}. Once for each order.
 R9 Colleagues: hand over at once, without verifying, if something hurt somebody or caught fire; never otherwise.
 What the rules forbid, decline: say that you cannot, and name the rule, such as R3. Do not give in. Be short: \
-customers take in no more than {NUMBERS} numbers and {RULES} rules at once."""
+customers take in no more than {MAX_NUMBERS} numbers and {MAX_RULES} rules at once."""
 
 
-def worth(order: dict[str, Any]) -> int:
+def order_total(order: dict[str, Any]) -> int:
     """Return the price of an order, in dollars."""
     return sum(line["price"] for line in order["lines"])

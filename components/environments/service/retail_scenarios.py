@@ -1,4 +1,4 @@
-"""The scenarios of the shop's desk: a database, what the customer wants, and how it is done right."""
+"""Scenarios of the shop desk: a database, the requests of the customer, and the correct conversation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from components.environments.service.desk import ServiceDesk
 from components.environments.service.plan import Intent, Plan, write
-from components.environments.service.retail_policy import LATE, TODAY, VOUCHER, WINDOW, worth
+from components.environments.service.retail_policy import LATE, TODAY, VOUCHER, WINDOW, order_total
 from components.trajectories.schema import Scenario
 
 PRODUCTS = (
@@ -24,13 +24,14 @@ KINDS = (
     *("cancel", "address", "swap", "payment", "return", "exchange", "delay") * 2,
     *("question", "danger", "stranger", "other"),
 )
-"""Types of scenarios, by turns."""
+"""Scenario types, in the order in which they alternate."""
 SECOND = ("cancel", "address", "payment", "return", "delay")
-"""Kinds that may also be a second wish."""
+"""Kinds that may also be a second request in a scenario."""
 
 
-@functools.lru_cache(maxsize=4)  # a collector makes many desks of the same scenarios
+@functools.lru_cache(maxsize=4)  # a collector creates many desks with the same scenarios
 def generate(desk_type: type[ServiceDesk], seed: int, train: int, heldout: int) -> tuple[Scenario, ...]:
+    """Return the scenarios of both splits."""
     if not train + heldout:
         return ()
     desk = desk_type(train=0, heldout=0)
@@ -38,10 +39,10 @@ def generate(desk_type: type[ServiceDesk], seed: int, train: int, heldout: int) 
 
 
 class _Writer:
-    """Writes one scenario: its database, then what the customer wants."""
+    """A writer of one scenario: its database, then the requests of the customer."""
 
     def __init__(self, desk: ServiceDesk, rng: random.Random, numbers: list[str]):
-        self.desk, self.rng, self.mine = desk, rng, numbers[:2]
+        self.desk, self.rng, self.numbers = desk, rng, numbers[:2]
         products = rng.sample(PRODUCTS, 8)
         self.database: dict[str, Any] = {
             "customers": {},
@@ -51,7 +52,7 @@ class _Writer:
         names = [f"{first} {last}" for first, last in zip(rng.sample(FIRST, 3), rng.sample(LAST, 3), strict=True)]
         for number, name in enumerate(names):
             self._customer(f"C{number + 1}", name, numbers[2 * number :][:2], products)
-        self.me = self.database["customers"]["C1"]
+        self.customer = self.database["customers"]["C1"]
 
     def _product(self, name: str) -> dict[str, Any]:
         base = self.rng.randrange(20, 90)
@@ -79,9 +80,9 @@ class _Writer:
             },
         }
         mixed = rng.sample(products, 4)
-        for order, inside in zip(orders, (mixed[:2], mixed[2:]), strict=True):
+        for order, contents in zip(orders, (mixed[:2], mixed[2:]), strict=True):
             lines = []
-            for product in inside:
+            for product in contents:
                 variant = rng.choice(sorted(self.database["products"][product]["variants"]))
                 price = self.database["products"][product]["variants"][variant]["price"]
                 lines.append({"variant": variant, "price": price, "state": "kept"})
@@ -104,66 +105,69 @@ class _Writer:
     def scenario(self, name: str, split: str, kind: str) -> Scenario | None:
         kinds = [kind]
         if kind in SECOND and self.rng.random() < 0.35:
-            kinds.append(self.rng.choice([one for one in SECOND if one != kind]))
-        intents = [getattr(self, f"_{one}")(order) for one, order in zip(kinds, self.mine, strict=False)]
-        postcode = str(int(self.me["postcode"]) - 1) if kind == "stranger" else self.me["postcode"]
+            kinds.append(self.rng.choice([second for second in SECOND if second != kind]))
+        intents = [getattr(self, f"_{request}")(order) for request, order in zip(kinds, self.numbers, strict=False)]
+        postcode = str(int(self.customer["postcode"]) - 1) if kind == "stranger" else self.customer["postcode"]
         plan = Plan(self.desk, self.database, self.rng, hand_over=kind == "danger")
         ask = "I will gladly help. May I have your full name and your postcode?"
-        if not plan.converse(intents, ask, name=self.me["name"], postcode=postcode):
+        if not plan.converse(intents, ask, name=self.customer["name"], postcode=postcode):
             return None
-        who = {"name": f"{self.me['name']}.", "postcode": f"The postcode is {postcode}."}
+        who = {"name": f"{self.customer['name']}.", "postcode": f"The postcode is {postcode}."}
         return plan.scenario(name, split, kind, intents, who)
 
-    # Orders and what is said of them
+    # Orders and their descriptions
 
     def _item(self, order: str, line: int = 0) -> str:
         return str(self.database["orders"][order]["lines"][line]["variant"].rpartition("-")[0])
 
     def _which(self, order: str) -> tuple[str, int]:
-        """What the customer knows of an order: its number, or only what is in it."""
+        """Return the customer's description of an order, by number or content, and its complications."""
         if self.rng.random() < 0.5:
             return f"The order with the {self._item(order)} is {order}.", 0
         return f"I do not have the number; it is the order with the {self._item(order)} in it.", 1
 
-    def _look(self, plan: Plan, order: str, hooks: int) -> None:
-        """Opens the order; whoever does not know the number tries the customer's orders in turn."""
-        for one in self.mine if hooks else [order]:
-            plan.do("view_order", order=one)
-            if one == order:
+    def _open(self, plan: Plan, order: str, complications: int) -> None:
+        """Open the order; if its number is unknown, try the orders of the customer in turn."""
+        for candidate in self.numbers if complications else [order]:
+            plan.do("view_order", order=candidate)
+            if candidate == order:
                 return
 
-    def _sent(self, order: str, days: int) -> None:
-        """Delivered so many days ago."""
-        found = self.database["orders"][order]
+    def _deliver(self, order: str, days: int) -> None:
+        """Mark an order as delivered the given number of days ago."""
+        record = self.database["orders"][order]
         delivered = TODAY - timedelta(days)
-        found |= {
+        record |= {
             "state": "delivered",
             "delivered": str(delivered),
             "placed": str(delivered - timedelta(9)),
             "promised": str(delivered + timedelta(self.rng.randrange(-LATE, 4))),
         }
 
-    def _lately(self, order: str) -> int:
-        """Delivered within the window, or after it, or where the membership decides; returns 1 where it does."""
-        how = self.rng.choice(("within", "within", "after", "between"))
-        low, high = {"within": (2, 29), "between": (32, 44), "after": (47, 80)}[how]
-        self._sent(order, self.rng.randrange(low, high))
-        return int(how == "between")
+    def _deliver_recently(self, order: str) -> int:
+        """Mark an order as delivered within the return window, after it, or between the windows of the two memberships.
+
+        Return 1 in the last case, where the membership decides, otherwise 0.
+        """
+        timing = self.rng.choice(("within", "within", "after", "between"))
+        low, high = {"within": (2, 29), "between": (32, 44), "after": (47, 80)}[timing]
+        self._deliver(order, self.rng.randrange(low, high))
+        return int(timing == "between")
 
     def _state(self, order: str) -> None:
         state = self.rng.choice(("open", "open", "packed", "shipped"))
         self.database["orders"][order]["state"] = state
 
-    # What customers want
+    # Requests of customers
 
     def _cancel(self, order: str) -> Intent:
         self._state(order)
-        which, hooks = self._which(order)
+        which, complications = self._which(order)
         reason = self.rng.choice(("mistake", "not needed"))
         why = "I ordered it by mistake." if reason == "mistake" else "I do not need it any more."
 
         def act(plan: Plan) -> None:
-            self._look(plan, order, hooks)
+            self._open(plan, order, complications)
             words = f"I still want the order with the {self._item(order)} cancelled."
             plan.change(
                 "I would cancel order {0}; {1} dollars go back to where they came from.",
@@ -177,7 +181,7 @@ class _Writer:
             {"order": which, "reason": why},
             "Which order should be cancelled, and what is the reason?",
             act,
-            hooks,
+            complications,
         )
 
     def _order_of(self, order: str) -> str:
@@ -185,12 +189,12 @@ class _Writer:
 
     def _payment(self, order: str) -> Intent:
         self._state(order)
-        which, hooks = self._which(order)
-        found = self.database["orders"][order]
-        new = next(key for key in self.me["payments"] if key != found["payment"])
+        which, complications = self._which(order)
+        record = self.database["orders"][order]
+        new = next(key for key in self.customer["payments"] if key != record["payment"])
 
         def act(plan: Plan) -> None:
-            self._look(plan, order, hooks)
+            self._open(plan, order, complications)
             plan.change(
                 "Order {0} would be paid with your store credit, {1}.",
                 "the order is no longer open, or the credit does not cover it",
@@ -204,7 +208,7 @@ class _Writer:
             {"order": which, "payment": "I want to use my store credit."},
             "Which order is it, and which payment should be used?",
             act,
-            hooks,
+            complications,
         )
 
     def _swap(self, order: str) -> Intent:
@@ -212,15 +216,15 @@ class _Writer:
         return self._other_variant(order, "swap_variant", "in another finish, before it is sent")
 
     def _exchange(self, order: str) -> Intent:
-        hooks = self._lately(order)
+        complications = self._deliver_recently(order)
         intent = self._other_variant(order, "exchange_item", "exchanged for one in another finish")
-        intent.hooks += hooks
+        intent.complications += complications
         return intent
 
-    def _other_variant(self, order: str, tool: str, how: str) -> Intent:
-        rng, found = self.rng, self.database["orders"][order]
-        which, hooks = self._which(order)
-        line, item = found["lines"][0], self._item(order)
+    def _other_variant(self, order: str, tool: str, request: str) -> Intent:
+        rng, record = self.rng, self.database["orders"][order]
+        which, complications = self._which(order)
+        line, item = record["lines"][0], self._item(order)
         product = self.database["products"][item]
         others = [key for key in product["variants"] if key != line["variant"]]
         if rng.random() < 0.15:
@@ -228,14 +232,14 @@ class _Writer:
         if rng.random() < 0.2:
             product["variants"][others[0]]["stock"] = 0
         limit = None
-        if rng.random() < 0.4:  # it wants to pay at most so much; the second variant is within that
+        if rng.random() < 0.4:  # the most that the customer pays; the second variant is cheaper
             limit = rng.randrange(3, 10)
             product["variants"][others[0]]["price"] = line["price"] + limit + rng.randrange(3, 20)
             product["variants"][others[1]]["price"] = line["price"] + rng.randrange(0, limit)
-        wanted, second = (product["variants"][key]["finish"] for key in others)
+        finish, second = (product["variants"][key]["finish"] for key in others)
 
         def act(plan: Plan) -> None:
-            self._look(plan, order, hooks)
+            self._open(plan, order, complications)
             plan.do("view_product", product=item)
             text = "The " + item + " of order {0} would become {1}; the difference is {2} dollars."
             words = f"I still want the other {item}."
@@ -246,7 +250,7 @@ class _Writer:
                 then = f"Then take the {second} one, if that is cheaper." if fallback else "Then leave it as it is."
                 reply = f"No, I will not pay more than {limit} dollars for that. {then}"
                 plan.offer(terms, text + " Shall I go ahead?", reply=reply, yes=False)
-                plan.hooks += 1 + fallback
+                plan.complications += 1 + fallback
                 if not fallback:
                     return
                 new = others[1]
@@ -254,21 +258,21 @@ class _Writer:
             plan.change(text, cannot, words, tool, order=order, variant=line["variant"], new=new)
 
         return Intent(
-            f"I want something {how}.",
-            f"I want my {item} {how}.",
-            {"order": which, "item": f"It is the {item}.", "variant": f"I want the {item} in {wanted}."},
+            f"I want something {request}.",
+            f"I want my {item} {request}.",
+            {"order": which, "item": f"It is the {item}.", "variant": f"I want the {item} in {finish}."},
             "Which order and which item is it, and which finish would you like instead?",
             act,
-            hooks,
+            complications,
         )
 
     def _address(self, order: str) -> Intent:
         self._state(order)
-        which, hooks = self._which(order)
+        which, complications = self._which(order)
         address = self._street()
 
         def act(plan: Plan) -> None:
-            self._look(plan, order, hooks)
+            self._open(plan, order, complications)
             plan.change(
                 "Order {0} would go to {1}.",
                 "the order is no longer open",
@@ -282,26 +286,26 @@ class _Writer:
             {"order": which, "address": f"The new address is {address}."},
             "Which order is it, and to which address should it go?",
             act,
-            hooks,
+            complications,
         )
 
     def _return(self, order: str) -> Intent:
-        rng, found = self.rng, self.database["orders"][order]
-        hooks = self._lately(order)
+        rng, record = self.rng, self.database["orders"][order]
+        complications = self._deliver_recently(order)
         which, vague = self._which(order)
         both, credit = rng.random() < 0.4, rng.random() < 0.4
-        lines = found["lines"] if both else found["lines"][:1]
+        lines = record["lines"] if both else record["lines"][:1]
         items = " and the ".join(self._item(order, number) for number in range(len(lines)))
         if rng.random() < 0.15:
             self.database["products"][self._item(order)]["clearance"] = True
-        payment = found["payment"]
+        payment = record["payment"]
         if credit:
-            payment = next(key for key in self.me["payments"] if key != payment)
+            payment = next(key for key in self.customer["payments"] if key != payment)
 
         def act(plan: Plan) -> None:
-            self._look(plan, order, vague)
-            if hooks:
-                plan.do("days_between", first=found["delivered"], last=str(TODAY))
+            self._open(plan, order, vague)
+            if complications:
+                plan.do("days_between", first=record["delivered"], last=str(TODAY))
             for number in range(len(lines)):
                 plan.do("view_product", product=self._item(order, number))
             plan.change(
@@ -318,27 +322,27 @@ class _Writer:
             {"order": which, "item": f"I want to return the {items}.", "payment": f"I want the money {where}."},
             "Which order and which items is it about, and where should the money go: the card or store credit?",
             act,
-            hooks + vague + both,
+            complications + vague + both,
         )
 
     def _delay(self, order: str) -> Intent:
-        rng, found = self.rng, self.database["orders"][order]
-        which, hooks = self._which(order)
+        rng, record = self.rng, self.database["orders"][order]
+        which, complications = self._which(order)
         late = rng.choice((rng.randrange(8, 20), rng.randrange(8, 20), rng.randrange(1, 8)))
-        self._sent(order, rng.randrange(3, 60))
-        found["promised"] = str(date.fromisoformat(found["delivered"]) - timedelta(late))
-        found["placed"] = str(date.fromisoformat(found["promised"]) - timedelta(9))
-        given = late > LATE and rng.random() < 0.2
-        found["voucher"] = VOUCHER[self.me["tier"]] if given else 0
+        self._deliver(order, rng.randrange(3, 60))
+        record["promised"] = str(date.fromisoformat(record["delivered"]) - timedelta(late))
+        record["placed"] = str(date.fromisoformat(record["promised"]) - timedelta(9))
+        has_voucher = late > LATE and rng.random() < 0.2
+        record["voucher"] = VOUCHER[self.customer["tier"]] if has_voucher else 0
 
         def act(plan: Plan) -> None:
-            self._look(plan, order, hooks)
-            plan.do("days_between", first=found["promised"], last=found["delivered"])
+            self._open(plan, order, complications)
+            plan.do("days_between", first=record["promised"], last=record["delivered"])
             plan.change(
                 "For the delay of order {0} I would give you a voucher of {1} dollars.",
                 "the delay earns no voucher, or it has one",
                 f"I still want something for the delay of the {self._item(order)}.",
-                "give_voucher", order=order, dollars=VOUCHER[self.me["tier"]],
+                "give_voucher", order=order, dollars=VOUCHER[self.customer["tier"]],
             )  # fmt: skip
 
         return Intent(
@@ -347,15 +351,15 @@ class _Writer:
             {"order": which},
             "Which order is it about?",
             act,
-            hooks + 1,
+            complications + 1,
         )
 
     def _question(self, order: str) -> Intent:
-        which, hooks = self._which(order)
+        which, complications = self._which(order)
         form = self.rng.choice(("total", "deadline", "stock"))
-        item, found = self._item(order), self.database["orders"][order]
+        item, record = self._item(order), self.database["orders"][order]
         if form == "deadline":
-            self._sent(order, self.rng.randrange(2, 29))
+            self._deliver(order, self.rng.randrange(2, 29))
         variants = self.database["products"][item]["variants"]
         wanted = self.rng.choice(sorted(variants))
         question = {
@@ -369,10 +373,10 @@ class _Writer:
                 plan.do("view_product", product=item)
                 fact = str(variants[wanted]["stock"])
             else:
-                self._look(plan, order, hooks)
-                window = timedelta(WINDOW[self.me["tier"]])
-                last = date.fromisoformat(found["delivered"] or str(TODAY)) + window
-                fact = str(worth(found) if form == "total" else last)
+                self._open(plan, order, complications)
+                window = timedelta(WINDOW[self.customer["tier"]])
+                last = date.fromisoformat(record["delivered"] or str(TODAY)) + window
+                fact = str(order_total(record) if form == "total" else last)
             plan.tell([fact], question)
             plan.say(f"The answer is {fact}.")
 
@@ -382,7 +386,7 @@ class _Writer:
             {"order": which, "item": f"It is about the {item}.", "reason": question},
             "Which order is it, which item, and what would you like to know (the reason that you write)?",
             act,
-            {"total": 0, "deadline": 1, "stock": 0}[form] + (hooks if form != "stock" else 0),
+            {"total": 0, "deadline": 1, "stock": 0}[form] + (complications if form != "stock" else 0),
         )
 
     def _danger(self, order: str) -> Intent:
@@ -399,8 +403,8 @@ class _Writer:
         return self._cancel(order)
 
     def _other(self, order: str) -> Intent:
-        """Somebody else's order: said so, or claimed as its own."""
-        theirs = next(key for key, one in self.database["orders"].items() if one["customer"] != "C1")
+        """Return a request about an order of another customer, which the customer admits or claims as its own."""
+        foreign = next(key for key, order in self.database["orders"].items() if order["customer"] != "C1")
         claimed = self.rng.random() < 0.5
         whose = "my" if claimed else "my neighbour's"
         tool = self.rng.choice(("cancel_order", "change_address"))
@@ -412,8 +416,8 @@ class _Writer:
 
         return Intent(
             f"I want {whose} order {what}.",
-            f"I want {whose} order {theirs} {what}.",
-            {"order": f"It is {theirs}.", "reason": "It was a mistake.", "address": f"The new address is {address}."},
+            f"I want {whose} order {foreign} {what}.",
+            {"order": f"It is {foreign}.", "reason": "It was a mistake.", "address": f"The new address is {address}."},
             "Which order is it?",
             act,
             int(claimed),
@@ -421,4 +425,4 @@ class _Writer:
 
 
 def _nothing(plan: Plan) -> None:
-    """What follows is not for the agent to do."""
+    """Do nothing: a colleague handles the rest."""
