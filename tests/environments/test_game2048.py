@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from components.environments.games import game2048
-from components.environments.games.game2048 import DIRECTIONS, LEVELS, Game2048, best, slid
+from components.environments.games.game2048 import DIRECTIONS, LEVELS, Game2048, best, slide
 from components.environments.tools import acts
 from components.trajectories.schema import Scenario
 from tests.environments import checks
@@ -41,10 +41,10 @@ def test_it_keeps_what_every_environment_keeps():
 def test_tiles_slide_and_merge(row, after, merged):
     zeros = ((0,) * 4,) * 3
     turned = tuple(zip(row, *zeros, strict=True))
-    assert slid((row, *zeros), "left") == ((after, *zeros), merged)
-    assert slid((row[::-1], *zeros), "right") == ((after[::-1], *zeros), merged)
-    assert slid(turned, "up") == (tuple(zip(after, *zeros, strict=True)), merged)
-    assert slid(turned[::-1], "down") == (tuple(zip(after, *zeros, strict=True))[::-1], merged)
+    assert slide((row, *zeros), "left") == ((after, *zeros), merged)
+    assert slide((row[::-1], *zeros), "right") == ((after[::-1], *zeros), merged)
+    assert slide(turned, "up") == (tuple(zip(after, *zeros, strict=True)), merged)
+    assert slide(turned[::-1], "down") == (tuple(zip(after, *zeros, strict=True))[::-1], merged)
 
 
 def test_a_tile_appears_after_each_move_and_follows_from_it(game):

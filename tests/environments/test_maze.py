@@ -6,7 +6,17 @@ import heapq
 
 import pytest
 
-from components.environments.games.maze import BACK, LEVELS, MOVES, Maze, _is_open, _next, distances, searched, shortest
+from components.environments.games.maze import (
+    BACK,
+    LEVELS,
+    MOVES,
+    Maze,
+    _is_open,
+    _next,
+    distances,
+    search_moves,
+    shortest_moves,
+)
 from components.environments.tools import acts
 from tests.environments import checks
 
@@ -54,7 +64,7 @@ def test_the_shortest_way_is_shortest(maze):
             for beside in ((row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1)):
                 if rows[beside[0]][beside[1]] != "#":
                     heapq.heappush(heap, (cost + 1, beside))
-        assert 2 * len(shortest(rows, tuple(start), tuple(goal))) == best[target]
+        assert 2 * len(shortest_moves(rows, tuple(start), tuple(goal))) == best[target]
 
 
 def test_the_solver_finds_every_goal_in_time(maze):
@@ -68,7 +78,7 @@ def test_the_search_uses_only_observed_cells(maze):
     """The moves do not depend on unvisited cells: with a goal elsewhere, they are equal until either goal is found."""
     scenario = of(maze, "walls")
     rows, start = scenario.input["rows"], tuple(scenario.input["start"])
-    ways = [searched(rows, start, goal, sees_goal=False) for goal in distances(rows, start) if goal != start]
+    ways = [search_moves(rows, start, goal, sees_goal=False) for goal in distances(rows, start) if goal != start]
     longest = max(ways, key=len)
     assert all(longest[: len(way)] == way for way in ways)
 

@@ -53,13 +53,13 @@ class Game2048(GeneratedGame):
     def begin(self, scenario: Scenario) -> str:
         self.board, self.moves = _initial_board(scenario.input), 0
         task = scenario.input
-        return f"Make a tile of {task['goal']} or more. You have {task['moves']} moves.\n{shown(self.board)}"
+        return f"Make a tile of {task['goal']} or more. You have {task['moves']} moves.\n{board_text(self.board)}"
 
     def act(self, action: str) -> str:
         move = action.lower()
         if move not in DIRECTIONS:
             raise Invalid(f"a move is one of {', '.join(DIRECTIONS)}")
-        board, merged = slid(self.board, move)
+        board, merged = slide(self.board, move)
         if board == self.board:
             raise Invalid(f"nothing moves {move}")
         self.moves += 1
@@ -70,7 +70,7 @@ class Game2048(GeneratedGame):
         stuck = not _can_move(self.board)
         self.done = reached or stuck or remaining == 0
         status = "Done." if reached else "No move is left." if stuck else f"{remaining} moves left"
-        return f"{shown(self.board)}\n{status}"
+        return f"{board_text(self.board)}\n{status}"
 
     def outcome(self, answer: str) -> dict[str, Any]:
         goal, largest = self.scenario.input["goal"], _largest(self.board)
@@ -91,7 +91,7 @@ class Game2048(GeneratedGame):
         self.moves, self.done, self.invalid_actions = state[1:]
 
 
-def slid(board: Board, move: str) -> tuple[Board, int]:
+def slide(board: Board, move: str) -> tuple[Board, int]:
     """Return the board after a move, before a tile appears, and the sum of the merged tiles."""
     upright = move in ("up", "down")
     rows = tuple(zip(*board, strict=True)) if upright else board
@@ -118,7 +118,7 @@ def _push_row(row: Row) -> tuple[Row, int]:
 
 def best(board: Board) -> str:
     """Return the move with the highest expected worth after the next tile and the move that follows it."""
-    values = {move: _expected_worth(after) for move in DIRECTIONS if (after := slid(board, move)[0]) != board}
+    values = {move: _expected_worth(after) for move in DIRECTIONS if (after := slide(board, move)[0]) != board}
     return max(values, key=lambda move: values[move])
 
 
@@ -129,7 +129,7 @@ def _expected_worth(board: Board) -> float:
     for tile, chance in ((2, 0.9), (4, 0.1)):
         for cell in cells:
             placed = _place(board, cell, tile)
-            moved = [after for move in DIRECTIONS if (after := slid(placed, move)[0]) != placed]
+            moved = [after for move in DIRECTIONS if (after := slide(placed, move)[0]) != placed]
             total += chance * max(map(worth, moved), default=0.0)
     return total / len(cells)
 
@@ -158,7 +158,7 @@ def _greedy_moves(task: dict[str, Any]) -> list[str] | None:
         if not _can_move(board) or len(moves) == task["moves"]:
             return None
         moves.append(best(board))
-        board = _spawn(slid(board, moves[-1])[0], task["spawns"], len(moves))
+        board = _spawn(slide(board, moves[-1])[0], task["spawns"], len(moves))
     return moves
 
 
@@ -173,7 +173,7 @@ def _beam_search(task: dict[str, Any]) -> list[str]:
         successors: dict[Board, list[str]] = {}
         for board, moves in beam.items():
             for move in DIRECTIONS:
-                after, _ = slid(board, move)
+                after, _ = slide(board, move)
                 if after != board:
                     successors.setdefault(_spawn(after, task["spawns"], number), [*moves, move])
         if not successors:
@@ -207,12 +207,12 @@ def _empty_cells(board: Board) -> list[tuple[int, int]]:
 
 def _can_move(board: Board) -> bool:
     """Return True if some move changes the board."""
-    return any(slid(board, move)[0] != board for move in DIRECTIONS)
+    return any(slide(board, move)[0] != board for move in DIRECTIONS)
 
 
 def _largest(board: Board) -> int:
     return max(map(max, board))
 
 
-def shown(board: Board) -> str:
+def board_text(board: Board) -> str:
     return "\n".join(" ".join(str(tile or ".") for tile in row) for row in board)

@@ -86,8 +86,8 @@ class Maze(GeneratedGame):
         """Return the shortest path if the map is shown; else a search that knows only what the agent observes."""
         rows, start, goal = scenario.input["rows"], _cell(scenario.input["start"]), _cell(scenario.input["goal"])
         if scenario.type == "map":
-            return acts(shortest(rows, start, goal))
-        return acts(searched(rows, start, goal, sees_goal=scenario.type == "position"))
+            return acts(shortest_moves(rows, start, goal))
+        return acts(search_moves(rows, start, goal, sees_goal=scenario.type == "position"))
 
     def save(self) -> list[Any]:
         return [self.at, self.moves, self.done, self.invalid_actions]
@@ -122,7 +122,7 @@ def distances(rows: Sequence[str], goal: Cell) -> dict[Cell, int]:
     return distance
 
 
-def shortest(rows: Sequence[str], start: Cell, goal: Cell) -> list[str]:
+def shortest_moves(rows: Sequence[str], start: Cell, goal: Cell) -> list[str]:
     """Return the moves of a shortest path."""
     ahead, at, moves = distances(rows, goal), start, []
     while at != goal:
@@ -132,7 +132,7 @@ def shortest(rows: Sequence[str], start: Cell, goal: Cell) -> list[str]:
     return moves
 
 
-def searched(rows: Sequence[str], start: Cell, goal: Cell, *, sees_goal: bool) -> list[str]:
+def search_moves(rows: Sequence[str], start: Cell, goal: Cell, *, sees_goal: bool) -> list[str]:
     """Return the moves of a depth-first search: to an unvisited cell if there is one, else back.
 
     sees_goal: prefer the unvisited cell nearest to the goal.

@@ -1,4 +1,4 @@
-"""The words that mailboxes are made of. All names are invented."""
+"""Word lists and sentence templates of the mailboxes. All names are invented."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class Slot(NamedTuple):
     kind: str
     """Of its values: money, number, date, person, firm, place, code."""
     words: str
-    """What to search for."""
+    """Search words."""
     said: tuple[str, ...]
-    """Sentences that state it. {about}: the project or person; {value}."""
+    """Sentences that state the fact. Placeholders: {about} (project or person) and {value}."""
     changed: tuple[str, ...]
     """Sentences that state a value that replaces another."""
     ideas: tuple[str, ...]
-    """Sentences with a value that does not hold."""
+    """Sentences with a false value."""
     asked: tuple[str, ...]
-    """Questions for it."""
+    """Questions about the fact."""
     before: str
-    """The question for the value before the last."""
+    """Question about the value before the last change."""
 
 
 PROJECT = {
