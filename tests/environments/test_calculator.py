@@ -1,4 +1,4 @@
-"""The calculator: exact, bounded, no code; and problems that need it."""
+"""Calculator: exact and bounded evaluation without code execution; and the word problems."""
 
 from __future__ import annotations
 
@@ -42,44 +42,48 @@ def test_the_solver_solves_everything(seed):
 
 def test_splits_types_and_difficulties(problems):
     calculations = {
-        split: {"; ".join(one.input["steps"]) for one in problems.scenarios(split)} for split in checks.SPLITS
+        split: {"; ".join(scenario.input["steps"]) for scenario in problems.scenarios(split)} for split in checks.SPLITS
     }
     assert not calculations["train"] & calculations["heldout"]
     for split, size in (("train", 512), ("heldout", 128)):
-        found = problems.scenarios(split)
-        assert len(found) == len(calculations[split]) == size
-        assert set(Counter((one.type, one.difficulty) for one in found)) == {
+        scenarios = problems.scenarios(split)
+        assert len(scenarios) == len(calculations[split]) == size
+        assert set(Counter((scenario.type, scenario.difficulty) for scenario in scenarios)) == {
             (kind, steps) for kind in ("money", "stock", "travel", "work") for steps in range(1, 6)
         }
-    assert {one.difficulty for one in Calculator(steps=2).scenarios("train")} == {1, 2}
+    assert {scenario.difficulty for scenario in Calculator(steps=2).scenarios("train")} == {1, 2}
     with pytest.raises(ValueError, match="steps = 6"):
         Calculator(steps=6)
 
 
-def test_the_question_holds_what_is_needed_and_not_the_answer(problems):
-    """Each number of the solution stands in the story or is the result of an earlier step."""
+def test_the_question_has_the_needed_numbers_and_not_the_answer(problems):
+    """Each number of the solution is in the story or is the result of an earlier step."""
     for scenario in problems.scenarios("train"):
-        told = {Fraction(one.rstrip(".")) for one in re.findall(r"\d[\d.]*", scenario.input["question"])}
-        assert Fraction(scenario.input["answer"]) not in told
-        known = told | {Fraction(1), Fraction(2), Fraction(100)} | {100 - one for one in told}
+        given_numbers = {Fraction(number.rstrip(".")) for number in re.findall(r"\d[\d.]*", scenario.input["question"])}
+        assert Fraction(scenario.input["answer"]) not in given_numbers
+        available = (
+            given_numbers | {Fraction(1), Fraction(2), Fraction(100)} | {100 - number for number in given_numbers}
+        )
         for step in scenario.input["steps"]:
-            assert {Fraction(one) for one in re.findall(r"\d[\d.]*", step)} <= known, (scenario.input, step)
-            known.add(evaluate(step))
+            assert {Fraction(number) for number in re.findall(r"\d[\d.]*", step)} <= available, (scenario.input, step)
+            available.add(evaluate(step))
 
 
 def guess(draw: random.Random, messages: list[dict]) -> dict:
-    """One operation on numbers of the story, and then its result."""
-    said = messages[-1]
-    if said["role"] == "tool" and not said["content"].startswith("error"):
-        return call("submit", {"answer": said["content"]})
+    """Return one operation on numbers of the story, and then submit its result."""
+    last_message = messages[-1]
+    if last_message["role"] == "tool" and not last_message["content"].startswith("error"):
+        return call("submit", {"answer": last_message["content"]})
     numbers = re.findall(r"\d+", messages[1]["content"])
     return call("calculate", {"expression": f"{draw.choice(numbers)} {draw.choice('+-*/')} {draw.choice(numbers)}"})
 
 
-def test_chance_solves_next_to_nothing_and_less_where_it_is_harder(problems):
+def test_random_actions_rarely_succeed_and_less_at_higher_difficulty(problems):
     scenarios = problems.scenarios("train")
     rate = {
-        level: checks.success_of(problems, [one for one in scenarios if one.difficulty == level], guess, turns=4)
+        level: checks.success_of(
+            problems, [scenario for scenario in scenarios if scenario.difficulty == level], guess, turns=4
+        )
         for level in range(1, 6)
     }
     assert rate[1] < 0.35
@@ -93,8 +97,8 @@ def test_one_submission_counts(problems):
     assert (step.done, step.info["success"]) == (True, False)
     step = checks.play(problems, scenario, [call("submit", {"answer": "many"}), right])[-1]
     assert (step.info["success"], step.info["invalid_actions"]) == (True, 1)
-    said = {"role": "assistant", "content": f"It is {scenario.input['answer']}."}
-    assert checks.play(problems, scenario, [said])[-1].info["success"] is False
+    message = {"role": "assistant", "content": f"It is {scenario.input['answer']}."}
+    assert checks.play(problems, scenario, [message])[-1].info["success"] is False
 
 
 @pytest.mark.parametrize(
@@ -131,7 +135,7 @@ def test_it_calculates_exactly(expression, value):
         "\x00", "\ud83d", "1\n2", "a := 1", "f'{1}'", "round(1)(2)",
     ],
 )  # fmt: skip
-def test_what_it_does_not_calculate_it_says(expression):
+def test_unsupported_expressions_are_explained(expression):
     began = time.process_time()
     with pytest.raises(Invalid):
         evaluate(expression)
@@ -157,11 +161,11 @@ def test_it_agrees_with_fractions(a, b, sign):
     ("text", "value"),
     [("12", 12), (" $1,234.50 ", Fraction("1234.5")), ("-3.", -3), (".5", Fraction(1, 2)), ("1,234,567", 1234567)],
 )
-def test_numbers_are_read_as_people_write_them(text, value):
+def test_submitted_numbers_are_parsed(text, value):
     assert parse_number(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "12 apples", "1,23", "1e5", "nan", "½", "٣", "1" * 60, "1/2", "--1"])
-def test_what_is_no_number_is_refused(text):
+def test_malformed_numbers_are_refused(text):
     with pytest.raises(Invalid, match="a number"):
         parse_number(text)
