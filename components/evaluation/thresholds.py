@@ -35,6 +35,6 @@ class Mark:
         return f"{self.measure} is {self.found:.3f}, {'below' if self.least else 'above'} its mark of {self.value:g}"
 
 
-def judge_by(marks: Mapping[str, float], found: Mapping[str, float | None]) -> list[Mark]:
+def judge_by(marks: Mapping[str, float], values: Mapping[str, float | None]) -> list[Mark]:
     """Return the marks with the measured value of each."""
-    return [Mark(name, value, found.get(name), name in LEAST) for name, value in marks.items()]
+    return [Mark(name, mark, values.get(name), name in LEAST) for name, mark in marks.items()]

@@ -59,8 +59,8 @@ def links(filter_: Target) -> dict[str, Any]:
         return {"": filter_}
     return {
         f".filters.{name}{end}": link
-        for name, one in filter_.arguments["filters"].items()
-        for end, link in (links(one).items() if isinstance(one, Target) else [("", one)])
+        for name, member in filter_.arguments["filters"].items()
+        for end, link in (links(member).items() if isinstance(member, Target) else [("", member)])
     }
 
 

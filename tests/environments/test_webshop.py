@@ -147,7 +147,7 @@ def test_the_features_page_lists_every_attribute_and_no_lures(shop):
     product = shop.site.products[7]
     text = Page(shop.site.page(f"features?id={product.code}")).text
     names = [name for group in ATTRIBUTES.values() for names in group for name in names]
-    assert {name for name in names if f"- {name}\n" in text + "\n"} == set(product.said)
+    assert {name for name in names if f"- {name}\n" in text + "\n"} == set(product.synonyms)
     description = Page(shop.site.page(f"description?id={product.code}")).text
     absent = {
         name for group in ATTRIBUTES.values() for names in group for name in names if names[0] not in product.attributes

@@ -50,8 +50,10 @@ class Entity(NamedTuple):
 
 
 class Clue(NamedTuple):
+    """Clue about entities."""
+
     kind: str
-    """Clue about entities, by kind.
+    """Kind of the clue.
 
     direct: a person and one of their entities. link: two entities of one person. not: two entities of different people.
     either: the first entity belongs to the person of one of the others. before: the person of the first came before
@@ -151,9 +153,9 @@ Truth = tuple[tuple[int, ...], ...]
 
 
 def puzzle(task: dict[str, Any]) -> tuple[tuple[Clue, ...], list[tuple[Entity, int]]]:
-    """The clues of a scenario, and its questions: of whom or what, and which category is asked for."""
-    found = clues(_truth(task), tuple(task["kinds"]), task["clues"])
-    return found, questions(_truth(task), found, task["questions"], task["clues"])
+    """Return the clues of a scenario and its questions, each an entity and the category asked for."""
+    stated = clues(_truth(task), tuple(task["kinds"]), task["clues"])
+    return stated, questions(_truth(task), stated, task["questions"], task["clues"])
 
 
 @functools.lru_cache(maxsize=1024)

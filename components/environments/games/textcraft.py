@@ -218,7 +218,7 @@ class TextCraft(GeneratedGame):
 
 
 def plan(item: str, count: int) -> tuple[Items, list[tuple[Recipe, int]]]:
-    """What to get, and what to craft how many times, in an order in which it can be: what is used comes first."""
+    """Return the raw items to collect by count, and the recipes with their number of crafts, ingredients first."""
     wanted, crafts, raw = Counter({item: count}), [], Items()
     for name in sorted(_ingredients(item), key=lambda name_: (-depth(name_), name_)):
         recipe = recipes().get(name)

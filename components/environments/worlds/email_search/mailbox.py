@@ -185,7 +185,7 @@ class _Planner:
         for turn, day in enumerate(days):
             value = self._value(slot.kind, used)
             fact.values.append(value)
-            sentences = slot.changed if turn else slot.said
+            sentences = slot.changed if turn else slot.statements
             says = rng.choice(sentences).format(about=about, value=self._format_value(slot.kind, value))
             fact.shown.append(self._add_statement(day, rng.choice(subjects), says))
         for _ in range(rng.choice((0, 0, 1, 2))):

@@ -32,16 +32,16 @@ MONTHS = (
 
 
 class Slot(NamedTuple):
-    """Something that is known of a project or a person."""
+    """Kind of fact about a project or a person."""
 
     kind: str
-    """Of its values: money, number, date, person, firm, place, code."""
+    """Kind of the values: money, number, date, person, firm, place, code."""
     words: str
     """Search words."""
-    said: tuple[str, ...]
+    statements: tuple[str, ...]
     """Sentences that state the fact. Placeholders: {about} (project or person) and {value}."""
     changed: tuple[str, ...]
-    """Sentences that state a value that replaces another."""
+    """Sentences that state a new value of the fact."""
     ideas: tuple[str, ...]
     """Sentences with a false value."""
     asked: tuple[str, ...]

@@ -212,12 +212,13 @@ def counting(rng: random.Random, level: int) -> Puzzle:
     rows, columns = rng.randrange(7, 11), rng.randrange(7, 11)
     cells = list(itertools.product(range(rows), range(columns)))[1:-1]
     blocked = sorted(rng.sample(cells, rng.randrange(4, 12)))
-    ways_ = [[0] * columns for _ in range(rows)]
-    for at in range(rows):
-        for to in range(columns):
-            if (at, to) not in blocked:
-                above, left = ways_[at - 1][to] if at else 0, ways_[at][to - 1] if to else 0
-                ways_[at][to] = 1 if at == to == 0 else above + left
+    path_counts = [[0] * columns for _ in range(rows)]
+    for row_index in range(rows):
+        for column_index in range(columns):
+            if (row_index, column_index) not in blocked:
+                above = path_counts[row_index - 1][column_index] if row_index else 0
+                left = path_counts[row_index][column_index - 1] if column_index else 0
+                path_counts[row_index][column_index] = 1 if row_index == column_index == 0 else above + left
     return Puzzle(
         f"A grid has {rows} rows and {columns} columns, both numbered from 0. A robot walks from (0, 0) to "
         f"({rows - 1}, {columns - 1}), each step to the next row or to the next column, and may not enter these cells "
@@ -226,7 +227,7 @@ def counting(rng: random.Random, level: int) -> Puzzle:
         f"    if (row, column) in blocked or row >= {rows} or column >= {columns}:\n        return 0\n"
         f"    if (row, column) == ({rows - 1}, {columns - 1}):\n        return 1\n"
         f"    return ways(row + 1, column) + ways(row, column + 1)\nprint(ways(0, 0))",
-        ways_[-1][-1],
+        path_counts[-1][-1],
     )
 
 

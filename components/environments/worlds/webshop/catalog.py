@@ -306,12 +306,12 @@ class Product(NamedTuple):
     """Label and values of each group of options; each value with its extra price in cents."""
     cents: int
     """Price of the cheapest choice in cents."""
-    said: tuple[str, ...]
+    synonyms: tuple[str, ...]
     """Synonym that the texts use for each attribute."""
 
     @property
     def title(self) -> str:
-        shown = ", ".join(self.said[: 1 + self.number % 2])
+        shown = ", ".join(self.synonyms[: 1 + self.number % 2])
         return f"{self.brand} {self.series} {self.kind}, {shown}"
 
     def price(self, chosen: dict[str, str]) -> int:
@@ -352,7 +352,7 @@ def catalog(seed: int, products: int) -> tuple[Product, ...]:
                 attributes=tuple(names[0] for names in attribute_names),
                 options=tuple(_group(rng, group) for group in groups.split("|")),
                 cents=rng.randrange(low * 10, high * 10) * 10 - 1,
-                said=tuple(rng.choice(names) for names in attribute_names),
+                synonyms=tuple(rng.choice(names) for names in attribute_names),
             )
         )
     return tuple(generated)
@@ -362,7 +362,7 @@ def description(seed: int, product: Product) -> str:
     rng = random.Random(f"webshop description {seed} {product.number}")
     words = {"brand": product.brand, "series": product.series.split()[0], "kind": product.kind}
     absent = [names for names in ATTRIBUTES[_ATTRIBUTE_SET[product.kind]] if names[0] not in product.attributes]
-    claims = [rng.choice(CLAIMS).format(name=name) for name in rng.sample(product.said, 2)]
+    claims = [rng.choice(CLAIMS).format(name=name) for name in rng.sample(product.synonyms, 2)]
     lures = [
         rng.choice(LURES).format(name=rng.choice(names), series=rng.choice(SERIES), number=rng.randrange(10, 1000))
         for names in rng.sample(absent, 2)
@@ -374,7 +374,7 @@ def description(seed: int, product: Product) -> str:
 
 def features(seed: int, product: Product) -> list[str]:
     rng = random.Random(f"webshop features {seed} {product.number}")
-    texts = [*product.said, *(words.rstrip(".") for words in rng.sample(PADDING, 2))]
+    texts = [*product.synonyms, *(words.rstrip(".") for words in rng.sample(PADDING, 2))]
     rng.shuffle(texts)
     return texts
 

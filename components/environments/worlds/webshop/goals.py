@@ -127,7 +127,7 @@ def _goal(rng: random.Random, product: Product, level: Level) -> dict[str, Any]:
     limit = -(-int(product.price(options) * level.slack) // 100)
     names_in_request = []
     for number, index in enumerate(picked):
-        name, synonym = product.attributes[index], product.said[index]
+        name, synonym = product.attributes[index], product.synonyms[index]
         names_in_request.append(
             rng.choice([candidate for candidate in NAMES[name] if candidate != synonym])
             if number < level.renamed

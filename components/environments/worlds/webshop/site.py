@@ -176,7 +176,7 @@ def _index(seed: int, products: int) -> Index:
                 (
                     product.title,
                     f"{product.department} {product.section} {product.kind}",
-                    f"{'; '.join(product.said)}; "
+                    f"{'; '.join(product.synonyms)}; "
                     f"{' '.join(value for _, values in product.options for value, _ in values)}",
                     description(seed, product),
                 ),
