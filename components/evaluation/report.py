@@ -187,8 +187,10 @@ CURVES = (
     Curve("entropy", "Entropy", "nats per token", low=0.0),
     Curve("sampled_tokens", "Sampled tokens", "mean per episode", low=0.0),
     Curve("repetition", "Repetition", "share of the 3-grams of a message that repeat", percent, 0.0, 1.0),
-    Curve("identical_within", "Identical answers in a group", "share of pairs without success", percent, 0.0, 1.0),
-    Curve("identical_between", "Identical answers between scenarios", "share of pairs of scenarios", percent, 0.0, 1.0),
+    Curve(
+        "identical_within", "Identical answers in a group", "share of pairs, except both successful", percent, 0.0, 1.0
+    ),
+    Curve("identical_between", "Identical answers between scenarios", "same, of pairs of scenarios", percent, 0.0, 1.0),
     Curve("spread", "Disagreement of judges", "mean standard deviation of their scores", low=0.0),
     Curve("turns", "Turns", "mean per episode", low=0.0),
     Curve("grad_norm", "Gradient norm", "before clipping", low=0.0),
