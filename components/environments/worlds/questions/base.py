@@ -36,8 +36,8 @@ QuestionAndAnswer = tuple[str, Answer] | None
 
 
 class Questions(ToolEnvironment):
-    """Base class of question environments. Subclasses define tools that return JSON from `self.data`, `world`, and a
-    method `ask_FORM` for each form of question.
+    """Questions over a small world of data that only the tools can read. Subclasses define the tools, which return JSON
+    from `self.data`, the generator `world`, and a method `ask_FORM` for each form of question.
 
     seed: seed of the worlds and questions. train, heldout: scenarios of the two splits.
     """
