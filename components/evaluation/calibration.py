@@ -1,21 +1,22 @@
-"""How far a judge can be trusted: its scores against the truth, with 95 % intervals.
+"""Calibration of a judge: its scores compared with the truth, with 95 % intervals.
 
-Of N episodes in G groups (the episodes of a scenario), with the truth t, the score s of the first judgement, the scores
-of all R judgements, the place at which each was shown and the length of what the policy wrote:
+For N episodes in G groups (the episodes of a scenario), with truth t, score s of the first judgement, scores of all R
+judgements, position at which each episode was shown, and length of the policy's text:
 
     auc               P(s_i > s_j) + P(s_i = s_j) / 2       for t_i above the threshold, t_j not
     spearman          correlation of the midranks of s and t
-    spearman_within   the same within a group, mean over the groups in which t differs
+    spearman_within   the same within a group, mean over the groups in which t varies
     agreement         share of pairs within a group, with t_i > t_j, that have s_i > s_j; equal scores count half
     length_bias       rank correlation of s with length, given t: (r_sl - r_st r_lt) / √((1 - r_st²)(1 - r_lt²))
-    position_bias     rank correlation of s with the place shown, each less its mean over the judgements of the episode
+    position_bias     rank correlation of s with the position, both minus their mean over the episode's judgements
     noise             standard deviation of an episode's scores over the judgements (R - 1 in its denominator), mean
 
-A score that never differs orders nothing: its correlations are 0 and its auc is 1/2. Where the truth never differs, or
-lengths, or places, there is nothing to measure and the value is None. Intervals are percentile bootstraps over groups
-(`components.evaluation.metrics`), for a group's episodes are not independent of each other; a single group has none.
+A constant score does not rank episodes: its correlations are 0 and its auc is 1/2. If the truth, the lengths or the
+positions are constant, there is nothing to measure and the value is None. Intervals are percentile bootstraps over
+groups (`components.evaluation.metrics`), because the episodes of a group are not independent. A single group has no
+interval.
 
-Where the truth decides the ranks of the scores altogether (|r_st| = 1), nothing is left for length to explain: 0.
+If the truth determines the ranks of the scores (|r_st| = 1), length_bias is 0: no variation remains to be explained.
 """
 
 from __future__ import annotations
@@ -34,51 +35,55 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = np.ndarray[Any, Any]
     Statistic: TypeAlias = Callable[..., Array]
-    """From values (N,) and weights (B, N), how often each is in a resample, to (B,); NaN where it is not defined."""
+    """Function of values (N,) and weights (B, N), the count of each value per resample, to (B,); NaN if undefined."""
 
 RESAMPLES = 2000
 BINS = 10
-"""Of the calibration curve: deciles of the score."""
-_PART = 100
-"""Resamples that are in memory at once."""
+"""Bins of the calibration curve: deciles of the score."""
+_CHUNK = 100
+"""Resamples in memory at once."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One episode, and what was said of it."""
+    """One episode with its truth and its judgements."""
 
     id: str
     group: str
     truth: float
     length: float
-    """Characters that the policy wrote."""
+    """Characters in the policy's text."""
     scores: Sequence[float | None]
-    """(R,) of each judgement; None where it could not be scored."""
+    """(R,) score of each judgement; None if it failed."""
     positions: Sequence[float | None] = ()
-    """(R,) at which place of its group it was shown each time, from 0 (the first) to 1 (the last). None where it was
-    shown alone."""
+    """(R,) position within its group at each judgement, from 0 (first) to 1 (last). None if it was shown alone."""
 
 
 def written(trajectory: Trajectory) -> float:
-    """Characters that the policy wrote in an episode: its messages and the arguments of its calls."""
-    messages = [one for history in trajectory.histories for one in history.messages if one.role == "assistant"]
-    return float(sum(len(one.content) + sum(len(call.arguments) for call in one.tool_calls) for one in messages))
+    """Return the number of characters that the policy wrote: its messages and the arguments of its tool calls."""
+    messages = [
+        message for history in trajectory.histories for message in history.messages if message.role == "assistant"
+    ]
+    return float(
+        sum(len(message.content) + sum(len(call.arguments) for call in message.tool_calls) for message in messages)
+    )
 
 
 def measure(episodes: Sequence[Judged], threshold: float | None = None) -> dict[str, Any]:
-    """The measures by name, each `{"value", "low", "high", "n"}`: value and interval are None where there is nothing to
-    measure, n is what was measured (episodes; groups; pairs).
+    """Return the measures by name, each `{"value", "low", "high", "n"}`.
 
-    Besides them `{"episodes", "groups", "threshold"}`: what was scored at the first judgement, and the truth above
-    which an episode counts as good. threshold: None takes the middle between the lowest and the highest truth.
+    Value and interval are None if there is nothing to measure; n counts the measured items (episodes, groups, pairs).
+    The result also has `{"episodes", "groups", "threshold"}`: counts of those scored at the first judgement, and the
+    truth above which an episode counts as good. threshold: None takes the midpoint between the lowest and the highest
+    truth.
     """
     import numpy as np
 
-    scored = [one for one in episodes if one.scores[0] is not None]
-    score_N = np.array([one.scores[0] for one in scored], float)
-    truth_N = np.array([one.truth for one in scored], float)
-    length_N = np.array([one.length for one in scored], float)
-    groups = [one.group for one in scored]
+    scored = [episode for episode in episodes if episode.scores[0] is not None]
+    score_N = np.array([episode.scores[0] for episode in scored], float)
+    truth_N = np.array([episode.truth for episode in scored], float)
+    length_N = np.array([episode.length for episode in scored], float)
+    groups = [episode.group for episode in scored]
     if threshold is None:
         threshold = float(truth_N.min() + truth_N.max()) / 2 if len(scored) else 0.0
     return {
@@ -96,7 +101,7 @@ def measure(episodes: Sequence[Judged], threshold: float | None = None) -> dict[
 
 
 def ranks(value_N: Array, weight_BN: Array) -> Array:
-    """(B, N) midranks, from 1, of each value in a sample that has it `weight` times."""
+    """Return the midranks (B, N), from 1, of each value in a sample that contains it `weight` times."""
     import numpy as np
 
     distinct, place_N = np.unique(value_N, return_inverse=True)
@@ -108,7 +113,7 @@ def ranks(value_N: Array, weight_BN: Array) -> Array:
 
 
 def auc(score_N: Array, good_N: Array, weight_BN: Array) -> Array:
-    """(B,) by the ranks of the good: (mean rank of n⁺ good ones - (n⁺ + 1) / 2) / n⁻ (Mann and Whitney 1947)."""
+    """Return the AUC (B,): (mean rank of the n⁺ good episodes - (n⁺ + 1) / 2) / n⁻ (Mann and Whitney 1947)."""
     import numpy as np
 
     good_BN = weight_BN * good_N
@@ -119,64 +124,71 @@ def auc(score_N: Array, good_N: Array, weight_BN: Array) -> Array:
 
 
 def spearman(score_N: Array, other_N: Array, weight_BN: Array) -> Array:
-    """(B,) correlation of midranks. 0 where all scores are equal, NaN where all others are."""
+    """Return the correlation of midranks (B,): 0 if all scores are equal, NaN if all values of `other_N` are equal."""
     return _correlation(ranks(score_N, weight_BN), ranks(other_N, weight_BN), weight_BN)
 
 
 def partial(score_N: Array, length_N: Array, truth_N: Array, weight_BN: Array) -> Array:
-    """(B,) rank correlation of score and length, given the truth. Where the truth never differs, without it."""
+    """Return the partial rank correlation (B,) of score and length, given the truth.
+
+    If the truth is constant, return the plain rank correlation.
+    """
     import numpy as np
 
     s_BN, l_BN, t_BN = (ranks(values, weight_BN) for values in (score_N, length_N, truth_N))
     r_sl = _correlation(s_BN, l_BN, weight_BN)
-    r_st, r_lt = (np.nan_to_num(_correlation(one, t_BN, weight_BN)) for one in (s_BN, l_BN))
-    left_s, left_l = 1 - r_st**2, 1 - r_lt**2
+    r_st, r_lt = (np.nan_to_num(_correlation(rank_BN, t_BN, weight_BN)) for rank_BN in (s_BN, l_BN))
+    rest_s, rest_l = 1 - r_st**2, 1 - r_lt**2
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = (r_sl - r_st * r_lt) / np.sqrt(left_s * left_l)
-    found = np.where(left_l < 1e-12, np.nan, found)
-    return np.where(np.isnan(r_sl), np.nan, np.where(left_s < 1e-12, 0.0, found))
+        partial_B = (r_sl - r_st * r_lt) / np.sqrt(rest_s * rest_l)
+    partial_B = np.where(rest_l < 1e-12, np.nan, partial_B)
+    return np.where(np.isnan(r_sl), np.nan, np.where(rest_s < 1e-12, 0.0, partial_B))
 
 
 def curve(episodes: Sequence[Judged]) -> list[dict[str, Any]]:
-    """The mean truth by decile of the score, from the lowest: `{"score", "value", "low", "high", "n"}` each. Equal
-    scores are in one decile, so there may be fewer."""
-    scored = [one for one in episodes if one.scores[0] is not None]
+    """Return the mean truth by decile of the score, in ascending order, each `{"score", "value", "low", "high", "n"}`.
+
+    Equal scores are in one decile, so there may be fewer than ten.
+    """
+    scored = [episode for episode in episodes if episode.scores[0] is not None]
     if not scored:
         return []
     import numpy as np
 
-    rank_N = ranks(np.array([one.scores[0] for one in scored], float), np.ones((1, len(scored))))[0]
+    rank_N = ranks(np.array([episode.scores[0] for episode in scored], float), np.ones((1, len(scored))))[0]
     bins: dict[int, list[Judged]] = {}
-    for one, rank in zip(scored, rank_N, strict=True):
-        bins.setdefault(min(int((rank - 0.5) / len(scored) * BINS), BINS - 1), []).append(one)
-    found = []
+    for episode, rank in zip(scored, rank_N, strict=True):
+        bins.setdefault(min(int((rank - 0.5) / len(scored) * BINS), BINS - 1), []).append(episode)
+    points = []
     for number in sorted(bins):
-        truths = [[one.truth for one in group] for group in _members(bins[number])]
-        score = fmean(one.scores[0] or 0.0 for one in bins[number])
-        found.append({"score": score, **_clustered(truths)})
-    return found
+        truths = [[episode.truth for episode in group] for group in _members(bins[number])]
+        score = fmean(episode.scores[0] or 0.0 for episode in bins[number])
+        points.append({"score": score, **_clustered(truths)})
+    return points
 
 
 def roc(episodes: Sequence[Judged], threshold: float) -> list[tuple[float, float]]:
-    """(share of the bad, share of the good) that score at least as high, for each score from the highest down; empty
-    where there are none of either."""
-    found = [(one.scores[0], one.truth > threshold) for one in episodes if one.scores[0] is not None]
-    good = sum(truth for _, truth in found)
-    bad = len(found) - good
+    """Return (false positive rate, true positive rate) for each score as threshold, from the highest down.
+
+    Return an empty list if there is no good or no bad episode.
+    """
+    labels = [(episode.scores[0], episode.truth > threshold) for episode in episodes if episode.scores[0] is not None]
+    good = sum(truth for _, truth in labels)
+    bad = len(labels) - good
     if not good or not bad:
         return []
     points = [(0.0, 0.0)]
     high = low = 0
-    ordered = sorted(found, key=lambda pair: -pair[0])
-    for place, (score, truth) in enumerate(ordered):
+    ordered = sorted(labels, key=lambda pair: -pair[0])
+    for index, (score, truth) in enumerate(ordered):
         high, low = high + truth, low + (not truth)
-        if place + 1 == len(ordered) or ordered[place + 1][0] != score:
+        if index + 1 == len(ordered) or ordered[index + 1][0] != score:
             points.append((low / bad, high / good))
     return points
 
 
 def _correlation(x_BN: Array, y_BN: Array, weight_BN: Array) -> Array:
-    """(B,) Pearson's, weighted. 0 where x does not vary, NaN where y does not."""
+    """Return the weighted Pearson correlation (B,): 0 if x is constant, NaN if y is constant."""
     import numpy as np
 
     total_B = weight_BN.sum(1, keepdims=True)
@@ -190,34 +202,36 @@ def _correlation(x_BN: Array, y_BN: Array, weight_BN: Array) -> Array:
 
 
 def _resampled(statistic: Statistic, groups: Sequence[str], *values_N: Array) -> dict[str, Any]:
-    """The statistic, and its percentile interval over resamples of whole groups. A resample in which it is not defined
-    is left out; no interval where that is the half of them."""
+    """Return the statistic and its percentile interval over resamples of whole groups.
+
+    Resamples in which the statistic is undefined are left out. There is no interval if they are half or more.
+    """
     import numpy as np
 
     count = len(groups)
-    found: dict[str, Any] = {"value": None, "low": None, "high": None, "n": count}
+    summary: dict[str, Any] = {"value": None, "low": None, "high": None, "n": count}
     if count < 2:
-        return found
+        return summary
     value = float(statistic(*values_N, np.ones((1, count)))[0])
     if math.isnan(value):
-        return found
+        return summary
     names = sorted(set(groups))
     index_N = np.searchsorted(names, groups)
     generator = np.random.default_rng(SEED)
-    drawn = []
-    for _ in range(0, RESAMPLES, _PART) if len(names) > 1 else ():
-        times_BG = generator.multinomial(len(names), [1 / len(names)] * len(names), size=_PART)
-        drawn.append(statistic(*values_N, times_BG[:, index_N].astype(float)))
-    statistic_B = np.concatenate(drawn) if drawn else np.array([])
+    chunks = []
+    for _ in range(0, RESAMPLES, _CHUNK) if len(names) > 1 else ():
+        times_BG = generator.multinomial(len(names), [1 / len(names)] * len(names), size=_CHUNK)
+        chunks.append(statistic(*values_N, times_BG[:, index_N].astype(float)))
+    statistic_B = np.concatenate(chunks) if chunks else np.array([])
     defined = statistic_B[~np.isnan(statistic_B)]
     if 2 * len(defined) <= RESAMPLES:
-        return {**found, "value": value}
+        return {**summary, "value": value}
     low, high = np.quantile(defined, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return {**found, "value": value, "low": float(low), "high": float(high)}
+    return {**summary, "value": value, "low": float(low), "high": float(high)}
 
 
 def _clustered(clusters: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The mean over all values, and its interval."""
+    """Return the mean over all values and its interval."""
     values = [value for cluster in clusters for value in cluster]
     if not values:
         return {"value": None, "low": None, "high": None, "n": 0}
@@ -227,27 +241,27 @@ def _clustered(clusters: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 def _members(episodes: Sequence[Judged]) -> list[list[Judged]]:
     groups: dict[str, list[Judged]] = {}
-    for one in episodes:
-        groups.setdefault(one.group, []).append(one)
+    for episode in episodes:
+        groups.setdefault(episode.group, []).append(episode)
     return list(groups.values())
 
 
 def _within(scored: Sequence[Judged]) -> list[float | None]:
-    """Spearman's correlation within each group; None where the truth does not differ."""
+    """Return Spearman's correlation within each group; None if the truth is constant."""
     import numpy as np
 
-    found: list[float | None] = []
+    correlations: list[float | None] = []
     for group in _members(scored):
         score_M, truth_M = (
             np.array(values, float) for values in zip(*((g.scores[0], g.truth) for g in group), strict=True)
         )
         value = float(spearman(score_M, truth_M, np.ones((1, len(group))))[0])
-        found.append(None if math.isnan(value) else value)
-    return found
+        correlations.append(None if math.isnan(value) else value)
+    return correlations
 
 
 def _pairs(scored: Sequence[Judged]) -> list[list[float]]:
-    """Of each group, for each pair whose truth differs: 1 where the scores order it so, 1/2 where they are equal."""
+    """Return, by group, for each pair whose truth differs: 1 if the scores order it alike, 1/2 if equal, else 0."""
     return [
         [
             _ordered(better.scores[0] or 0.0, worse.scores[0] or 0.0)
@@ -264,31 +278,32 @@ def _ordered(better: float, worse: float) -> float:
 
 
 def _deviations(episodes: Sequence[Judged]) -> list[list[float]]:
-    """Of each group, the standard deviation of each episode that was scored at least twice."""
+    """Return, by group, the standard deviation of each episode that was scored at least twice."""
     return [
-        [stdev(values) for one in group if len(values := [s for s in one.scores if s is not None]) > 1]
+        [stdev(values) for episode in group if len(values := [s for s in episode.scores if s is not None]) > 1]
         for group in _members(episodes)
     ]
 
 
 def _position_bias(episodes: Sequence[Judged]) -> dict[str, Any]:
-    """Of every judgement of every episode that was shown at several places."""
+    """Return the position bias over all judgements of the episodes that were shown at several positions."""
     import numpy as np
 
     groups: list[str] = []
     scores: list[float] = []
-    places: list[float] = []
-    for one in episodes:
-        pairs = zip(one.scores, one.positions, strict=False)
-        shown = [(score, place) for score, place in pairs if score is not None and place is not None]
-        if len({place for _, place in shown}) > 1:
-            mean_score, mean_place = fmean(score for score, _ in shown), fmean(place for _, place in shown)
-            groups += [one.group] * len(shown)
-            scores += [_rounded(score - mean_score) for score, _ in shown]
-            places += [_rounded(place - mean_place) for _, place in shown]
-    return _resampled(spearman, groups, np.array(scores), np.array(places))
+    positions: list[float] = []
+    for episode in episodes:
+        pairs = zip(episode.scores, episode.positions, strict=False)
+        judgements = [(score, position) for score, position in pairs if score is not None and position is not None]
+        if len({position for _, position in judgements}) > 1:
+            mean_score = fmean(score for score, _ in judgements)
+            mean_position = fmean(position for _, position in judgements)
+            groups += [episode.group] * len(judgements)
+            scores += [_rounded(score - mean_score) for score, _ in judgements]
+            positions += [_rounded(position - mean_position) for _, position in judgements]
+    return _resampled(spearman, groups, np.array(scores), np.array(positions))
 
 
 def _rounded(value: float) -> float:
-    """A difference to a mean without what rounding made of equal numbers."""
+    """Round a difference to the mean, so that equal values have equal ranks despite floating-point errors."""
     return round(value, 12)

@@ -1,4 +1,4 @@
-"""What was found of a judge, as one self-contained HTML page. `Calibration` is plain data that a command fills."""
+"""Calibration of a judge as one self-contained HTML page. `Calibration` is plain data that a command fills."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MEASURES = {
     "position_bias": "Rank correlation with the place shown",
     "noise": "Standard deviation over judgements of an episode",
 }
-"""What each measure is, in words; the first four are better the higher they are, the others the nearer to 0."""
+"""Description of each measure. Of the first four, higher is better; of the others, values near 0 are better."""
 
 
 @dataclass(frozen=True)
 class Misjudged:
-    """An episode on which judge and truth are far apart."""
+    """Episode on which score and truth differ most."""
 
     trajectory: Trajectory
     score: float
@@ -37,15 +37,17 @@ class Misjudged:
 
 @dataclass(frozen=True)
 class Calibration:
+    """Content of the page."""
+
     experiment: str
     reward: str
-    """Class of the reward that was measured."""
+    """Class of the measured reward."""
     truth: str
-    """What was taken for true, in words."""
+    """Description of the source of truth."""
     measures: Mapping[str, Any]
-    """What `components.evaluation.calibration.measure` returns."""
+    """Result of `components.evaluation.calibration.measure`."""
     counts: Mapping[str, float | None]
-    """`episodes`, `failed`, `unscored` (a share), `cost_per_thousand`, `seconds_per_thousand`, by name."""
+    """Values of `episodes`, `failed`, `unscored` (a share), `cost_per_thousand` and `seconds_per_thousand`."""
     curve: Sequence[Mapping[str, Any]] = ()
     roc: Sequence[tuple[float, float]] = ()
     marks: Sequence[Mark] = ()
@@ -53,11 +55,11 @@ class Calibration:
     misjudged: Sequence[Misjudged] = ()
     created: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """The reward as it was configured."""
+    """Configuration of the reward."""
     overrides: Sequence[str] = ()
 
     def charts(self) -> dict[str, str]:
-        """By title; empty text where there is nothing to draw."""
+        """Return the charts by title; empty text if there is nothing to plot."""
         return {
             "Mean truth by decile of the score": calibration_chart(self.curve),
             "ROC: good episodes against bad ones that score as high": roc_chart(self.roc),
@@ -65,7 +67,7 @@ class Calibration:
 
 
 def render(calibration: Calibration) -> str:
-    """The page as HTML text."""
+    """Return the page as HTML text."""
     import yaml
 
     return page(
@@ -73,7 +75,7 @@ def render(calibration: Calibration) -> str:
         it=calibration,
         measures=[(name, MEASURES[name], calibration.measures[name]) for name in MEASURES],
         charts={title: chart for title, chart in calibration.charts().items() if chart},
-        misjudged=[(one, view(one.trajectory)) for one in calibration.misjudged],
-        overrides=[mask_text(one) for one in calibration.overrides],
+        misjudged=[(episode, view(episode.trajectory)) for episode in calibration.misjudged],
+        overrides=[mask_text(override) for override in calibration.overrides],
         config=yaml.safe_dump(mask(dict(calibration.config)), sort_keys=False, allow_unicode=True),
     )

@@ -1,7 +1,7 @@
-"""Runs side by side: one self-contained HTML page, in the look of the report and from the same parts.
+"""Comparison of runs as one self-contained HTML page, with the layout and components of the report.
 
-`Comparison` is plain data that a flow fills; the first run is the baseline. `compare_episodes` says how the last
-evaluation of a run differs from the baseline's, on the scenarios that both played; `render` makes the page.
+`Comparison` is plain data that a flow fills; the first run is the baseline. `compare_episodes` compares the last
+evaluation of a run with the baseline's, on the scenarios that both played; `render` renders the page.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from components.redaction import mask
 from components.trajectories.schema import Scenario, Trajectory
 
 MOST_PAIRS = 100
-"""Changed scenarios of one run whose episodes are on the page; the others are only named."""
+"""Maximum number of changed scenarios per run whose episodes are on the page; of the others, the page lists ids."""
 HELDOUT = "heldout_success"
-"""The curve that is drawn from evaluations."""
+"""Key of the curve that is plotted from evaluations."""
 
 
 @dataclass(frozen=True)
 class StageTotal:
-    """All stages of one kind in one run."""
+    """Totals over all stages of one kind in one run."""
 
     ran: int = 0
     cached: int = 0
     seconds: float = 0.0
-    """Time that this run waited for them."""
+    """Time that this run waited for them, in seconds."""
     cost: float = 0.0
-    """What they cost in this run, in the currency of the prices."""
+    """Cost in this run, in the currency of the prices."""
     unnoticed: float = 0.0
-    """Further time that they took beside another stage, which the run would have waited for anyway."""
+    """Additional seconds that overlapped with another stage, so that the run did not wait for them."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run, as far as it got."""
+    """One run, finished or not."""
 
     letter: str
-    """A is the baseline."""
+    """Letter of the run; A is the baseline."""
     id: str
     name: str
     """Name of its experiment."""
@@ -50,24 +50,24 @@ class Run:
     status: str
     """`finished`, `failed`, `killed` or `running`."""
     started: str
-    """Date and time, as it is to be shown."""
+    """Date and time, formatted for display."""
     seconds: float | None
-    """Wall-clock time; None where it is not known."""
+    """Wall-clock time; None if unknown."""
     git_commit: str
     overrides: Sequence[str]
     evaluations: Mapping[str, Evaluation]
-    """`start`, `sft`, `final`: those that there are, in this order."""
+    """Evaluations by name (`start`, `sft`, `final`), those that exist, in this order."""
     rounds: Mapping[int, Mapping[str, float]]
-    """Metrics by number of the round, under the names of `components.evaluation.report.CURVES`."""
+    """Metrics by round, under the names of `components.evaluation.report.CURVES`."""
     stages: Mapping[str, StageTotal]
-    """By kind of stage."""
+    """Totals by kind of stage."""
     heldout: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """Summaries of its evaluations by the round after which the policy stood, from the start of the rounds (0; of a
-    fork, the step where it begins) to the final policy."""
+    """Summaries of the evaluations by the round after which the policy was evaluated, from the start of the rounds (0;
+    in a fork, the step where it begins) to the final policy."""
     chosen: int | None = None
-    """The round of the final policy where the run chose the best of those; else None."""
+    """Round of the final policy if the run selected the best one; else None."""
     notes: Sequence[str] = ()
-    """What is missing, and why."""
+    """Missing data, with the cause."""
 
     @property
     def short(self) -> str:
@@ -75,35 +75,35 @@ class Run:
 
     @property
     def last(self) -> Evaluation | None:
-        """The evaluation of its latest policy that was evaluated."""
+        """The evaluation of the latest evaluated policy, or None."""
         return list(self.evaluations.values())[-1] if self.evaluations else None
 
     @property
     def total(self) -> StageTotal:
-        found = self.stages.values()
+        stages = self.stages.values()
         return StageTotal(
-            sum(one.ran for one in found),
-            sum(one.cached for one in found),
-            sum(one.seconds for one in found),
-            sum(one.cost for one in found),
-            sum(one.unnoticed for one in found),
+            sum(stage.ran for stage in stages),
+            sum(stage.cached for stage in stages),
+            sum(stage.seconds for stage in stages),
+            sum(stage.cost for stage in stages),
+            sum(stage.unnoticed for stage in stages),
         )
 
 
 @dataclass(frozen=True)
 class Against:
-    """The last evaluation of one run against the baseline's."""
+    """Comparison of one run's last evaluation with the baseline's."""
 
     letter: str
-    """The run that is compared with the baseline."""
+    """Letter of the run that is compared with the baseline."""
     title: str
-    """Which policies: `B after GRPO against A after SFT`."""
+    """Names of the two policies: `B after GRPO against A after SFT`."""
     difference: Mapping[str, Any] | None = None
-    """What `metrics.paired_difference` returns; None where there is nothing to compare."""
+    """Result of `metrics.paired_difference`; None if there is nothing to compare."""
     notes: Sequence[str] = ()
-    """Scenarios that are not the same, and why there is no difference."""
+    """Scenarios that differ between the runs, and the cause of a missing difference."""
     pairs: Mapping[str, tuple[Trajectory, Trajectory]] = field(default_factory=dict)
-    """By id of each scenario that changed: the baseline's episode and the other's."""
+    """The baseline's episode and this run's, by id of each scenario whose outcome changed."""
 
     @property
     def improved(self) -> Sequence[str]:
@@ -118,48 +118,58 @@ class Against:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that the page shows."""
+    """Content of the page."""
 
     runs: Sequence[Run]
     results: Mapping[str, Sequence[str]]
-    """What determines results and is not the same in all runs: by key, the value in each run as text."""
+    """Settings that affect results and differ between the runs: by key, the value in each run as text."""
     rest: Mapping[str, Sequence[str]]
-    """The same for what does not: where and how fast a run works, what it is called."""
+    """Differing settings that do not affect results, such as machine, speed and names; same form."""
     against: Sequence[Against]
-    """Of each run but the first."""
+    """Comparison of each run except the first with the baseline."""
     created: str = ""
     command: str = ""
-    """The command that makes this page again."""
+    """Command that generates this page again."""
 
 
 def compare_episodes(letter: str, title: str, before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Against:
-    """`after` against `before` on the scenarios that both played. Scenarios with one id and different content are not
-    the same, and count for neither."""
-    ours, theirs = _scenarios(before), _scenarios(after)
-    same = {name for name in ours.keys() & theirs.keys() if ours[name] == theirs[name]}
-    other = sorted((ours.keys() & theirs.keys()) - same)
+    """Compare `after` with `before` on the scenarios that both played.
+
+    Scenarios with equal ids and different content are left out.
+    """
+    before_scenarios, after_scenarios = _scenarios(before), _scenarios(after)
+    same = {
+        name
+        for name in before_scenarios.keys() & after_scenarios.keys()
+        if before_scenarios[name] == after_scenarios[name]
+    }
+    changed_tasks = sorted((before_scenarios.keys() & after_scenarios.keys()) - same)
     notes = []
-    if other:
-        notes.append(f"{_count(other)} of the same id are other tasks in the two runs and are left out")
-    if only := sorted(ours.keys() - theirs.keys()):
-        notes.append(f"{_count(only)} only A played")
-    if only := sorted(theirs.keys() - ours.keys()):
-        notes.append(f"{_count(only)} only {letter} played")
-    first, second = ([one for one in episodes if one.group in same] for episodes in (before, after))
+    if changed_tasks:
+        notes.append(f"{_count(changed_tasks)} with the same id are different tasks in the two runs and are left out")
+    if only := sorted(before_scenarios.keys() - after_scenarios.keys()):
+        notes.append(f"{_count(only)} played only by A")
+    if only := sorted(after_scenarios.keys() - before_scenarios.keys()):
+        notes.append(f"{_count(only)} played only by {letter}")
+    first, second = (
+        [trajectory for trajectory in episodes if trajectory.group in same] for episodes in (before, after)
+    )
     try:
         difference = paired_difference(first, second)
     except ValueError:
-        return Against(letter, title, None, [*notes, "there is no scenario that both played to its end"])
+        return Against(letter, title, None, [*notes, "no scenario was finished in both runs"])
     if failed := difference["left_out"]:
-        notes.append(f"{_count(failed)} failed to run in one of the two and are left out")
-    ours_played, theirs_played = ({one.group: one for one in reversed(side)} for side in (first, second))
+        notes.append(f"{_count(failed)} failed to run in one of the two runs and are left out")
+    before_episodes, after_episodes = (
+        {trajectory.group: trajectory for trajectory in reversed(side)} for side in (first, second)
+    )
     changed = [*difference["improved"], *difference["regressed"]]
-    pairs = {name: (ours_played[name], theirs_played[name]) for name in changed}
+    pairs = {name: (before_episodes[name], after_episodes[name]) for name in changed}
     return Against(letter, title, difference, notes, pairs)
 
 
 def render(comparison: Comparison) -> str:
-    """The page as HTML text."""
+    """Return the page as HTML text."""
     runs = comparison.runs
     return page(
         "comparison.html.j2",
@@ -171,19 +181,21 @@ def render(comparison: Comparison) -> str:
             }
             for name in dict.fromkeys(name for run in runs for name in run.evaluations)
         ],
-        differences={one.title: one.difference for one in comparison.against if one.difference is not None},
+        differences={
+            against.title: against.difference for against in comparison.against if against.difference is not None
+        },
         results=mask(dict(comparison.results)),
         rest=mask(dict(comparison.rest)),
         curves=_curves(runs),
         kinds=list(dict.fromkeys(kind for run in runs for kind in run.stages)),
-        changes=[_changes(number, one) for number, one in enumerate(comparison.against)],
+        changes=[_changes(number, against) for number, against in enumerate(comparison.against)],
         colours=plots.COLOURS,
         most=MOST_PAIRS,
     )
 
 
 def _changes(number: int, against: Against) -> dict[str, Any]:
-    """Lists of changed scenarios, each with the anchor of its episodes; anchors are made of numbers only."""
+    """Return the lists of changed scenarios, each with the anchor of its episodes. Anchors contain no scenario ids."""
     shown = list(against.pairs)[:MOST_PAIRS]
     anchors = {name: f"episodes-{number}-{index}" for index, name in enumerate(shown)}
     return {
@@ -201,12 +213,12 @@ def _changes(number: int, against: Against) -> dict[str, Any]:
 
 
 def _curves(runs: Sequence[Run]) -> list[dict[str, str]]:
-    found = []
+    charts = []
     for curve in CURVES:
         note, svg = _heldout(curve, runs) if curve.key == HELDOUT else (curve.note, _training(curve, runs))
         if svg:
-            found.append({"title": curve.title, "note": note, "svg": svg})
-    return found
+            charts.append({"title": curve.title, "note": note, "svg": svg})
+    return charts
 
 
 def _training(curve: Curve, runs: Sequence[Run]) -> str:
@@ -215,13 +227,13 @@ def _training(curve: Curve, runs: Sequence[Run]) -> str:
 
 
 def _heldout(curve: Curve, runs: Sequence[Run]) -> tuple[str, str]:
-    """A note and the chart; empty where no run was evaluated more than once in the course of its rounds."""
+    """Return a note and the chart; empty texts if no run was evaluated more than once during its rounds."""
     if all(len(run.heldout) < 2 for run in runs):
         return "", ""
-    measured = {run.letter: {x: one["success"] for x, one in run.heldout.items()} for run in runs}
-    series = {letter: {x: one["mean"] for x, one in values.items()} for letter, values in measured.items()}
+    measured = {run.letter: {x: summary["success"] for x, summary in run.heldout.items()} for run in runs}
+    series = {letter: {x: summary["mean"] for x, summary in values.items()} for letter, values in measured.items()}
     intervals = {
-        letter: {x: (one["low"], one["high"]) for x, one in values.items() if one["low"] is not None}
+        letter: {x: (summary["low"], summary["high"]) for x, summary in values.items() if summary["low"] is not None}
         for letter, values in measured.items()
     }
     rings = {run.letter: (run.chosen, "chosen as the best") for run in runs if run.chosen is not None}
@@ -233,7 +245,7 @@ def _heldout(curve: Curve, runs: Sequence[Run]) -> tuple[str, str]:
 
 
 def _scenarios(episodes: Sequence[Trajectory]) -> dict[str, Scenario]:
-    return {one.group: one.scenario for one in episodes}
+    return {trajectory.group: trajectory.scenario for trajectory in episodes}
 
 
 def _count(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Which episodes a report shows, and in what form."""
+"""Selection of the example episodes of a report, and their form in the templates."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Protocol
 from components.trajectories.schema import History, Message, Score, Trajectory
 
 EACH = 2
-"""Examples of each sort."""
+"""Number of examples of each kind."""
 MAX_TEXT = 4000
-"""Characters of one message that are shown."""
+"""Maximum number of characters shown per message."""
 MAX_MESSAGES = 60
-"""Messages of one episode that are shown."""
+"""Maximum number of messages shown per episode."""
 
 
 class Evaluated(Protocol):
@@ -25,8 +25,10 @@ class Evaluated(Protocol):
 
 
 def choose(evaluations: Sequence[Evaluated]) -> list[dict[str, Any]]:
-    """Good, bad and failed episodes of the last evaluation, each of another type of task where there are several.
-    Failed ones are looked for in the earlier evaluations too, the latest first."""
+    """Choose good, bad and failed episodes of the last evaluation, of different task types if possible.
+
+    If the last evaluation has no failed episode, earlier evaluations are searched, latest first.
+    """
     if not evaluations:
         return []
     last = evaluations[-1]
@@ -35,11 +37,11 @@ def choose(evaluations: Sequence[Evaluated]) -> list[dict[str, Any]]:
     best_first = sorted(finished, key=lambda item: (-_reward(item), item.id))
     good = _varied(item for item in best_first if item.success)
     bad = _varied(item for item in reversed(best_first) if not item.success)
-    sorts = [("good", "Solved", last.label, good), ("bad", "Not solved", last.label, bad)]
+    kinds = [("good", "Solved", last.label, good), ("bad", "Not solved", last.label, bad)]
     for evaluation in reversed(evaluations):
         failed = _varied(item for item in evaluation.trajectories if item.failure is not None)
         if failed:
-            sorts.append(("failed", "Failed to run", evaluation.label, failed))
+            kinds.append(("failed", "Failed to run", evaluation.label, failed))
             break
     return [
         {
@@ -48,19 +50,19 @@ def choose(evaluations: Sequence[Evaluated]) -> list[dict[str, Any]]:
             "label": label,
             "episodes": [view(item, scores[label].get(item.id)) for item in episodes],
         }
-        for kind, title, label, episodes in sorts
+        for kind, title, label, episodes in kinds
         if episodes
     ]
 
 
 def before_and_after(evaluations: Sequence[Evaluated]) -> dict[str, Any] | None:
-    """One scenario that the first policy did not solve and the last one does, as both played it."""
+    """Return both policies' episodes of one scenario that the first policy did not solve and the last one did."""
     if len(evaluations) < 2:
         return None
     first, last = evaluations[0], evaluations[-1]
     unsolved = {item.scenario.id: item for item in first.trajectories if item.failure is None and not item.success}
     solved = (item for item in last.trajectories if item.success and item.scenario.id in unsolved)
-    # The hardest one shows most; among equals the longest conversation of the first policy.
+    # Prefer the hardest scenario, then the first policy's longest conversation.
     after = max(
         solved, key=lambda i: (i.scenario.difficulty, _length(unsolved[i.scenario.id]), i.scenario.id), default=None
     )
@@ -77,7 +79,7 @@ def before_and_after(evaluations: Sequence[Evaluated]) -> dict[str, Any] | None:
 
 
 def view(trajectory: Trajectory, score: Score | None = None) -> dict[str, Any]:
-    """An episode as the template reads it: plain text and numbers. score: what the judge said of it."""
+    """Return an episode as the templates read it: plain text and numbers. score: the judge's score of it."""
     return {
         "trajectory": trajectory,
         "components": score.components if score and len(score.components) > 1 else {},
@@ -112,11 +114,11 @@ def _message(message: Message, names: dict[str, str]) -> dict[str, Any]:
 
 
 def _varied(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
-    """The first `EACH`, of different types of task before the same type twice."""
-    found = list(trajectories)
-    first_of_type = {item.scenario.type: item for item in reversed(found)}
-    fresh = [item for item in found if first_of_type[item.scenario.type] is item]
-    return (fresh + [item for item in found if first_of_type[item.scenario.type] is not item])[:EACH]
+    """Return the first `EACH` trajectories, preferring different task types."""
+    ordered = list(trajectories)
+    first_of_type = {item.scenario.type: item for item in reversed(ordered)}
+    fresh = [item for item in ordered if first_of_type[item.scenario.type] is item]
+    return (fresh + [item for item in ordered if first_of_type[item.scenario.type] is not item])[:EACH]
 
 
 def _reward(trajectory: Trajectory) -> float:

@@ -1,4 +1,4 @@
-"""How numbers are written on pages. Numbers that are missing or not finite become a dash."""
+"""Formatting of numbers and texts on pages. Missing and non-finite numbers become a dash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _THIN = "\N{NARROW NO-BREAK SPACE}"
 
 
 def percent(value: float | None) -> str:
-    """0.123 as `12 %`; small shares keep a digit."""
+    """Format a share as a percentage: 0.123 as `12 %`. Small percentages have one decimal."""
     if value is None or not math.isfinite(value):
         return _NONE
     share = 100 * value
@@ -20,7 +20,7 @@ def percent(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, without exponents for everyday sizes."""
+    """Format a number with three significant digits, and without an exponent from 1e-4 to below 1e6."""
     if value is None or not math.isfinite(value):
         return _NONE
     size = abs(value)
@@ -34,22 +34,22 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`0.42 s`, `12 s`, `3 min 05 s`, `2 h 10 min`."""
+    """Format a duration: `0.42 s`, `12 s`, `3 min 05 s`, `2 h 10 min`."""
     if seconds is None or not math.isfinite(seconds):
         return _NONE
     if seconds < 10:
         return f"{seconds:.2g}{_THIN}s"
     if seconds < 60:
         return f"{seconds:.0f}{_THIN}s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes}{_THIN}min" + (f" {rest:02d}{_THIN}s" if rest else "")
+        return f"{minutes}{_THIN}min" + (f" {remainder:02d}{_THIN}s" if remainder else "")
     hours, minutes = divmod(minutes, 60)
     return f"{hours}{_THIN}h" + (f" {minutes:02d}{_THIN}min" if minutes else "")
 
 
 def interval(measure: Mapping[str, Any], text: str = "number") -> str:
-    """`0.61 to 0.74`, as numbers or as percentages."""
+    """Format an interval, `0.61 to 0.74`, as numbers or as percentages."""
     low, high = measure["low"], measure["high"]
     if low is None or high is None:
         return ""
@@ -57,33 +57,33 @@ def interval(measure: Mapping[str, Any], text: str = "number") -> str:
 
 
 def points(value: float | None) -> str:
-    """A difference of shares in percentage points, with its sign."""
+    """Format a difference of shares in percentage points, with its sign."""
     return _NONE if value is None or not math.isfinite(value) else f"{100 * value:+.0f}"
 
 
 def css(value: float | None) -> str:
-    """A share as a CSS percentage, between 0 and 100."""
+    """Format a share as a CSS percentage, clipped to 0 to 100."""
     return "0%" if value is None or not math.isfinite(value) else f"{100 * min(max(value, 0.0), 1.0):.2f}%"
 
 
 def arguments(text: str) -> str:
-    """JSON arguments of a tool call as a person would write them; what is no JSON mapping stays as it is."""
+    """Format the JSON arguments of a tool call as `key=value, ...`. Text that is not a JSON object is unchanged."""
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except ValueError:
         return text
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         return text
-    return ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in found.items())
+    return ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in parsed.items())
 
 
 def compact(value: Any) -> str:
-    """JSON data on one line."""
+    """Format JSON data on one line."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def judgement(difference: Mapping[str, Any]) -> str:
-    """What the interval of a difference says."""
+    """Return the verdict that the interval of a difference allows."""
     if difference["low"] is None:
         return "not known"
     return "better" if difference["low"] > 0 else "worse" if difference["high"] < 0 else "no clear difference"

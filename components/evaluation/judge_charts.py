@@ -1,5 +1,5 @@
-"""Two charts of a judge, as SVG text: the calibration curve, and the ROC. The page or the file that holds them decides
-how they look (`components.evaluation.plots`)."""
+"""Charts of a judge as SVG text: the calibration curve and the ROC. The page or file that contains them defines their
+look (`components.evaluation.plots`)."""
 
 from __future__ import annotations
 
@@ -18,35 +18,37 @@ text { fill: #5e6a64; } .title { fill: #1b2420; font-weight: 600; font-size: 13p
 .dot { fill: #fffefb; stroke: #24785a; stroke-width: 2; } .whisker { stroke: #24785a; stroke-width: 1.5; opacity: .5; }
 .chance { stroke: #8d9691; stroke-dasharray: 4 4; }
 """
-"""Of a chart that stands alone in a file; the page has its own, for light and dark."""
+"""Style of a chart in a file of its own. Pages have their own style, for light and dark mode."""
 
 
 def calibration_chart(bins: Sequence[Mapping[str, Any]]) -> str:
-    """Mean truth over mean score of each bin (`components.evaluation.calibration.curve`), with its 95 % interval as a
-    stroke. Empty text without bins."""
+    """Return a chart of mean truth over mean score by bin (`components.evaluation.calibration.curve`).
+
+    The 95 % intervals are vertical strokes. Return empty text if there are no bins.
+    """
     if not bins:
         return ""
-    bounds = [one[name] for one in bins for name in ("value", "low", "high") if one[name] is not None]
+    bounds = [bin_[name] for bin_ in bins for name in ("value", "low", "high") if bin_[name] is not None]
     ticks = nice_ticks(min(bounds), max(bounds))
     ticks_x = nice_ticks(bins[0]["score"], bins[-1]["score"])
     place_x, place_y = _scale_x(ticks_x), scale_y(ticks)
-    points = [(place_x(one["score"]), place_y(one["value"])) for one in bins]
+    points = [(place_x(bin_["score"]), place_y(bin_["value"])) for bin_ in bins]
     shapes = [f'<path class="line" d="{path(points)}"/>'] if len(points) > 1 else []
-    for one, (x, y) in zip(bins, points, strict=True):
-        said = f"score {number(one['score'])}: truth {number(one['value'])}"
-        if one["low"] is not None:
+    for bin_, (x, y) in zip(bins, points, strict=True):
+        text = f"score {number(bin_['score'])}: truth {number(bin_['value'])}"
+        if bin_["low"] is not None:
             shapes.append(
-                f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{place_y(one["low"]):.1f}" '
-                f'y2="{place_y(one["high"]):.1f}"/>'
+                f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{place_y(bin_["low"]):.1f}" '
+                f'y2="{place_y(bin_["high"]):.1f}"/>'
             )
-            said += f" ({number(one['low'])} to {number(one['high'])})"
-        title = f"<title>{escape(said)}, {one['n']} episodes</title>"
+            text += f" ({number(bin_['low'])} to {number(bin_['high'])})"
+        title = f"<title>{escape(text)}, {bin_['n']} episodes</title>"
         shapes.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3.5">{title}</circle>')
     return svg("Truth by decile of the score", [*axis_y(ticks, place_y, number), *_axis_x(ticks_x), *shapes])
 
 
 def roc_chart(points: Sequence[tuple[float, float]]) -> str:
-    """Share of the good over share of the bad that score at least as high. Empty text without points."""
+    """Return a chart of the true positive rate over the false positive rate; empty text if there are no points."""
     if not points:
         return ""
     ticks = [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -63,14 +65,14 @@ def roc_chart(points: Sequence[tuple[float, float]]) -> str:
 
 
 def picture(charts: Mapping[str, str], title: str) -> str:
-    """Charts beside each other, by title, as one SVG file that stands alone."""
-    shown = {name: chart for name, chart in charts.items() if chart}
-    width, height = max(1, len(shown)) * (WIDTH + 20) + 20, HEIGHT + 70
+    """Return the charts, given by title, side by side as one self-contained SVG file."""
+    drawn = {name: chart for name, chart in charts.items() if chart}
+    width, height = max(1, len(drawn)) * (WIDTH + 20) + 20, HEIGHT + 70
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{2 * width}">'
     parts = [f"<style>{STYLE}</style>", f'<rect width="{width}" height="{height}" fill="#fffefb"/>']
     parts.append(f'<text class="title" x="20" y="26">{escape(title)}</text>')
-    for place, (name, chart) in enumerate(shown.items()):
-        x = 20 + place * (WIDTH + 20)
+    for index, (name, chart) in enumerate(drawn.items()):
+        x = 20 + index * (WIDTH + 20)
         parts.append(f'<text x="{x}" y="48" font-size="12">{escape(name)}</text>')
         parts.append(chart.replace("<svg ", f'<svg x="{x}" y="56" width="{WIDTH}" height="{HEIGHT}" ', 1))
     return head + "".join(parts) + "</svg>\n"

@@ -1,16 +1,17 @@
-"""Measures of a set of episodes, and of the difference between two, with 95 % intervals.
+"""Metrics of a set of episodes, and of the difference between two sets, with 95 % intervals.
 
-All results are JSON data: plain numbers, None where there is nothing to measure. Failed episodes are counted apart and
-enter no mean: something broke before the policy could be judged. Unscored ones enter no mean of the reward.
+All results are JSON data: plain numbers, and None if there is nothing to measure. Failed episodes are counted
+separately and excluded from all means, because they say nothing about the policy. Unscored episodes are excluded from
+the mean reward.
 
-- Success, one policy: Wilson's score interval (Wilson 1927, JASA 22:209). It takes the episodes as independent, which
-  holds for one episode a scenario, as in evaluation; with several it is too narrow.
+- Success, one policy: Wilson's score interval (Wilson 1927, JASA 22:209). It assumes independent episodes, which holds
+  for one episode per scenario, as in evaluation; with several it is too narrow.
 - Means of rewards and turns: percentile bootstrap over scenarios (Efron and Tibshirani 1993, chapter 13), with all
-  episodes of a drawn scenario, 10,000 resamples, fixed seed. No interval for fewer than two scenarios.
+  episodes of a sampled scenario, 10,000 resamples, fixed seed. No interval for fewer than two scenarios.
 - Success, two policies on the same scenarios: Newcombe's square-and-add method for paired proportions, with continuity
-  correction of the correlation (Newcombe 1998, Statistics in Medicine 17:2635, method 10). It keeps its coverage where
-  few or no scenarios change. With several episodes a scenario it does not apply, and the paired bootstrap over
-  scenarios stands in.
+  correction of the correlation (Newcombe 1998, Statistics in Medicine 17:2635, method 10). It keeps its coverage if
+  few or no scenarios change. It does not apply to several episodes per scenario; then the paired bootstrap over
+  scenarios is used.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from components.trajectories.schema import Trajectory
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
 SEED = 0
-"""Of the bootstrap, so that the same episodes give the same interval."""
+"""Seed of the bootstrap; the same episodes give the same interval."""
 
 _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _EMPTY = {"mean": None, "low": None, "high": None, "n": 0}
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """What the episodes say about the policy that played them. Rewards are joined on.
+    """Return the metrics of a policy's episodes. The trajectories carry their rewards.
 
-    Returns `{"episodes", "scenarios", "failures": {"count", "by_boundary"}, "unscored", "success", "reward", "turns",
-    "by_type", "by_difficulty"}`. `success`, `reward` and `turns` are `{"mean", "low", "high", "n"}`: n episodes were
-    measured, low to high is the 95 % interval. The last two map each type and each difficulty (as text, sorted) to the
-    same measures of its own episodes.
+    The result is `{"episodes", "scenarios", "failures": {"count", "by_boundary"}, "unscored", "success", "reward",
+    "turns", "by_type", "by_difficulty"}`. `success`, `reward` and `turns` are `{"mean", "low", "high", "n"}`, with the
+    number n of measured episodes and the 95 % interval from low to high. `by_type` and `by_difficulty` map each type
+    and each difficulty (as text, sorted) to the same metrics of its own episodes.
     """
     return {
         **_measures(trajectories),
@@ -49,19 +50,19 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 def paired_difference(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> dict[str, Any]:
-    """How much more often `after` succeeds than `before`, on the scenarios that both finished.
+    """Return the difference in success rate, `after` minus `before`, on the scenarios that both finished.
 
-    Returns `{"difference", "low", "high", "before", "after", "n", "method", "improved", "regressed", "left_out"}`:
-    success rates on the n shared scenarios, their difference with its 95 % interval, and the ids of the scenarios that
-    got better, got worse, or lack a finished episode on one side, each sorted. Raises ValueError where the two share
-    no scenario.
+    The result is `{"difference", "low", "high", "before", "after", "n", "method", "improved", "regressed",
+    "left_out"}`: success rates on the n shared scenarios, their difference with its 95 % interval, and the sorted ids
+    of the scenarios that improved, regressed, or lack a finished episode on one side. Raises ValueError if the two sets
+    share no finished scenario.
     """
     low: float | None
     high: float | None
     first, second = _success_by_scenario(before), _success_by_scenario(after)
     shared = sorted(first.keys() & second.keys())
     if not shared:
-        raise ValueError("the two sets of episodes share no finished scenario, so they cannot be compared")
+        raise ValueError("cannot compare the two sets of episodes: they share no finished scenario")
     before_rates, after_rates = [fmean(first[name]) for name in shared], [fmean(second[name]) for name in shared]
     differences = [b - a for a, b in zip(before_rates, after_rates, strict=True)]
     if all(len(first[name]) == len(second[name]) == 1 for name in shared):
@@ -86,13 +87,15 @@ def paired_difference(before: Sequence[Trajectory], after: Sequence[Trajectory])
 
 
 def paired_rewards(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> dict[str, Any]:
-    """How much higher the rewards of `after` are than those of `before`, on the scenarios with a scored episode in
-    both: what `paired_difference` returns, of mean rewards, by the bootstrap over scenarios. Raises ValueError where
-    there is none."""
+    """Return the difference in mean reward, `after` minus `before`, on the scenarios with a scored episode in both.
+
+    The result has the form of `paired_difference`, with a bootstrap over scenarios. Raises ValueError if the two sets
+    share no scored scenario.
+    """
     first, second = _reward_by_scenario(before), _reward_by_scenario(after)
     shared = sorted(first.keys() & second.keys())
     if not shared:
-        raise ValueError("the two sets of episodes share no scored scenario, so they cannot be compared")
+        raise ValueError("cannot compare the two sets of episodes: they share no scored scenario")
     changes = {name: second[name] - first[name] for name in shared}
     low, high = bootstrap([[change] for change in changes.values()])
     return {
@@ -105,28 +108,29 @@ def paired_rewards(before: Sequence[Trajectory], after: Sequence[Trajectory]) ->
         "method": "bootstrap",
         "improved": [name for name, change in changes.items() if change > 0],
         "regressed": [name for name, change in changes.items() if change < 0],
-        "left_out": sorted({one.group for one in [*before, *after]} - set(shared)),
+        "left_out": sorted({trajectory.group for trajectory in [*before, *after]} - set(shared)),
     }
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
-    """95 % score interval of a proportion; n > 0.
+    """Return the 95 % score interval of a proportion; n > 0.
 
     (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)
     """
     p, shrink = successes / n, 1 + _Z**2 / n
     centre = (p + _Z**2 / (2 * n)) / shrink
     half = _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2)) / shrink
-    # At the ends the limit is exactly 0 or 1; rounding would pass it.
+    # At the ends the limit is exactly 0 or 1; rounding errors could exceed it.
     return (0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half)
 
 
 def newcombe(*, both: int, gained: int, lost: int, neither: int) -> tuple[float, float]:
-    """95 % interval of p_after - p_before from the counts of pairs: successes in both, after only (gained), before
-    only (lost), in neither; at least one pair.
+    """Return the 95 % interval of p_after - p_before from the counts of pairs.
 
-    With Wilson's limits l, u of each proportion and φ the correlation of the pairs (continuity-corrected where it is
-    positive, 0 where a margin is empty):
+    The counts are successes in both, after only (gained), before only (lost) and in neither; at least one pair.
+
+    With Wilson's limits l, u of each proportion and φ the correlation of the pairs (continuity-corrected if positive,
+    0 if a margin is empty):
 
         low  = d - √((pₐ-lₐ)² - 2φ(pₐ-lₐ)(u_b-p_b) + (u_b-p_b)²)
         high = d + √((uₐ-pₐ)² - 2φ(uₐ-pₐ)(p_b-l_b) + (p_b-l_b)²)
@@ -150,9 +154,9 @@ def newcombe(*, both: int, gained: int, lost: int, neither: int) -> tuple[float,
 
 
 def bootstrap(clusters: Sequence[Sequence[float]]) -> tuple[float, float] | tuple[None, None]:
-    """95 % percentile interval of the mean over all values, resampling whole clusters with replacement.
+    """Return the 95 % percentile interval of the mean over all values, resampling whole clusters with replacement.
 
-    None for fewer than two clusters: one says nothing about how others would differ.
+    Return (None, None) for fewer than two clusters: a single cluster does not show the variation between clusters.
     """
     import numpy as np
 
@@ -163,7 +167,7 @@ def bootstrap(clusters: Sequence[Sequence[float]]) -> tuple[float, float] | tupl
     sizes_B = np.array([len(cluster) for cluster in clusters])
     generator = np.random.default_rng(SEED)
     means = []
-    for _ in range(0, RESAMPLES, 500):  # in parts, to bound memory
+    for _ in range(0, RESAMPLES, 500):  # in chunks, to bound memory
         drawn = generator.integers(count, size=(500, count))
         means.append(totals_B[drawn].sum(axis=1) / sizes_B[drawn].sum(axis=1))
     low, high = np.quantile(np.concatenate(means), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
@@ -195,9 +199,9 @@ def _rate(outcomes: Sequence[bool]) -> dict[str, Any]:
 
 
 def _mean(trajectories: Iterable[Trajectory], value: Callable[[Trajectory], float | None]) -> dict[str, Any]:
-    """The mean of a value, over the episodes that have one."""
+    """Return the mean of a value over the episodes that have one, with its interval."""
     groups = [[value(trajectory) for trajectory in group] for group in by_scenario(trajectories).values()]
-    clusters = [found for group in groups if (found := [x for x in group if x is not None])]
+    clusters = [cluster for group in groups if (cluster := [x for x in group if x is not None])]
     values = [x for cluster in clusters for x in cluster]
     if not values:
         return dict(_EMPTY)
@@ -213,8 +217,10 @@ def _by(trajectories: Iterable[Trajectory], key: Callable[[Trajectory], Any]) ->
 
 
 def _reward_by_scenario(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    scored = [one for one in trajectories if one.failure is None and one.reward is not None]
-    return {name: fmean(one.reward or 0.0 for one in group) for name, group in by_scenario(scored).items()}
+    scored = [trajectory for trajectory in trajectories if trajectory.failure is None and trajectory.reward is not None]
+    return {
+        name: fmean(trajectory.reward or 0.0 for trajectory in group) for name, group in by_scenario(scored).items()
+    }
 
 
 def _success_by_scenario(trajectories: Iterable[Trajectory]) -> dict[str, list[bool]]:

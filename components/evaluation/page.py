@@ -1,7 +1,7 @@
-"""Pages: self-contained HTML from the templates, with every value escaped.
+"""Rendering of self-contained HTML pages from the templates, with every value escaped.
 
-The pages load nothing and run no scripts: their content policy forbids it. What a model or an environment wrote is
-shown as text.
+The pages load no resources and run no scripts; their content security policy forbids it. Text of models and
+environments is shown as text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def page(template: str, **values: Any) -> str:
-    """The template filled with the values, as HTML text that can be written as UTF-8."""
+    """Render a template as HTML text that can be encoded as UTF-8."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -29,5 +29,5 @@ def page(template: str, **values: Any) -> str:
     )
     environment.filters.update(FILTERS)
     html = environment.get_template(template).render(values)
-    # Lone surrogates cannot be written as UTF-8, control characters are not allowed in HTML: both come out of models.
+    # Models emit lone surrogates, which UTF-8 cannot encode, and control characters, which HTML does not allow.
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", html.encode("utf-8", "replace").decode("utf-8"))

@@ -1,7 +1,7 @@
 """Small charts as SVG text: lines over rounds, and stacked bars.
 
-The charts carry no colours of their own: they use classes and CSS variables, so that the page decides how they look in
-light and dark. Numbers that are not finite leave a gap. Every mark has a `<title>`, which browsers show on hover.
+The charts contain no colours. They use CSS classes, so the page defines their look in light and dark mode. Non-finite
+numbers leave a gap. Every mark has a `<title>`, which browsers show on hover.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from types import MappingProxyType
 
 WIDTH, HEIGHT = 340, 180
 COLOURS = 6
-"""Lines that have a colour of their own; then they begin again."""
+"""Number of line colours; further lines reuse them from the first."""
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 12, 24
-"""Space for the labels around a chart, in the units of its view box."""
+"""Margins for the labels, in units of the view box."""
 
 Format = Callable[[float], str]
 
 
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) that cover [low, high] with about `count` steps."""
+    """Return ticks at round numbers (steps of 1, 2, 2.5 or 5 times a power of ten) that cover [low, high] in about
+    `count` steps."""
     if not high > low:
         low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
     raw = (high - low) / count
@@ -34,8 +35,10 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
 def line_chart(
     xs: Sequence[int], ys: Sequence[float | None], *, name: str, text: Format, low: float | None, high: float | None
 ) -> str:
-    """One line with its points. `low` and `high` are bounds that the axis must reach; None leaves them to the data.
-    Empty text where no value is finite."""
+    """Return a chart of one line with its points; empty text if no value is finite.
+
+    low, high: bounds that the axis must reach; None: from the data.
+    """
     scales = _scales(xs, ys, low, high)
     if scales is None:
         return ""
@@ -63,11 +66,11 @@ def lines_chart(
     intervals: Mapping[str, Mapping[int, tuple[float, float]]] = MappingProxyType({}),
     rings: Mapping[str, tuple[int, str]] = MappingProxyType({}),
 ) -> str:
-    """Several lines on the same axes: by label, values by round; each has rounds of its own, and a value of None is a
-    gap. The classes `r0`, `r1`, … colour them, in the order of `series`. Else as `line_chart`.
+    """Return a chart of several lines on the same axes; see `line_chart`.
 
-    intervals: by label, bounds around the values by round, drawn as a band. rings: by label, the round whose value has
-    a ring around it, and what that says.
+    series: values by round, by label. Lines may have different rounds; None is a gap. The classes `r0`, `r1`, … colour
+    the lines in the order of `series`. intervals: bounds by round, by label, plotted as a band. rings: by label, the
+    round marked with a ring, and the ring's title.
     """
     xs = sorted({x for values in series.values() for x in values})
     ys = [y for values in series.values() for y in values.values()]
@@ -78,15 +81,15 @@ def lines_chart(
     ticks, place_x, place_y = scales
     bands, lines, marks = [], [], []
     for index, (label, values) in enumerate(series.items()):
-        colour, what, bounds = f"r{index % COLOURS}", f"{escape(label)}, round", intervals.get(label, {})
-        said = _with_bounds(text, bounds)
-        runs, dots = _points(values, f"dot {colour}", what, said, place_x, place_y)
+        colour, subject, bounds = f"r{index % COLOURS}", f"{escape(label)}, round", intervals.get(label, {})
+        describe = _with_bounds(text, bounds)
+        runs, dots = _points(values, f"dot {colour}", subject, describe, place_x, place_y)
         bands += _bands(values, bounds, colour, place_x, place_y)
         lines += [f'<path class="line {colour}" d="{path(run)}"/>' for run in runs if len(run) > 1]
         marks += dots
         ringed, why = rings.get(label, (None, ""))
         if ringed is not None and (y := values.get(ringed)) is not None:
-            title = f"<title>{what} {ringed}: {escape(why)}</title>"
+            title = f"<title>{subject} {ringed}: {escape(why)}</title>"
             centre = f'cx="{place_x(ringed):.1f}" cy="{place_y(y):.1f}"'
             marks.append(f'<circle class="ring {colour}" {centre} r="6.5">{title}</circle>')
     return svg(name, [*axis_y(ticks, place_y, text), *_axis_x(xs, place_x), *bands, *lines, *marks])
@@ -95,9 +98,11 @@ def lines_chart(
 def stacked_bars(
     xs: Sequence[int], series: Mapping[str, Sequence[float]], *, name: str, text: Format, width: int = WIDTH
 ) -> str:
-    """One bar for each x, its parts on top of each other in the order of `series`; the classes `s0`, `s1`, … colour
-    them. Values that are not finite or below zero count as zero."""
-    values = {label: [v if math.isfinite(v) and v > 0 else 0.0 for v in found] for label, found in series.items()}
+    """Return a chart with one stacked bar per x, with parts in the order of `series` and classes `s0`, `s1`, ….
+
+    Negative and non-finite values count as zero. Return empty text if all values are zero.
+    """
+    values = {label: [v if math.isfinite(v) and v > 0 else 0.0 for v in numbers] for label, numbers in series.items()}
     totals = [sum(column) for column in zip(*values.values(), strict=True)]
     if not totals or max(totals) <= 0:
         return ""
@@ -107,11 +112,11 @@ def stacked_bars(
     shapes = []
     for column, x in enumerate(xs):
         below = 0.0
-        for index, (label, found) in enumerate(values.items()):
-            top, bottom = place_y(below + found[column]), place_y(below)
-            below += found[column]
+        for index, (label, numbers) in enumerate(values.items()):
+            top, bottom = place_y(below + numbers[column]), place_y(below)
+            below += numbers[column]
             if bottom - top > 0.05:
-                title = f"<title>Round {x}, {escape(label)}: {escape(text(found[column]))}</title>"
+                title = f"<title>Round {x}, {escape(label)}: {escape(text(numbers[column]))}</title>"
                 shapes.append(
                     f'<rect class="bar s{index}" x="{place_x(x) - bar / 2:.1f}" y="{top:.1f}" width="{bar:.1f}" '
                     f'height="{bottom - top:.1f}">{title}</rect>'
@@ -122,7 +127,7 @@ def stacked_bars(
 def _scales(
     xs: Sequence[int], ys: Sequence[float | None], low: float | None, high: float | None
 ) -> tuple[list[float], Callable[[float], float], Callable[[float], float]] | None:
-    """Ticks of the y axis, and where an x and a y lie; None where no y is finite."""
+    """Return the ticks of the y axis and the functions from x and y to coordinates; None if no y is finite."""
     finite = [y for y in ys if y is not None and math.isfinite(y)]
     if not finite:
         return None
@@ -137,12 +142,12 @@ def _scales(
 def _points(
     values: Mapping[int, float | None],
     kind: str,
-    what: str,
-    said: Callable[[int, float], str],
+    subject: str,
+    describe: Callable[[int, float], str],
     place_x: Callable[[float], float],
     place_y: Callable[[float], float],
 ) -> tuple[list[list[tuple[float, float]]], list[str]]:
-    """Where the line goes, in stretches without a gap, and its dots; `what` begins the title of each."""
+    """Return the segments of the line, which end at gaps, and its dots. Their titles begin with `subject`."""
     runs: list[list[tuple[float, float]]] = [[]]
     dots = []
     for x, y in values.items():
@@ -151,18 +156,18 @@ def _points(
             continue
         point = (place_x(x), place_y(y))
         runs[-1].append(point)
-        title = f"<title>{what} {x}: {escape(said(x, y))}</title>"
+        title = f"<title>{subject} {x}: {escape(describe(x, y))}</title>"
         dots.append(f'<circle class="{kind}" cx="{point[0]:.1f}" cy="{point[1]:.1f}" r="3">{title}</circle>')
     return [run for run in runs if run], dots
 
 
 def _with_bounds(text: Format, bounds: Mapping[int, tuple[float, float]]) -> Callable[[int, float], str]:
-    """How the value of a round is told: with its bounds where it has some."""
+    """Return a function that formats the value of a round, with its bounds if it has any."""
 
-    def said(x: int, y: float) -> str:
+    def describe(x: int, y: float) -> str:
         return f"{text(y)} ({text(bounds[x][0])} to {text(bounds[x][1])})" if x in bounds else text(y)
 
-    return said
+    return describe
 
 
 def _bands(
@@ -172,28 +177,29 @@ def _bands(
     place_x: Callable[[float], float],
     place_y: Callable[[float], float],
 ) -> list[str]:
-    """The areas between the bounds, in the stretches in which values follow each other; of one alone, a stroke."""
+    """Return the bands between the bounds, one per segment without gaps; the class `alone` marks single points."""
     stretches: list[list[int]] = [[]]
     for x, y in values.items():
         if y is None or x not in bounds:
             stretches.append([])
         else:
             stretches[-1].append(x)
-    found = []
+    shapes = []
     for stretch in filter(None, stretches):
         edge = [(place_x(x), place_y(bounds[x][1])) for x in stretch]
         edge += [(place_x(x), place_y(bounds[x][0])) for x in reversed(stretch)]
         alone = " alone" if len(stretch) == 1 else ""
-        found.append(f'<path class="band{alone} {colour}" d="{path(edge)} Z"/>')
-    return found
+        shapes.append(f'<path class="band{alone} {colour}" d="{path(edge)} Z"/>')
+    return shapes
 
 
 def path(points: Sequence[tuple[float, float]]) -> str:
+    """Return SVG path data for a line through the points."""
     return "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
 def _scale_x(xs: Sequence[int], width: int = WIDTH, inset: float = 0.0) -> Callable[[float], float]:
-    """`inset` leaves room for that many steps at both ends (half a bar)."""
+    """Return the function from x to a coordinate. inset: margin at both ends, in steps of x."""
     first, last = xs[0] - inset, xs[-1] + inset
     if last <= first:
         first, last = first - 1, last + 1
@@ -201,11 +207,13 @@ def _scale_x(xs: Sequence[int], width: int = WIDTH, inset: float = 0.0) -> Calla
 
 
 def scale_y(ticks: Sequence[float]) -> Callable[[float], float]:
+    """Return the function from y to a coordinate."""
     low, high = ticks[0], ticks[-1]
     return lambda y: HEIGHT - BOTTOM - (y - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
 
 def axis_y(ticks: Sequence[float], place: Callable[[float], float], text: Format, width: int = WIDTH) -> list[str]:
+    """Return the grid lines and labels of the y axis."""
     parts = []
     for tick in ticks:
         y = place(tick)
@@ -225,5 +233,6 @@ def _axis_x(xs: Sequence[int], place: Callable[[float], float]) -> list[str]:
 
 
 def svg(name: str, parts: Sequence[str], width: int = WIDTH) -> str:
+    """Return an SVG element with these parts and an accessible name."""
     head = f'<svg class="plot" viewBox="0 0 {width} {HEIGHT}" role="img" aria-label="{escape(name)}">'
     return head + "".join(parts) + "</svg>"

@@ -1,4 +1,4 @@
-"""How a policy is evaluated, and how a judge is calibrated."""
+"""Specs for the evaluation of a policy and the calibration of a judge."""
 
 from __future__ import annotations
 
@@ -8,74 +8,74 @@ from components.specs import Spec, Target
 
 
 class MarksSpec(Spec):
-    """What is asked of a judge: of the first four measures at least so much, of the others at most, without their sign.
-    None asks nothing. `components.evaluation.calibration` says what they measure."""
+    """Required values of a judge's measures: minimum for the first four, maximum of the absolute value for the others.
+    None: no requirement. `components.evaluation.calibration` defines the measures."""
 
     auc: float | None = Field(None, ge=0, le=1)
-    """At least: how often a good episode scores above a bad one."""
+    """Minimum AUC: probability that a good episode scores above a bad one."""
     spearman: float | None = Field(None, ge=-1, le=1)
-    """At least: rank correlation with the truth."""
+    """Minimum rank correlation with the truth."""
     spearman_within: float | None = Field(None, ge=-1, le=1)
-    """At least: the same within groups, mean."""
+    """Minimum rank correlation with the truth within groups, mean over groups."""
     agreement: float | None = Field(None, ge=0, le=1)
-    """At least: share of pairs of a group in the order of the truth."""
+    """Minimum share of pairs within a group that are in the order of the truth."""
     length_bias: float | None = Field(None, ge=0, le=1)
-    """At most: rank correlation with length, given the truth."""
+    """Maximum rank correlation with length, given the truth."""
     position_bias: float | None = Field(None, ge=0, le=1)
-    """At most: rank correlation with the place shown."""
+    """Maximum rank correlation with the position shown."""
     noise: float | None = Field(None, ge=0)
-    """At most: standard deviation over the judgements of an episode, mean."""
+    """Maximum standard deviation over the judgements of an episode, mean over episodes."""
     unscored: float | None = Field(None, ge=0, le=1)
-    """At most: share of the judgements."""
+    """Maximum share of judgements without a score."""
     cost_per_thousand: float | None = Field(None, ge=0)
-    """At most: of judgements, in the currency of their prices."""
+    """Maximum cost per 1,000 judgements, in the currency of the prices."""
 
     def asked(self) -> dict[str, float]:
-        """Those that are asked."""
+        """Return the requirements that are not None, by measure."""
         return self.model_dump(exclude_none=True)
 
 
 class EvaluateSpec(Spec):
     split: str = "heldout"
-    """Split of the environment that is measured; it shares no scenario with train."""
+    """Split of the environment to evaluate on; it shares no scenario with train."""
     scenarios: int | None = Field(None, ge=1)
-    """How many, from the first on; None takes all."""
+    """Number of scenarios, from the first one; None: all."""
     every: int = Field(0, ge=0)
-    """The policy is also evaluated after rounds `every`, 2 · `every` and so on; 0: only before and after the rounds."""
+    """Interval of evaluations during training, in rounds; 0: only before and after the rounds."""
     reward: Target | None = None
-    """Reward of the evaluations, on which no policy is trained: what a policy has learned only to please the declared
-    reward, it does not rise by. None: the declared reward."""
+    """Reward of the evaluations. No policy is trained on it, so it does not increase if a policy exploits the declared
+    reward. None: the declared reward."""
     temperature: float = Field(0.0, ge=0)
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     concurrency: int = Field(64, ge=1)
-    """Episodes in flight at once."""
+    """Number of concurrent episodes."""
     environments: int | None = Field(None, ge=1)
-    """Most instances of the environment at once. None: one for each episode, or as many as the environment says."""
+    """Maximum number of concurrent environment instances. None: one per episode, or the environment's own limit."""
     max_failures: float = Field(0.1, ge=0)
-    """Below 1: share of the episodes that may fail; from 1: how many."""
+    """Maximum number of failed episodes. Below 1: a share of the episodes; from 1: a count."""
     timeout: float = Field(600.0, gt=0)
-    """Seconds that one episode may take."""
+    """Time limit of one episode, in seconds."""
     step_timeout: float | None = Field(None, gt=0)
-    """Seconds that the environment may take for one step, or to reset. None: no limit but `timeout`."""
+    """Time limit of one environment step or reset, in seconds. None: no limit except `timeout`."""
     retries: int = Field(2, ge=0)
-    """How often an episode is played again whose environment was away."""
+    """Number of retries of an episode whose environment was unreachable."""
 
 
 class CalibrateSpec(Spec):
-    """How the declared reward is measured against the truth by `python -m flows.calibrate`. No run reads it."""
+    """Settings of `python -m flows.calibrate`, which compares the declared reward with the truth. Runs ignore it."""
 
     truth: Target | None = None
-    """Another reward whose scores are taken for true. None: the success that the environment states."""
+    """Reward whose scores are the truth. None: the success that the environment reports."""
     threshold: FiniteFloat | None = None
-    """An episode is good whose truth is above this. None: the middle between the lowest and the highest truth."""
+    """Truth above which an episode is good. None: the midpoint between the lowest and the highest truth."""
     scenarios: int = Field(32, ge=1)
-    """Most scenarios of `evaluate.split` that are played, where no run is given."""
+    """Maximum number of scenarios of `evaluate.split` to play if no run is given."""
     group_size: int = Field(4, ge=1, le=10_000)
-    """Episodes of each, sampled from the model as it is, as `collect` says."""
+    """Episodes per scenario, sampled from the configured model with the settings of `collect`."""
     solutions: bool | None = None
-    """Whether the environment's own solution of each scenario is judged beside them. None: where there are any."""
+    """True: also judge the environment's own solution of each scenario. None: if the environment has solutions."""
     repeats: int = Field(2, ge=1)
-    """How often each episode is judged: each time from another seed, where the reward has one, and each group in
-    another order. From 2 on noise and bias by position can be told."""
+    """Number of judgements per episode, each with another seed (if the reward has one) and another order of the group.
+    Noise and position bias need at least 2."""
     marks: MarksSpec = MarksSpec()
-    """A judge that misses one of its marks is warned of, and with --strict ends the command with exit code 1."""
+    """Requirements. An unmet one causes a warning and, with --strict, exit code 1."""

@@ -1,4 +1,4 @@
-"""Marks: what is asked of a judge, and whether it was found (`components.evaluation.calibration`)."""
+"""Marks: requirements on a judge's measures, with the measured values (`components.evaluation.calibration`)."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 LEAST = ("auc", "spearman", "spearman_within", "agreement")
-"""Measures of which a mark is the least that is good."""
+"""Measures whose mark is a minimum."""
 MOST = ("length_bias", "position_bias", "noise", "unscored", "cost_per_thousand")
-"""Measures of which it is the most."""
+"""Measures whose mark is a maximum."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What is asked of a judge."""
+    """Requirement on one measure of a judge, with the measured value."""
 
     measure: str
     value: float
     found: float | None
     least: bool
-    """Whether the mark is the least that is good; else the most, of the size without its sign."""
+    """True: the mark is a minimum. False: a maximum of the absolute value."""
 
     @property
     def met(self) -> bool:
-        """False where the measure is not known."""
+        """True if the requirement is met; False if the measured value is unknown."""
         if self.found is None:
             return False
         return self.found >= self.value if self.least else abs(self.found) <= self.value
 
     def __str__(self) -> str:
-        """Why it is not met."""
+        """Return the reason why the requirement is not met."""
         if self.found is None:
             return f"{self.measure} is not known, and its mark is {self.value:g}"
         return f"{self.measure} is {self.found:.3f}, {'below' if self.least else 'above'} its mark of {self.value:g}"
 
 
-def judge_by(marks: Mapping[str, float], found: Mapping[str, float | None]) -> list[Mark]:
-    """The marks with what was found of each."""
-    return [Mark(name, value, found.get(name), name in LEAST) for name, value in marks.items()]
+def judge_by(marks: Mapping[str, float], values: Mapping[str, float | None]) -> list[Mark]:
+    """Return the marks with the measured value of each."""
+    return [Mark(name, mark, values.get(name), name in LEAST) for name, mark in marks.items()]

@@ -1,4 +1,4 @@
-"""Keeps the best episodes of each scenario."""
+"""Filter that keeps the best episodes of each scenario."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from components.specs.registered import registered
 from components.trajectories.schema import Selection, Trajectory
 
 NOT_AMONG_BEST = "not_among_best"
-"""Reason: enough episodes of the group have a higher reward, or the same and came earlier."""
+"""Reason: `count` episodes of the group have a higher reward, or an equal reward and an earlier position."""
 
 
 @registered("filter.best")
 class Best:
-    """Keeps the episodes with the highest rewards of each group; of equal ones the first.
+    """Filter that keeps the episodes with the highest rewards of each group. Ties go to the earlier episode.
 
     Args:
-        count: How many of each group; all of a group that has fewer.
+        count: Episodes kept per group. A smaller group is kept whole.
     """
 
     def __init__(self, count: Annotated[int, Field(ge=1)] = 1):
         self.count = count
 
     def select(self, group: Sequence[Trajectory]) -> list[Selection]:
-        kept = {one.id for one in best_first(group)[: self.count]}
-        return decide_each(group, lambda one: None if one.id in kept else NOT_AMONG_BEST)
+        best_ids = {trajectory.id for trajectory in best_first(group)[: self.count]}
+        return decide_each(group, lambda trajectory: None if trajectory.id in best_ids else NOT_AMONG_BEST)

@@ -1,7 +1,7 @@
-"""Keeps episodes of which a number is neither too low nor too high: reward, turns, tokens, spread of judges.
+"""Filter by bounds on one number of an episode: reward, turns, tokens, spread of judges.
 
-A number is the reward, a metric of the episode, a component of its score, or what the environment said of its outcome:
-the first that has the name.
+The number is looked up by name: the reward, a metric of the episode (score components included), then a field of the
+environment's outcome. The first match is used.
 """
 
 from __future__ import annotations
@@ -25,39 +25,47 @@ REWARD = "reward"
 
 @registered("filter.between")
 class Between:
-    """Drops episodes whose number is below a minimum or above a maximum, and those that have no such number.
+    """Filter that drops episodes whose number is below a minimum, above a maximum, or missing.
 
     Args:
-        number: Its name: `reward`, `turns`, `sampled_tokens`, `invalid_actions`, a component such as `spread`.
-        minimum: Lowest that is kept; null is no limit.
-        maximum: Highest that is kept; null is no limit.
+        number: Name of the number: `reward`, `turns`, `sampled_tokens`, `invalid_actions`, a component such as
+            `spread`.
+        minimum: Lowest value that is kept; null: no limit.
+        maximum: Highest value that is kept; null: no limit.
 
     Reasons are NUMBER_below_minimum, NUMBER_above_maximum and NUMBER_unknown.
     """
 
     def __init__(self, number: str, minimum: FiniteFloat | None = None, maximum: FiniteFloat | None = None):
         if minimum is None and maximum is None:
-            raise SpecError([Problem("filter.minimum", f"null, as maximum: no {number} is dropped; expected a number")])
+            message = f"minimum and maximum are both null, so the filter drops no {number}; set at least one of them"
+            raise SpecError([Problem("filter.minimum", message)])
         if minimum is not None and maximum is not None and minimum > maximum:
-            message = f"{minimum:g} is more than maximum={maximum:g}: no {number} is kept; expected at most that"
+            message = (
+                f"{minimum:g} is more than maximum={maximum:g}, so the filter keeps no {number}; "
+                "expected minimum <= maximum"
+            )
             raise SpecError([Problem("filter.minimum", message)])
         self.number = number
         self.minimum = -math.inf if minimum is None else minimum
         self.maximum = math.inf if maximum is None else maximum
 
     def survey(self, groups: Groups) -> Filter:
-        """Looks for the number, no further than where it is found. Raises SpecError where no scored episode has it."""
-        others: set[str] = set()
+        """Check that some scored episode has the number, reading no further than the first one that has.
+
+        Raises SpecError if no scored episode has it.
+        """
+        available: set[str] = set()
         for group in groups():
-            for one in group:
-                if one.reward is not None:
-                    if number_of(one, self.number) is not None:
+            for trajectory in group:
+                if trajectory.reward is not None:
+                    if number_of(trajectory, self.number) is not None:
                         return _Between(self.number, self.minimum, self.maximum)
-                    others |= _names(one)
-        if others:
-            known = ", ".join(sorted(others))
-            message = f"{self.number!r} is no number of any scored episode; there are {known}"
-            raise SpecError([Problem("filter.number", message, nearest(self.number, sorted(others)))])
+                    available |= _names(trajectory)
+        if available:
+            names = ", ".join(sorted(available))
+            message = f"no scored episode has a number {self.number!r}; available: {names}"
+            raise SpecError([Problem("filter.number", message, nearest(self.number, sorted(available)))])
         return _Between(self.number, self.minimum, self.maximum)
 
 
@@ -80,7 +88,7 @@ class _Between:
 
 
 def number_of(trajectory: Trajectory, name: str) -> float | None:
-    """The number of that name; None where there is none, or one that is not a number."""
+    """Return the number with this name, or None if it is missing, NaN or not a number."""
     value: Any = trajectory.metrics.get(name, trajectory.outcome.get(name))
     if name == REWARD:
         value = trajectory.reward

@@ -1,4 +1,4 @@
-"""Several filters, one after the other: each sees what those before it have kept."""
+"""Chain of filters: each one decides about the trajectories that the previous ones kept."""
 
 from __future__ import annotations
 
@@ -22,44 +22,45 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 @registered("filter.chain")
 class Chain:
-    """Keeps what every one of its filters keeps.
+    """Filter that keeps the trajectories that all of its filters keep.
 
     Args:
-        filters: Name and filter, in the order in which they are asked. A group of which the earlier ones have left
-            nothing is not shown to the later ones; a filter that surveys the collection surveys what is left of it.
+        filters: Filters by name, in the order in which they are applied. A group with no remaining trajectory is not
+            passed on; a filter that surveys the collection surveys the trajectories that remain.
 
-    The reason of what a filter drops is NAME/REASON, so that two filters with the same rule are told apart.
+    The reason of a dropped trajectory is NAME/REASON, which distinguishes two filters with the same rule.
     """
 
     def __init__(self, filters: Annotated[dict[str, Any], Field(min_length=1)]):
         if not isinstance(filters, Mapping) or not filters:
-            raise SpecError([Problem("filter.filters", f"{filters!r:.80} is no mapping of names to filters, in order")])
+            message = f"{filters!r:.80} is not a non-empty mapping of names to filters, in order"
+            raise SpecError([Problem("filter.filters", message)])
         for name in filters:
             if not isinstance(name, str) or not _NAME.fullmatch(name):
-                message = f"{name!r} is no name of a filter; expected letters, digits, _ and - (metrics are named so)"
+                message = f"{name!r} is not a valid filter name; expected letters, digits, _ and - (as in metric names)"
                 raise SpecError([Problem("filter.filters", message)])
         self.filters: dict[str, AnyFilter] = dict(filters)
 
     @staticmethod
     def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """In a stage key: with the order, which a mapping has none of there."""
-        return {"filters": [[name, one] for name, one in arguments["filters"].items()]}
+        """Return the arguments for a stage key, as a list of pairs: stage keys ignore the order of a mapping."""
+        return {"filters": [[name, filter_] for name, filter_ in arguments["filters"].items()]}
 
     def survey(self, groups: Groups) -> Filter:
         deciders: dict[str, Filter] = {}
-        for name, one in self.filters.items():
-            deciders[name] = decider_of(one, partial(_left, groups, _Deciders(dict(deciders))))
+        for name, filter_ in self.filters.items():
+            deciders[name] = decider_of(filter_, partial(_remaining, groups, _Deciders(dict(deciders))))
         return _Deciders(deciders)
 
 
 def links(filter_: Target) -> dict[str, Any]:
-    """What a configured filter is made of, by the end of its key path: itself, or what stands in a chain."""
+    """Return the members of a configured chain by the suffix of their key path; of another filter, itself under ""."""
     if filter_.factory() is not Chain:
         return {"": filter_}
     return {
         f".filters.{name}{end}": link
-        for name, one in filter_.arguments["filters"].items()
-        for end, link in (links(one).items() if isinstance(one, Target) else [("", one)])
+        for name, member in filter_.arguments["filters"].items()
+        for end, link in (links(member).items() if isinstance(member, Target) else [("", member)])
     }
 
 
@@ -69,19 +70,25 @@ class _Deciders:
 
     def select(self, group: Sequence[Trajectory]) -> list[Selection]:
         rules: dict[str, str] = {}
-        left = [one for one in group if one.reward is not None]
+        remaining = [trajectory for trajectory in group if trajectory.reward is not None]
         for name, decider in self._deciders.items():
-            if left:
-                asked = zip(left, decisions(decider, left), strict=True)
-                dropped = {one.id: f"{name}/{made.reason}" for one, made in asked if not made.kept}
+            if remaining:
+                verdicts = zip(remaining, decisions(decider, remaining), strict=True)
+                dropped = {
+                    trajectory.id: f"{name}/{selection.reason}"
+                    for trajectory, selection in verdicts
+                    if not selection.kept
+                }
                 rules |= dropped
-                left = [one for one in left if one.id not in dropped]
-        return decide_each(group, lambda one: rules.get(one.id))
+                remaining = [trajectory for trajectory in remaining if trajectory.id not in dropped]
+        return decide_each(group, lambda trajectory: rules.get(trajectory.id))
 
 
-def _left(groups: Groups, decider: _Deciders) -> Iterator[Sequence[Trajectory]]:
-    """The collection without what is dropped."""
+def _remaining(groups: Groups, decider: _Deciders) -> Iterator[Sequence[Trajectory]]:
+    """Yield the groups without the dropped trajectories; skip groups that become empty."""
     for group in groups():
-        kept = [one for one, made in zip(group, decider.select(group), strict=True) if made.kept]
-        if kept:
-            yield kept
+        remaining = [
+            trajectory for trajectory, selection in zip(group, decider.select(group), strict=True) if selection.kept
+        ]
+        if remaining:
+            yield remaining

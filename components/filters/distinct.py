@@ -1,4 +1,4 @@
-"""Drops episodes that say what another one has said: exactly, or nearly (`components.filters.similar`)."""
+"""Filter that drops exact duplicates and near duplicates (`components.filters.similar`) of other episodes."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ Read = Literal["answers", "conversation"]
 
 @registered("filter.distinct")
 class Distinct:
-    """Of episodes that say the same, the one with the highest reward is kept, of equal ones the first.
+    """Filter that keeps one episode of each set of duplicates: the one with the highest reward, ties to the earlier.
 
     Args:
-        read: `answers`: what the policy said, whatever it was told. `conversation`: all messages.
-        similarity: Two are nearly the same where the Jaccard similarity of their word shingles is at least this; above
-            0, at most 1. null drops exact duplicates only: the same token ids where the policy's were sampled, the same
-            texts and tool calls elsewhere.
-        words: Of one shingle.
-        of: What they are compared with: their own `group`, or the whole `collection`, where a group that comes earlier
-            goes before a later one.
-        compared: Of `collection`, near duplicates are looked for among so many of the latest kept episodes; exact ones
-            among all.
+        read: Compared text. `answers`: the policy's messages only. `conversation`: all messages.
+        similarity: Threshold for near duplicates: Jaccard similarity of their word shingles, above 0, at most 1. null:
+            drop exact duplicates only, which have the same token ids where the policy sampled, and the same texts and
+            tool calls elsewhere.
+        words: Words per shingle.
+        of: Scope of the comparison: the episode's own `group`, or the whole `collection`. In a collection, earlier
+            groups take precedence over later ones.
+        compared: With `collection`: number of most recently kept episodes searched for near duplicates. Exact
+            duplicates are searched in all.
 
-    In memory: of `collection` about 130 bytes for each episode; with a similarity, as many for each word of those that
-    are compared.
+    Memory with `collection`: about 130 bytes per episode; with a similarity, also about 130 bytes per word of the
+    compared episodes.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class Distinct:
 
     def survey(self, groups: Groups) -> Filter:
         if self.of == "group":
-            return _OfGroup(self)
-        seen = self.nothing()
-        return _Known({name: rule for group in groups() for name, rule in seen.repeated(group).items()})
+            return _PerGroup(self)
+        index = self.empty_index()
+        return _ByRule({name: rule for group in groups() for name, rule in index.duplicates(group).items()})
 
-    def nothing(self) -> _Seen:
-        """Before the first episode."""
-        return _Seen(self.read, self.similarity, self.words, self.compared)
+    def empty_index(self) -> _Index:
+        """Return an index without episodes."""
+        return _Index(self.read, self.similarity, self.words, self.compared)
 
 
-class _Seen:
-    """What was said so far."""
+class _Index:
+    """Index of the kept episodes."""
 
     def __init__(self, read: Read, similarity: float | None, words: int, compared: int):
         self._read: Read = read
@@ -72,42 +72,46 @@ class _Seen:
         self._exact: set[bytes] = set()
         self._near = None if similarity is None else Texts(similarity, compared)
 
-    def repeated(self, group: Sequence[Trajectory]) -> dict[str, str]:
-        """Of the scored trajectories of a group, by id, those that say what was said before, and the reason."""
-        found = {}
-        for one in best_first(group):
-            if (rule := self._add(one)) is not None:
-                found[one.id] = rule
-        return found
+    def duplicates(self, group: Sequence[Trajectory]) -> dict[str, str]:
+        """Add a group, best reward first. Return the reason by id of each scored trajectory that is a duplicate."""
+        rules = {}
+        for trajectory in best_first(group):
+            if (rule := self._add(trajectory)) is not None:
+                rules[trajectory.id] = rule
+        return rules
 
-    def _add(self, one: Trajectory) -> str | None:
-        exact = hashlib.blake2b(repr(list(_exactly(one, self._read))).encode(), digest_size=16).digest()
-        if exact in self._exact:
+    def _add(self, trajectory: Trajectory) -> str | None:
+        digest = hashlib.blake2b(repr(list(_identity(trajectory, self._read))).encode(), digest_size=16).digest()
+        if digest in self._exact:
             return DUPLICATE
-        text = shingles("\n".join(map(_text, _messages(one, self._read))), self._words) if self._near else frozenset()
+        text = (
+            shingles("\n".join(map(_text, _messages(trajectory, self._read))), self._words)
+            if self._near
+            else frozenset()
+        )
         if self._near is not None:
-            if self._near.like(text):
+            if self._near.has_similar(text):
                 return NEAR_DUPLICATE
             self._near.add(text)
-        self._exact.add(exact)
+        self._exact.add(digest)
         return None
 
 
-class _OfGroup:
+class _PerGroup:
     def __init__(self, spec: Distinct):
         self._spec = spec
 
     def select(self, group: Sequence[Trajectory]) -> list[Selection]:
-        return _Known(self._spec.nothing().repeated(group)).select(group)
+        return _ByRule(self._spec.empty_index().duplicates(group)).select(group)
 
 
-class _Known:
+class _ByRule:
     def __init__(self, rules: dict[str, str]):
         self._rules = rules
-        """By trajectory id: why it is dropped."""
+        """Reason by id of each dropped trajectory."""
 
     def select(self, group: Sequence[Trajectory]) -> list[Selection]:
-        return decide_each(group, lambda one: self._rules.get(one.id))
+        return decide_each(group, lambda trajectory: self._rules.get(trajectory.id))
 
 
 def _messages(trajectory: Trajectory, read: Read) -> Iterator[Message]:
@@ -117,8 +121,8 @@ def _messages(trajectory: Trajectory, read: Read) -> Iterator[Message]:
                 yield message
 
 
-def _exactly(trajectory: Trajectory, read: Read) -> Iterator[object]:
-    """What two episodes share that are the same: tokens where there are some, else texts."""
+def _identity(trajectory: Trajectory, read: Read) -> Iterator[object]:
+    """Yield the parts that exact duplicates have in common: token ids where available, else texts."""
     for history in trajectory.histories:
         if read == "conversation" and history.token_ids:
             yield history.token_ids

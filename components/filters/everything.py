@@ -1,4 +1,4 @@
-"""Keeps all that could be scored."""
+"""Filter that keeps every scored trajectory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from components.trajectories.schema import Selection, Trajectory
 
 @registered("filter.everything")
 class Everything:
-    """Keeps every scored trajectory."""
+    """Filter that keeps every scored trajectory."""
 
     def select(self, group: Sequence[Trajectory]) -> list[Selection]:
-        return decide_each(group, lambda one: None)
+        return decide_each(group, lambda trajectory: None)

@@ -1,4 +1,4 @@
-"""Keeps episodes whose reward lies between two percentiles: of their group, or of the whole collection."""
+"""Filter that keeps episodes whose reward lies between two percentiles of their group or of the collection."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ BELOW, ABOVE = "below_percentile", "above_percentile"
 
 @registered("filter.percentiles")
 class Percentiles:
-    """Keeps rewards from one percentile to another, both included; equal rewards share their fate.
+    """Filter that keeps rewards between two percentiles, both included. Equal rewards get the same decision.
 
     Args:
         lowest: Percentile of the lowest reward that is kept: 0 is the minimum, 50 the median.
-        highest: That of the highest; 100 is the maximum.
-        of: Over the scored episodes of a `group`, or of the whole `collection`.
+        highest: Percentile of the highest reward that is kept: 100 is the maximum.
+        of: Scope of the percentiles: the scored episodes of each `group`, or of the whole `collection`.
 
     A percentile between two rewards is interpolated linearly (method 7 of Hyndman and Fan, 1996; numpy's default).
-    In memory: of `collection` about 50 bytes for each scored episode.
+    Memory with `collection`: about 50 bytes per scored episode.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Percentiles:
         of: Literal["group", "collection"] = "collection",
     ):
         if lowest > highest:
-            message = f"{lowest:g} is more than highest={highest:g}; expected at most that"
+            message = f"{lowest:g} is more than highest={highest:g}; expected lowest <= highest"
             raise SpecError([Problem("filter.lowest", message)])
         self.lowest = lowest
         self.highest = highest
@@ -46,21 +46,21 @@ class Percentiles:
 
     def survey(self, groups: Groups) -> Filter:
         if self.of == "group":
-            return _OfGroup(self.lowest, self.highest)
+            return _PerGroup(self.lowest, self.highest)
         rewards = sorted(array("d", (reward for group in groups() for reward, _ in scored(group))))
         if not rewards:
             return _Within(-math.inf, math.inf)
         return _Within(percentile(rewards, self.lowest), percentile(rewards, self.highest))
 
 
-class _OfGroup:
+class _PerGroup:
     def __init__(self, lowest: float, highest: float):
         self.lowest = lowest
         self.highest = highest
 
     def select(self, group: Sequence[Trajectory]) -> list[Selection]:
         if not (rewards := sorted(reward for reward, _ in scored(group))):
-            return decide_each(group, lambda one: None)
+            return decide_each(group, lambda trajectory: None)
         bounds = percentile(rewards, self.lowest), percentile(rewards, self.highest)
         return _Within(*bounds).select(group)
 
@@ -71,18 +71,18 @@ class _Within:
         self.highest = highest
 
     def select(self, group: Sequence[Trajectory]) -> list[Selection]:
-        def rule(one: Trajectory) -> str | None:
-            assert one.reward is not None
-            return BELOW if one.reward < self.lowest else ABOVE if one.reward > self.highest else None
+        def rule(trajectory: Trajectory) -> str | None:
+            assert trajectory.reward is not None
+            return BELOW if trajectory.reward < self.lowest else ABOVE if trajectory.reward > self.highest else None
 
         return decide_each(group, rule)
 
 
 def percentile(ordered: Sequence[float], which: float) -> float:
-    """Of numbers in rising order, at least one; which: 0 to 100."""
-    place = which * (len(ordered) - 1) / 100
-    below = int(place)
-    rest = place - below
-    if not rest or ordered[below] == ordered[below + 1]:
+    """Return the percentile `which` (0 to 100) of a non-empty sequence in ascending order."""
+    position = which * (len(ordered) - 1) / 100
+    below = int(position)
+    fraction = position - below
+    if not fraction or ordered[below] == ordered[below + 1]:
         return ordered[below]
-    return ordered[below] * (1 - rest) + ordered[below + 1] * rest
+    return ordered[below] * (1 - fraction) + ordered[below + 1] * fraction

@@ -1,8 +1,8 @@
-"""The filter protocol: which trajectories of a group are trained on.
+"""Filter protocol: selection of the trajectories to train on.
 
 The short form is any function `(trajectory) -> bool`: True keeps. The full form decides about a whole group: a class
-with a method `select`. A filter that has to see the whole collection first has a method `survey` in its place, which
-reads it as often as it needs to, a group at a time, and returns the filter that decides.
+with a method `select`. A filter that needs the whole collection first has a method `survey` instead. It reads the
+collection as often as it needs, one group at a time, and returns the filter that decides.
 """
 
 from __future__ import annotations
@@ -13,34 +13,36 @@ from typing import Protocol, runtime_checkable
 from components.trajectories.schema import Selection, Trajectory
 
 KEPT = "kept"
-"""Reason of every selection that keeps, and of none that drops."""
+"""Reason of every selection that keeps its trajectory, and of no other."""
 FAILED = "failed"
-"""Reason of every selection that drops an episode which did not run to its end. All filters here drop them."""
+"""Reason of every selection that drops a failed episode. All filters here drop failed episodes."""
 UNSCORED = "unscored"
-"""Reason of every selection that drops a finished one without a reward. All filters here drop them."""
+"""Reason of every selection that drops a finished episode without a reward. All filters here drop such episodes."""
 
 Groups = Callable[[], Iterator[Sequence[Trajectory]]]
-"""The collection from its beginning, each time that it is called: the trajectories of one scenario after the other."""
+"""Function that iterates over the collection from its start, one group (the trajectories of a scenario) at a time."""
 
 
 class Predicate(Protocol):
     def __call__(self, trajectory: Trajectory) -> bool:
-        """Whether a trajectory that has a reward is kept."""
+        """Return True to keep the trajectory, which has a reward."""
         ...
 
 
 @runtime_checkable
 class Filter(Protocol):
     def select(self, group: Sequence[Trajectory]) -> list[Selection]:
-        """One decision for each trajectory of one scenario, in the same order; the same whenever it is asked. Rewards
-        are joined on, and the components of scores are among the metrics."""
+        """Return one decision for each trajectory of one scenario, in the same order. The result is deterministic.
+
+        Trajectories carry their rewards, and score components are among their metrics.
+        """
         ...
 
 
 @runtime_checkable
 class CollectionFilter(Protocol):
     def survey(self, groups: Groups) -> Filter:
-        """The filter that decides about this collection. What it keeps of a trajectory should be small."""
+        """Return the filter that decides about this collection. It should store little data per trajectory."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Applies a filter to trajectories, group by group."""
+"""Application of a filter to trajectories, group by group."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import Any
 
 from components.errors import Problem, SpecError
 from components.filters.protocol import KEPT, AnyFilter, CollectionFilter, Filter, Groups
-from components.filters.user_function import Own
+from components.filters.user_function import UserFunction
 from components.trajectories.groups import adjacent_groups
 from components.trajectories.schema import Selection, Trajectory
 
 
 def apply(filter_: AnyFilter, read: Callable[[], Iterable[Trajectory]]) -> Iterator[tuple[Trajectory, Selection]]:
-    """Each trajectory with the decision about it, in order, with one group in memory at a time.
+    """Yield each trajectory with the decision about it, in order, with one group in memory at a time.
 
-    read: the trajectories from the first one on, each time that it is called: once, and once more for each time that
-    the filter surveys them. They carry their rewards, and those of a scenario lie next to each other.
+    read: returns the trajectories from the first one on. It is called once, and once more for each pass of a survey.
+    Trajectories carry their rewards, and those of a scenario are adjacent.
 
-    Raises SpecError where the filter is none, does not decide about each trajectory of a group, in order, keeps one
-    that has no reward, or drops one for no reason; ArtifactError where a scenario comes back.
+    Raises SpecError if `filter_` is not a filter, does not decide about each trajectory of a group in order, keeps a
+    trajectory without a reward, or drops one without a reason. Raises ArtifactError if the trajectories of a scenario
+    are not adjacent.
     """
 
     def groups() -> Iterator[list[Trajectory]]:
@@ -31,32 +32,39 @@ def apply(filter_: AnyFilter, read: Callable[[], Iterable[Trajectory]]) -> Itera
 
 
 def decider_of(filter_: Any, groups: Groups) -> Filter:
-    """The filter that decides about this collection. Raises SpecError where it is no filter."""
+    """Return the filter that decides about this collection. Raise SpecError if `filter_` is not a filter."""
     if isinstance(filter_, CollectionFilter):
         return filter_.survey(groups)
     if isinstance(filter_, Filter):
         return filter_
     if callable(filter_):
-        return Own(filter_)
-    message = f"{type(filter_).__name__} is no filter: expected a function (trajectory) -> bool, `select` or `survey`"
+        return UserFunction(filter_)
+    message = (
+        f"{type(filter_).__name__} is not a filter: expected a function (trajectory) -> bool, "
+        "or an object with a method `select` or `survey`"
+    )
     raise SpecError([Problem("filter", message)])
 
 
 def decisions(decider: Filter, group: Sequence[Trajectory]) -> list[Selection]:
-    """What the filter decides about a group. Raises SpecError where it breaks its protocol."""
+    """Return the filter's decisions about a group. Raise SpecError if they violate the filter protocol."""
     selections = decider.select(group)
     expected = [trajectory.id for trajectory in group]
-    if (found := [selection.trajectory_id for selection in selections]) != expected:
-        raise _mistake(decider, f"decided about {found} in scenario {group[0].group}, expected {expected}, in order")
+    if (ids := [selection.trajectory_id for selection in selections]) != expected:
+        raise _protocol_error(
+            decider, f"decided about {ids} in scenario {group[0].group}, expected {expected}, in order"
+        )
     for trajectory, selection in zip(group, selections, strict=True):
         if selection.kept and trajectory.reward is None:
-            raise _mistake(decider, f"keeps {trajectory.id}, which has no reward")
+            raise _protocol_error(decider, f"keeps {trajectory.id}, which has no reward")
         if selection.kept != (selection.reason == KEPT) or not selection.reason:
-            does, said = "keeps" if selection.kept else "drops", selection.reason
+            verb, reason = "keeps" if selection.kept else "drops", selection.reason
             expected_reason = repr(KEPT) if selection.kept else f"the name of a rule, and not {KEPT!r}"
-            raise _mistake(decider, f"{does} {trajectory.id} for the reason {said!r}; expected {expected_reason}")
+            raise _protocol_error(
+                decider, f"{verb} {trajectory.id} for the reason {reason!r}; expected {expected_reason}"
+            )
     return selections
 
 
-def _mistake(filter_: Filter, message: str) -> SpecError:
+def _protocol_error(filter_: Filter, message: str) -> SpecError:
     return SpecError([Problem("filter", f"{type(filter_).__name__} {message}")])

@@ -1,4 +1,4 @@
-"""Keeps the groups from which an algorithm that compares rewards within a group can learn."""
+"""Filter for algorithms that compare rewards within a group: it drops groups without a learning signal."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NO_SPREAD = "no_spread"
 
 @registered("filter.signal")
 class Signal:
-    """Drops groups whose rewards are all equal, and unscored trajectories of the others.
+    """Filter that drops groups whose rewards are all equal, and unscored trajectories of the other groups.
 
     Args:
-        relative_tolerance: Rewards are equal where max - min <= relative_tolerance · max(|max|, |min|). Relative, so
-            rewards of 1e-12 and of 1e12 are treated alike; the default forgives rounding only. 0 or more, below 1.
+        relative_tolerance: Rewards are equal if max - min <= relative_tolerance · max(|max|, |min|). It is relative,
+            so the scale of the reward does not matter; the default only absorbs rounding errors. 0 or more, below 1.
     """
 
     def __init__(self, relative_tolerance: Annotated[float, Field(ge=0, lt=1)] = RELATIVE_TOLERANCE):

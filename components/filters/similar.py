@@ -1,11 +1,11 @@
-"""How alike two texts are, and which of many texts is like a new one.
+"""Jaccard similarity of texts, and a search for a stored text that is similar to a new one.
 
     J(a, b) = |a ∩ b| / |a ∪ b|        of the sets of shingles: every run of w words (Broder, 1997)
 
-Nothing is estimated. That a new text need not be compared with all others follows from the measure (prefix filtering:
-Chaudhuri, Ganti, Kaushik, ICDE 2006): where J(a, b) >= t, the two share at least ⌈t·|a|⌉ shingles, and as many as
-⌈t·|b|⌉. So in any fixed order of shingles, the first one that they share is among the first |a| - ⌈t·|a|⌉ + 1 of a, and
-among as many of b. Only texts that share one there are compared. The order is that of 64-bit digests.
+The search is exact. Prefix filtering avoids most comparisons (Chaudhuri, Ganti, Kaushik, ICDE 2006): if J(a, b) >= t,
+the two share at least ⌈t·|a|⌉ and at least ⌈t·|b|⌉ shingles. So in any fixed order of shingles, the first shared one is
+among the first |a| - ⌈t·|a|⌉ + 1 of a, and among the first |b| - ⌈t·|b|⌉ + 1 of b. Only texts that share a shingle in
+these prefixes are compared. Shingles are ordered by their 64-bit digests.
 """
 
 from __future__ import annotations
@@ -19,51 +19,57 @@ _WORD = re.compile(r"\w+")
 
 
 def shingles(text: str, words: int) -> frozenset[int]:
-    """64-bit digests of every run of so many words, case and punctuation aside; of a shorter text one, of all its
-    words; none where it has no word."""
-    found = _WORD.findall(text.lower())
-    runs = {" ".join(found[start : start + words]) for start in range(max(1, len(found) - words + 1))} if found else ()
+    """Return 64-bit digests of every run of `words` words, ignoring case and punctuation.
+
+    A shorter text has one shingle of all its words; a text without words has none.
+    """
+    all_words = _WORD.findall(text.lower())
+    runs = (
+        {" ".join(all_words[start : start + words]) for start in range(max(1, len(all_words) - words + 1))}
+        if all_words
+        else ()
+    )
     return frozenset(map(_digest, runs))
 
 
-def jaccard(one: frozenset[int], other: frozenset[int]) -> float:
-    """0 to 1; 0 where both are empty: of texts without a word nothing is known."""
-    shared = len(one & other)
-    return shared / (len(one) + len(other) - shared) if shared else 0.0
+def jaccard(first: frozenset[int], second: frozenset[int]) -> float:
+    """Return the Jaccard similarity, 0 to 1. It is 0 if both sets are empty: texts without words are not comparable."""
+    shared = len(first & second)
+    return shared / (len(first) + len(second) - shared) if shared else 0.0
 
 
 class Texts:
-    """Texts to which new ones are compared: those that were added last, at most so many."""
+    """Index of the `capacity` texts that were added last."""
 
-    def __init__(self, similarity: float, most: int):
+    def __init__(self, similarity: float, capacity: int):
         self.similarity = similarity
-        self.most = most
+        self.capacity = capacity
         self._texts: dict[int, frozenset[int]] = {}
-        self._with: defaultdict[int, set[int]] = defaultdict(set)
-        """By shingle: the texts that have it among their first ones."""
+        self._numbers_by_shingle: defaultdict[int, set[int]] = defaultdict(set)
+        """Numbers of the texts whose prefix contains the shingle, by shingle."""
         self._added = 0
 
-    def like(self, text: frozenset[int]) -> bool:
-        """Whether one of them is at least so similar."""
-        near = {number for shingle in self._first(text) for number in self._with.get(shingle, ())}
+    def has_similar(self, text: frozenset[int]) -> bool:
+        """Return True if the similarity of `text` to an indexed text reaches the threshold."""
+        near = {number for shingle in self._prefix(text) for number in self._numbers_by_shingle.get(shingle, ())}
         return any(jaccard(text, self._texts[number]) >= self.similarity for number in near)
 
     def add(self, text: frozenset[int]) -> None:
-        """The oldest one is forgotten where there are too many."""
+        """Add a text. Remove the oldest one if there are more than `capacity`."""
         self._texts[self._added] = text
-        for shingle in self._first(text):
-            self._with[shingle].add(self._added)
+        for shingle in self._prefix(text):
+            self._numbers_by_shingle[shingle].add(self._added)
         self._added += 1
-        if len(self._texts) > self.most:
-            self._forget(next(iter(self._texts)))
+        if len(self._texts) > self.capacity:
+            self._remove(next(iter(self._texts)))
 
-    def _forget(self, number: int) -> None:
-        for shingle in self._first(self._texts.pop(number)):
-            self._with[shingle].discard(number)
-            if not self._with[shingle]:
-                del self._with[shingle]
+    def _remove(self, number: int) -> None:
+        for shingle in self._prefix(self._texts.pop(number)):
+            self._numbers_by_shingle[shingle].discard(number)
+            if not self._numbers_by_shingle[shingle]:
+                del self._numbers_by_shingle[shingle]
 
-    def _first(self, text: frozenset[int]) -> list[int]:
+    def _prefix(self, text: frozenset[int]) -> list[int]:
         shared = math.ceil(self.similarity * len(text) - 1e-9)  # rounding may lengthen the prefix, never shorten it
         return sorted(text)[: len(text) - shared + 1]
 

@@ -1,4 +1,4 @@
-"""Keeps what is worth imitating: filtered behaviour cloning."""
+"""Filter for filtered behaviour cloning: it keeps successful episodes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from components.specs.registered import registered
 from components.trajectories.schema import Selection, Trajectory
 
 NO_SUCCESS = "no_success"
-"""Reason: the environment does not call the episode a success."""
+"""Reason: the environment does not report success."""
 
 
 @registered("filter.successful")
 class Successful:
-    """Keeps trajectories that the environment calls a success, whatever their reward."""
+    """Filter that keeps scored trajectories for which the environment reports success, whatever their reward."""
 
     def select(self, group: Sequence[Trajectory]) -> list[Selection]:
-        return decide_each(group, lambda one: None if one.success else NO_SUCCESS)
+        return decide_each(group, lambda trajectory: None if trajectory.success else NO_SUCCESS)

@@ -1,4 +1,4 @@
-"""Keeps a share of the episodes, those with the highest rewards: of each group, or of the whole collection."""
+"""Filter that keeps the share of episodes with the highest rewards, of each group or of the whole collection."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from components.specs.registered import registered
 from components.trajectories.schema import Selection, Trajectory
 
 BELOW_TOP = "below_top_share"
-"""Reason: enough episodes have a higher reward, or the same and come before it."""
+"""Reason: the share is filled by episodes with a higher reward, or an equal reward and a higher precedence."""
 
 
 @registered("filter.top")
 class Top:
-    """Keeps the best share of the scored episodes, rounded up to a whole number.
+    """Filter that keeps the best share of the scored episodes, rounded up to a whole number.
 
     Args:
-        share: Of the scored episodes; above 0, at most 1.
-        of: `group`: of each scenario's own episodes, of equal ones the first. `collection`: of all, of equal ones those
-            whose id has the lowest digest, so that equals come from all scenarios and not from the first.
+        share: Share of the scored episodes; above 0, at most 1.
+        of: Scope of the share. `group`: each scenario's own episodes; ties go to the earlier episode. `collection`: all
+            episodes; ties go to the lowest digest of the id, so that they are spread over all scenarios.
 
-    In memory: of `collection` about 150 bytes for each scored episode.
+    Memory with `collection`: about 150 bytes per scored episode.
     """
 
     def __init__(
@@ -40,46 +40,46 @@ class Top:
 
     def survey(self, groups: Groups) -> Filter:
         if self.of == "group":
-            return _OfGroup(self.share)
+            return _PerGroup(self.share)
         rewards, digests = array("d"), array("Q")
         for group in groups():
-            for reward, one in scored(group):
+            for reward, trajectory in scored(group):
                 rewards.append(reward)
-                digests.append(_digest(one.id))
+                digests.append(_digest(trajectory.id))
         if not rewards:
-            return _OfCollection((0.0, 0))
+            return _Threshold((0.0, 0))
         order = sorted((-reward, digest) for reward, digest in zip(rewards, digests, strict=True))
-        return _OfCollection(order[_count(self.share, len(order)) - 1])
+        return _Threshold(order[_count(self.share, len(order)) - 1])
 
 
-class _OfGroup:
+class _PerGroup:
     def __init__(self, share: float):
         self.share = share
 
     def select(self, group: Sequence[Trajectory]) -> list[Selection]:
         count = _count(self.share, len(scored(group)))
-        kept = {one.trajectory_id for one in Best(count).select(group) if one.kept}
-        return decide_each(group, lambda one: None if one.id in kept else BELOW_TOP)
+        best_ids = {selection.trajectory_id for selection in Best(count).select(group) if selection.kept}
+        return decide_each(group, lambda selection: None if selection.id in best_ids else BELOW_TOP)
 
 
-class _OfCollection:
+class _Threshold:
     def __init__(self, last: tuple[float, int]):
         self.last = last
-        """Reward, its sign turned, and digest of the last one that is kept."""
+        """Negated reward and id digest of the last episode that is kept."""
 
     def select(self, group: Sequence[Trajectory]) -> list[Selection]:
-        def rule(one: Trajectory) -> str | None:
-            assert one.reward is not None
-            return None if (-one.reward, _digest(one.id)) <= self.last else BELOW_TOP
+        def rule(trajectory: Trajectory) -> str | None:
+            assert trajectory.reward is not None
+            return None if (-trajectory.reward, _digest(trajectory.id)) <= self.last else BELOW_TOP
 
         return decide_each(group, rule)
 
 
-def _count(share: float, of: int) -> int:
-    """Rounded up; 0.1 of 30 are 3, though 0.1 · 30 is a little more in floating point."""
-    return math.ceil(round(share * of, 9))
+def _count(share: float, total: int) -> int:
+    """Return share · total, rounded up. Floating-point errors do not count: 0.1 of 30 is 3."""
+    return math.ceil(round(share * total, 9))
 
 
 def _digest(text: str) -> int:
-    """64 bits, the same on every machine."""
+    """Return a 64-bit digest that is the same on every machine."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())

@@ -1,4 +1,4 @@
-"""A filter that is a function of the user: `(trajectory) -> bool`, True keeps."""
+"""Filter made from a user's function `(trajectory) -> bool`; True keeps."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from components.filters.decisions import decide_each
 from components.trajectories.schema import Selection, Trajectory
 
 
-class Own:
-    """The function's name is the reason of what it drops. It is not asked about failed and unscored trajectories.
+class UserFunction:
+    """Filter that calls a user's function with each scored trajectory. The function's name is the reason for a drop.
 
-    What it raises, and an answer that is not true or false, is a mistake in it: a SpecError. To go on would train on
-    something else than was asked for.
+    An exception or a result that is not a bool raises SpecError: continuing would train on a different selection than
+    configured.
     """
 
     def __init__(self, function: Callable[[Trajectory], Any]):
@@ -24,18 +24,18 @@ class Own:
         self.name = getattr(plain, "__name__", type(plain).__name__)
 
     def select(self, group: Sequence[Trajectory]) -> list[Selection]:
-        return decide_each(group, lambda one: None if self._keeps(one) else self.name)
+        return decide_each(group, lambda trajectory: None if self._keeps(trajectory) else self.name)
 
     def _keeps(self, trajectory: Trajectory) -> bool:
         try:
             answer = self.function(trajectory)
-        except (Exception, SystemExit) as error:  # whatever it raises is the answer
-            raise self._mistake(trajectory, f"raised {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:  # user code may raise anything
+            raise self._function_error(trajectory, f"raised {type(error).__name__}: {error}") from error
         if type(answer).__name__ not in ("bool", "bool_"):  # bool_ and bool are numpy's
-            raise self._mistake(
-                trajectory, f"returned {answer!r:.80} ({type(answer).__name__}), expected true or false"
+            raise self._function_error(
+                trajectory, f"returned {answer!r:.80} ({type(answer).__name__}), expected True or False"
             )
         return bool(answer)
 
-    def _mistake(self, trajectory: Trajectory, what: str) -> SpecError:
-        return SpecError([Problem("filter", f"{self.name} {what}, about trajectory {trajectory.id}")])
+    def _function_error(self, trajectory: Trajectory, mistake: str) -> SpecError:
+        return SpecError([Problem("filter", f"{self.name} {mistake}, for trajectory {trajectory.id}")])

@@ -1,4 +1,4 @@
-"""The calculator: exact, bounded, no code; and problems that need it."""
+"""Calculator: exact and bounded evaluation without code execution; and the word problems."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.environments.tools import Invalid, call
-from components.environments.worlds.calculator import Calculator, calculated, number, shown
+from components.environments.worlds.calculator import Calculator, evaluate, format_number, parse_number
 from tests.environments import checks
 
 
@@ -42,44 +42,48 @@ def test_the_solver_solves_everything(seed):
 
 def test_splits_types_and_difficulties(problems):
     calculations = {
-        split: {"; ".join(one.input["steps"]) for one in problems.scenarios(split)} for split in checks.SPLITS
+        split: {"; ".join(scenario.input["steps"]) for scenario in problems.scenarios(split)} for split in checks.SPLITS
     }
     assert not calculations["train"] & calculations["heldout"]
     for split, size in (("train", 512), ("heldout", 128)):
-        found = problems.scenarios(split)
-        assert len(found) == len(calculations[split]) == size
-        assert set(Counter((one.type, one.difficulty) for one in found)) == {
+        scenarios = problems.scenarios(split)
+        assert len(scenarios) == len(calculations[split]) == size
+        assert set(Counter((scenario.type, scenario.difficulty) for scenario in scenarios)) == {
             (kind, steps) for kind in ("money", "stock", "travel", "work") for steps in range(1, 6)
         }
-    assert {one.difficulty for one in Calculator(steps=2).scenarios("train")} == {1, 2}
-    with pytest.raises(ValueError, match="steps is 6"):
+    assert {scenario.difficulty for scenario in Calculator(steps=2).scenarios("train")} == {1, 2}
+    with pytest.raises(ValueError, match="steps = 6"):
         Calculator(steps=6)
 
 
-def test_the_question_holds_what_is_needed_and_not_the_answer(problems):
-    """Each number of the solution stands in the story or is the result of an earlier step."""
+def test_the_question_has_the_needed_numbers_and_not_the_answer(problems):
+    """Each number of the solution is in the story or is the result of an earlier step."""
     for scenario in problems.scenarios("train"):
-        told = {Fraction(one.rstrip(".")) for one in re.findall(r"\d[\d.]*", scenario.input["question"])}
-        assert Fraction(scenario.input["answer"]) not in told
-        known = told | {Fraction(1), Fraction(2), Fraction(100)} | {100 - one for one in told}
+        given_numbers = {Fraction(number.rstrip(".")) for number in re.findall(r"\d[\d.]*", scenario.input["question"])}
+        assert Fraction(scenario.input["answer"]) not in given_numbers
+        available = (
+            given_numbers | {Fraction(1), Fraction(2), Fraction(100)} | {100 - number for number in given_numbers}
+        )
         for step in scenario.input["steps"]:
-            assert {Fraction(one) for one in re.findall(r"\d[\d.]*", step)} <= known, (scenario.input, step)
-            known.add(calculated(step))
+            assert {Fraction(number) for number in re.findall(r"\d[\d.]*", step)} <= available, (scenario.input, step)
+            available.add(evaluate(step))
 
 
 def guess(draw: random.Random, messages: list[dict]) -> dict:
-    """One operation on numbers of the story, and then its result."""
-    said = messages[-1]
-    if said["role"] == "tool" and not said["content"].startswith("error"):
-        return call("submit", {"answer": said["content"]})
+    """Return one operation on numbers of the story, and then submit its result."""
+    last_message = messages[-1]
+    if last_message["role"] == "tool" and not last_message["content"].startswith("error"):
+        return call("submit", {"answer": last_message["content"]})
     numbers = re.findall(r"\d+", messages[1]["content"])
     return call("calculate", {"expression": f"{draw.choice(numbers)} {draw.choice('+-*/')} {draw.choice(numbers)}"})
 
 
-def test_chance_solves_next_to_nothing_and_less_where_it_is_harder(problems):
+def test_random_actions_rarely_succeed_and_less_at_higher_difficulty(problems):
     scenarios = problems.scenarios("train")
     rate = {
-        level: checks.success_of(problems, [one for one in scenarios if one.difficulty == level], guess, turns=4)
+        level: checks.success_of(
+            problems, [scenario for scenario in scenarios if scenario.difficulty == level], guess, turns=4
+        )
         for level in range(1, 6)
     }
     assert rate[1] < 0.35
@@ -93,8 +97,8 @@ def test_one_submission_counts(problems):
     assert (step.done, step.info["success"]) == (True, False)
     step = checks.play(problems, scenario, [call("submit", {"answer": "many"}), right])[-1]
     assert (step.info["success"], step.info["invalid_actions"]) == (True, 1)
-    said = {"role": "assistant", "content": f"It is {scenario.input['answer']}."}
-    assert checks.play(problems, scenario, [said])[-1].info["success"] is False
+    message = {"role": "assistant", "content": f"It is {scenario.input['answer']}."}
+    assert checks.play(problems, scenario, [message])[-1].info["success"] is False
 
 
 @pytest.mark.parametrize(
@@ -118,7 +122,7 @@ def test_one_submission_counts(problems):
     ],
 )
 def test_it_calculates_exactly(expression, value):
-    assert shown(calculated(expression)) == value
+    assert format_number(evaluate(expression)) == value
 
 
 @pytest.mark.parametrize(
@@ -131,37 +135,37 @@ def test_it_calculates_exactly(expression, value):
         "\x00", "\ud83d", "1\n2", "a := 1", "f'{1}'", "round(1)(2)",
     ],
 )  # fmt: skip
-def test_what_it_does_not_calculate_it_says(expression):
+def test_unsupported_expressions_are_explained(expression):
     began = time.process_time()
     with pytest.raises(Invalid):
-        calculated(expression)
+        evaluate(expression)
     assert time.process_time() - began < 5  # seconds of this process, however busy the machine is
 
 
 @given(st.text(alphabet="0123456789.+-*/%() ,e_roundfl", max_size=60))
 def test_any_text_is_calculated_or_refused(text):
     try:
-        value = calculated(text)
+        value = evaluate(text)
     except Invalid:
         return
-    assert abs(Fraction(shown(value)) - value) <= Fraction(1, 10**12)
+    assert abs(Fraction(format_number(value)) - value) <= Fraction(1, 10**12)
 
 
 @given(st.integers(-(10**9), 10**9), st.integers(1, 10**6), st.sampled_from(["+", "-", "*", "/", "//", "%"]))
 def test_it_agrees_with_fractions(a, b, sign):
     right = eval(f"Fraction({a}) {sign} Fraction({b})")
-    assert calculated(f"({a}) {sign} {b}") == right
+    assert evaluate(f"({a}) {sign} {b}") == right
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
     [("12", 12), (" $1,234.50 ", Fraction("1234.5")), ("-3.", -3), (".5", Fraction(1, 2)), ("1,234,567", 1234567)],
 )
-def test_numbers_are_read_as_people_write_them(text, value):
-    assert number(text) == value
+def test_submitted_numbers_are_parsed(text, value):
+    assert parse_number(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "12 apples", "1,23", "1e5", "nan", "½", "٣", "1" * 60, "1/2", "--1"])
-def test_what_is_no_number_is_refused(text):
+def test_malformed_numbers_are_refused(text):
     with pytest.raises(Invalid, match="a number"):
-        number(text)
+        parse_number(text)

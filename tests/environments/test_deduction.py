@@ -1,4 +1,4 @@
-"""Deduction: one solution each, checked one case after the other; clues that are true and needed; answers judged."""
+"""Deduction: unique solutions, checked by enumeration; true and minimal clues; judgement of answers."""
 
 from __future__ import annotations
 
@@ -32,17 +32,21 @@ def deduction() -> Deduction:
 
 
 def of(deduction, difficulty, kind="given"):
-    return next(one for one in deduction.scenarios("train") if (one.difficulty, one.type) == (difficulty, kind))
+    return next(
+        scenario
+        for scenario in deduction.scenarios("train")
+        if (scenario.difficulty, scenario.type) == (difficulty, kind)
+    )
 
 
 def answers(deduction, scenario) -> list[str]:
-    """The right ones."""
+    """Return the right answers."""
     arguments = deduction.solve(scenario)[-1]["tool_calls"][0]["function"]["arguments"]
     return json.loads(arguments)["action"].removeprefix("answer ").split(", ")
 
 
 def holds(truth, clue) -> bool:
-    """A clue in one case, read as its words say."""
+    """Return True if a clue holds in one case, evaluated directly."""
 
     def person(entity):
         return truth[entity.category].index(entity.number)
@@ -70,11 +74,11 @@ def test_it_keeps_what_every_environment_keeps():
 
 @pytest.mark.parametrize("difficulty", [1, 2, 3, 4])
 def test_a_puzzle_has_one_solution(deduction, difficulty):
-    """Counted case by case, which knows nothing of the sets."""
+    """Enumerate all cases, independently of the set representation."""
     scenario = of(deduction, difficulty)
-    found = puzzle(scenario.input)[0]
+    clues = puzzle(scenario.input)[0]
     size = LEVELS[difficulty][0]
-    fitting = [case for case in every_case(size) if all(holds(case, clue) for clue in found)]
+    fitting = [case for case in every_case(size) if all(holds(case, clue) for clue in clues)]
     assert fitting == [_truth(scenario.input)]
 
 
@@ -97,9 +101,9 @@ def test_all_clues_are_true_and_none_is_superfluous(deduction, difficulty):
     scenario = of(deduction, difficulty)
     size, _, kinds = LEVELS[difficulty]
     truth = _truth(scenario.input)
-    found = puzzle(scenario.input)[0]
-    assert all(holds(truth, clue) and clue.kind in kinds for clue in found)
-    sets = [where_true(size, clue) for clue in found]
+    clues = puzzle(scenario.input)[0]
+    assert all(holds(truth, clue) and clue.kind in kinds for clue in clues)
+    sets = [where_true(size, clue) for clue in clues]
     assert common(size, sets).bit_count() == 1
     for number in range(len(sets)):
         assert common(size, sets[:number] + sets[number + 1 :]).bit_count() > 1
@@ -107,23 +111,24 @@ def test_all_clues_are_true_and_none_is_superfluous(deduction, difficulty):
 
 def test_the_solver_answers_everything(deduction):
     for difficulty in (1, 2, 3, 4):
-        for scenario in [one for one in deduction.scenarios("train") if one.difficulty == difficulty][:30]:
+        scenarios = [scenario for scenario in deduction.scenarios("train") if scenario.difficulty == difficulty]
+        for scenario in scenarios[:30]:
             assert checks.solved(deduction, scenario)
 
 
-def test_chance_answers_next_to_nothing_and_clues_grow_in_number(deduction):
+def test_random_answers_are_rarely_right_and_clues_grow_in_number(deduction):
     def random_answer(rng, messages):
         text = messages[1]["content"]
         names = dict(zip(("Who", "place", "time", "thing"), re.findall(r"\(([^)]*)\)", text), strict=True))
-        asked = [re.search("Who|place|time|thing", one)[0] for one in re.findall(r"\d\. (.*)", text)]
-        return acts(["answer " + ", ".join(rng.choice(names[one].split(", ")) for one in asked)])[0]
+        asked = [re.search("Who|place|time|thing", line)[0] for line in re.findall(r"\d\. (.*)", text)]
+        return acts(["answer " + ", ".join(rng.choice(names[category].split(", ")) for category in asked)])[0]
 
     rates, numbers = [], []
     for difficulty in (1, 2, 4):
-        scenarios = [one for one in deduction.scenarios("train") if one.difficulty == difficulty][:60]
+        scenarios = [scenario for scenario in deduction.scenarios("train") if scenario.difficulty == difficulty][:60]
         rates.append(checks.success_of(deduction, scenarios, random_answer, turns=1))
-        found = [puzzle(one.input)[0] for one in scenarios]
-        numbers.append(sum(map(len, found)) / len(found))
+        puzzles = [puzzle(scenario.input)[0] for scenario in scenarios]
+        numbers.append(sum(map(len, puzzles)) / len(puzzles))
     assert rates[0] < 0.3
     assert rates[1] < 0.15
     assert rates[2] < 0.05
@@ -132,13 +137,15 @@ def test_chance_answers_next_to_nothing_and_clues_grow_in_number(deduction):
 
 def test_sentences():
     names = (("Ada", "Ben"), ("hall", "attic"), ("1:00", "2:00"), ("rope", "ring"))
-    ada, hall, one, two, rope, ring = (Entity(*at) for at in ((WHO, 0), (1, 0), (WHEN, 0), (WHEN, 1), (3, 0), (3, 1)))
+    ada, hall, one_oclock, two_oclock, rope, ring = (
+        Entity(*at) for at in ((WHO, 0), (1, 0), (WHEN, 0), (WHEN, 1), (3, 0), (3, 1))
+    )
     for clue, words in (
         (Clue("direct", (ada, hall)), "Ada was in the hall."),
-        (Clue("link", (hall, one)), "Whoever was in the hall came at 1:00."),
+        (Clue("link", (hall, one_oclock)), "Whoever was in the hall came at 1:00."),
         (Clue("not", (ada, rope)), "Ada did not have the rope."),
-        (Clue("not", (rope, one)), "Whoever had the rope did not come at 1:00."),
-        (Clue("either", (ada, one, two)), "Ada came at 1:00 or came at 2:00."),
+        (Clue("not", (rope, one_oclock)), "Whoever had the rope did not come at 1:00."),
+        (Clue("either", (ada, one_oclock, two_oclock)), "Ada came at 1:00 or came at 2:00."),
         (Clue("before", (rope, ada)), "Whoever had the rope came before Ada."),
         (Clue("next", (ada, ring)), "Ada came an hour before whoever had the ring."),
     ):
@@ -149,13 +156,13 @@ def test_guests_tell_all_clues_when_they_are_asked(deduction):
     scenario = of(deduction, 4, "interviews")
     first = deduction.reset(scenario)[1]["content"]
     names = _names(scenario.input)
-    told = [deduction.step(acts([f"Ask {name.lower()}"])[0]).observation[0]["content"] for name in names[WHO]]
+    statements = [deduction.step(acts([f"Ask {name.lower()}"])[0]).observation[0]["content"] for name in names[WHO]]
     sentences = {sentence(names, clue) for clue in deduction.clues}
-    assert {line for one in told for line in one.splitlines()} == sentences
-    assert not any(one in first for one in sentences)
+    assert {line for statement in statements for line in statement.splitlines()} == sentences
+    assert not any(statement in first for statement in sentences)
     assert not deduction.done
-    given = of(deduction, 4, "given")
-    steps = checks.play(deduction, given, acts([f"ask {_names(given.input)[WHO][0]}"]))
+    scenario_with_clues = of(deduction, 4, "given")
+    steps = checks.play(deduction, scenario_with_clues, acts([f"ask {_names(scenario_with_clues.input)[WHO][0]}"]))
     assert steps[0].info["invalid_actions"] == 1
 
 
@@ -169,12 +176,12 @@ def test_answers_count_one_by_one_and_once(deduction):
     assert step.done
     assert step.info == {"invalid_actions": 0, "success": False, "progress": 3 / 4, "right": 3}
     assert step.observation[0]["content"] == "3 of 4 are right."
-    loud = [f"the {one}".upper() if ":" not in one else f"at {one}" for one in right]
+    loud = [f"the {answer}".upper() if ":" not in answer else f"at {answer}" for answer in right]
     (step,) = checks.play(deduction, scenario, acts(["Answer: " + ",".join(loud)]))
     assert step.info["success"] is True
 
 
-def test_what_is_no_answer_costs_nothing(deduction):
+def test_invalid_answers_cost_nothing(deduction):
     scenario = of(deduction, 1)
     right = answers(deduction, scenario)
     bad = ["", "answer", "answer " + right[0], "answer nobody, nothing", "answer " + "a," * 100_000, "solve it"]

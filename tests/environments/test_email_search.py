@@ -1,4 +1,4 @@
-"""The mailbox: real searches, answers compared by value, sources that show them."""
+"""Mailbox search: searches, comparison of answers by value, and sources."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def emails() -> EmailSearch:
 
 
 def first(emails: EmailSearch, kind: str):
-    return next(one for one in emails.scenarios("train") if one.type == kind)
+    return next(scenario for scenario in emails.scenarios("train") if scenario.type == kind)
 
 
 def answer(text: str, *sources: str) -> dict:
     return call("answer", {"text": text, "sources": list(sources)})
 
 
-def told(step) -> str:
+def observation_of(step) -> str:
     return step.observation[0]["content"]
 
 
@@ -41,7 +41,7 @@ def test_it_keeps_what_every_environment_keeps():
 
 
 @pytest.mark.parametrize("seed", [0, 5])
-def test_the_solver_finds_every_answer_by_searching_and_has_more_to_do_where_it_is_harder(seed):
+def test_the_solver_finds_every_answer_with_more_steps_at_higher_difficulty(seed):
     emails = EmailSearch(**{**SMALL, "seed": seed, "train": 160})
     lengths: dict[int, list[int]] = {}
     for split in checks.SPLITS:
@@ -59,19 +59,21 @@ def test_the_solver_finds_every_answer_by_searching_and_has_more_to_do_where_it_
     assert means[-1] > 1.5 * means[0]
 
 
-def test_every_type_and_difficulty_is_there_and_the_splits_share_no_mailbox(emails):
-    found = {split: emails.scenarios(split) for split in checks.SPLITS}
-    assert [len(found[split]) for split in checks.SPLITS] == [100, 40]
-    for scenarios in found.values():
-        assert {one.type for one in scenarios} == set(MAKERS)
-        assert {one.difficulty for one in scenarios} == {1, 2, 3, 4, 5}
-        assert len({(one.input["mailbox"], one.input["question"]) for one in scenarios}) == len(scenarios)
-    boxes = [{one.input["mailbox"] for one in scenarios} for scenarios in found.values()]
+def test_every_type_and_difficulty_occurs_and_the_splits_share_no_mailbox(emails):
+    by_split = {split: emails.scenarios(split) for split in checks.SPLITS}
+    assert [len(by_split[split]) for split in checks.SPLITS] == [100, 40]
+    for scenarios in by_split.values():
+        assert {scenario.type for scenario in scenarios} == set(MAKERS)
+        assert {scenario.difficulty for scenario in scenarios} == {1, 2, 3, 4, 5}
+        assert len({(scenario.input["mailbox"], scenario.input["question"]) for scenario in scenarios}) == len(
+            scenarios
+        )
+    boxes = [{scenario.input["mailbox"] for scenario in scenarios} for scenarios in by_split.values()]
     assert boxes == [{0, 1}, {2}]
 
 
-def test_a_searcher_who_answers_with_what_stands_on_top_mostly_fails(emails):
-    """Searches for the question, reads a mail that was found, and answers with something from it that looks right."""
+def test_answering_from_the_top_hits_mostly_fails(emails):
+    """A baseline searches for the question, reads a found mail, and answers with a plausible value from it."""
 
     def chance(draw, messages):
         if len(messages) == 2:
@@ -109,12 +111,12 @@ def test_success_needs_the_answer_and_a_source(emails, kind):
         info = step.info
         assert (info["answered"], info["source_right"], info["success"]) == expected
         assert (info["answer_right"], info["answer_wrong"], info["unknown"]) == tuple(
-            info["answered"] == one for one in ("right", "wrong", "unknown")
+            info["answered"] == status for status in ("right", "wrong", "unknown")
         )
 
 
-def test_sources_say_what_is_asked_and_decoys_are_not_sources(emails):
-    """Against the text of the mails: every source names the answer, or, of a total, one of its parts."""
+def test_sources_state_the_answer_and_decoys_are_no_sources(emails):
+    """Compare with the text of the mails: every source names the answer or, for a total, one of its parts."""
     for scenario in emails.scenarios("train"):
         goal = scenario.input
         emails.reset(scenario)
@@ -137,17 +139,17 @@ def test_sources_say_what_is_asked_and_decoys_are_not_sources(emails):
 
 
 def test_a_total_counts_each_invoice_once(emails):
-    """The sum over the invoices' numbers, read from all mails that name the firm and the project."""
+    """Sum over the invoice numbers in all mails that name the firm and the project."""
     for scenario in emails.scenarios("train"):
         if scenario.type != "total":
             continue
         emails.reset(scenario)
         plan = emails.box.plan
-        firm = next(one for one in plan.firms if one in scenario.input["question"])
-        about = next(one for one in plan.projects if one in scenario.input["question"])
+        firm = next(name for name in plan.firms if name in scenario.input["question"])
+        about = next(name for name in plan.projects if name in scenario.input["question"])
         pattern = re.compile(rf"nvoice (RN-\d+) of {firm} for {about}(?: came in:|,) \$?([\d,]+\d)")
-        found = dict(match for mail in emails.box.mails for match in pattern.findall(mail.body))
-        assert sum(int(amount.replace(",", "")) for amount in found.values()) == int(scenario.input["answer"])
+        amounts = dict(match for mail in emails.box.mails for match in pattern.findall(mail.body))
+        assert sum(int(amount.replace(",", "")) for amount in amounts.values()) == int(scenario.input["answer"])
 
 
 def test_the_lowest_offer_is_that_of_the_latest_mails(emails):
@@ -156,7 +158,7 @@ def test_the_lowest_offer_is_that_of_the_latest_mails(emails):
             continue
         emails.reset(scenario)
         plan = emails.box.plan
-        about = next(one for one in plan.projects if one in scenario.input["question"])
+        about = next(name for name in plan.projects if name in scenario.input["question"])
         job = re.search(r"for the (\w+) of", scenario.input["question"])[1]
         says = r"([A-Z]\w+ \w+) (?:offers|has changed its offer and now asks) \$?([\d,]+)(?: dollars)?"
         pattern = re.compile(rf"{says} for the {job} of {about}\.")
@@ -211,7 +213,7 @@ def test_answers_are_compared_by_value(kind, text, right):
     [("I do not know.", True), ("I don't know", True), ("I could not find it.", True), ("Unknown", True),
      ("Ada knows", False), ("48,500 dollars", False)],
 )  # fmt: skip
-def test_not_knowing_is_told_apart(text, unknown):
+def test_unknown_is_distinguished(text, unknown):
     assert is_unknown(text) is unknown
 
 
@@ -221,18 +223,18 @@ def test_searches_are_narrowed_by_sender_and_days(emails):
     mail = box.mails[1000]
     day = date.fromordinal(mail.day).isoformat()
 
-    def found(**given) -> list[list[str]]:
-        text = told(emails.step(call("search", {"limit": 20, **given})))
+    def results(**arguments) -> list[list[str]]:
+        text = observation_of(emails.step(call("search", {"limit": 20, **arguments})))
         return [line.split(" | ") for line in text.split("\n") if " | " in line]
 
     last = mail.sender.split()[1]
-    assert all(row[2].endswith(last) for row in found(keywords="project meeting", sender=last))
-    assert {row[1] for row in found(keywords=mail.body, after=day, before=day)} == {day}
+    assert all(row[2].endswith(last) for row in results(keywords="project meeting", sender=last))
+    assert {row[1] for row in results(keywords=mail.body, after=day, before=day)} == {day}
     assert mail.id in [
-        row[0] for row in found(keywords=mail.body, sender=f"{last}@MAIL".lower(), after=day, before=day)
+        row[0] for row in results(keywords=mail.body, sender=f"{last}@MAIL".lower(), after=day, before=day)
     ]
-    assert found(keywords="project", after="2030-01-01") == []
-    assert found(keywords="meeting", sender="' OR 1=1 --") == []
+    assert results(keywords="project", after="2030-01-01") == []
+    assert results(keywords="meeting", sender="' OR 1=1 --") == []
 
 
 @pytest.mark.parametrize(
@@ -252,10 +254,10 @@ def test_searches_are_narrowed_by_sender_and_days(emails):
         (call("answer", {"text": "x"}), "error: answer: sources: Field required"),
     ],
 )
-def test_what_is_wrong_is_said_and_counted(emails, action, error):
+def test_invalid_calls_are_explained_and_counted(emails, action, error):
     emails.reset(first(emails, "fact"))
     step = emails.step(action)
-    assert told(step).startswith(error)
+    assert observation_of(step).startswith(error)
     assert step.info["invalid_actions"] == 1
     assert not step.done
     assert step.info["answered"] == "no"
@@ -264,7 +266,7 @@ def test_what_is_wrong_is_said_and_counted(emails, action, error):
 @pytest.mark.parametrize("words", ['"', "budget OR *", "NEAR(a b)", "body:budget", "budget " * 5000, "the of and"])
 def test_any_words_may_be_searched_for(emails, words):
     emails.reset(first(emails, "fact"))
-    text = told(emails.step(call("search", {"keywords": words})))
+    text = observation_of(emails.step(call("search", {"keywords": words})))
     assert len(text) < 4000
     assert ("budget" not in words) or "budget" in text.lower()
 
@@ -283,9 +285,13 @@ def test_mails_look_like_mails(emails):
 
 
 def test_progress_is_a_quarter_for_finding_reading_answer_and_source(emails):
-    scenario = next(one for one in emails.scenarios("train") if one.type == "total" and len(one.input["needed"]) == 2)
+    scenario = next(
+        scenario
+        for scenario in emails.scenarios("train")
+        if scenario.type == "total" and len(scenario.input["needed"]) == 2
+    )
     emails.reset(scenario)
-    ids = [one[0] for one in scenario.input["needed"]]
+    ids = [fact_ids[0] for fact_ids in scenario.input["needed"]]
     assert emails.step(call("read", {"message_id": ids[0]})).info["progress"] == 0.25
     assert emails.step(call("read", {"message_id": ids[1]})).info["progress"] == 0.5
     assert emails.step(answer("I do not know", ids[0])).info["progress"] == 0.75
@@ -294,5 +300,5 @@ def test_progress_is_a_quarter_for_finding_reading_answer_and_source(emails):
 def test_too_many_questions_and_too_few_mails_are_refused():
     with pytest.raises(ValueError, match="301 questions of one mailbox; there are 300 at most"):
         EmailSearch(train=301, train_mailboxes=1)
-    with pytest.raises(ValueError, match="take mails=2500 or more"):
+    with pytest.raises(ValueError, match="set mails=2500 or more"):
         EmailSearch(mails=1500)

@@ -1,11 +1,11 @@
-"""2048: the game's rules, tiles that follow from scenario and moves, and a solver that reaches the goals."""
+"""2048: rules, reproducible tiles, and a solver that reaches the goals."""
 
 from __future__ import annotations
 
 import pytest
 
 from components.environments.games import game2048
-from components.environments.games.game2048 import DIRECTIONS, LEVELS, Game2048, best, slid
+from components.environments.games.game2048 import DIRECTIONS, LEVELS, Game2048, best, slide
 from components.environments.tools import acts
 from components.trajectories.schema import Scenario
 from tests.environments import checks
@@ -20,7 +20,7 @@ def game() -> Game2048:
 
 
 def of(game, difficulty, count):
-    return [one for one in game.scenarios("train") if one.difficulty == difficulty][:count]
+    return [scenario for scenario in game.scenarios("train") if scenario.difficulty == difficulty][:count]
 
 
 def test_it_keeps_what_every_environment_keeps():
@@ -41,10 +41,10 @@ def test_it_keeps_what_every_environment_keeps():
 def test_tiles_slide_and_merge(row, after, merged):
     zeros = ((0,) * 4,) * 3
     turned = tuple(zip(row, *zeros, strict=True))
-    assert slid((row, *zeros), "left") == ((after, *zeros), merged)
-    assert slid((row[::-1], *zeros), "right") == ((after[::-1], *zeros), merged)
-    assert slid(turned, "up") == (tuple(zip(after, *zeros, strict=True)), merged)
-    assert slid(turned[::-1], "down") == (tuple(zip(after, *zeros, strict=True))[::-1], merged)
+    assert slide((row, *zeros), "left") == ((after, *zeros), merged)
+    assert slide((row[::-1], *zeros), "right") == ((after[::-1], *zeros), merged)
+    assert slide(turned, "up") == (tuple(zip(after, *zeros, strict=True)), merged)
+    assert slide(turned[::-1], "down") == (tuple(zip(after, *zeros, strict=True))[::-1], merged)
 
 
 def test_a_tile_appears_after_each_move_and_follows_from_it(game):
@@ -53,16 +53,16 @@ def test_a_tile_appears_after_each_move_and_follows_from_it(game):
     boards = []
     for _ in range(2):
         game.reset(scenario)
-        seen = [game.board]
+        history = [game.board]
         for action in actions:
             before = sum(map(sum, game.board))
             game.step(action)
             assert sum(map(sum, game.board)) - before in (2, 4)
-            seen.append(game.board)
-        boards.append(seen)
+            history.append(game.board)
+        boards.append(history)
     assert boards[0] == boards[1]
     assert sum(tile > 0 for row in boards[0][0] for tile in row) == 2
-    tiles = [max(map(max, game2048._spawned(((0, 0), (0, 0)), number, 1))) for number in range(1000)]
+    tiles = [max(map(max, game2048._spawn(((0, 0), (0, 0)), number, 1))) for number in range(1000)]
     assert tiles.count(4) / 1000 == pytest.approx(0.1, abs=0.03)
 
 
@@ -78,14 +78,14 @@ def test_the_solver_reaches_large_goals(game, difficulty):
         assert checks.solved(game, scenario)
 
 
-def test_where_foresight_is_needed_it_is_used(game):
-    """Some scenarios are lost by the best moves of one who does not know what will appear."""
-    lost = [one for one in of(game, 2, 100) if game2048._played(one.input) is None]
+def test_the_solver_uses_the_known_tiles_if_greedy_moves_fail(game):
+    """In some scenarios the greedy moves, which do not know the next tiles, fail."""
+    lost = [scenario for scenario in of(game, 2, 100) if game2048._greedy_moves(scenario.input) is None]
     assert 0 < len(lost) < 30
     assert all(checks.solved(game, scenario) for scenario in lost)
 
 
-def test_chance_reaches_little_of_what_is_far():
+def test_random_moves_rarely_reach_large_goals():
     def random_move(rng, messages):
         return acts([rng.choice(DIRECTIONS)])[0]
 
@@ -128,10 +128,10 @@ def test_a_move_that_changes_nothing_is_not_counted(game):
 def test_it_ends_when_nothing_moves_and_when_the_moves_are_used_up(game):
     game.reset(SCENARIO)
     game.board = ((2, 4, 2), (4, 2, 4), (2, 4, 2))
-    assert not game2048._open(game.board)
+    assert not game2048._can_move(game.board)
     game.board = ((8, 4, 8), (4, 2, 4), (8, 4, 0))  # whichever tile appears and however it slides
     step = game.step(acts(["right"])[0])
-    assert step.done or game2048._open(game.board)
+    assert step.done or game2048._can_move(game.board)
     steps = checks.play(game, Scenario("short", {**TASK, "moves": 2}, "train"), acts([*DIRECTIONS] * 2))
     assert steps[-1].done
     assert steps[-1].info["moves"] == 2

@@ -1,4 +1,4 @@
-"""Guess a number: halving always finds it, chance does not, and every answer is true."""
+"""Guess a number: binary search always finds it, random guesses rarely do, and every answer is true."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def guess() -> Guess:
     return Guess()
 
 
-def told(guess, scenario, *actions):
+def answers_of(guess, scenario, *actions):
     steps = checks.play(guess, scenario, acts(actions))
     return [step.observation[0]["content"] for step in steps], steps[-1]
 
@@ -26,14 +26,14 @@ def test_it_keeps_what_every_environment_keeps():
     checks.check(Guess)
 
 
-def test_halving_finds_every_number_within_the_guesses(guess):
+def test_binary_search_finds_every_number_within_the_guesses(guess):
     for split in checks.SPLITS:
         for scenario in guess.scenarios(split):
             assert len(guess.solve(scenario)) <= scenario.input["guesses"]
             assert checks.solved(guess, scenario)
 
 
-def test_no_difficulty_gives_fewer_guesses_than_halving_needs():
+def test_no_difficulty_allows_fewer_guesses_than_binary_search_needs():
     for numbers, guesses in LEVELS.values():
         assert guesses >= math.ceil(math.log2(numbers + 1))
 
@@ -51,34 +51,36 @@ def test_chance_finds_few_and_fewer_as_they_grow():
     assert rates[4] < 0.05
 
 
-def test_answers_are_true_and_progress_is_what_they_settle(guess):
+def test_answers_are_true_and_determine_the_progress(guess):
     scenario = guess.scenarios("train")[2]
     low, high, number = (scenario.input[name] for name in ("low", "high", "number"))
     progress = []
     for wrong in (low, high):
-        answers, step = told(guess, scenario, str(wrong))
+        answers, step = answers_of(guess, scenario, str(wrong))
         expected = "higher" if wrong < number else "lower"
         assert answers == [f"{expected}, {scenario.input['guesses'] - 1} guesses left"]
         progress.append(step.info["progress"])
-    assert all(0 < one < 0.01 for one in progress)
-    answers, step = told(guess, scenario, f"Guess {number}")
+    assert all(0 < share < 0.01 for share in progress)
+    answers, step = answers_of(guess, scenario, f"Guess {number}")
     assert answers == [f"{number} is right"]
     assert step.done
     assert step.info == {"invalid_actions": 0, "success": True, "progress": 1.0, "guesses": 1}
 
 
 def test_the_last_guess_ends_it(guess):
-    scenario = next(one for one in guess.scenarios("train") if one.input["number"] != one.input["low"])
-    _, step = told(guess, scenario, *[str(scenario.input["low"])] * 20)
+    scenario = next(
+        scenario for scenario in guess.scenarios("train") if scenario.input["number"] != scenario.input["low"]
+    )
+    _, step = answers_of(guess, scenario, *[str(scenario.input["low"])] * 20)
     assert step.done
     assert not step.info["success"]
     assert step.info["guesses"] == scenario.input["guesses"]
 
 
-def test_what_is_no_guess_is_not_counted(guess):
+def test_invalid_guesses_are_not_counted(guess):
     scenario = guess.scenarios("train")[0]
     outside = str(scenario.input["high"] + 1)
-    answers, step = told(guess, scenario, "", "seven", "1.5", "-3", "9" * 5000, "٣", outside)
+    answers, step = answers_of(guess, scenario, "", "seven", "1.5", "-3", "9" * 5000, "٣", outside)
     assert all(answer.startswith("error: ") for answer in answers)
     assert step.info["invalid_actions"] == 7
     assert step.info["guesses"] == 0

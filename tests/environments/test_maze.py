@@ -1,4 +1,4 @@
-"""Mazes: every cell can be reached, what is shown is so, and ways are as short as they are said to be."""
+"""Mazes: reachable cells, true observations, and shortest paths."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import heapq
 
 import pytest
 
-from components.environments.games.maze import BACK, LEVELS, MOVES, Maze, _next, _open, distances, searched, shortest
+from components.environments.games.maze import (
+    BACK,
+    LEVELS,
+    MOVES,
+    Maze,
+    _is_open,
+    _next,
+    distances,
+    search_moves,
+    shortest_moves,
+)
 from components.environments.tools import acts
 from tests.environments import checks
 
@@ -17,7 +27,7 @@ def maze() -> Maze:
 
 
 def of(maze, kind):
-    return next(one for one in maze.scenarios("train") if one.type == kind)
+    return next(scenario for scenario in maze.scenarios("train") if scenario.type == kind)
 
 
 def random_move(rng, messages):
@@ -37,11 +47,11 @@ def test_every_cell_can_be_reached_and_walls_have_two_sides(maze):
         assert len(far) == size * size
         for cell in far:
             for move in MOVES:
-                assert not _open(rows, cell, move) or _open(rows, _next(cell, move), BACK[move])
+                assert not _is_open(rows, cell, move) or _is_open(rows, _next(cell, move), BACK[move])
 
 
 def test_the_shortest_way_is_shortest(maze):
-    """Against Dijkstra on the text, which knows nothing of cells: a move is two characters."""
+    """Compare with Dijkstra on the characters of the text, independently of cells: a move is two characters."""
     for scenario in maze.scenarios("heldout")[:40]:
         rows, start, goal = (scenario.input[name] for name in ("rows", "start", "goal"))
         source, target = ((2 * row + 1, 2 * column + 1) for row, column in (start, goal))
@@ -54,7 +64,7 @@ def test_the_shortest_way_is_shortest(maze):
             for beside in ((row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1)):
                 if rows[beside[0]][beside[1]] != "#":
                     heapq.heappush(heap, (cost + 1, beside))
-        assert 2 * len(shortest(rows, tuple(start), tuple(goal))) == best[target]
+        assert 2 * len(shortest_moves(rows, tuple(start), tuple(goal))) == best[target]
 
 
 def test_the_solver_finds_every_goal_in_time(maze):
@@ -64,12 +74,11 @@ def test_the_solver_finds_every_goal_in_time(maze):
             assert checks.solved(maze, scenario)
 
 
-def test_a_search_goes_only_where_it_can_know_to(maze):
-    """Its moves until a cell are the same whatever lies beyond what it has seen: a goal elsewhere changes nothing
-    before either is found."""
+def test_the_search_uses_only_observed_cells(maze):
+    """The moves do not depend on unvisited cells: with a goal elsewhere, they are equal until either goal is found."""
     scenario = of(maze, "walls")
     rows, start = scenario.input["rows"], tuple(scenario.input["start"])
-    ways = [searched(rows, start, goal, sees_goal=False) for goal in distances(rows, start) if goal != start]
+    ways = [search_moves(rows, start, goal, sees_goal=False) for goal in distances(rows, start) if goal != start]
     longest = max(ways, key=len)
     assert all(longest[: len(way)] == way for way in ways)
 
@@ -79,7 +88,7 @@ def test_chance_rarely_arrives_and_larger_mazes_take_longer():
     for difficulty in LEVELS:
         maze = Maze(train=60, heldout=1, difficulties=[difficulty])
         scenarios = maze.scenarios("train")
-        lengths.append(sum(len(maze.solve(one)) for one in scenarios) / len(scenarios))
+        lengths.append(sum(len(maze.solve(scenario)) for scenario in scenarios) / len(scenarios))
         rates.append(checks.success_of(maze, scenarios, random_move, turns=80))
     assert lengths[0] < lengths[1] < lengths[3]
     assert lengths[2] < lengths[3]
@@ -87,7 +96,7 @@ def test_chance_rarely_arrives_and_larger_mazes_take_longer():
     assert rates[3] + rates[4] < 0.2
 
 
-def test_what_is_shown(maze):
+def test_observations(maze):
     scenario = of(maze, "map")
     shown = maze.reset(scenario)[1]["content"].splitlines()[2:]
     at, goal = scenario.input["start"], scenario.input["goal"]
@@ -100,16 +109,16 @@ def test_what_is_shown(maze):
         assert not any(text in shown for text in hidden)
         start = tuple(scenario.input["start"])
         for move in MOVES:
-            assert (move in shown.partition("Walls:")[2]) != _open(scenario.input["rows"], start, move)
+            assert (move in shown.partition("Walls:")[2]) != _is_open(scenario.input["rows"], start, move)
 
 
 def test_a_wall_costs_a_move_and_is_counted(maze):
     scenario = of(maze, "position")
     start = tuple(scenario.input["start"])
-    wall = next(move for move in MOVES if not _open(scenario.input["rows"], start, move))
+    wall = next(move for move in MOVES if not _is_open(scenario.input["rows"], start, move))
     steps = checks.play(maze, scenario, acts([f"Move {wall}", "north", ""]))
-    left = scenario.input["moves"] - 1
-    assert steps[0].observation[0]["content"] == f"error: there is a wall, {left} moves left"
+    remaining = scenario.input["moves"] - 1
+    assert steps[0].observation[0]["content"] == f"error: there is a wall, {remaining} moves left"
     assert steps[-1].info == {"invalid_actions": 3, "success": False, "progress": 0.0, "moves": 1}
     assert maze.at == start
     steps = checks.play(maze, scenario, acts([wall] * 200))

@@ -1,4 +1,4 @@
-"""The Python tool: puzzles whose code is right, cells that build on each other, and code that only the sandbox runs."""
+"""Python tool: puzzles with right code, stateful cells, and sandboxed execution."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def puzzles() -> PythonTool:
     return PythonTool()
 
 
-def told(puzzles: PythonTool, *codes: str) -> list[str]:
-    """What each of these pieces of code shows, in one episode."""
+def outputs_of(puzzles: PythonTool, *codes: str) -> list[str]:
+    """Return the output of each piece of code, run in one episode."""
     steps = checks.play(puzzles, puzzles.scenarios("train")[0], [call("python", {"code": code}) for code in codes])
     return [step.observation[0]["content"] for step in steps]
 
@@ -41,19 +41,19 @@ def test_it_keeps_what_every_environment_keeps():
 
 
 def test_the_code_of_every_puzzle_finds_its_answer():
-    """Answer and code were found in different ways. This code is ours: it needs no sandbox."""
+    """Answer and code use different methods. The code is trusted, so it runs without the sandbox."""
     for seed in (0, 7):
         puzzles = PythonTool(seed, train=150, heldout=50)
         for scenario in (*puzzles.scenarios("train"), *puzzles.scenarios("heldout")):
-            with contextlib.redirect_stdout(io.StringIO()) as said:
+            with contextlib.redirect_stdout(io.StringIO()) as stdout:
                 exec(scenario.input["code"], {})
-            assert same(said.getvalue(), scenario.input["answer"]), scenario.input
+            assert same(stdout.getvalue(), scenario.input["answer"]), scenario.input
 
 
 @sandboxed
 def test_the_solver_solves():
     puzzles = PythonTool(seconds=60)
-    kinds = {(one.type, one.difficulty): one for one in puzzles.scenarios("train")}
+    kinds = {(scenario.type, scenario.difficulty): scenario for scenario in puzzles.scenarios("train")}
     assert len(kinds) == 15
     for scenario in kinds.values():
         steps = checks.play(puzzles, scenario, puzzles.solve(scenario))
@@ -62,16 +62,20 @@ def test_the_solver_solves():
 
 
 def test_splits_types_and_difficulties(puzzles):
-    asked = [one.input["question"] for split in checks.SPLITS for one in puzzles.scenarios(split)]
+    asked = [scenario.input["question"] for split in checks.SPLITS for scenario in puzzles.scenarios(split)]
     assert len(asked) == len(set(asked)) == 640
     for split in checks.SPLITS:
-        found = Counter((one.type, one.difficulty) for one in puzzles.scenarios(split))
-        assert len(found) == 15
+        kinds = Counter((scenario.type, scenario.difficulty) for scenario in puzzles.scenarios(split))
+        assert len(kinds) == 15
     lengths = [
-        [len(one.input["code"]) for one in puzzles.scenarios("train") if one.difficulty == level and one.type != "text"]
+        [
+            len(scenario.input["code"])
+            for scenario in puzzles.scenarios("train")
+            if scenario.difficulty == level and scenario.type != "text"
+        ]
         for level in (1, 2, 3)
     ]
-    means = [sum(one) / len(one) for one in lengths]
+    means = [sum(level_lengths) / len(level_lengths) for level_lengths in lengths]
     assert means == sorted(means)
     for scenario in puzzles.scenarios("train"):
         answer = scenario.input["answer"]
@@ -84,7 +88,7 @@ def test_splits_types_and_difficulties(puzzles):
 
 
 @sandboxed
-def test_chance_solves_next_to_nothing(puzzles):
+def test_random_answers_rarely_succeed(puzzles):
     def guess(draw: random.Random, messages: list[dict]) -> dict:
         words = messages[1]["content"].replace(",", " ").replace("?", " ").split()
         return call("submit", {"answer": draw.choice([*words, str(draw.randrange(100))])})
@@ -95,7 +99,7 @@ def test_chance_solves_next_to_nothing(puzzles):
 @sandboxed
 def test_cells_build_on_each_other():
     puzzles = PythonTool(seconds=60)
-    shown = told(puzzles, "x = 20\nprint('shown once')", "x += 1\nx / 0", "def f():\n    return 2 * x\nf()", "y")
+    shown = outputs_of(puzzles, "x = 20\nprint('shown once')", "x += 1\nx / 0", "def f():\n    return 2 * x\nf()", "y")
     assert shown[0] == "shown once"
     assert '"<cell 2>", line 2' in shown[1]
     assert shown[1].endswith("ZeroDivisionError: division by zero")
@@ -107,54 +111,58 @@ def test_cells_build_on_each_other():
 
 
 @sandboxed
-def test_chance_is_the_same_again():
+def test_randomness_is_reproducible():
     puzzles = PythonTool(seconds=60)
     code = "import random; x = random.random(); print(x, hash('a'))"
-    first, again, later = told(puzzles, code, "print(x, hash('a'))", "print(list({'a', 'b', 'c'}), x)")
+    first, again, later = outputs_of(puzzles, code, "print(x, hash('a'))", "print(list({'a', 'b', 'c'}), x)")
     assert first == again
-    assert [first] == told(puzzles, code)
+    assert [first] == outputs_of(puzzles, code)
     assert later.endswith(first.split()[0])
 
 
 @sandboxed
 def test_without_state_each_run_starts_with_nothing():
-    shown = told(PythonTool(seconds=60, stateful=False), "x = 1", "x")
+    shown = outputs_of(PythonTool(seconds=60, stateful=False), "x = 1", "x")
     assert shown[0] == "[no output]"
     assert "NameError" in shown[1]
 
 
 @sandboxed
-def test_a_cell_that_ends_badly_is_told_and_dropped():
+def test_a_crashing_cell_is_reported_and_dropped():
     puzzles = PythonTool(seconds=60, memory_mb=64)
-    shown = told(puzzles, "x = 3", "import os; x = 4; print('going'); os._exit(7)", "exit()", "x", "print(input())")
+    shown = outputs_of(
+        puzzles, "x = 3", "import os; x = 4; print('going'); os._exit(7)", "exit()", "x", "print(input())"
+    )
     assert shown[1] == "[the code ended the interpreter, with exit code 7]"  # what it printed was not yet written
     assert shown[2] == "[no output]"
     assert shown[3] == "3"
     assert shown[4].endswith("EOFError: EOF when reading a line")
     slow = PythonTool(seconds=1)
-    shown = told(slow, "while True: pass")
+    shown = outputs_of(slow, "while True: pass")
     assert shown == ["[the code was ended: it took longer than 1 s]"]
     assert slow.cells == []
-    assert told(puzzles, "'a' * 10 ** 9")[0].endswith("MemoryError")
-    long = told(PythonTool(seconds=60, output=200), "print('a' * 1000)")[0]
+    assert outputs_of(puzzles, "'a' * 10 ** 9")[0].endswith("MemoryError")
+    long = outputs_of(PythonTool(seconds=60, output=200), "print('a' * 1000)")[0]
     assert "bytes cut ...]" in long
     assert len(long) < 260
-    assert told(puzzles, "print('\\udc80')", "f(", "\ud83d", "x" * 30_000)[-1].startswith("error: the code has 30000")
+    assert outputs_of(puzzles, "print('\\udc80')", "f(", "\ud83d", "x" * 30_000)[-1].startswith(
+        "error: the code has 30000"
+    )
 
 
 @sandboxed
-def test_code_reaches_nothing_of_ours(tmp_path):
+def test_code_cannot_reach_host_files(tmp_path):
     target = tmp_path / "written"
     code = f"import os; os.makedirs({str(tmp_path)!r}); open({str(target)!r}, 'w')\nos.listdir('/')"
-    (shown,) = told(PythonTool(seconds=60), code)
+    (shown,) = outputs_of(PythonTool(seconds=60), code)
     assert "home" in shown
     assert not target.exists()
-    (shown,) = told(PythonTool(seconds=60), f"open({str(Path(__file__))!r}).read()")
+    (shown,) = outputs_of(PythonTool(seconds=60), f"open({str(Path(__file__))!r}).read()")
     assert "FileNotFoundError" in shown
 
 
 @sandboxed
-def test_others_go_on_while_code_runs_and_a_cancelled_step_kills_it():
+def test_code_does_not_block_others_and_is_killed_if_cancelled():
     slow, quick = PythonTool(seconds=120), PythonTool(seconds=120)
 
     async def go():
@@ -175,7 +183,7 @@ def test_others_go_on_while_code_runs_and_a_cancelled_step_kills_it():
 
 
 @pytest.mark.parametrize(
-    ("given", "answer", "right"),
+    ("submitted", "answer", "right"),
     [
         ("42", 42, True),
         (" 42.0 ", 42, True),
@@ -194,8 +202,8 @@ def test_others_go_on_while_code_runs_and_a_cancelled_step_kills_it():
         ("about 42", 42, False),
     ],
 )
-def test_answers_are_compared_as_they_are_meant(given, answer, right):
-    assert same(given, answer) is right
+def test_answers_are_compared_in_normalized_form(submitted, answer, right):
+    assert same(submitted, answer) is right
 
 
 @sandboxed

@@ -1,4 +1,4 @@
-"""Questions over worlds: answers that are right are right by value, and follow from what tools tell."""
+"""Questions over worlds: comparison of answers by value, and solvability with the tools."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from components.environments.worlds.questions.weather import Weather
 from tests.environments import checks
 
 WORLDS = {"todo": Todo, "weather": Weather, "movie": Movie}
-each = pytest.mark.parametrize("kind", WORLDS.values(), ids=WORLDS)
+each_world = pytest.mark.parametrize("kind", WORLDS.values(), ids=WORLDS)
 
 
-@each
+@each_world
 def test_it_keeps_what_every_environment_keeps(kind):
     checks.check(lambda: kind(train=24, heldout=12), few=8)
 
 
-@each
+@each_world
 @pytest.mark.parametrize("seed", [0, 3])
 def test_every_question_can_be_answered(kind, seed):
     environment = kind(seed, train=200, heldout=60)
@@ -33,49 +33,51 @@ def test_every_question_can_be_answered(kind, seed):
         assert len(scenario.input["question"]) < 300
 
 
-@each
-def test_chance_fails(kind):
+@each_world
+def test_random_actions_fail(kind):
     environment = kind(train=200, heldout=20)
-    tools = {one["function"]["name"]: one["function"]["parameters"]["properties"] for one in environment.tools()}
+    tools = {tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in environment.tools()}
 
     def chance(draw: random.Random, messages: list[dict]) -> dict:
-        seen = " ".join(one["content"] or "" for one in messages[1:])
-        words = [word.strip('".,:;{}[]()?') for word in seen.split()]
+        text = " ".join(message["content"] or "" for message in messages[1:])
+        words = [word.strip('".,:;{}[]()?') for word in text.split()]
         name = draw.choice(sorted(tools))
-        return call(name, {one: draw.choice([*schema.get("enum", []), *words]) for one, schema in tools[name].items()})
+        arguments = {key: draw.choice([*schema.get("enum", []), *words]) for key, schema in tools[name].items()}
+        return call(name, arguments)
 
     assert checks.success_of(environment, environment.scenarios("train"), chance, turns=10) < 0.05
     for guess in ("0", "1", "2", "3"):
-        found = [one for one in environment.scenarios("train") if same(guess, one.input["answer"])]
-        assert len(found) / 200 < 0.12
+        scenarios = environment.scenarios("train")
+        right_guesses = [scenario for scenario in scenarios if same(guess, scenario.input["answer"])]
+        assert len(right_guesses) / 200 < 0.12
 
 
-@each
+@each_world
 def test_every_form_and_difficulty_occurs_and_difficulty_is_the_number_of_calls(kind):
     environment = kind(train=400, heldout=100)
     for split in checks.SPLITS:
-        found = environment.scenarios(split)
-        assert {one.type for one in found} == set(kind.forms())
-        assert {one.difficulty for one in found} == {1, 2, 3, 4, 5}
-    for one in found:
-        calls = len(environment.solve(one)) - 1
-        assert one.difficulty == 1 + sum(calls > most for most in LEVELS)
-    worlds = [{one.input["world"] for one in environment.scenarios(split)} for split in checks.SPLITS]
+        scenarios = environment.scenarios(split)
+        assert {scenario.type for scenario in scenarios} == set(kind.forms())
+        assert {scenario.difficulty for scenario in scenarios} == {1, 2, 3, 4, 5}
+    for scenario in scenarios:
+        calls = len(environment.solve(scenario)) - 1
+        assert scenario.difficulty == 1 + sum(calls > most for most in LEVELS)
+    worlds = [{scenario.input["world"] for scenario in environment.scenarios(split)} for split in checks.SPLITS]
     assert not worlds[0] & worlds[1]
 
 
-@each
-def test_the_answer_is_not_in_what_the_agent_sees_first(kind):
+@each_world
+def test_the_first_messages_do_not_contain_the_answer(kind):
     environment = kind(train=100, heldout=20)
     for scenario in environment.scenarios("train"):
-        first = " ".join(one["content"] for one in environment.reset(scenario))
+        first = " ".join(message["content"] for message in environment.reset(scenario))
         answer = scenario.input["answer"]
         if isinstance(answer, str) and not answer.isdigit() and len(answer) > 8:
             assert answer not in first.partition("names with commas between.")[2] or scenario.type == "warmest"
 
 
-@each
-def test_whatever_the_arguments_are_it_is_answered(kind):
+@each_world
+def test_random_arguments_are_answered(kind):
     environment = kind(train=8, heldout=8)
     environment.reset(environment.scenarios("train")[0])
     for tool in environment.tools():
@@ -100,7 +102,7 @@ def test_speaking_ends_it_without_an_answer():
 
 
 @pytest.mark.parametrize(
-    ("given", "right", "equal"),
+    ("submitted", "right", "equal"),
     [
         ("12", 12, True),
         (" 12.0 km/h", 12, False),
@@ -120,26 +122,28 @@ def test_speaking_ends_it_without_an_answer():
         ("", "A", False),
     ],
 )
-def test_answers_are_compared_by_value(given, right, equal):
-    assert same(given, right) is equal
+def test_answers_are_compared_by_value(submitted, right, equal):
+    assert same(submitted, right) is equal
 
 
-def test_the_same_worlds_everywhere_and_others_for_other_seeds():
-    one, other, third = Weather(1, 16, 8), Weather(1, 16, 8), Weather(2, 16, 8)
-    assert one.scenarios("train") == other.scenarios("train")
-    assert [a.input["question"] for a in one.scenarios("train")] != [
+def test_equal_seeds_give_equal_worlds_and_other_seeds_other_worlds():
+    first, second, third = Weather(1, 16, 8), Weather(1, 16, 8), Weather(2, 16, 8)
+    assert first.scenarios("train") == second.scenarios("train")
+    assert [a.input["question"] for a in first.scenarios("train")] != [
         a.input["question"] for a in third.scenarios("train")
     ]
 
 
-def test_two_places_of_a_name_are_told_apart():
+def test_places_with_the_same_name_are_distinguished():
     environment = Weather(train=200, heldout=8)
     shared = [
-        one for one in environment.scenarios("train") if "region" in one.input["question"] and one.type != "place"
+        scenario
+        for scenario in environment.scenarios("train")
+        if "region" in scenario.input["question"] and scenario.type != "place"
     ]
     assert shared
     for scenario in shared:
         environment.reset(scenario)
         name = scenario.input["solution"][0][1]["name"]
-        told = json.loads(environment.find_places(name))["places"]
-        assert len(told) >= 1
+        places = json.loads(environment.find_places(name))["places"]
+        assert len(places) >= 1

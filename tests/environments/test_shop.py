@@ -1,4 +1,4 @@
-"""The shop: solvable, not by chance, and judged by what was really done and said."""
+"""Shop: solvable, not by chance, and judged by the final state and the answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPLITS = ("train", "heldout")
 
 
 def call(name: str, *, raw: str | None = None, **arguments) -> dict:
-    """An assistant message with one call."""
+    """Return an assistant message with one call."""
     function = {"name": name, "arguments": json.dumps(arguments) if raw is None else raw}
     return {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
 
@@ -34,7 +34,7 @@ def say(text: str) -> dict:
 
 
 def play(shop: Shop, scenario: Scenario, actions: list[dict]):
-    """Plays the actions until the episode ends; returns the last step."""
+    """Play the actions until the episode ends; return the last step."""
     shop.reset(scenario)
     for action in actions:
         step = shop.step(action)
@@ -44,8 +44,8 @@ def play(shop: Shop, scenario: Scenario, actions: list[dict]):
 
 
 def first(shop: Shop, right: str) -> Scenario:
-    """A scenario in which this is the right thing to do."""
-    return next(one for one in shop.scenarios("train") if one.input["right"] == right)
+    """Return the first scenario in which this action is right."""
+    return next(scenario for scenario in shop.scenarios("train") if scenario.input["right"] == right)
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +73,8 @@ def test_the_solver_solves_everything(seed):
             assert 3 <= len(solution) <= 4
 
 
-def test_chance_solves_next_to_nothing(shop):
-    """An agent that calls tools that exist on orders and items that exist, in any order, and says anything."""
+def test_random_actions_rarely_succeed(shop):
+    """Play an agent that makes valid calls with existing orders and items at random, and answers at random."""
     rng = random.Random(0)
     wins = 0
     for scenario in shop.scenarios("train"):
@@ -93,8 +93,8 @@ def test_chance_solves_next_to_nothing(shop):
     assert wins / 512 < 0.05
 
 
-def test_one_habit_does_not_solve_it(shop):
-    """Whatever tool is always used: most tasks need another, and which one cannot be read off the request alone."""
+def test_always_using_one_tool_mostly_fails(shop):
+    """Always using the same tool fails in most tasks, and the request alone does not determine the right tool."""
     for habit in ("refund", "exchange", "decline"):
         wins = 0
         for scenario in shop.scenarios("train"):
@@ -104,7 +104,7 @@ def test_one_habit_does_not_solve_it(shop):
             wins += play(shop, scenario, [call(habit, order=order), say(answer)]).info["success"]
         assert wins / 512 < 0.45
     for kind in ("refund", "exchange", "address"):
-        rights = Counter(one.input["right"] for one in shop.scenarios("train") if one.type == kind)
+        rights = Counter(scenario.input["right"] for scenario in shop.scenarios("train") if scenario.type == kind)
         assert max(rights.values()) / sum(rights.values()) < 0.75
 
 
@@ -113,20 +113,20 @@ def test_splits_share_nothing(seed):
     shop = Shop(seed)
     numbers = {}
     for split in SPLITS:
-        found = shop.scenarios(split)
-        assert all(one.split == split for one in found)
-        assert len({one.id for one in found}) == len(found)
-        numbers[split] = [number for one in found for number in one.input["orders"]]
+        scenarios = shop.scenarios(split)
+        assert all(scenario.split == split for scenario in scenarios)
+        assert len({scenario.id for scenario in scenarios}) == len(scenarios)
+        numbers[split] = [number for scenario in scenarios for number in scenario.input["orders"]]
         assert len(set(numbers[split])) == len(numbers[split])
     assert not set(numbers["train"]) & set(numbers["heldout"])
 
 
 def test_every_type_and_difficulty_occurs(shop):
     for split in SPLITS:
-        found = Counter((one.type, one.difficulty) for one in shop.scenarios(split))
-        assert {kind for kind, _ in found} == {"refund", "exchange", "address"}
-        assert {difficulty for _, difficulty in found} == {1, 2, 3, 4, 5}
-        assert {one.input["right"] for one in shop.scenarios(split)} == {
+        kinds = Counter((scenario.type, scenario.difficulty) for scenario in shop.scenarios(split))
+        assert {kind for kind, _ in kinds} == {"refund", "exchange", "address"}
+        assert {difficulty for _, difficulty in kinds} == {1, 2, 3, 4, 5}
+        assert {scenario.input["right"] for scenario in shop.scenarios(split)} == {
             "refund",
             "exchange",
             "change_address",
@@ -135,13 +135,13 @@ def test_every_type_and_difficulty_occurs(shop):
 
 
 def digest(shop: Shop) -> str:
-    data = [asdict(one) for split in SPLITS for one in shop.scenarios(split)]
+    data = [asdict(scenario) for split in SPLITS for scenario in shop.scenarios(split)]
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
 def test_scenarios_are_the_same_in_every_process():
     code = "from tests.environments.test_shop import digest, Shop; print(digest(Shop(5, train=50, heldout=20)))"
-    found = {
+    digests = {
         subprocess.run(
             [sys.executable, "-c", code],
             cwd=ROOT,
@@ -152,11 +152,11 @@ def test_scenarios_are_the_same_in_every_process():
         ).stdout.strip()
         for hashseed in ("1", "2")
     }
-    assert found == {digest(Shop(5, train=50, heldout=20))}
+    assert digests == {digest(Shop(5, train=50, heldout=20))}
     assert digest(Shop(5, train=50, heldout=20)) != digest(Shop(6, train=50, heldout=20))
 
 
-def test_the_request_names_what_the_agent_needs_and_not_the_answer(shop):
+def test_the_request_names_the_order_and_not_the_answer(shop):
     for scenario in shop.scenarios("train"):
         (system, user) = shop.reset(scenario)
         assert (system["role"], user["role"]) == ("system", "user")
@@ -166,7 +166,7 @@ def test_the_request_names_what_the_agent_needs_and_not_the_answer(shop):
             assert hidden not in user["content"]
 
 
-def test_success_needs_deed_and_word(shop):
+def test_success_needs_the_right_action_and_the_right_answer(shop):
     for right in ("refund", "exchange", "change_address", "decline"):
         scenario = first(shop, right)
         solution = shop.solve(scenario)
@@ -200,7 +200,7 @@ def test_another_order_must_not_be_touched(shop):
     assert play(shop, scenario, [*deeds, call("find_order", order=other), answer]).info["success"]
 
 
-def test_the_wrong_deed_cannot_be_undone(shop):
+def test_a_wrong_action_cannot_be_undone(shop):
     scenario = first(shop, "exchange")
     *deeds, answer = shop.solve(scenario)
     step = play(shop, scenario, [call("refund", order=scenario.input["order"]), *deeds, answer])
@@ -264,7 +264,7 @@ def test_bad_calls_are_answered_and_counted(shop, action, answer):
 def test_several_calls_in_one_message(shop):
     scenario = first(shop, "refund")
     *deeds, answer = shop.solve(scenario)
-    calls = [{**one["tool_calls"][0], "id": f"c{index}"} for index, one in enumerate(deeds)]
+    calls = [{**message["tool_calls"][0], "id": f"c{index}"} for index, message in enumerate(deeds)]
     shop.reset(scenario)
     step = shop.step({"role": "assistant", "content": "", "tool_calls": calls})
     assert [message["tool_call_id"] for message in step.observation] == ["c0", "c1", "c2"]
@@ -279,6 +279,6 @@ def test_an_episode_leaves_its_scenario_as_it_was(shop):
     assert play(shop, scenario, shop.solve(scenario)).info["success"]
 
 
-def test_there_are_only_so_many_order_numbers():
+def test_too_many_scenarios_are_refused():
     with pytest.raises(ValueError, match="there are order numbers for 20000 scenarios"):
         Shop(train=19_000, heldout=1_001)

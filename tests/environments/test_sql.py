@@ -1,4 +1,4 @@
-"""SQL: databases that can only be read, and answers that must hold on other data too."""
+"""SQL: read-only databases, and answers that must also hold on a second database."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.environments import checks
 
 @pytest.fixture(scope="module")
 def questions():
-    made = Sql()
-    yield made
-    made.close()
+    environment = Sql()
+    yield environment
+    environment.close()
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_it_keeps_what_every_environment_keeps():
 
 
 @pytest.mark.parametrize("seed", [0, 5])
-def test_the_gold_query_solves_and_its_answer_says_something(seed):
+def test_the_gold_query_solves_and_returns_rows(seed):
     questions = Sql(seed, train=104, heldout=0)
     empty = 0
     for scenario in questions.scenarios("train"):
@@ -58,66 +58,80 @@ def test_the_gold_query_solves_and_its_answer_says_something(seed):
     assert empty <= 4
 
 
-def test_order_without_ties_where_order_is_asked_for():
-    """The same answer whatever order the rows are stored in."""
+def test_requested_orders_have_no_ties():
+    """The reference result does not depend on the storage order of the rows."""
     questions = Sql(train=400, heldout=0)
-    for scenario in [one for one in questions.scenarios("train") if one.input["ordered"]][::4]:
+    for scenario in [scenario for scenario in questions.scenarios("train") if scenario.input["ordered"]][::4]:
         questions.reset(scenario)
         gold = scenario.input["gold"]
         before = questions._open[0].query(gold, 2000)[1]
-        with sqlite3.connect(":memory:") as other:
+        with sqlite3.connect(":memory:") as reversed_copy:
             source = sqlite3.connect(f"{questions._folder.name}/0.db")
-            source.backup(other)
+            source.backup(reversed_copy)
             source.close()
             for table in ("orders", "items", "loans", "bookings", "exams"):
-                if other.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
-                    rows = other.execute(f"SELECT * FROM {table} ORDER BY rowid DESC").fetchall()
-                    other.execute(f"CREATE TABLE turned AS SELECT * FROM {table} LIMIT 0")
-                    other.executemany(f"INSERT INTO turned VALUES ({', '.join('?' * len(rows[0]))})", rows)
-                    other.execute(f"DROP TABLE {table}")
-                    other.execute(f"ALTER TABLE turned RENAME TO {table}")
-            assert same(other.execute(gold).fetchall(), before, ordered=True), gold
-        other.close()
+                if reversed_copy.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
+                    rows = reversed_copy.execute(f"SELECT * FROM {table} ORDER BY rowid DESC").fetchall()
+                    reversed_copy.execute(f"CREATE TABLE turned AS SELECT * FROM {table} LIMIT 0")
+                    reversed_copy.executemany(f"INSERT INTO turned VALUES ({', '.join('?' * len(rows[0]))})", rows)
+                    reversed_copy.execute(f"DROP TABLE {table}")
+                    reversed_copy.execute(f"ALTER TABLE turned RENAME TO {table}")
+            assert same(reversed_copy.execute(gold).fetchall(), before, ordered=True), gold
+        reversed_copy.close()
     questions.close()
 
 
 def test_splits_types_and_difficulties(questions):
     for split in checks.SPLITS:
-        found = questions.scenarios(split)
-        assert {one.type for one in found} == {"filter", "aggregate", "join", "group", "dates", "nested", "rank"}
-        assert {one.difficulty for one in found} == {1, 2, 3, 4, 5}
-        assert {one.input["schema"] for one in found} == set(SCHEMAS)
+        scenarios = questions.scenarios(split)
+        assert {scenario.type for scenario in scenarios} == {
+            "filter",
+            "aggregate",
+            "join",
+            "group",
+            "dates",
+            "nested",
+            "rank",
+        }
+        assert {scenario.difficulty for scenario in scenarios} == {1, 2, 3, 4, 5}
+        assert {scenario.input["schema"] for scenario in scenarios} == set(SCHEMAS)
     lengths = {
-        level: [len(one.input["gold"]) for one in questions.scenarios("train") if one.difficulty == level]
+        level: [
+            len(scenario.input["gold"]) for scenario in questions.scenarios("train") if scenario.difficulty == level
+        ]
         for level in range(1, 6)
     }
-    means = [sum(one) / len(one) for one in lengths.values()]
+    means = [sum(level_lengths) / len(level_lengths) for level_lengths in lengths.values()]
     assert means == sorted(means)
-    held = Sql(train=9, heldout=9, schemas=("shop", "library", "flights"), heldout_schemas=("school",))
-    assert Counter(one.input["schema"] for one in held.scenarios("train")) == {"shop": 3, "library": 3, "flights": 3}
-    assert {one.input["schema"] for one in held.scenarios("heldout")} == {"school"}
+    held_out_school = Sql(train=9, heldout=9, schemas=("shop", "library", "flights"), heldout_schemas=("school",))
+    assert Counter(scenario.input["schema"] for scenario in held_out_school.scenarios("train")) == {
+        "shop": 3,
+        "library": 3,
+        "flights": 3,
+    }
+    assert {scenario.input["schema"] for scenario in held_out_school.scenarios("heldout")} == {"school"}
 
 
 def guess(draw: random.Random, messages: list[dict]) -> dict:
-    """A plain query of tables and columns that exist."""
+    """Return a simple random query of existing tables and columns."""
     if len(messages) == 2:
         return call("schema", {})
     lines = [line for line in messages[3]["content"].split(");") if "CREATE TABLE" in line]
     line = draw.choice(lines)
     table = line.split("CREATE TABLE ")[1].split()[0]
-    columns = [one.split()[0] for one in line.split("(", 1)[1].split(", ") if one.strip()]
-    what = draw.choice(["{c}", "{c}, {d}", "COUNT(*)", "AVG({c})", "DISTINCT {c}"])
-    sql = f"SELECT {what} FROM {table}".format(c=draw.choice(columns), d=draw.choice(columns))
+    columns = [column.split()[0] for column in line.split("(", 1)[1].split(", ") if column.strip()]
+    template = draw.choice(["{c}", "{c}, {d}", "COUNT(*)", "AVG({c})", "DISTINCT {c}"])
+    sql = f"SELECT {template} FROM {table}".format(c=draw.choice(columns), d=draw.choice(columns))
     return call("submit", {"sql": sql})
 
 
-def test_chance_solves_next_to_nothing(questions):
+def test_random_queries_rarely_succeed(questions):
     assert checks.success_of(questions, questions.scenarios("train")[:150], guess, turns=2) < 0.02
 
 
-def test_what_was_seen_is_not_enough(questions):
-    """The rows written out match the database that the agent sees, and no other."""
-    scenario = next(one for one in questions.scenarios("train") if one.type == "join")
+def test_listing_the_seen_rows_is_not_enough(questions):
+    """A query that lists literal rows matches only the database that the agent sees."""
+    scenario = next(scenario for scenario in questions.scenarios("train") if scenario.type == "join")
     questions.reset(scenario)
     rows = questions._open[0].query(scenario.input["gold"], 100)[1]
     constants = "VALUES " + ", ".join(f"({', '.join(repr(value) for value in row)})" for row in rows)
@@ -186,7 +200,7 @@ def test_only_reading_is_allowed(shop, tmp_path, sql):
         "SELECT a.name, b.name FROM items x, items y, items z, customers a, customers b ORDER BY random()",
     ],
 )
-def test_what_a_query_uses_is_bounded(shop, sql):
+def test_resources_of_a_query_are_bounded(shop, sql):
     began = time.process_time()
     with pytest.raises(Invalid):
         shop.query(sql, 10)
@@ -203,33 +217,33 @@ def test_what_a_query_uses_is_bounded(shop, sql):
     ],
 )  # fmt: skip
 def test_a_query_has_no_clock(shop, sql):
-    """It would answer otherwise tomorrow, or in another country."""
+    """Functions that depend on the time or the time zone are refused."""
     with pytest.raises(Invalid, match=r"take written dates, not now|without functions of time"):
         shop.query(sql, 10)
 
 
-def test_dates_that_are_written_are_sqlites_own(shop):
+def test_date_functions_with_literal_dates_agree_with_sqlite(shop):
     sql = "SELECT date('2024-01-31', '+1 month'), strftime('%Y-%m', '2024-05-06'), julianday('2000-01-01 12:00')"
     assert shop.query(sql, 1)[1] == [("2024-03-02", "2024-05", 2451545.0)]
     assert shop.query("SELECT date(NULL), date('no date')", 1)[1] == [(None, None)]
 
 
 def test_results_are_bounded_text(questions):
-    scenario = next(one for one in questions.scenarios("train") if one.input["schema"] == "shop")
+    scenario = next(scenario for scenario in questions.scenarios("train") if scenario.input["schema"] == "shop")
 
-    def told(sql: str) -> str:
+    def observation_of(sql: str) -> str:
         return checks.play(questions, scenario, [call("query", {"sql": sql})])[0].observation[0]["content"]
 
-    assert told("SELECT id FROM orders").endswith("\n[only the first 20 rows are shown]")
-    assert told("SELECT id FROM orders WHERE id < 0") == "id\n[no rows]"
-    assert told("SELECT NULL AS a, 1.5 AS b, x'00ff' AS c") == "a | b | c\nNULL | 1.5 | x'00ff'"
-    assert told("SELECT hex(zeroblob(500)) AS a") == "a\n" + "0" * 100 + "..."
+    assert observation_of("SELECT id FROM orders").endswith("\n[only the first 20 rows are shown]")
+    assert observation_of("SELECT id FROM orders WHERE id < 0") == "id\n[no rows]"
+    assert observation_of("SELECT NULL AS a, 1.5 AS b, x'00ff' AS c") == "a | b | c\nNULL | 1.5 | x'00ff'"
+    assert observation_of("SELECT hex(zeroblob(500)) AS a") == "a\n" + "0" * 100 + "..."
     wide = ", ".join(["hex(zeroblob(90))"] * 90)
-    assert len(told(f"SELECT {wide}")) < 2100
-    assert told("SELECT length(printf('%1000000000d', 1)) AS a") == "a\nNULL"  # too long to be made
-    assert told("SELECT CAST(x'ff61' AS TEXT) AS a") == "a\n�a"
-    assert told("SELECT number FROM orders") == "error: no such column: number"
-    assert told("DROP TABLE orders").startswith("error: not authorized: only SELECT is allowed")
+    assert len(observation_of(f"SELECT {wide}")) < 2100
+    assert observation_of("SELECT length(printf('%1000000000d', 1)) AS a") == "a\nNULL"  # too long to be made
+    assert observation_of("SELECT CAST(x'ff61' AS TEXT) AS a") == "a\n�a"
+    assert observation_of("SELECT number FROM orders") == "error: no such column: number"
+    assert observation_of("DROP TABLE orders").startswith("error: not authorized: only SELECT is allowed")
 
 
 def test_closing_leaves_nothing():

@@ -1,4 +1,4 @@
-"""SQL that a policy wrote to exhaust memory, processor or disk."""
+"""SQL attacks that try to exhaust memory, CPU or disk."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BOMBS = {
 }
 QUICK = ("zeroblob in a sorted join", "recursion", "json_group_array", "patterns", "wide result")
 LIMIT_MB = 300
-"""Of memory, in all processes together, beyond what there was before."""
+"""Limit of additional memory of all processes together."""
 
 CHILD = """
 import asyncio, json, os, resource, sys, threading, time
@@ -97,7 +97,7 @@ print(json.dumps(answers))
 
 
 def _attack(names):
-    """What the agent is told of each attack, and the memory in MB that it took, in all processes."""
+    """Run attacks; return the observation of each, and the memory in MB that it took in all processes."""
     queries = {name: BOMBS[name] for name in names}
     ran = subprocess.run([sys.executable, "-c", CHILD], input=json.dumps(queries), capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-2000:]
@@ -110,7 +110,7 @@ def _check(answers):
         assert re.fullmatch("error: .+", text) or "patterns" in name, (name, text)
 
 
-def test_memory_is_bounded_and_the_agent_is_told():
+def test_memory_is_bounded_and_the_agent_gets_an_error():
     answers = _attack(QUICK)
     _check(answers)
     texts = {name: text for name, (text, _) in answers.items()}
@@ -128,7 +128,7 @@ def test_memory_is_bounded_for_every_way_to_use_it():
 
 
 async def _ticks_beside(environments, actions):
-    """Turns that a ticker of the event loop gets while the environments act."""
+    """Return the iterations of a ticker on the event loop while the environments act, and their steps."""
     ticks = 0
 
     async def tick():
@@ -138,23 +138,25 @@ async def _ticks_beside(environments, actions):
             ticks += 1
 
     ticker = asyncio.create_task(tick())
-    steps = await asyncio.gather(*(ask(one.step, action) for one, action in zip(environments, actions, strict=True)))
+    steps = await asyncio.gather(
+        *(ask(environment.step, action) for environment, action in zip(environments, actions, strict=True))
+    )
     ticker.cancel()
     return ticks, steps
 
 
-def test_the_event_loop_goes_on_and_other_episodes_are_unharmed():
-    slow, other = Sql(train=8, heldout=0, schemas=("shop",)), Sql(train=8, heldout=0, schemas=("shop",))
+def test_attacks_do_not_block_the_event_loop_or_other_episodes():
+    slow, second = Sql(train=8, heldout=0, schemas=("shop",)), Sql(train=8, heldout=0, schemas=("shop",))
     scenario = slow.scenarios("train")[0]
     asyncio.run(ask(slow.reset, scenario))
-    asyncio.run(ask(other.reset, scenario))
+    asyncio.run(ask(second.reset, scenario))
     actions = [call("query", {"sql": BOMBS["recursion"]}), call("submit", {"sql": scenario.input["gold"]})]
-    ticks, (attacked, unharmed) = asyncio.run(_ticks_beside([slow, other], actions))
+    ticks, (attacked, unharmed) = asyncio.run(_ticks_beside([slow, second], actions))
     assert ticks >= 10
     assert attacked.observation[0]["content"] == "error: the query took too long and was ended"
     assert unharmed.info["success"] is True
     slow.close()
-    other.close()
+    second.close()
 
 
 def test_a_cancelled_episode_ends_its_query():

@@ -1,4 +1,4 @@
-"""Text crafting: recipes that fit together, plans that work, commands that do what they say."""
+"""TextCraft: consistent recipes, valid plans, and commands."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from components.environments.games.textcraft import (
     LEVELS,
     MOST,
     TextCraft,
-    _below,
     _goals,
+    _ingredients,
     depth,
     plan,
     raw_items,
@@ -31,7 +31,7 @@ def craft() -> TextCraft:
 LADDER = Scenario("ladder", {"item": "oak ladder", "count": 4, "listed": ["oak planks", "oak stick"]}, "train")
 
 
-def told(craft, *actions, scenario=LADDER):
+def answers_of(craft, *actions, scenario=LADDER):
     steps = checks.play(craft, scenario, acts(actions))
     return [step.observation[0]["content"] for step in steps], steps[-1]
 
@@ -50,7 +50,7 @@ def test_recipes_fit_together():
 
 
 def test_plans_work_for_every_item():
-    """In numbers too: each is carried out on a plain count, and none crafts more often than it must."""
+    """Execute each plan on plain counts; no plan crafts more often than necessary."""
     for item in recipes():
         for count in (1, 3, 7):
             raw, crafts = plan(item, count)
@@ -62,7 +62,7 @@ def test_plans_work_for_every_item():
                 have[recipe.item] = have.get(recipe.item, 0) + recipe.makes * times
             assert have.pop(item) >= count
             assert all(have[name] == 0 for name in raw)
-            assert all(left < recipes()[name].makes for name, left in have.items() if name in recipes())
+            assert all(remainder < recipes()[name].makes for name, remainder in have.items() if name in recipes())
 
 
 def test_the_solver_crafts_every_goal(craft):
@@ -71,9 +71,9 @@ def test_the_solver_crafts_every_goal(craft):
             assert checks.solved(craft, scenario)
 
 
-def test_chance_crafts_next_to_nothing_of_many_steps_and_deeper_goals_take_longer():
+def test_random_commands_rarely_succeed_and_deeper_goals_take_longer():
     def random_command(rng, messages):
-        """One of the recipes that are listed, or some of what they need."""
+        """Return a random listed recipe, or one of its raw ingredients."""
         listed = [line for line in messages[1]["content"].splitlines() if line.startswith("craft")]
         parts = {re.sub(r"^\d+ ", "", part) for line in listed for part in line.partition(" using ")[2].split(", ")}
         get = f"get {rng.randint(1, 9)} {rng.choice(sorted(parts & raw_items()))}"
@@ -84,7 +84,7 @@ def test_chance_crafts_next_to_nothing_of_many_steps_and_deeper_goals_take_longe
         craft = TextCraft(train=40, heldout=1, difficulties=[difficulty])
         scenarios = craft.scenarios("train")
         rates.append(checks.success_of(craft, scenarios, random_command, turns=15))
-        lengths.append(sum(len(craft.solve(one)) for one in scenarios) / len(scenarios))
+        lengths.append(sum(len(craft.solve(scenario)) for scenario in scenarios) / len(scenarios))
     assert lengths == sorted(lengths)
     assert rates[1] < 0.4
     assert max(rates[2:]) < 0.05
@@ -99,9 +99,9 @@ def test_goals_of_the_splits_are_different_items(craft):
         assert depth(scenario.input["item"]) == scenario.difficulty
 
 
-def test_what_is_needed_is_listed_among_what_is_not(craft):
+def test_needed_recipes_are_listed_among_others(craft):
     for scenario in craft.scenarios("train")[:50]:
-        needed = {item for item in _below(scenario.input["item"]) if item in recipes()}
+        needed = {item for item in _ingredients(scenario.input["item"]) if item in recipes()}
         listed = scenario.input["listed"]
         assert needed < set(listed)
         assert len(listed) == len(needed) + LEVELS[scenario.difficulty]
@@ -110,7 +110,7 @@ def test_what_is_needed_is_listed_among_what_is_not(craft):
 
 
 def test_commands(craft):
-    answers, step = told(
+    answers, step = answers_of(
         craft,
         "inventory",
         "get 4 oak log",
@@ -154,22 +154,22 @@ def test_commands(craft):
         ("", "a command is"),
     ],
 )
-def test_what_is_wrong_is_said_and_changes_nothing(craft, command, answer):
-    answers, step = told(craft, "get 1 oak log", command)
+def test_invalid_commands_are_explained_and_change_nothing(craft, command, answer):
+    answers, step = answers_of(craft, "get 1 oak log", command)
     assert answers[1].startswith(f"error: {answer}")
     assert craft.items == {"oak log": 1}
     assert step.info == {"invalid_actions": 1, "success": False, "progress": 0.0}
 
 
-def test_progress_is_the_share_of_the_kinds_that_are_made(craft):
-    _, step = told(craft, "get 1 oak log", "craft 4 oak planks using 1 oak log")
+def test_progress_is_the_share_of_the_needed_kinds(craft):
+    _, step = answers_of(craft, "get 1 oak log", "craft 4 oak planks using 1 oak log")
     assert step.info["progress"] == pytest.approx(1 / 3)
-    # what is not needed is no progress
-    _, step = told(craft, "get 1 birch log", "craft 4 birch planks using 1 birch log")
+    # items that are not needed do not count as progress
+    _, step = answers_of(craft, "get 1 birch log", "craft 4 birch planks using 1 birch log")
     assert step.info["progress"] == 0
 
 
 def test_long_commands_are_answered_in_few_words(craft):
-    answers, _ = told(craft, "craft 4 oak planks using " + "1 oak log," * 100_000, "get 1 " + "a" * 1_000_000)
+    answers, _ = answers_of(craft, "craft 4 oak planks using " + "1 oak log," * 100_000, "get 1 " + "a" * 1_000_000)
     assert all(len(answer) < 200 for answer in answers)
     assert len(json.dumps(craft.save())) < 200

@@ -1,4 +1,4 @@
-"""Tic-tac-toe: the game's rules and values, opponents as strong as they are said to be, and what counts as success."""
+"""Tic-tac-toe: rules and game values, strength of the opponents, and success."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_chance_wins_less_the_better_the_opponent():
 
 
 def test_the_value_of_the_game_is_a_draw():
-    """Known: it is a draw, after any first move; a corner must be answered in the centre."""
+    """Known results: the game is a draw after any first move; the only reply to a corner is the centre."""
     assert _value(EMPTY) == 0
     assert _best(EMPTY) == list(EMPTY)
     assert _best("X23456789") == ["5"]
@@ -63,16 +63,16 @@ def test_a_perfect_opponent_is_never_beaten():
     beaten(EMPTY)
 
 
-def test_the_opponent_errs_as_often_as_is_said():
+def test_the_opponent_errs_at_its_error_rate():
     board = "X23456789"
     for errors in LEVELS.values():
         replies = [_reply(board, {"errors": errors, "opponent": number})[1] for number in range(400)]
         assert sum(reply != "5" for reply in replies) / 400 == pytest.approx(errors * 7 / 8, abs=0.07)
 
 
-def test_a_draw_is_enough_only_where_nobody_can_win(game):
+def test_a_draw_is_a_success_only_against_a_perfect_opponent(game):
     for difficulty, aim in ((1, "Win."), (5, "Do not lose.")):
-        scenario = next(one for one in game.scenarios("train") if one.difficulty == difficulty)
+        scenario = next(scenario for scenario in game.scenarios("train") if scenario.difficulty == difficulty)
         assert aim in game.reset(scenario)[1]["content"]
         game.board, game.done = "OXOXXOXOX", True
         assert game.outcome("")["result"] == "draw"
@@ -80,14 +80,14 @@ def test_a_draw_is_enough_only_where_nobody_can_win(game):
         assert game.outcome("")["success"] is (difficulty == 5)
 
 
-def test_what_is_no_move_changes_nothing(game):
-    scenario = next(one for one in game.scenarios("train") if one.type == "second")
+def test_invalid_moves_change_nothing(game):
+    scenario = next(scenario for scenario in game.scenarios("train") if scenario.type == "second")
     game.reset(scenario)
     before = game.board
     taken = str(before.index("X") + 1)
     for action in ("", "0", "10", "center", taken, "5 6", "１"):
-        (said,) = game.step(acts([action])[0]).observation
-        assert said["content"].startswith("error: ")
+        (observation,) = game.step(acts([action])[0]).observation
+        assert observation["content"].startswith("error: ")
     assert game.board == before
     assert game.outcome("")["result"] == "open"
     assert game.invalid_actions == 7

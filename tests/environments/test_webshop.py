@@ -1,4 +1,4 @@
-"""The web shop: real pages, real searches, the published score."""
+"""Web shop: HTML pages, searches, and the published score."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_it_keeps_what_every_environment_keeps(actions):
     checks.check(lambda: Webshop(**SMALL, actions=actions))
 
 
-def test_the_solver_buys_the_right_thing_by_browsing_and_has_more_to_do_where_it_is_harder(shop):
+def test_the_solver_buys_a_fitting_product_with_more_steps_at_higher_difficulty(shop):
     lengths: dict[int, list[int]] = {}
     for split in checks.SPLITS:
         for scenario in shop.scenarios(split):
@@ -63,34 +63,36 @@ def test_the_solver_buys_the_right_thing_by_browsing_and_has_more_to_do_where_it
     means = [sum(lengths[level]) / len(lengths[level]) for level in sorted(lengths)]
     assert means == sorted(means)
     assert means[-1] > 2 * means[0]
-    assert max(max(found) for found in lengths.values()) <= 12
+    assert max(max(level_lengths) for level_lengths in lengths.values()) <= 12
 
 
 def test_harder_goals_leave_fewer_products():
-    found: dict[int, list[int]] = {}
+    fitting_counts: dict[int, list[int]] = {}
     for scenario in Webshop(products=3000, train=150).scenarios("train"):
         fitting = [product for product in catalog(0, 3000) if fits(scenario.input, product)]
         assert scenario.input["product"] in {product.code for product in fitting}
-        found.setdefault(scenario.difficulty, []).append(len(fitting))
-    means = [sum(found[level]) / len(found[level]) for level in sorted(found)]
+        fitting_counts.setdefault(scenario.difficulty, []).append(len(fitting))
+    means = [sum(fitting_counts[level]) / len(fitting_counts[level]) for level in sorted(fitting_counts)]
     assert means == sorted(means, reverse=True)
 
 
-def test_every_department_and_difficulty_is_there_and_no_goal_twice(shop):
-    found = [scenario for split in checks.SPLITS for scenario in shop.scenarios(split)]
-    assert {scenario.type for scenario in found} == set(KINDS)
-    assert set(Counter(scenario.difficulty for scenario in found).values()) == {len(found) // 5}
-    asked = [json.dumps([one.input[key] for key in ("kind", "attributes", "options")]) for one in found]
+def test_every_department_and_difficulty_occurs_and_goals_are_unique(shop):
+    scenarios = [scenario for split in checks.SPLITS for scenario in shop.scenarios(split)]
+    assert {scenario.type for scenario in scenarios} == set(KINDS)
+    assert set(Counter(scenario.difficulty for scenario in scenarios).values()) == {len(scenarios) // 5}
+    asked = [json.dumps([scenario.input[key] for key in ("kind", "attributes", "options")]) for scenario in scenarios]
     assert len(set(asked)) == len(asked)
 
 
-def test_chance_buys_little(shop):
-    """Legal actions, drawn evenly: words of the request to search for, and what the page shows in brackets."""
+def test_random_actions_rarely_buy_well(shop):
+    """Play uniformly random legal actions: searches for words of the request, and clicks on labels of the page."""
 
     def chance(draw, messages):
         page = messages[-1]["content"]
         labels = [
-            one for one in re.findall(r"\[([^\[\]]+)\]", page) if not one.startswith("words:") and one != "Search"
+            label
+            for label in re.findall(r"\[([^\[\]]+)\]", page)
+            if not label.startswith("words:") and label != "Search"
         ]
         if "[words:" in page and (not labels or draw.random() < 0.3):
             return search(" ".join(draw.sample(messages[1]["content"].split("\n")[0].split(), 3)))
@@ -112,7 +114,7 @@ def test_buying_the_first_hit_is_not_enough(shop):
 
 
 def test_the_score_is_the_published_formula(shop):
-    """Against the formula written out, over all choices of options of some products."""
+    """Compare with the formula, over all choices of options of some products."""
     for scenario in shop.scenarios("train")[:20]:
         goal = scenario.input
         for product in shop.site.products[:100]:
@@ -128,11 +130,11 @@ def test_the_score_is_the_published_formula(shop):
 
 
 def test_an_option_that_was_not_chosen_is_missing(shop):
-    scenario = next(one for one in shop.scenarios("train") if one.difficulty == 2)
+    scenario = next(scenario for scenario in shop.scenarios("train") if scenario.difficulty == 2)
     actions = [
-        one
-        for one in shop.solve(scenario)
-        if json.loads(one["tool_calls"][0]["function"]["arguments"]).get("label")
+        action
+        for action in shop.solve(scenario)
+        if json.loads(action["tool_calls"][0]["function"]["arguments"]).get("label")
         not in scenario.input["options"].values()
     ]
     last = checks.play(shop, scenario, actions)[-1]
@@ -141,11 +143,11 @@ def test_an_option_that_was_not_chosen_is_missing(shop):
     assert last.reward == pytest.approx(2 / 3)
 
 
-def test_every_attribute_is_told_on_the_features_page_and_lures_are_not(shop):
+def test_the_features_page_lists_every_attribute_and_no_lures(shop):
     product = shop.site.products[7]
     text = Page(shop.site.page(f"features?id={product.code}")).text
     names = [name for group in ATTRIBUTES.values() for names in group for name in names]
-    assert {name for name in names if f"- {name}\n" in text + "\n"} == set(product.said)
+    assert {name for name in names if f"- {name}\n" in text + "\n"} == set(product.synonyms)
     description = Page(shop.site.page(f"description?id={product.code}")).text
     absent = {
         name for group in ATTRIBUTES.values() for names in group for name in names if names[0] not in product.attributes
@@ -164,7 +166,7 @@ def test_no_two_attributes_share_a_name_and_no_two_options_of_a_product_a_label(
     )
 
 
-def test_pages_are_walked_as_in_a_browser(shop):
+def test_navigation(shop):
     scenario = shop.scenarios("train")[0]
     shop.reset(scenario)
 
@@ -188,7 +190,7 @@ def test_pages_are_walked_as_in_a_browser(shop):
 
 
 @pytest.mark.parametrize(
-    ("action", "told"),
+    ("action", "error"),
     [
         (click("Buy Now"), "error: no [Buy Now] on this page; there is nothing to click"),
         (search(" "), "error: no words"),
@@ -198,10 +200,10 @@ def test_pages_are_walked_as_in_a_browser(shop):
         (say("click[\ud83d]"), "error: no [?]"),
     ],
 )
-def test_what_is_wrong_is_said_and_counted(shop, action, told):
+def test_invalid_actions_are_explained_and_counted(shop, action, error):
     shop.reset(shop.scenarios("train")[0])
     step = shop.step(action)
-    assert step.observation[0]["content"].startswith(told)
+    assert step.observation[0]["content"].startswith(error)
     assert step.info["invalid_actions"] == 1
     assert not step.done
 
@@ -242,13 +244,15 @@ def test_addresses_that_lead_nowhere_are_refused(shop, address):
 def test_lines_of_text_are_actions_too():
     text, tools = Webshop(**SMALL, actions="text"), Webshop(**SMALL)
     assert text.tools() == []
-    assert [one["function"]["name"] for one in tools.tools()] == ["search", "click"]
+    assert [tool["function"]["name"] for tool in tools.tools()] == ["search", "click"]
     scenario = text.scenarios("train")[3]
     lines, calls = text.solve(scenario), tools.solve(scenario)
     assert lines[0]["content"].startswith("search[")
     assert lines[-1]["content"] == "click[Buy Now]"
-    seen = [[step.observation[0]["content"] for step in checks.play(text, scenario, one)] for one in (lines, calls)]
-    assert seen[0] == seen[1]
+    observations = [
+        [step.observation[0]["content"] for step in checks.play(text, scenario, actions)] for actions in (lines, calls)
+    ]
+    assert observations[0] == observations[1]
 
 
 def test_instances_share_products_and_index(shop):
@@ -264,8 +268,8 @@ def test_more_goals_than_products_are_refused():
 
 
 def test_the_same_site_is_served_over_http(shop):
-    """A client that follows real links buys what the environment's solver buys."""
-    scenario = next(one for one in shop.scenarios("heldout") if one.difficulty == 4)
+    """An HTTP client that follows links buys the same product as the environment's solver."""
+    scenario = next(scenario for scenario in shop.scenarios("heldout") if scenario.difficulty == 4)
     with Server(shop, 0) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -280,10 +284,10 @@ def test_the_same_site_is_served_over_http(shop):
             url, page = fetch(f"{scenario.id}/search")
             assert scenario.input["request"] in page.text
             for action in shop.solve(scenario):
-                given = json.loads(action["tool_calls"][0]["function"]["arguments"])
-                label = given.get("label", "").lower()
-                if "query" in given:
-                    url, page = fetch(urljoin(url, page.search(given["query"])))
+                arguments = json.loads(action["tool_calls"][0]["function"]["arguments"])
+                label = arguments.get("label", "").lower()
+                if "query" in arguments:
+                    url, page = fetch(urljoin(url, page.search(arguments["query"])))
                 elif label in page.links:
                     url, page = fetch(urljoin(url, page.links[label]))
                 else:

@@ -1,4 +1,4 @@
-"""Wordle: marks as the game has them, words that are held out, a solver that finds them all."""
+"""Wordle: marks, held-out words, and a solver that finds every word."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_difficulties_are_harder_for_the_solver_and_chance_finds_nothing():
     for difficulty in LEVELS:
         wordle = Wordle(train=30, heldout=1, difficulties=[difficulty])
         scenarios = wordle.scenarios("train")
-        lengths.append(sum(len(wordle.solve(one)) for one in scenarios) / len(scenarios))
+        lengths.append(sum(len(wordle.solve(scenario)) for scenario in scenarios) / len(scenarios))
         guessed = checks.success_of(wordle, scenarios, lambda rng, _: acts([rng.choice(words())])[0], turns=8)
         assert guessed < 0.1
     assert lengths[:4] == sorted(lengths[:4])  # the fifth gives fewer guesses to as hard a word
@@ -65,7 +65,7 @@ def test_no_word_is_in_both_splits():
     for seed in (0, 1):
         wordle = Wordle(seed)
         for split in checks.SPLITS:
-            assert {one.input["word"] for one in wordle.scenarios(split)} <= set(_words_of(split))
+            assert {scenario.input["word"] for scenario in wordle.scenarios(split)} <= set(_words_of(split))
 
 
 def test_letters_are_shown_by_difficulty(wordle):
@@ -76,8 +76,8 @@ def test_letters_are_shown_by_difficulty(wordle):
         assert (scenario.type == "repeated") == (len(set(scenario.input["word"])) < 5)
 
 
-def test_what_is_told_and_what_counts(wordle):
-    scenario = next(one for one in wordle.scenarios("train") if one.difficulty == 4)
+def test_observations_and_outcome(wordle):
+    scenario = next(scenario for scenario in wordle.scenarios("train") if scenario.difficulty == 4)
     word = scenario.input["word"]
     almost = word[:4] + ("q" if word[4] != "q" else "z")
     steps = checks.play(wordle, scenario, acts([almost.upper(), word]))
@@ -89,7 +89,7 @@ def test_what_is_told_and_what_counts(wordle):
     assert lost[-1].done
 
 
-def test_what_is_no_word_is_not_counted(wordle):
+def test_invalid_words_are_not_counted(wordle):
     scenario = wordle.scenarios("train")[0]
     steps = checks.play(wordle, scenario, acts(["", "four", "sixsix", "12345", "straße"[:5], "crane crane"]))
     assert steps[-1].info["invalid_actions"] == 6

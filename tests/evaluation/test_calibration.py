@@ -1,4 +1,4 @@
-"""The measures of a judge, against their definitions, scipy and scikit-learn."""
+"""Measures of a judge, compared with their definitions, scipy and scikit-learn."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FEW = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(1, 9)
 
 
 def judged(scores, truths, lengths=None, groups=None):
-    """One judgement each."""
+    """Return episodes with one judgement each."""
     count = len(scores)
     lengths, groups = lengths or [1.0] * count, groups or [str(n) for n in range(count)]
     rows = zip(scores, truths, lengths, groups, strict=True)
@@ -43,16 +43,16 @@ def judged(scores, truths, lengths=None, groups=None):
 
 
 def noisy(seed=0, groups=40, size=6):
-    """Episodes of a judge that knows something of the truth, likes length, and favours who is shown first."""
+    """Return episodes scored by a noisy judge that prefers longer texts and episodes shown first."""
     draw = random.Random(seed)
-    found = []
+    episodes = []
     for group in range(groups):
         for n in range(size):
             truth, length = float(draw.random() < 0.4), float(draw.randint(10, 300))
-            places = [n / (size - 1), ((n + 3) % size) / (size - 1)]
-            scores = [round(truth + length / 300 - place + draw.gauss(0, 0.5), 1) for place in places]
-            found.append(Judged(f"{group}/{n}", str(group), truth, length, scores, places))
-    return found
+            positions = [n / (size - 1), ((n + 3) % size) / (size - 1)]
+            scores = [round(truth + length / 300 - position + draw.gauss(0, 0.5), 1) for position in positions]
+            episodes.append(Judged(f"{group}/{n}", str(group), truth, length, scores, positions))
+    return episodes
 
 
 def once(values):
@@ -61,13 +61,13 @@ def once(values):
 
 @given(FEW)
 def test_auc_is_the_share_of_pairs_in_which_the_good_one_scores_higher_and_ties_count_half(rows):
-    scores, good = [one[0] for one in rows], [one[1] > 0 for one in rows]
+    scores, good = [row[0] for row in rows], [row[1] > 0 for row in rows]
     value = float(auc(np.array(scores, float), np.array(good), once(rows))[0])
     pairs = [
         (a > b) + (a == b) / 2
-        for a, one in zip(scores, good, strict=True)
-        for b, other in zip(scores, good, strict=True)
-        if one and not other
+        for a, a_good in zip(scores, good, strict=True)
+        for b, b_good in zip(scores, good, strict=True)
+        if a_good and not b_good
     ]
     assert math.isnan(value) if not pairs else value == pytest.approx(fmean(pairs), abs=1e-12)
 
@@ -87,45 +87,49 @@ def test_rank_correlations_are_those_of_scipy_and_the_formula(rows):
 @given(FEW, st.data())
 def test_a_weight_is_a_number_of_copies(rows, data):
     weights = data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows)))
-    value_N = np.array([one[0] for one in rows], float)
+    value_N = np.array([row[0] for row in rows], float)
     copies = np.repeat(value_N, weights)
     rank_N = ranks(value_N, np.array([weights], float))[0]
     assert np.repeat(rank_N, weights) == pytest.approx(rankdata(copies))
 
 
-def test_measures_of_a_judge_that_knows_something():
+def test_measures_of_a_noisy_judge():
     episodes = noisy()
-    found = measure(episodes)
-    scores, truths = [one.scores[0] for one in episodes], [one.truth for one in episodes]
-    assert found["auc"]["value"] == pytest.approx(roc_auc_score(truths, scores))
-    assert found["spearman"]["value"] == pytest.approx(spearmanr(scores, truths).statistic)
+    result = measure(episodes)
+    scores, truths = [judgement.scores[0] for judgement in episodes], [judgement.truth for judgement in episodes]
+    assert result["auc"]["value"] == pytest.approx(roc_auc_score(truths, scores))
+    assert result["spearman"]["value"] == pytest.approx(spearmanr(scores, truths).statistic)
     within, pairs = [], []
-    for group in {one.group for one in episodes}:
-        members = [one for one in episodes if one.group == group]
-        if len({one.truth for one in members}) > 1:
-            within.append(spearmanr([one.scores[0] for one in members], [one.truth for one in members]).statistic)
+    for group in {judgement.group for judgement in episodes}:
+        members = [judgement for judgement in episodes if judgement.group == group]
+        if len({judgement.truth for judgement in members}) > 1:
+            within.append(
+                spearmanr(
+                    [judgement.scores[0] for judgement in members], [judgement.truth for judgement in members]
+                ).statistic
+            )
         for a, b in combinations(members, 2):
             if a.truth != b.truth:
                 difference = (a.scores[0] - b.scores[0]) * (a.truth - b.truth)
                 pairs.append(1.0 if difference > 0 else 0.5 if difference == 0 else 0.0)
-    assert found["spearman_within"]["value"] == pytest.approx(fmean(within))
-    assert (found["agreement"]["value"], found["agreement"]["n"]) == (pytest.approx(fmean(pairs)), len(pairs))
-    assert found["noise"]["value"] == pytest.approx(fmean(stdev(one.scores) for one in episodes))
-    assert found["length_bias"]["low"] > 0.2
-    assert found["position_bias"]["high"] < -0.3
+    assert result["spearman_within"]["value"] == pytest.approx(fmean(within))
+    assert (result["agreement"]["value"], result["agreement"]["n"]) == (pytest.approx(fmean(pairs)), len(pairs))
+    assert result["noise"]["value"] == pytest.approx(fmean(stdev(judgement.scores) for judgement in episodes))
+    assert result["length_bias"]["low"] > 0.2
+    assert result["position_bias"]["high"] < -0.3
     for name in ("auc", "spearman", "spearman_within", "agreement", "length_bias", "position_bias", "noise"):
-        assert found[name]["low"] < found[name]["value"] < found[name]["high"]
-    assert (found["episodes"], found["groups"], found["threshold"]) == (240, 40, 0.5)
+        assert result[name]["low"] < result[name]["value"] < result[name]["high"]
+    assert (result["episodes"], result["groups"], result["threshold"]) == (240, 40, 0.5)
 
 
-def test_the_interval_covers_what_more_episodes_say():
-    """Of 40 samples of one judge, the interval has to hold the value of a very large sample about 38 times."""
+def test_the_interval_covers_the_value_of_a_large_sample():
+    """In about 38 of 40 samples of one judge, the interval contains the value of a very large sample."""
     true = measure(noisy(seed=99, groups=1500))["auc"]["value"]
     intervals = [measure(noisy(seed=seed))["auc"] for seed in range(40)]
-    assert sum(one["low"] <= true <= one["high"] for one in intervals) >= 34
+    assert sum(interval["low"] <= true <= interval["high"] for interval in intervals) >= 34
 
 
-def test_a_constant_judge_orders_nothing_and_the_truth_itself_everything():
+def test_a_constant_judge_and_a_perfect_judge():
     truths = [0.0, 1.0, 1.0, 0.0, 1.0, 0.0]
     lengths, groups = [5.0, 3.0, 9.0, 2.0, 4.0, 7.0], ["a", "a", "a", "b", "b", "b"]
     same = measure(judged([0.3] * 6, truths, lengths, groups))
@@ -134,31 +138,31 @@ def test_a_constant_judge_orders_nothing_and_the_truth_itself_everything():
     right = measure(judged(truths, truths, lengths, groups))
     assert [right[name]["value"] for name in ("auc", "agreement", "length_bias")] == [1.0, 1.0, 0.0]
     assert right["spearman"]["value"] == pytest.approx(1.0)
-    wrong = measure(judged([-one for one in truths], truths, lengths, groups))
+    wrong = measure(judged([-truth for truth in truths], truths, lengths, groups))
     assert [wrong[name]["value"] for name in ("auc", "agreement")] == [0.0, 0.0]
 
 
-def test_where_there_is_nothing_to_measure_there_is_no_value():
+def test_values_are_none_without_anything_to_measure():
     alike = measure(judged([0.1, 0.5, 0.9], [1.0, 1.0, 1.0]))
     assert [alike[name]["value"] for name in ("auc", "spearman", "spearman_within", "agreement")] == [None] * 4
-    assert alike["length_bias"]["value"] is None  # all are as long
+    assert alike["length_bias"]["value"] is None  # equal lengths
     assert alike["noise"]["value"] is None  # judged once
     assert alike["position_bias"]["value"] is None  # shown alone
     assert measure([])["auc"] == {"value": None, "low": None, "high": None, "n": 0}
     alone = measure(judged([0.1, 0.9], [0.0, 1.0], groups=["a", "a"]))["auc"]
-    assert (alone["value"], alone["low"]) == (1.0, None)  # one scenario says nothing of others
+    assert (alone["value"], alone["low"]) == (1.0, None)  # no interval for a single scenario
 
 
-def test_what_was_not_scored_counts_for_nothing():
+def test_unscored_episodes_are_excluded():
     episodes = judged([0.1, None, 0.9, 0.2], [0.0, 1.0, 1.0, 0.0])
-    found = measure(episodes)
-    assert (found["episodes"], found["auc"]["value"]) == (3, 1.0)
-    assert sum(one["n"] for one in curve(episodes)) == 3
+    result = measure(episodes)
+    assert (result["episodes"], result["auc"]["value"]) == (3, 1.0)
+    assert sum(bin_["n"] for bin_ in curve(episodes)) == 3
     half = [Judged("a", "g", 1.0, 1.0, [0.5, None]), Judged("b", "g", 0.0, 1.0, [0.1, 0.3])]
     assert measure(half)["noise"] == {"value": pytest.approx(stdev([0.1, 0.3])), "low": None, "high": None, "n": 1}
 
 
-def test_the_threshold_is_the_middle_of_the_truth_or_what_is_said():
+def test_the_threshold_is_the_midpoint_of_the_truth_or_the_given_one():
     episodes = judged([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 4.0, 5.0])
     assert measure(episodes)["threshold"] == 3.0
     assert measure(judged([1.0, 3.0, 2.0, 4.0], [1.0, 2.0, 4.0, 5.0]), threshold=4.5)["auc"]["value"] == 1.0
@@ -167,11 +171,14 @@ def test_the_threshold_is_the_middle_of_the_truth_or_what_is_said():
 def test_the_curve_has_equal_scores_in_one_bin_and_all_episodes():
     bins = curve(noisy())
     assert len(bins) == 10
-    assert [one["score"] for one in bins] == sorted(one["score"] for one in bins)
-    assert sum(one["n"] for one in bins) == 240
+    assert [bin_["score"] for bin_ in bins] == sorted(bin_["score"] for bin_ in bins)
+    assert sum(bin_["n"] for bin_ in bins) == 240
     assert bins[-1]["value"] > bins[0]["value"]
     two = curve(judged([0.0] * 7 + [1.0] * 3, [0.0] * 6 + [1.0] * 4))
-    assert [(one["score"], one["n"], one["value"]) for one in two] == [(0.0, 7, pytest.approx(1 / 7)), (1.0, 3, 1.0)]
+    assert [(bin_["score"], bin_["n"], bin_["value"]) for bin_ in two] == [
+        (0.0, 7, pytest.approx(1 / 7)),
+        (1.0, 3, 1.0),
+    ]
     assert curve([]) == []
 
 
@@ -185,16 +192,16 @@ def test_the_area_under_the_roc_is_the_auc():
 
 
 def test_the_length_is_what_the_policy_wrote():
-    one = episode(histories=[tool_talk()])
-    assert one.histories[0].messages[2].tool_calls == [ToolCall("call_0", "look_up", '{"id": "A7"}')]
-    assert written(one) == len('{"id": "A7"}') + len("It is on its way.")
+    trajectory = episode(histories=[tool_talk()])
+    assert trajectory.histories[0].messages[2].tool_calls == [ToolCall("call_0", "look_up", '{"id": "A7"}')]
+    assert written(trajectory) == len('{"id": "A7"}') + len("It is on its way.")
 
 
-def test_marks_are_the_least_of_some_measures_and_the_most_of_others():
+def test_marks_are_minima_of_some_measures_and_maxima_of_others():
     marks = MarksSpec(auc=0.8, agreement=0.7, length_bias=0.3, cost_per_thousand=1.0)
-    found = {"auc": 0.75, "agreement": 0.7, "length_bias": -0.4, "cost_per_thousand": None}
-    said = {mark.measure: None if mark.met else str(mark) for mark in judge_by(marks.asked(), found)}
-    assert said == {
+    values = {"auc": 0.75, "agreement": 0.7, "length_bias": -0.4, "cost_per_thousand": None}
+    messages = {mark.measure: None if mark.met else str(mark) for mark in judge_by(marks.asked(), values)}
+    assert messages == {
         "auc": "auc is 0.750, below its mark of 0.8",
         "agreement": None,
         "length_bias": "length_bias is -0.400, above its mark of 0.3",

@@ -1,4 +1,4 @@
-"""Measures against independent sources: scipy, published examples, and the bootstrap distribution worked out."""
+"""Metrics compared with independent sources: scipy, published examples, and an exact bootstrap distribution."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TestNewcombe:
         assert low < 0 < high
 
     def test_coverage(self):
-        """The interval holds the true difference about 95 % of the time: counted exactly over all tables."""
+        """The exact coverage of the interval, summed over all tables, is about 95 %."""
         n, p_both, p_gained, p_lost = 20, 0.3, 0.3, 0.1
         covered = 0.0
         for both, gained, lost in itertools.product(range(n + 1), repeat=3):
@@ -66,8 +66,10 @@ class TestNewcombe:
             if neither >= 0:
                 low, high = newcombe(both=both, gained=gained, lost=lost, neither=neither)
                 if low <= p_gained - p_lost <= high:
-                    rest = 1 - p_both - p_gained - p_lost
-                    covered += stats.multinomial.pmf([both, gained, lost, neither], n, [p_both, p_gained, p_lost, rest])
+                    p_neither = 1 - p_both - p_gained - p_lost
+                    covered += stats.multinomial.pmf(
+                        [both, gained, lost, neither], n, [p_both, p_gained, p_lost, p_neither]
+                    )
         assert 0.93 < covered < 0.98
 
 
@@ -142,7 +144,7 @@ class TestSummarise:
         assert summarise([])["success"] == {"mean": None, "low": None, "high": None, "n": 0}
 
     def test_episodes_of_a_scenario_are_drawn_together(self):
-        """Copies of an episode add no information, so they narrow nothing."""
+        """Copies of an episode add no information, so they do not narrow the interval."""
         rewards = [0.0, 0.3, 0.5, 1.0, 0.8]
         once = summarise([episode(f"s{i}", reward=r, success=True) for i, r in enumerate(rewards)])
         often = summarise(
@@ -162,29 +164,29 @@ class TestPairedDifference:
     def test_improved_regressed_and_interval(self):
         before = played(a=True, b=False, c=False, d=True, e=False)
         after = played(e=False, d=False, c=True, b=True, a=True)
-        found = paired_difference(before, after)
-        assert found["improved"] == ["b", "c"]
-        assert found["regressed"] == ["d"]
-        assert (found["before"], found["after"], found["n"]) == (0.4, 0.6, 5)
-        assert found["difference"] == pytest.approx(0.2)
-        assert (found["low"], found["high"]) == newcombe(both=1, gained=2, lost=1, neither=1)
-        assert found["method"] == "newcombe"
-        assert json.loads(json.dumps(found, allow_nan=False)) == found
+        result = paired_difference(before, after)
+        assert result["improved"] == ["b", "c"]
+        assert result["regressed"] == ["d"]
+        assert (result["before"], result["after"], result["n"]) == (0.4, 0.6, 5)
+        assert result["difference"] == pytest.approx(0.2)
+        assert (result["low"], result["high"]) == newcombe(both=1, gained=2, lost=1, neither=1)
+        assert result["method"] == "newcombe"
+        assert json.loads(json.dumps(result, allow_nan=False)) == result
 
     def test_it_has_the_direction_of_after_less_before(self):
         before = [episode(f"s{i}", success=i < 10) for i in range(60)]
         after = [episode(f"s{i}", success=i < 40) for i in range(60)]
-        found = paired_difference(before, after)
-        assert found["difference"] == pytest.approx(0.5)
-        assert 0.3 < found["low"] < 0.5 < found["high"] < 0.7
-        assert paired_difference(after, before)["high"] == pytest.approx(-found["low"])
+        result = paired_difference(before, after)
+        assert result["difference"] == pytest.approx(0.5)
+        assert 0.3 < result["low"] < 0.5 < result["high"] < 0.7
+        assert paired_difference(after, before)["high"] == pytest.approx(-result["low"])
 
     def test_scenarios_without_a_pair_are_left_out_by_name(self):
         before = [*played(a=False, b=True, c=True), episode("d", failure=FAILURE)]
         after = [*played(a=True, b=True, d=True), episode("e", success=True)]
-        found = paired_difference(before, after)
-        assert (found["n"], found["improved"], found["regressed"]) == (2, ["a"], [])
-        assert found["left_out"] == ["c", "d", "e"]
+        result = paired_difference(before, after)
+        assert (result["n"], result["improved"], result["regressed"]) == (2, ["a"], [])
+        assert result["left_out"] == ["c", "d", "e"]
 
     def test_no_shared_scenario_is_an_error(self):
         with pytest.raises(ValueError, match="share no finished scenario"):
@@ -197,7 +199,7 @@ class TestPairedDifference:
             return [episode(f"s{i}", k, success=bool(rng.random() < rate)) for i in range(40) for k in range(4)]
 
         before, after = episodes(0.3), episodes(0.7)
-        found = paired_difference(before, after)
+        result = paired_difference(before, after)
         rates = [[fmean(t.success for t in rows if t.group == f"s{i}") for i in range(40)] for rows in (before, after)]
         expected = stats.bootstrap(
             (rates[1], rates[0]),
@@ -206,7 +208,7 @@ class TestPairedDifference:
             method="percentile",
             rng=np.random.default_rng(1),
         ).confidence_interval
-        assert found["method"] == "bootstrap"
-        assert found["difference"] == pytest.approx(fmean(rates[1]) - fmean(rates[0]))
-        assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high), abs=0.02)
-        assert set(found["improved"]).isdisjoint(found["regressed"])
+        assert result["method"] == "bootstrap"
+        assert result["difference"] == pytest.approx(fmean(rates[1]) - fmean(rates[0]))
+        assert (result["low"], result["high"]) == pytest.approx((expected.low, expected.high), abs=0.02)
+        assert set(result["improved"]).isdisjoint(result["regressed"])

@@ -1,4 +1,4 @@
-"""The report: everything that was put in can be read on the page, and nothing on it can run."""
+"""Report page: it shows all of its content, and escapes all of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VOID = {"meta", "img", "br", "hr", "input", "link"}
 
 
 class Page(HTMLParser):
-    """Checks that tags close in order, and collects elements, attributes and text."""
+    """Parser that checks the nesting of tags and collects elements, attributes and text."""
 
     def __init__(self, html: str):
         super().__init__()
@@ -87,7 +87,7 @@ def full() -> Report:
     )  # fmt: skip
 
 
-def test_the_headline_says_from_where_to_where_and_how_sure_that_is(full):
+def test_the_headline_shows_the_change_and_its_interval(full):
     text = Page(render(full)).text.replace("\N{NARROW NO-BREAK SPACE}", " ")
     assert "Held-out success after GRPO 90 % from 10 % (start)" in text
     assert re.search(
@@ -97,7 +97,7 @@ def test_the_headline_says_from_where_to_where_and_how_sure_that_is(full):
     assert f"{100 * wilson['low']:.0f} % to {100 * wilson['high']:.0f} %" in text
 
 
-def test_everything_that_was_put_in_can_be_read(full):
+def test_all_content_is_on_the_page(full):
     page = Page(render(full))
     for expected in (
         "quickstart", "2026-11-21 12:04", "round 1/train", "cached", "a" * 12, "d" * 12, "name: tiny", "runs/export",
@@ -110,7 +110,7 @@ def test_everything_that_was_put_in_can_be_read(full):
     assert "8 min 13 s" in page.text.replace("\N{NARROW NO-BREAK SPACE}", " ")
 
 
-def test_what_each_filter_kept_and_why_not_the_rest():
+def test_selections_show_kept_and_dropped_counts_by_rule():
     rows = [SelectionRow("filter[1]", 48, 40, 5, {"no_spread": 6, "<own>": 2}), SelectionRow("filter[2]", 48, 48, 8)]
     html = render(Report("x", selections=rows))
     page = Page(html)
@@ -131,7 +131,7 @@ def test_the_page_loads_nothing(full):
     page = Page(render(full))
     assert "script" not in page.tags
     assert "link" not in page.tags
-    assert not [found for found in page.attributes if found[1] in ("src", "srcset", "data", "action")]
+    assert not [attribute for attribute in page.attributes if attribute[1] in ("src", "srcset", "data", "action")]
     assert all(value.startswith("#") for _, name, value in page.attributes if name == "href")
     assert not re.search(r"url\(|@import|https?://", render(full))
 
@@ -165,24 +165,24 @@ def test_text_from_models_and_configuration_is_never_markup():
     assert page.text.count("<script>alert('x')</script>") > 15
 
 
-def test_the_lineage_of_the_final_checkpoint_is_told_step_by_step():
+def test_the_lineage_lists_the_steps_of_the_final_checkpoint():
     lineage = [
         Origin("train[1]", "a" * 64, [("filter[1]", "b" * 64)], "train[sft] (start)", {"reward": INJECTION}),
         Origin("train[sft]", "c" * 64, [(INJECTION, "d" * 64)]),
     ]
     page = Page(render(Report("x", lineage=lineage)))
-    text = page.text[page.text.index("What the final checkpoint was made from") :]
+    text = page.text[page.text.index("Training steps that led to the final checkpoint") :]
     first, second = text.index("train[1] " + "a" * 12), text.index("train[sft] " + "c" * 12)
     assert (
         first < text.index("filter[1] " + "b" * 12) < text.index("train[sft] (start)") < text.index("reward") < second
     )
-    assert "the model as it was" in text[second:]
+    assert "the initial model" in text[second:]
     assert "script" not in page.tags
     assert "#lineage" in [value for _, name, value in page.attributes if name == "href"]
     assert "Lineage" not in Page(render(Report("x"))).text
 
 
-def test_the_accuracy_of_reward_models_is_told_for_each_training():
+def test_reward_model_accuracy_is_shown_for_each_training():
     trained = [
         RewardTraining(1, 0, 40.0, 10.0, 0.7),
         RewardTraining(2, 0, 40.0, 10.0, None),
@@ -215,11 +215,11 @@ def test_an_empty_report_and_one_without_any_finished_episode():
     assert "nothing yet" in Page(render(Report("nothing yet"))).text
     failed = [episode(index, False, failure=Failure("agent", "AgentError", "gave up")) for index in range(2)]
     text = Page(render(Report("x", evaluations=[Evaluation("start", summarise(failed), failed)]))).text
-    assert "No episode ran to its end." in text
+    assert "No episode was finished." in text
     assert "gave up" in text
 
 
-def test_examples_show_what_was_solved_what_was_not_and_what_failed():
+def test_examples_show_solved_unsolved_and_failed_episodes():
     kinds = ["refund", "refund", "exchange", "address"]
     episodes = [episode(index, index != 1, kind=kind) for index, kind in enumerate(kinds)]
     failed = episode(9, False, failure=Failure("engine", "ContextOverflow", "too long"))
@@ -244,7 +244,7 @@ def test_before_and_after_shows_one_scenario_played_by_both(full):
     assert part.index("not solved") < part.index(" solved ", part.index("not solved") + 10)
 
 
-def test_long_texts_are_cut_and_say_so():
+def test_long_texts_are_truncated_with_a_note():
     long = [episode(0, True, say="x" * 9000)]
     html = render(Report("x", evaluations=[Evaluation("start", summarise(long), long)]))
     assert "5,000 more characters" in html
@@ -278,9 +278,9 @@ def test_several_lines_share_their_axes_and_begin_where_they_do():
     dots = {dot.find("title").text: dot for dot in root.findall("circle")}
     assert list(dots) == ["A, round 1: 0.0", "A, round 2: 10.0", "<b>, round 2: 10.0", "<b>, round 4: 5.0"]
     assert [path.get("class") for path in root.findall("path")] == ["line r0"]
-    one, other = dots["A, round 2: 10.0"], dots["<b>, round 2: 10.0"]
-    assert (one.get("cx"), one.get("cy")) == (other.get("cx"), other.get("cy"))
-    assert (one.get("class"), other.get("class")) == ("dot r0", "dot r1")
+    first_dot, second_dot = dots["A, round 2: 10.0"], dots["<b>, round 2: 10.0"]
+    assert (first_dot.get("cx"), first_dot.get("cy")) == (second_dot.get("cx"), second_dot.get("cy"))
+    assert (first_dot.get("class"), second_dot.get("class")) == ("dot r0", "dot r1")
     assert plots.lines_chart({"A": {}, "B": {1: None}}, name="", text=str, low=None, high=None) == ""
 
 
@@ -318,7 +318,7 @@ def test_intervals_are_bands_around_the_lines_and_the_axis_covers_them():
     assert (ring.get("cx"), ring.get("cy")) == (dot.get("cx"), dot.get("cy"))
 
 
-def test_after_the_last_colour_they_begin_again():
+def test_colours_repeat_after_the_last_one():
     series = {str(index): {1: 1.0} for index in range(plots.COLOURS + 1)}
     root = ElementTree.fromstring(plots.lines_chart(series, name="", text=str, low=None, high=None))
     assert [dot.get("class") for dot in root.findall("circle")][-2:] == [f"dot r{plots.COLOURS - 1}", "dot r0"]
@@ -350,11 +350,11 @@ def test_the_parts_of_a_reward_are_drawn_and_shown_with_the_examples():
     assert "task 1" in shown
     assert "style: <b>short</b>" in shown
     assert "style: <b>" not in html
-    assert shown.count("mean of this part of the reward") == 2
+    assert shown.count("mean of this reward component") == 2
     assert "components/style/length" in shown
 
 
-def test_what_stages_cost_is_shown_and_what_nobody_knows_beside_it():
+def test_stage_costs_and_unpriced_calls_are_shown():
     rows = [
         StageRow("judge[1]", "judge", "ran", 1.0, "a" * 64, "b" * 64, cost=0.25),
         StageRow("judge[2]", "judge", "ran", 1.0, "c" * 64, "d" * 64, unpriced=7),

@@ -1,4 +1,4 @@
-"""Bounds on a number of an episode: where it is looked for, and what is said of those without."""
+"""Bounds on a number of an episode: lookup of the number, and errors when it is missing."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from tests.trajectories.builders import FAILURE, episode
 
 
 def rows(*values, name="turns"):
-    made = [episode("a", i, reward=1.0, turns=None) for i in range(len(values))]
-    for one, value in zip(made, values, strict=True):
+    trajectories = [episode("a", i, reward=1.0, turns=None) for i in range(len(values))]
+    for trajectory, value in zip(trajectories, values, strict=True):
         if value is not None:
-            one.metrics[name] = value
-    return made
+            trajectory.metrics[name] = value
+    return trajectories
 
 
 def test_both_bounds_are_included():
-    found = [one.reason for one in selections_of(Between("turns", 2.0, 4.0), rows(1.0, 2.0, 3.0, 4.0, 5.0))]
-    assert found == ["turns_below_minimum", "kept", "kept", "kept", "turns_above_maximum"]
+    actual = [
+        selection.reason for selection in selections_of(Between("turns", 2.0, 4.0), rows(1.0, 2.0, 3.0, 4.0, 5.0))
+    ]
+    assert actual == ["turns_below_minimum", "kept", "kept", "kept", "turns_above_maximum"]
 
 
 def test_a_threshold_of_the_reward():
@@ -31,29 +33,30 @@ def test_a_threshold_of_the_reward():
     assert reasons(Between("reward", -1.0), -1.0, -1.5) == ["kept", "reward_below_minimum"]
 
 
-def test_a_number_is_a_metric_or_else_of_the_outcome():
-    one = episode("a", 0, reward=0.5, outcome={"turns": 9, "moves": 4, "won": True, "said": "much"})
-    numbers = {name: number_of(one, name) for name in ("turns", "moves", "won", "said", "none", "reward")}
+def test_a_number_is_a_metric_or_a_field_of_the_outcome():
+    trajectory = episode("a", 0, reward=0.5, outcome={"turns": 9, "moves": 4, "won": True, "said": "much"})
+    numbers = {name: number_of(trajectory, name) for name in ("turns", "moves", "won", "said", "none", "reward")}
     assert numbers == {"turns": 2.0, "moves": 4.0, "won": 1.0, "said": None, "none": None, "reward": 0.5}
 
 
-def test_an_episode_without_the_number_is_dropped_for_that():
-    found = [
-        one.reason
-        for one in selections_of(Between("spread", maximum=0.5), rows(0.1, None, math.nan, 0.6, name="spread"))
+def test_an_episode_without_the_number_is_dropped_as_unknown():
+    actual = [
+        selection.reason
+        for selection in selections_of(Between("spread", maximum=0.5), rows(0.1, None, math.nan, 0.6, name="spread"))
     ]
-    assert found == ["kept", "spread_unknown", "spread_unknown", "spread_above_maximum"]
+    assert actual == ["kept", "spread_unknown", "spread_unknown", "spread_above_maximum"]
 
 
-def test_a_number_that_no_episode_has_is_an_error_with_the_nearest_name():
-    made = [episode("a", 0, failure=FAILURE), episode("a", 1, reward=1.0, outcome={"moves": 3, "said": "x"})]
-    said = r"filter\.number: 'turn' is no number of any scored episode; there are moves, reward, turns. .*'turns'"
-    with pytest.raises(SpecError, match=said):
-        selections_of(Between("turn", 1.0), made)
-    assert selections_of(Between("turn", 1.0), made[:1])[0].reason == "failed"  # nothing is known of numbers here
+def test_unknown_number_is_an_error_that_suggests_the_nearest_name():
+    trajectories = [episode("a", 0, failure=FAILURE), episode("a", 1, reward=1.0, outcome={"moves": 3, "said": "x"})]
+    expected = r"filter\.number: no scored episode has a number 'turn'; available: moves, reward, turns. .*'turns'"
+    with pytest.raises(SpecError, match=expected):
+        selections_of(Between("turn", 1.0), trajectories)
+    # Without a scored episode there are no names to check against.
+    assert selections_of(Between("turn", 1.0), trajectories[:1])[0].reason == "failed"
 
 
-def test_the_number_is_looked_for_no_further_than_where_it_is_found():
+def test_survey_stops_at_the_first_episode_with_the_number():
     pulled = []
 
     def read():
@@ -61,5 +64,5 @@ def test_the_number_is_looked_for_no_further_than_where_it_is_found():
             pulled.append(number)
             yield episode(str(number), 0, reward=1.0)
 
-    next(iter(Between("turns", 1.0).survey(lambda: ([one] for one in read())).select([])), None)
+    next(iter(Between("turns", 1.0).survey(lambda: ([trajectory] for trajectory in read())).select([])), None)
     assert pulled == [0]

@@ -1,4 +1,4 @@
-"""Several filters in order, and the selection of AgentEvol made of them."""
+"""Chains of filters, and AgentEvol's selection as a chain."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tests.filters.test_filters import selections_of
 from tests.trajectories.builders import FAILURE, episode, talk
 
 
-def found(filter_, rows):
-    return [one.reason for one in selections_of(filter_, rows)]
+def reasons(filter_, rows):
+    return [selection.reason for selection in selections_of(filter_, rows)]
 
 
-def test_each_sees_what_those_before_it_have_kept():
+def test_each_filter_sees_what_the_previous_ones_kept():
     rows = [episode("a", i, reward=reward) for i, reward in enumerate((0.0, 1.0, 2.0, None))]
-    low_first = Chain({"high": Between("reward", maximum=1.0), "best": Best(1)})
-    best_first = Chain({"best": Best(1), "high": Between("reward", maximum=1.0)})
-    assert found(low_first, rows) == ["best/not_among_best", "kept", "high/reward_above_maximum", "unscored"]
-    assert found(best_first, rows) == ["best/not_among_best"] * 2 + ["high/reward_above_maximum", "unscored"]
+    high_before_best = Chain({"high": Between("reward", maximum=1.0), "best": Best(1)})
+    best_before_high = Chain({"best": Best(1), "high": Between("reward", maximum=1.0)})
+    assert reasons(high_before_best, rows) == ["best/not_among_best", "kept", "high/reward_above_maximum", "unscored"]
+    assert reasons(best_before_high, rows) == ["best/not_among_best"] * 2 + ["high/reward_above_maximum", "unscored"]
 
 
-def test_a_group_without_anything_left_is_not_shown_further():
+def test_an_emptied_group_is_not_passed_on():
     class NeverEmpty:
         def select(self, group):
             assert group
@@ -39,14 +39,14 @@ def test_a_group_without_anything_left_is_not_shown_further():
 
     rows = [episode("a", 0, reward=0.0), episode("b", 0, reward=1.0), episode("c", 0, failure=FAILURE)]
     chain = Chain({"good": Between("reward", 0.5), "mine": NeverEmpty()})
-    assert found(chain, rows) == ["good/reward_below_minimum", "kept", "failed"]
+    assert reasons(chain, rows) == ["good/reward_below_minimum", "kept", "failed"]
 
 
-def test_what_surveys_the_collection_surveys_what_is_left_of_it():
-    """Half of all would be four; half of what reaches 0.5 are two."""
+def test_a_survey_covers_the_remaining_episodes_only():
+    """Half of the 8 episodes would be 4; half of the 4 that reach 0.5 is 2."""
     rows = [episode(str(i), 0, reward=i / 8) for i in range(8)]
     chain = Chain({"good": Between("reward", 0.5), "top": Top(0.5), "again": Top(0.5)})
-    assert found(chain, rows) == [
+    assert reasons(chain, rows) == [
         *["good/reward_below_minimum"] * 4,
         *["top/below_top_share"] * 2,
         "again/below_top_share",
@@ -54,11 +54,11 @@ def test_what_surveys_the_collection_surveys_what_is_left_of_it():
     ]
 
 
-def test_the_same_rule_twice_is_told_apart_by_names():
+def test_reasons_distinguish_filters_with_the_same_rule():
     rows = [episode("a", 0, reward=0.0), episode("a", 1, reward=0.0), episode("b", 0, reward=1.0)]
     rows += [episode("b", 1, reward=0.0), episode("b", 2, reward=1.0)]
     chain = Chain({"before": Signal(), "best": Best(2), "after": Signal()})
-    assert found(chain, rows) == ["before/no_spread"] * 2 + [
+    assert reasons(chain, rows) == ["before/no_spread"] * 2 + [
         "after/no_spread",
         "best/not_among_best",
         "after/no_spread",
@@ -66,17 +66,17 @@ def test_the_same_rule_twice_is_told_apart_by_names():
 
 
 def test_chains_may_be_nested_and_hold_functions():
-    def odd(one):
-        return one.sample % 2 == 1
+    def odd(row):
+        return row.sample % 2 == 1
 
     rows = [episode("a", i, reward=float(i)) for i in range(4)]
     chain = Chain({"inner": Chain({"own": odd}), "best": Best(1)})
-    assert found(chain, rows) == ["inner/own/odd", "best/not_among_best", "inner/own/odd", "kept"]
+    assert reasons(chain, rows) == ["inner/own/odd", "best/not_among_best", "inner/own/odd", "kept"]
 
 
-def test_what_is_no_filter_is_refused():
-    with pytest.raises(SpecError, match="str is no filter"):
-        found(Chain({"a": Best(), "b": "best"}), [episode("a", 0, reward=1.0)])
+def test_an_object_that_is_not_a_filter_is_refused():
+    with pytest.raises(SpecError, match="str is not a filter"):
+        reasons(Chain({"a": Best(), "b": "best"}), [episode("a", 0, reward=1.0)])
 
 
 def test_the_filters_of_a_configured_chain_and_their_places():
@@ -85,7 +85,7 @@ def test_the_filters_of_a_configured_chain_and_their_places():
     target = Target.model_validate(
         {"_target_": "components.filters.chain.Chain", "filters": {"a": best, "b": inner, "c": 3}}
     )
-    assert [(end, getattr(one, "target", one)) for end, one in links(target).items()] == [
+    assert [(end, getattr(filter_, "target", filter_)) for end, filter_ in links(target).items()] == [
         (".filters.a", "components.filters.best.Best"),
         (".filters.b.filters.x", "components.filters.best.Best"),
         (".filters.c", 3),
@@ -95,37 +95,37 @@ def test_the_filters_of_a_configured_chain_and_their_places():
 
 @pytest.mark.parametrize("share", [1.0, 0.3])
 def test_the_selection_of_agent_evol(share):
-    """Against its steps written out as loops: reward over a threshold, one of each item, no conversation twice, a share
-    of what is left."""
+    """Compare with a reference implementation in plain loops: reward threshold, best episode per scenario, distinct
+    conversations, best share of the remaining episodes."""
     draw = random.Random(1)
     rows = []
     for number in range(60):
         for sample in range(4):
-            said = talk("the same task" if number % 3 else f"task {number}", f"answer {draw.randint(0, 5)}")
-            rows.append(episode(str(number), sample, reward=draw.choice([0.0, 0.5, 1.0, 2.0]), histories=[said]))
+            history = talk("the same task" if number % 3 else f"task {number}", f"answer {draw.randint(0, 5)}")
+            rows.append(episode(str(number), sample, reward=draw.choice([0.0, 0.5, 1.0, 2.0]), histories=[history]))
     filter_ = compose(["filter=agent_evol", "algorithm=sft", f"filter.filters.share.share={share}"]).filter.build()
-    chosen = [one for one, made in zip(rows, selections_of(filter_, rows), strict=True) if made.kept]
+    chosen = [row for row, selection in zip(rows, selections_of(filter_, rows), strict=True) if selection.kept]
 
-    good = [one for one in rows if one.reward >= 0.99]
-    ones, texts = {}, set()
-    for one in sorted(good, key=lambda one: -one.reward):
-        ones.setdefault(one.group, one)
+    good = [row for row in rows if row.reward >= 0.99]
+    best_per_scenario, texts = {}, set()
+    for row in sorted(good, key=lambda row: -row.reward):
+        best_per_scenario.setdefault(row.group, row)
     distinct = []
-    for one in (one for one in rows if one in ones.values()):
-        text = tuple(message.content for message in one.histories[0].messages)
+    for row in (row for row in rows if row in best_per_scenario.values()):
+        text = tuple(message.content for message in row.histories[0].messages)
         if text not in texts:
             texts.add(text)
-            distinct.append(one)
+            distinct.append(row)
     if share == 1.0:
         assert chosen == distinct
-        assert 0 < len(distinct) < len(ones) < len({one.group for one in rows})
+        assert 0 < len(distinct) < len(best_per_scenario) < len({row.group for row in rows})
     else:
-        rewards = sorted((one.reward for one in distinct), reverse=True)
-        assert {one.id for one in chosen} < {one.id for one in distinct}
-        assert sorted((one.reward for one in chosen), reverse=True) == rewards[: -(-len(rewards) * 3 // 10)]
+        rewards = sorted((row.reward for row in distinct), reverse=True)
+        assert {row.id for row in chosen} < {row.id for row in distinct}
+        assert sorted((row.reward for row in chosen), reverse=True) == rewards[: -(-len(rewards) * 3 // 10)]
 
 
-def test_what_is_left_of_a_collection_is_distinct_by_the_first_that_is_left():
+def test_distinct_compares_with_remaining_episodes_only():
     rows = [episode(name, 0, reward=reward, histories=[talk("?", "yes")]) for name, reward in (("a", 0.0), ("b", 1.0))]
     chain = Chain({"good": Between("reward", 0.5), "distinct": Distinct(of="collection")})
-    assert found(chain, rows) == ["good/reward_below_minimum", "kept"]
+    assert reasons(chain, rows) == ["good/reward_below_minimum", "kept"]

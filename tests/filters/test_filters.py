@@ -1,4 +1,4 @@
-"""Which trajectories each filter keeps, and what it says about the others."""
+"""Decisions and reasons of each filter, and the filter protocol."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def selections_of(filter_, rows):
 
 
 def reasons(filter_, *rewards):
-    """What the filter says about a group with these rewards."""
+    """Return the filter's reasons for a group with these rewards."""
     rows = [episode("a", i, reward=reward) for i, reward in enumerate(rewards)]
     return [selection.reason for selection in selections_of(filter_, rows)]
 
@@ -93,8 +93,8 @@ def test_successful_keeps_what_the_environment_calls_a_success_whatever_its_rewa
         episode("a", 2, reward=1.0),
         episode("a", 3, success=True),
     ]
-    found = [one.reason for one in selections_of(Successful(), rows)]
-    assert found == ["kept", "no_success", "no_success", "unscored"]
+    actual = [selection.reason for selection in selections_of(Successful(), rows)]
+    assert actual == ["kept", "no_success", "no_success", "unscored"]
 
 
 def test_everything_keeps_all_that_is_scored():
@@ -104,21 +104,23 @@ def test_everything_keeps_all_that_is_scored():
 @pytest.mark.parametrize("filter_", FILTERS, ids=lambda filter_: type(filter_).__name__)
 def test_no_filter_keeps_an_episode_that_failed_or_has_no_reward(filter_):
     rows = [episode("a", 0, reward=1.0), episode("a", 1, reward=0.0), episode("a", 2, failure=FAILURE), episode("a", 3)]
-    found = selections_of(filter_, rows)
-    assert found[2:] == [Selection("a/2", False, "failed"), Selection("a/3", False, "unscored")]
-    assert selections_of(filter_, rows[2:]) == found[2:]
+    actual = selections_of(filter_, rows)
+    assert actual[2:] == [Selection("a/2", False, "failed"), Selection("a/3", False, "unscored")]
+    assert selections_of(filter_, rows[2:]) == actual[2:]
     assert selections_of(filter_, []) == []
 
 
 @pytest.mark.parametrize("filter_", FILTERS, ids=lambda filter_: type(filter_).__name__)
-def test_a_filter_decides_the_same_again(filter_):
+def test_decisions_are_deterministic(filter_):
     rows = [episode(name, i, reward=i / 2) for name in "abc" for i in range(3)]
     assert selections_of(filter_, rows) == selections_of(filter_, rows)
 
 
 def test_decisions_come_with_their_episodes_so_they_are_traceable_to_their_group():
     rows = [episode(name, i, reward=float(i)) for name in "ab" for i in range(2)]
-    assert [(one.group, made.trajectory_id, made.kept) for one, made in apply(Best(1), lambda: rows)] == [
+    assert [
+        (row.group, selection.trajectory_id, selection.kept) for row, selection in apply(Best(1), lambda: rows)
+    ] == [
         ("a", "a/0", False),
         ("a", "a/1", True),
         ("b", "b/0", False),
@@ -127,7 +129,7 @@ def test_decisions_come_with_their_episodes_so_they_are_traceable_to_their_group
 
 
 class Reading:
-    """Episodes that are read as a stream, and how far."""
+    """Stream of episodes that records which ones were read."""
 
     def __init__(self):
         self.pulled = []
@@ -149,14 +151,14 @@ def test_decisions_stream_group_by_group(filter_):
 
 
 @pytest.mark.parametrize("filter_", [Top(0.5), Percentiles(), Distinct(of="collection")])
-def test_what_needs_the_whole_collection_reads_it_once_before_it_decides(filter_):
+def test_a_survey_reads_the_collection_once_before_decisions(filter_):
     read = Reading()
     assert next(apply(filter_, read))[1].trajectory_id == "a/0"
     assert read.pulled == ["a/0", "a/1", "b/0", "b/1", "a/0", "a/1", "b/0"]
 
 
 def test_a_survey_holds_one_group_at_a_time():
-    """Of 200 groups, what is in memory at once is a few."""
+    """At most a few of 200 groups are in memory at once."""
     alive = peak = 0
 
     class Counted(str):
@@ -173,16 +175,16 @@ def test_a_survey_holds_one_group_at_a_time():
     def read():
         for number in range(200):
             for sample in range(2):
-                said = History([Message("assistant", Counted(f"answer {number} {sample}"))])
-                yield episode(str(number), sample, reward=float(sample), histories=[said])
+                history = History([Message("assistant", Counted(f"answer {number} {sample}"))])
+                yield episode(str(number), sample, reward=float(sample), histories=[history])
 
     for filter_ in (Top(0.5), Percentiles(), Distinct(of="collection", similarity=0.9)):
         peak = 0
-        assert sum(made.kept for _, made in apply(filter_, read)) >= 200
+        assert sum(selection.kept for _, selection in apply(filter_, read)) >= 200
         assert peak <= 8
 
 
-def test_a_scenario_that_comes_back_is_refused():
+def test_a_scenario_whose_trajectories_are_not_adjacent_is_refused():
     rows = [episode(name, i, reward=1.0) for i in range(2) for name in ("a", "b")]
     for filter_ in (Everything(), Top(0.5)):
         with pytest.raises(ArtifactError, match="scenario a do not lie next to each other"):
@@ -190,14 +192,14 @@ def test_a_scenario_that_comes_back_is_refused():
 
 
 class Broken:
-    """A filter of a user that decides what a test says."""
+    """Filter whose decisions a test supplies."""
 
     def __init__(self, decide):
         self.select = decide
 
 
 @pytest.mark.parametrize(
-    ("decide", "said"),
+    ("decide", "expected"),
     [
         (lambda group: [], "decided about"),
         (lambda group: [Selection("else", True, "kept") for _ in group], "else"),
@@ -214,19 +216,19 @@ class Broken:
     ],
     ids=["too few", "other ids", "keeps unscored", "drops as kept", "no reason", "keeps for another reason"],
 )
-def test_a_filter_that_breaks_its_protocol_is_refused_by_name(decide, said):
+def test_a_filter_that_breaks_its_protocol_is_refused_by_name(decide, expected):
     rows = [episode("a", 0, reward=1.0), episode("a", 1)]
     for filter_, who in ((Broken(decide), "Broken"), (Chain({"mine": Broken(lambda group: [])}), "Broken")):
-        with pytest.raises(SpecError, match=f"{who} .*{said if filter_.__class__ is Broken else 'decided about'}"):
+        with pytest.raises(SpecError, match=f"{who} .*{expected if filter_.__class__ is Broken else 'decided about'}"):
             selections_of(filter_, rows)
 
 
-def test_what_is_no_filter_is_refused():
-    with pytest.raises(SpecError, match=r"int is no filter: expected a function \(trajectory\) -> bool"):
+def test_an_object_that_is_not_a_filter_is_refused():
+    with pytest.raises(SpecError, match=r"int is not a filter: expected a function \(trajectory\) -> bool"):
         selections_of(3, [])
 
 
-class TestAFunctionOfTheUser:
+class TestUserFunction:
     def test_its_name_is_the_reason_and_it_is_asked_about_scored_episodes_only(self):
         asked = []
 
@@ -235,25 +237,25 @@ class TestAFunctionOfTheUser:
             return trajectory.metrics["turns"] <= most
 
         rows = [episode("a", i, reward=1.0, turns=float(i)) for i in range(3)] + [episode("a", 3)]
-        found = [one.reason for one in selections_of(functools.partial(short, most=1), rows)]
-        assert found == ["kept", "kept", "short", "unscored"]
+        actual = [selection.reason for selection in selections_of(functools.partial(short, most=1), rows)]
+        assert actual == ["kept", "kept", "short", "unscored"]
         assert asked == ["a/0", "a/1", "a/2"]
 
     def test_an_answer_of_numpy_counts(self):
         row = episode("a", 0, reward=1.0)
-        assert selections_of(lambda one: np.bool_(True), [row])[0].kept
+        assert selections_of(lambda row: np.bool_(True), [row])[0].kept
 
     @pytest.mark.parametrize(
-        ("answer", "said"),
+        ("answer", "expected"),
         [
-            (lambda one: None, r"returned None \(NoneType\), expected true or false, about trajectory a/0"),
-            (lambda one: 0.7, r"returned 0.7 \(float\)"),
-            (lambda one: one.metrics["missing"], "raised KeyError: 'missing', about trajectory a/0"),
+            (lambda row: None, r"returned None \(NoneType\), expected True or False, for trajectory a/0"),
+            (lambda row: 0.7, r"returned 0.7 \(float\)"),
+            (lambda row: row.metrics["missing"], "raised KeyError: 'missing', for trajectory a/0"),
             (lambda: True, "raised TypeError"),
         ],
     )
-    def test_what_it_does_wrong_is_said_with_the_trajectory(self, answer, said):
-        with pytest.raises(SpecError, match=f"filter: <lambda> {said}"):
+    def test_errors_name_the_trajectory(self, answer, expected):
+        with pytest.raises(SpecError, match=f"filter: <lambda> {expected}"):
             selections_of(answer, [episode("a", 0, reward=1.0)])
 
 
@@ -292,18 +294,21 @@ def test_arguments_out_of_range_are_refused_in_the_configuration(target, argumen
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "expected"),
     [
-        (lambda: Between("reward"), r"filter\.minimum: null, as maximum: no reward is dropped"),
+        (
+            lambda: Between("reward"),
+            r"filter\.minimum: minimum and maximum are both null, so the filter drops no reward",
+        ),
         (lambda: Between("turns", 3.0, 2.0), r"filter\.minimum: 3 is more than maximum=2"),
         (lambda: Percentiles(60.0, 40.0), r"filter\.lowest: 60 is more than highest=40"),
-        (lambda: Chain({}), r"filter\.filters: {} is no mapping"),
-        (lambda: Chain([Top()]), r"filter\.filters: \[.* is no mapping"),
-        (lambda: Chain({"a/b": Top()}), r"filter\.filters: 'a/b' is no name"),
+        (lambda: Chain({}), r"filter\.filters: {} is not a non-empty mapping"),
+        (lambda: Chain([Top()]), r"filter\.filters: \[.* is not a non-empty mapping"),
+        (lambda: Chain({"a/b": Top()}), r"filter\.filters: 'a/b' is not a valid filter name"),
     ],
 )
-def test_arguments_that_make_no_sense_together_are_refused(make, said):
-    with pytest.raises(SpecError, match=said):
+def test_arguments_that_make_no_sense_together_are_refused(make, expected):
+    with pytest.raises(SpecError, match=expected):
         make()
 
 
@@ -312,10 +317,10 @@ def test_a_chain_is_built_from_configuration_and_its_key_has_the_order():
         links = {name: {"_target_": f"components.filters.{name}"} for name in names}
         return validate(Part, {"filter": {"_target_": "components.filters.chain.Chain", "filters": links}}).filter
 
-    one, other = part("top.Top", "best.Best"), part("best.Best", "top.Top")
-    with pytest.raises(SpecError, match=r"'top\.Top' is no name"):
-        one.build()
-    keys = [json.dumps(found.resolved(), sort_keys=True) for found in (one, other)]
+    first, second = part("top.Top", "best.Best"), part("best.Best", "top.Top")
+    with pytest.raises(SpecError, match=r"'top\.Top' is not a valid filter name"):
+        first.build()
+    keys = [json.dumps(target.resolved(), sort_keys=True) for target in (first, second)]
     assert keys[0] != keys[1]
     assert json.loads(keys[1])["filters"][1] == [
         "top.Top",

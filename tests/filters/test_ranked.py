@@ -1,4 +1,4 @@
-"""The best of a group, a share, percentiles: against the same written out, and numpy."""
+"""Filters by rank (best, share, percentiles), compared with plain sorting and numpy."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def collection(groups):
     return [episode(str(n), i, reward=reward) for n, rewards in enumerate(groups) for i, reward in enumerate(rewards)]
 
 
-def kept(filter_, rows):
-    ids = {one.trajectory_id for one in selections_of(filter_, rows) if one.kept}
-    return [one for one in rows if one.id in ids]
+def kept_rows(filter_, rows):
+    ids = {selection.trajectory_id for selection in selections_of(filter_, rows) if selection.kept}
+    return [row for row in rows if row.id in ids]
 
 
 def test_the_best_of_a_group_and_of_equals_the_first():
@@ -35,65 +35,65 @@ def test_the_best_of_a_group_and_of_equals_the_first():
 
 
 @given(GROUPS, st.integers(1, 4))
-def test_best_keeps_so_many_of_each_group_and_none_that_is_worse_than_a_dropped_one(groups, count):
+def test_best_keeps_the_highest_rewards_of_each_group(groups, count):
     rows = collection(groups)
-    chosen = kept(Best(count), rows)
+    chosen = kept_rows(Best(count), rows)
     for number, rewards in enumerate(groups):
-        values = sorted((one for one in rewards if one is not None), reverse=True)
-        assert sorted((one.reward for one in chosen if one.group == str(number)), reverse=True) == values[:count]
+        values = sorted((reward for reward in rewards if reward is not None), reverse=True)
+        assert sorted((row.reward for row in chosen if row.group == str(number)), reverse=True) == values[:count]
 
 
 @given(GROUPS, st.sampled_from([0.01, 0.1, 0.3, 0.5, 1.0]))
 def test_a_share_of_the_collection_is_the_head_of_the_sorted_rewards(groups, share):
     rows = collection(groups)
-    values = sorted((one.reward for one in rows if one.reward is not None), reverse=True)
+    values = sorted((row.reward for row in rows if row.reward is not None), reverse=True)
     count = math.ceil(round(len(values) * share, 9))
-    assert sorted((one.reward for one in kept(Top(share), rows)), reverse=True) == values[:count]
+    assert sorted((row.reward for row in kept_rows(Top(share), rows)), reverse=True) == values[:count]
 
 
 @given(GROUPS, st.sampled_from([0.01, 0.3, 0.5, 1.0]))
 def test_a_share_of_a_group_is_that_of_its_own_rewards(groups, share):
     rows = collection(groups)
-    chosen = kept(Top(share, of="group"), rows)
+    chosen = kept_rows(Top(share, of="group"), rows)
     for number, rewards in enumerate(groups):
-        values = sorted((one for one in rewards if one is not None), reverse=True)
+        values = sorted((reward for reward in rewards if reward is not None), reverse=True)
         count = math.ceil(round(len(values) * share, 9))
-        assert sorted((one.reward for one in chosen if one.group == str(number)), reverse=True) == values[:count]
+        assert sorted((row.reward for row in chosen if row.group == str(number)), reverse=True) == values[:count]
 
 
 def test_a_tenth_of_thirty_is_three():
-    assert len(kept(Top(0.1), collection([range(30)]))) == 3  # 0.1 * 30 is 3.0000000000000004
+    assert len(kept_rows(Top(0.1), collection([range(30)]))) == 3  # 0.1 * 30 is 3.0000000000000004
 
 
-def test_a_share_of_equals_comes_from_all_scenarios():
+def test_a_share_of_equal_rewards_is_spread_over_scenarios():
     rows = collection([[1.0] * 4] * 50)
-    chosen = kept(Top(0.25), rows)
+    chosen = kept_rows(Top(0.25), rows)
     assert len(chosen) == 50
-    assert len({one.group for one in chosen}) > 25
-    assert {one.id for one in kept(Top(0.25), list(reversed(rows)))} == {one.id for one in chosen}
+    assert len({row.group for row in chosen}) > 25
+    assert {row.id for row in kept_rows(Top(0.25), list(reversed(rows)))} == {row.id for row in chosen}
     assert reasons(Top(0.5, of="group"), 1.0, 1.0, 1.0, 1.0) == ["kept", "kept", "below_top_share", "below_top_share"]
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.floats(0, 100))
-def test_percentiles_are_those_of_numpy(values, which):
-    expected = float(np.percentile(np.array(values), which))
-    assert percentile(sorted(values), which) == pytest.approx(expected, rel=1e-9, abs=1e-6)
+def test_percentiles_are_those_of_numpy(values, rank):
+    expected = float(np.percentile(np.array(values), rank))
+    assert percentile(sorted(values), rank) == pytest.approx(expected, rel=1e-9, abs=1e-6)
 
 
 def test_percentiles_of_the_collection_and_of_a_group():
     rows = collection([[0.0, 1.0, 2.0], [10.0, 11.0, 12.0, None]])
-    assert [one.reward for one in kept(Percentiles(50.0), rows)] == [10.0, 11.0, 12.0]
-    assert [one.reward for one in kept(Percentiles(50.0, of="group"), rows)] == [1.0, 2.0, 11.0, 12.0]
-    assert [one.reward for one in kept(Percentiles(0.0, 50.0, of="group"), rows)] == [0.0, 1.0, 10.0, 11.0]
-    found = [one.reason for one in selections_of(Percentiles(20.0, 80.0), rows)]
-    assert found == ["below_percentile", "kept", "kept", "kept", "kept", "above_percentile", "unscored"]
+    assert [row.reward for row in kept_rows(Percentiles(50.0), rows)] == [10.0, 11.0, 12.0]
+    assert [row.reward for row in kept_rows(Percentiles(50.0, of="group"), rows)] == [1.0, 2.0, 11.0, 12.0]
+    assert [row.reward for row in kept_rows(Percentiles(0.0, 50.0, of="group"), rows)] == [0.0, 1.0, 10.0, 11.0]
+    actual = [selection.reason for selection in selections_of(Percentiles(20.0, 80.0), rows)]
+    assert actual == ["below_percentile", "kept", "kept", "kept", "kept", "above_percentile", "unscored"]
 
 
 @given(GROUPS)
-def test_all_between_0_and_100_are_kept_and_equal_rewards_share_their_fate(groups):
+def test_0_to_100_keeps_all_and_equal_rewards_get_equal_decisions(groups):
     rows = collection(groups)
-    assert kept(Percentiles(0.0), rows) == [one for one in rows if one.reward is not None]
-    chosen = {one.reward for one in kept(Percentiles(40.0), rows)}
-    dropped = {one.reward for one in rows if one.reward is not None} - chosen
+    assert kept_rows(Percentiles(0.0), rows) == [row for row in rows if row.reward is not None]
+    chosen = {row.reward for row in kept_rows(Percentiles(40.0), rows)}
+    dropped = {row.reward for row in rows if row.reward is not None} - chosen
     assert not dropped or max(dropped) < min(chosen)
-    assert {one.reward for one in kept(Percentiles(40.0), rows)}.isdisjoint(dropped)
+    assert {row.reward for row in kept_rows(Percentiles(40.0), rows)}.isdisjoint(dropped)

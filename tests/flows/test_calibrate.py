@@ -188,7 +188,7 @@ def test_the_page_and_the_picture_show_it(measured):
     _, found, said = measured("Noisy", "calibrate.marks.auc=0.99", noise=3.0)
     page, picture = (Path(found[name]).read_text() for name in ("html", "plot"))
     assert "the judge is worse than its mark" in page
-    assert "Where judge and truth are furthest apart" in page
+    assert "Largest disagreements between judge and truth" in page
     assert page.count('<svg class="plot"') == 2
     assert "http" not in picture.replace('xmlns="http://www.w3.org/2000/svg"', "")
     assert "Noisy against success" in picture

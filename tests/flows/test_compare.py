@@ -274,10 +274,10 @@ def test_only_scenarios_that_are_the_same_are_compared(tmp_path):
     other = pretend(tmp_path, rounds=1, seed=1, episodes={"evaluate[final]": after})
     (against,) = compare(tmp_path, [one.id, other.id]).against
     assert against.notes == [
-        "1 scenario of the same id are other tasks in the two runs and are left out",
-        "1 scenario only A played",
-        "1 scenario only B played",
-        "1 scenario failed to run in one of the two and are left out",
+        "1 scenario with the same id are different tasks in the two runs and are left out",
+        "1 scenario played only by A",
+        "1 scenario played only by B",
+        "1 scenario failed to run in one of the two runs and are left out",
     ]
     assert against.difference
     assert against.difference["n"] == 9
@@ -289,7 +289,7 @@ def test_runs_without_a_scenario_in_common_have_no_difference(tmp_path):
     other = pretend(tmp_path, rounds=1, seed=1, episodes={"evaluate[final]": [episode(30, True)]})
     found = compare(tmp_path, [one.id, other.id])
     assert found.against[0].difference is None
-    assert "there is no scenario that both played to its end" in show(found, tmp_path / "x.html")
+    assert "no scenario was finished in both runs" in show(found, tmp_path / "x.html")
     assert "From fail" in page(tmp_path, one.id, other.id).text
 
 
@@ -421,8 +421,8 @@ def test_the_page_shows_both_episodes_of_each_scenario_that_changed(two):
     root, one, other = two
     found = page(root, one.id, other.id)
     text = found.text.replace("\N{NARROW NO-BREAK SPACE}", " ")
-    for expected in (one.short, "algorithm.learning_rate", "What does not", "Reward", "KL to the reference", "58 %",
-                     "+33", "no clear difference", "From fail to success 5", "From success to fail 1",
+    for expected in (one.short, "algorithm.learning_rate", "Does not affect results", "Reward", "KL to the reference",
+                     "58 %", "+33", "no clear difference", "From fail to success 5", "From success to fail 1",
                      "Order A3 is broken.", "15 ran, 1 cached; cost"):  # fmt: skip
         assert expected in text, expected
     ids = [value for _, name, value in found.attributes if name == "id"]

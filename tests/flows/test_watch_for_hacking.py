@@ -346,7 +346,7 @@ def test_the_report_shows_what_was_found_and_escapes_what_the_policy_said():
     best = Shown("collect[4]", "s/1", "900 sampled tokens, reward 3", "<script>alert(1)</script>")
     page = render(Report("x", findings=[Finding("length_drift", 4, "tokens rose", [asdict(best)])]))
     for words in (
-        "What the guards found",
+        "Findings of the guards",
         "length_drift",
         "after round 4",
         "Tokens rose.",
@@ -355,7 +355,7 @@ def test_the_report_shows_what_was_found_and_escapes_what_the_policy_said():
     ):
         assert words in page
     assert "<script>alert" not in page
-    assert "What the guards found" not in render(Report("x"))
+    assert "Findings of the guards" not in render(Report("x"))
 
 
 # --- a policy that really hacks -------------------------------------------------------------------------------------

@@ -1,13 +1,13 @@
-"""Find out who was where, when and with what: logic puzzles with one solution each.
+"""Logic puzzles with a unique solution: who was where, when and with what.
 
-As many guests came to a house as there are rooms, hours and things; no two share any. True clues rule out what was
-not, until one case is left; the agent answers several questions about it, once. All right is success; the outcome's
-`progress` is the share that is right.
+The numbers of guests, rooms, hours and things are equal, and no two guests share any. True clues exclude all cases but
+one. The agent answers several questions about it, once. Success requires all answers to be right; the outcome's
+`progress` is the share of right answers.
 
-A clue is held as the set of cases in which it is true: the bits of an integer, one for each of the (n!)³ cases. So a
-puzzle has one solution if the clues' sets have one bit in common. Clues are drawn at random, those that rule nothing
-out are rejected, and in the end those that the others make superfluous are dropped. This is done when an episode
-begins (a few hundredths of a second for five guests), from the scenario alone.
+A clue is represented by the set of cases in which it is true: an integer with one bit for each of the (n!)³ cases. A
+puzzle has a unique solution if the clues' sets have exactly one bit in common. Clues are sampled at random; clues that
+exclude no case are rejected, and redundant clues are removed at the end. This happens when an episode begins (a few
+hundredths of a second for five guests), as a function of the scenario.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES = (
     ("1:00", "2:00", "3:00", "4:00", "5:00", "6:00", "7:00", "8:00", "9:00", "10:00", "11:00"),
     ("bottle", "candle", "hammer", "knife", "lantern", "letter", "mirror", "ring", "rope", "umbrella"),
 )
-"""Of people, places, times and things: the categories 0 to 3."""
+"""Names of people, places, times and things: the categories 0 to 3."""
 WHO, WHERE, WHEN, WHAT = range(4)
 
 LEVELS = {
@@ -41,7 +41,7 @@ LEVELS = {
     4: (4, 4, ("link", "not", "either", "before")),
     5: (5, 5, ("link", "not", "either", "before", "next")),
 }
-"""Guests, questions, and kinds of clues, by difficulty. With `not` or `direct` among them there are always enough."""
+"""Guests, questions and kinds of clues, by difficulty. With `not` or `direct` there are always enough clues."""
 
 
 class Entity(NamedTuple):
@@ -50,19 +50,24 @@ class Entity(NamedTuple):
 
 
 class Clue(NamedTuple):
+    """Clue about entities."""
+
     kind: str
-    """direct: a person and something of theirs. link: two things of one person. not: they are not of one person.
-    either: the first goes with one of the others. before, next: the person of the first came before that of the
-    second, by one hour."""
+    """Kind of the clue.
+
+    direct: a person and one of their entities. link: two entities of one person. not: two entities of different people.
+    either: the first entity belongs to the person of one of the others. before: the person of the first came before
+    the person of the second. next: one hour before.
+    """
     of: tuple[Entity, ...]
 
 
 @registered("environment.deduction")
 class Deduction(GeneratedGame):
-    """seed: of the generator. train, heldout: scenarios of the two splits. difficulties: those that occur, in turn.
+    """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation.
 
-    Scenario types: given (all clues at the start), interviews (each guest tells some, when asked). Difficulty: see
-    LEVELS.
+    Scenario types: given (all clues at the start), interviews (each guest states some clues when asked). Difficulty:
+    see LEVELS.
     """
 
     name = "deduction"
@@ -89,21 +94,21 @@ class Deduction(GeneratedGame):
         names = _names(scenario.input)
         self.clues, self.questions = puzzle(scenario.input)
         self.right: int | None = None
-        asked = "\n".join(f"{n}. {_question(names, *one)}" for n, one in enumerate(self.questions, 1))
-        rest = f"Questions:\n{asked}\n\nWrite answer followed by your answers with commas between them."
+        asked = "\n".join(f"{n}. {_question(names, *fact)}" for n, fact in enumerate(self.questions, 1))
+        questions_text = f"Questions:\n{asked}\n\nWrite answer followed by your answers with commas between them."
         if scenario.type == "given":
-            told = "\n".join(sentence(names, clue) for clue in self.clues)
+            clues_text = "\n".join(sentence(names, clue) for clue in self.clues)
         else:
-            told = "Each guest tells what they know: write ask and a name."
-        return f"{_setting(names)}\n\n{told}\n\n{rest}"
+            clues_text = "Each guest tells what they know: write ask and a name."
+        return f"{_setting(names)}\n\n{clues_text}\n\n{questions_text}"
 
     def act(self, action: str) -> str:
-        command, _, rest = action.partition(" ")
+        command, _, argument = action.partition(" ")
         match command.lower().rstrip(":"):
             case "ask" if self.scenario.type == "interviews":
-                return self._ask(rest)
+                return self._ask(argument)
             case "answer":
-                return self._answer(rest)
+                return self._answer(argument)
         asks = "ask NAME or " if self.scenario.type == "interviews" else ""
         raise Invalid(f"write {asks}answer followed by {len(self.questions)} answers with commas between them")
 
@@ -114,7 +119,7 @@ class Deduction(GeneratedGame):
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
         names, truth = _names(scenario.input), _truth(scenario.input)
         _, asked = puzzle(scenario.input)
-        answers = ", ".join(names[category][_same_person(truth, one, category).number] for one, category in asked)
+        answers = ", ".join(names[category][_same_person(truth, entity, category).number] for entity, category in asked)
         asks = [f"ask {name}" for name in names[WHO]] if scenario.type == "interviews" else []
         return acts([*asks, f"answer {answers}"])
 
@@ -127,69 +132,69 @@ class Deduction(GeneratedGame):
 
     def _ask(self, name: str) -> str:
         names = _names(self.scenario.input)
-        number = _found(name, names[WHO])
-        told = [sentence(names, clue) for clue in self.clues[number :: len(names[WHO])]]
-        return "\n".join(told) or "I know nothing."
+        number = _name_index(name, names[WHO])
+        statements = [sentence(names, clue) for clue in self.clues[number :: len(names[WHO])]]
+        return "\n".join(statements) or "I know nothing."
 
     def _answer(self, text: str) -> str:
-        given, names = text.split(","), _names(self.scenario.input)
-        if len(given) != len(self.questions):
-            raise Invalid(f"{len(given)} answers; there are {len(self.questions)} questions")
-        found = [_found(one, names[asked]) for one, (_, asked) in zip(given, self.questions, strict=True)]
+        answers, names = text.split(","), _names(self.scenario.input)
+        if len(answers) != len(self.questions):
+            raise Invalid(f"{len(answers)} answers; there are {len(self.questions)} questions")
+        numbers = [_name_index(name, names[asked]) for name, (_, asked) in zip(answers, self.questions, strict=True)]
         truth = _truth(self.scenario.input)
-        right = [_same_person(truth, one, asked).number for one, asked in self.questions]
-        self.right = sum(a == b for a, b in zip(found, right, strict=True))
+        right = [_same_person(truth, entity, asked).number for entity, asked in self.questions]
+        self.right = sum(a == b for a, b in zip(numbers, right, strict=True))
         self.done = True
         return f"{self.right} of {len(right)} are right."
 
 
-# The cases. A truth, or a case, holds for each category the number that each person has; of people their own.
+# Cases. A case (the true one is the truth) is, by category, the number of each person's entity; of people their own.
 Truth = tuple[tuple[int, ...], ...]
 
 
 def puzzle(task: dict[str, Any]) -> tuple[tuple[Clue, ...], list[tuple[Entity, int]]]:
-    """The clues of a scenario, and its questions: of whom or what, and which category is asked for."""
-    found = clues(_truth(task), tuple(task["kinds"]), task["clues"])
-    return found, questions(_truth(task), found, task["questions"], task["clues"])
+    """Return the clues of a scenario and its questions, each an entity and the category asked for."""
+    stated = clues(_truth(task), tuple(task["kinds"]), task["clues"])
+    return stated, questions(_truth(task), stated, task["questions"], task["clues"])
 
 
 @functools.lru_cache(maxsize=1024)
 def clues(truth: Truth, kinds: tuple[str, ...], seed: int) -> tuple[Clue, ...]:
-    """Clues that leave no case but this one, and none of which could be left out."""
+    """Return a minimal set of clues that excludes every case but this one."""
     rng = random.Random(f"clues {seed}")
     size = len(truth[0])
     pools = {kind: list(_true_clues(truth, kind)) for kind in kinds}
     for pool in pools.values():
         rng.shuffle(pool)
-    left = cases(size)
-    kept: list[tuple[Clue, int]] = []
-    while left.bit_count() > 1:
+    candidates = cases(size)
+    selected: list[tuple[Clue, int]] = []
+    while candidates.bit_count() > 1:
         pool = pools[rng.choice([kind for kind in kinds if pools[kind]])]
         clue = pool.pop()
         true = where_true(size, clue)
-        if left & true != left:
-            left &= true
-            kept.append((clue, true))
-    for one in list(kept):
-        others = [other for other in kept if other is not one]
+        if candidates & true != candidates:
+            candidates &= true
+            selected.append((clue, true))
+    for clue_and_set in list(selected):
+        others = [other for other in selected if other is not clue_and_set]
         if common(size, (true for _, true in others)).bit_count() == 1:
-            kept = others
-    return tuple(clue for clue, _ in kept)
+            selected = others
+    return tuple(clue for clue, _ in selected)
 
 
 def common(size: int, sets: Iterable[int]) -> int:
-    """The cases that are in all sets."""
+    """Return the cases that are in all sets."""
     return functools.reduce(int.__and__, sets, cases(size))
 
 
 @functools.cache
 def cases(size: int) -> int:
-    """All of them."""
+    """Return the set of all cases."""
     return (1 << math.factorial(size) ** 3) - 1
 
 
 def where_true(size: int, clue: Clue) -> int:
-    """The cases in which a clue is true."""
+    """Return the cases in which a clue is true."""
     first, second = clue.of[:2]
     match clue.kind:
         case "direct" | "link":
@@ -205,65 +210,65 @@ def where_true(size: int, clue: Clue) -> int:
     return true
 
 
-def _together(size: int, one: Entity, other: Entity) -> int:
-    """The cases in which two are of one person."""
+def _together(size: int, first: Entity, second: Entity) -> int:
+    """Return the cases in which two entities belong to one person."""
     true = 0
     for person in range(size):
-        true |= _atom(size, person, *one) & _atom(size, person, *other)
+        true |= _atom(size, person, *first) & _atom(size, person, *second)
     return true
 
 
 @functools.cache
 def _atom(size: int, person: int, category: int, number: int) -> int:
-    """The cases in which something is of a person."""
+    """Return the cases in which an entity belongs to a person."""
     if category == WHO:
         return cases(size) if person == number else 0
-    one = ["1" if case[person] == number else "0" for case in itertools.permutations(range(size))]
-    within, around = len(one) ** (WHAT - category), len(one) ** (category - WHERE)
-    return int("".join(bit * within for bit in one) * around, 2)
+    bits = ["1" if case[person] == number else "0" for case in itertools.permutations(range(size))]
+    within, around = len(bits) ** (WHAT - category), len(bits) ** (category - WHERE)
+    return int("".join(bit * within for bit in bits) * around, 2)
 
 
 def _true_clues(truth: Truth, kind: str) -> Iterable[Clue]:
-    """All of a kind that are true."""
+    """Yield all true clues of a kind."""
     entities = [Entity(category, number) for category in range(4) for number in range(len(truth[0]))]
-    for one, other in itertools.permutations(entities, 2):
-        together = _same_person(truth, one, other.category) == other
-        apart = one.category != other.category and not together
-        hours = [_same_person(truth, entity, WHEN).number for entity in (one, other)]
+    for first, second in itertools.permutations(entities, 2):
+        together = _same_person(truth, first, second.category) == second
+        apart = first.category != second.category and not together
+        hours = [_same_person(truth, entity, WHEN).number for entity in (first, second)]
         match kind:
-            case "direct" if together and one.category == WHO:
-                yield Clue(kind, (one, other))
-            case "link" if together and WHO < one.category < other.category:
-                yield Clue(kind, (one, other))
-            case "not" if apart and one.category < other.category:
-                yield Clue(kind, (one, other))
-            case "either" if apart and other.category != WHO:
-                pair = sorted([other, _same_person(truth, one, other.category)])
-                yield Clue(kind, (one, *pair))
-            case "before" | "next" if WHEN not in (one.category, other.category) and hours[0] < hours[1]:
+            case "direct" if together and first.category == WHO:
+                yield Clue(kind, (first, second))
+            case "link" if together and WHO < first.category < second.category:
+                yield Clue(kind, (first, second))
+            case "not" if apart and first.category < second.category:
+                yield Clue(kind, (first, second))
+            case "either" if apart and second.category != WHO:
+                pair = sorted([second, _same_person(truth, first, second.category)])
+                yield Clue(kind, (first, *pair))
+            case "before" | "next" if WHEN not in (first.category, second.category) and hours[0] < hours[1]:
                 if kind == "before" or hours[1] == hours[0] + 1:
-                    yield Clue(kind, (one, other))
+                    yield Clue(kind, (first, second))
 
 
 def questions(truth: Truth, stated: Sequence[Clue], count: int, seed: int) -> list[tuple[Entity, int]]:
-    """What is asked, each fact once, and what a clue says outright last."""
-    said = {frozenset(clue.of) for clue in stated if clue.kind in ("direct", "link")}
+    """Return the questions as (entity, category asked for). Each fact occurs once; facts stated by a clue come last."""
+    stated_facts = {frozenset(clue.of) for clue in stated if clue.kind in ("direct", "link")}
     entities = [Entity(category, number) for category in range(4) for number in range(len(truth[0]))]
-    found = [(one, asked) for one in entities for asked in range(4) if asked != one.category]
-    random.Random(f"questions {seed}").shuffle(found)
-    found.sort(key=lambda one: frozenset((one[0], _same_person(truth, *one))) in said)
+    facts = [(entity, asked) for entity in entities for asked in range(4) if asked != entity.category]
+    random.Random(f"questions {seed}").shuffle(facts)
+    facts.sort(key=lambda fact: frozenset((fact[0], _same_person(truth, *fact))) in stated_facts)
     chosen: dict[frozenset[Entity], tuple[Entity, int]] = {}
-    for one, asked in found:  # where Ada was and who was in the hall may be one fact
-        chosen.setdefault(frozenset((one, _same_person(truth, one, asked))), (one, asked))
+    for entity, asked in facts:  # "where was Ada" and "who was in the hall" may be the same fact
+        chosen.setdefault(frozenset((entity, _same_person(truth, entity, asked))), (entity, asked))
     return list(chosen.values())[:count]
 
 
-def _same_person(truth: Truth, one: Entity, category: int) -> Entity:
-    """What the person of an entity has of a category."""
-    return Entity(category, truth[category][truth[one.category].index(one.number)])
+def _same_person(truth: Truth, entity: Entity, category: int) -> Entity:
+    """Return the entity of a category that belongs to the same person as `entity`."""
+    return Entity(category, truth[category][truth[entity.category].index(entity.number)])
 
 
-# Words.
+# Sentences.
 Names = Sequence[Sequence[str]]
 DEEDS = (
     ("was {}", "was not {}"),
@@ -271,7 +276,7 @@ DEEDS = (
     ("came at {}", "did not come at {}"),
     ("had the {}", "did not have the {}"),
 )
-"""Of what is of a person, by category, and the same denied."""
+"""Predicate about a person's entity, by category: affirmed and denied."""
 
 
 def sentence(names: Names, clue: Clue) -> str:
@@ -279,15 +284,15 @@ def sentence(names: Names, clue: Clue) -> str:
     subject = _subject(names, first)
     match clue.kind:
         case "direct" | "link":
-            said = f"{subject} {_deed(names, second)}"
+            text = f"{subject} {_deed(names, second)}"
         case "not":
-            said = f"{subject} {_deed(names, second, denied=True)}"
+            text = f"{subject} {_deed(names, second, denied=True)}"
         case "either":
-            said = f"{subject} {_deed(names, second)} or {_deed(names, clue.of[2])}"
+            text = f"{subject} {_deed(names, second)} or {_deed(names, clue.of[2])}"
         case _:
             hour = "an hour " if clue.kind == "next" else ""
-            said = f"{subject} came {hour}before {_subject(names, second)}"
-    return f"{said[0].upper()}{said[1:]}."
+            text = f"{subject} came {hour}before {_subject(names, second)}"
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _setting(names: Names) -> str:
@@ -298,31 +303,31 @@ def _setting(names: Names) -> str:
     )
 
 
-def _question(names: Names, one: Entity, asked: int) -> str:
-    subject = _subject(names, one)
+def _question(names: Names, entity: Entity, asked: int) -> str:
+    subject = _subject(names, entity)
     return (
-        f"Who {_deed(names, one)}?",
+        f"Who {_deed(names, entity)}?",
         f"In which place was {subject}?",
         f"At which time did {subject} come?",
         f"Which thing did {subject} have?",
     )[asked]
 
 
-def _subject(names: Names, one: Entity) -> str:
-    return names[WHO][one.number] if one.category == WHO else f"whoever {_deed(names, one)}"
+def _subject(names: Names, entity: Entity) -> str:
+    return names[WHO][entity.number] if entity.category == WHO else f"whoever {_deed(names, entity)}"
 
 
-def _deed(names: Names, one: Entity, *, denied: bool = False) -> str:
-    return DEEDS[one.category][denied].format(names[one.category][one.number])
+def _deed(names: Names, entity: Entity, *, denied: bool = False) -> str:
+    return DEEDS[entity.category][denied].format(names[entity.category][entity.number])
 
 
-def _found(said: str, names: Sequence[str]) -> int:
-    """The number of a name. Raises Invalid."""
-    name = re.sub(r"^(?:in the|the|at) ", "", said.strip().strip(".").lower())
-    for number, one in enumerate(names):
-        if one.lower() == name:
+def _name_index(text: str, names: Sequence[str]) -> int:
+    """Return the index of a name in `names`. Raise Invalid if it is not one of them."""
+    name = re.sub(r"^(?:in the|the|at) ", "", text.strip().strip(".").lower())
+    for number, candidate in enumerate(names):
+        if candidate.lower() == name:
             return number
-    raise Invalid(f"{said.strip()[:40]!r} is none of {', '.join(names)}")
+    raise Invalid(f"{text.strip()[:40]!r} is none of {', '.join(names)}")
 
 
 def _names(task: dict[str, Any]) -> Names:

@@ -1,7 +1,7 @@
-"""Guess a number: after each guess the agent is told whether the number is higher or lower.
+"""Guess a number: the environment answers each guess with higher or lower.
 
-Whoever halves what is left finds every number within the guesses that are given. The outcome's `progress` is the
-share of the bits of the number that the answers have settled.
+Binary search finds every number within the allowed guesses. The outcome's `progress` is the share of the number's bits
+that the answers have determined.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
 LEVELS = {1: (10, 5), 2: (50, 7), 3: (100, 7), 4: (500, 9), 5: (1000, 10)}
-"""Numbers to choose from, and guesses, by difficulty. Halving needs 4, 6, 7, 9 and 10."""
+"""Size of the range and allowed guesses, by difficulty. Binary search needs 4, 6, 7, 9 and 10."""
 
 
 @registered("environment.guess")
 class Guess(GeneratedGame):
-    """seed: of the generator. train, heldout: scenarios of the two splits. difficulties: those that occur, in turn.
+    """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation.
 
-    Scenario types: spare (a guess more than halving needs), tight (none more). Difficulty: see LEVELS.
+    Scenario types: spare (one guess more than binary search needs), tight (no more). Difficulty: see LEVELS.
     """
 
     name = "guess"
@@ -51,9 +51,9 @@ class Guess(GeneratedGame):
         if not first <= guess <= last:
             raise Invalid(f"the number is one of {first} to {last}")
         self.used += 1
-        left = self.scenario.input["guesses"] - self.used
+        remaining = self.scenario.input["guesses"] - self.used
         self.found = guess == number
-        self.done = self.found or left == 0
+        self.done = self.found or remaining == 0
         if self.found:
             self.low = self.high = number
             return f"{guess} is right"
@@ -61,7 +61,7 @@ class Guess(GeneratedGame):
             self.low = max(self.low, guess + 1)
         else:
             self.high = min(self.high, guess - 1)
-        return f"{'higher' if guess < number else 'lower'}, {left} guesses left"
+        return f"{'higher' if guess < number else 'lower'}, {remaining} guesses left"
 
     def outcome(self, answer: str) -> dict[str, Any]:
         numbers = self.scenario.input["high"] - self.scenario.input["low"] + 1

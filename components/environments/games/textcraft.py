@@ -1,11 +1,11 @@
-"""Craft an item from raw materials: the agent gets what can be had, and crafts by recipes that build on each other.
+"""Craft an item from raw materials: the agent collects raw items and crafts by recipes that build on each other.
 
-The commands are `get 2 oak log` (of what no recipe makes), `craft 4 oak planks using 1 oak log` (as a recipe says, or
-a multiple of it) and `inventory`. The recipes that are needed are listed at the start among others that are not, in no
-order. An episode ends when the item is there, in the number that was asked for.
+The commands are `get 2 oak log` (raw items only), `craft 4 oak planks using 1 oak log` (a recipe or a multiple of it)
+and `inventory`. The first message lists the needed recipes and others that are not needed, shuffled. An episode ends
+when the inventory has the requested number of the item.
 
-The recipes are written as patterns over woods, metals, stones and colours, a few hundred in all. The goals of the two
-splits are different items. The outcome's `progress` is the share of the kinds of items to be crafted that have been.
+The recipes are patterns over woods, metals, stones and colours, a few hundred in all. The goals of the two splits are
+different items. The outcome's `progress` is the share of the needed kinds of items that have been crafted.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
 LEVELS = {1: 2, 2: 4, 3: 6, 4: 8, 5: 10}
-"""Recipes listed that are not needed, by difficulty, which is the depth of the goal's recipe tree."""
+"""Number of listed recipes that are not needed, by difficulty, which is the depth of the goal's recipe tree."""
 MOST = 999
-"""Of one item in the inventory."""
+"""Maximum number of one item in the inventory."""
 HELDOUT = 4
-"""One item of each depth in so many is held out."""
+"""Of each depth, one item in `HELDOUT` is held out."""
 
 KINDS = {
     "wood": ("oak", "birch", "spruce", "acacia", "cedar", "willow", "maple", "pine"),
@@ -104,7 +104,7 @@ PATTERNS = """
 """
 
 Items = dict[str, int]
-"""How many of each."""
+"""Count of each item."""
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ class Recipe:
     needs: Mapping[str, int]
 
     def __str__(self) -> str:
-        return f"craft {self.makes} {self.item} using {_listed(self.needs)}"
+        return f"craft {self.makes} {self.item} using {_join_counts(self.needs)}"
 
 
 @registered("environment.textcraft")
 class TextCraft(GeneratedGame):
-    """seed: of the generator. train, heldout: scenarios of the two splits. difficulties: those that occur, in turn.
+    """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation.
 
-    Scenario types: wood, metal, stone, colour, after the goal. Difficulty: the depth of its recipe tree.
+    Scenario types: wood, metal, stone, colour, the kind of the goal. Difficulty: the depth of its recipe tree.
     """
 
     name = "textcraft"
@@ -133,7 +133,7 @@ class TextCraft(GeneratedGame):
     @staticmethod
     def task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
         item, kind = rng.choice(_goals(split)[difficulty])
-        needed = [one for one in _below(item) if one in recipes()]
+        needed = [name for name in _ingredients(item) if name in recipes()]
         others = sorted(set(recipes()) - set(needed))
         listed = sorted([*needed, *rng.sample(others, LEVELS[difficulty])])
         rng.shuffle(listed)
@@ -150,7 +150,7 @@ class TextCraft(GeneratedGame):
     def act(self, action: str) -> str:
         words = " ".join(action.lower().split())
         if words == "inventory":
-            return _listed(self.items) or "nothing"
+            return _join_counts(self.items) or "nothing"
         if words.startswith("get "):
             return self._get(words.removeprefix("get "))
         if words.startswith("craft ") and " using " in words:
@@ -167,7 +167,7 @@ class TextCraft(GeneratedGame):
         commands = [f"get {count} {item}" for item, count in raw.items()]
         for recipe, times in crafts:
             needs = {item: count * times for item, count in recipe.needs.items()}
-            commands.append(f"craft {recipe.makes * times} {recipe.item} using {_listed(needs)}")
+            commands.append(f"craft {recipe.makes * times} {recipe.item} using {_join_counts(needs)}")
         return acts(commands)
 
     def save(self) -> list[Any]:
@@ -179,7 +179,7 @@ class TextCraft(GeneratedGame):
         self.done, self.invalid_actions = state[2:]
 
     def _get(self, text: str) -> str:
-        item, count = _counted(text)
+        item, count = _parse_count(text)
         if item in recipes():
             raise Invalid(f"{item} must be crafted")
         if item not in raw_items():
@@ -188,19 +188,23 @@ class TextCraft(GeneratedGame):
         return f"got {count} {item}"
 
     def _craft(self, made: str, used: str) -> str:
-        item, count = _counted(made)
-        parts = [_counted(part) for part in used.split(",")]
-        recipe, given = recipes().get(item), dict(parts)
+        item, count = _parse_count(made)
+        parts = [_parse_count(part) for part in used.split(",")]
+        recipe, provided = recipes().get(item), dict(parts)
         if recipe is None:
             raise Invalid(f"no recipe makes {item}")
-        times, odd = divmod(count, recipe.makes)
-        if odd or len(given) < len(parts) or given != {name: times * each for name, each in recipe.needs.items()}:
+        times, remainder = divmod(count, recipe.makes)
+        if (
+            remainder
+            or len(provided) < len(parts)
+            or provided != {name: times * each for name, each in recipe.needs.items()}
+        ):
             raise Invalid(f"that is not the recipe of {item}, nor a multiple of it")
-        lacking = {name: each - self.items.get(name, 0) for name, each in given.items()}
-        if short := {name: each for name, each in lacking.items() if each > 0}:
-            raise Invalid(f"{_listed(short)} lacking")
+        missing = {name: each - self.items.get(name, 0) for name, each in provided.items()}
+        if short := {name: each for name, each in missing.items() if each > 0}:
+            raise Invalid(f"{_join_counts(short)} lacking")
         self._add(item, count)
-        for name, each in given.items():
+        for name, each in provided.items():
             self.items[name] -= each
         self.items = {name: each for name, each in self.items.items() if each}
         self.crafted.add(item)
@@ -214,9 +218,9 @@ class TextCraft(GeneratedGame):
 
 
 def plan(item: str, count: int) -> tuple[Items, list[tuple[Recipe, int]]]:
-    """What to get, and what to craft how many times, in an order in which it can be: what is used comes first."""
+    """Return the raw items to collect by count, and the recipes with their number of crafts, ingredients first."""
     wanted, crafts, raw = Counter({item: count}), [], Items()
-    for name in sorted(_below(item), key=lambda one: (-depth(one), one)):
+    for name in sorted(_ingredients(item), key=lambda name_: (-depth(name_), name_)):
         recipe = recipes().get(name)
         if recipe is None:
             raw[name] = wanted[name]
@@ -230,65 +234,65 @@ def plan(item: str, count: int) -> tuple[Items, list[tuple[Recipe, int]]]:
 
 @functools.cache
 def recipes() -> dict[str, Recipe]:
-    """By what they make."""
-    found: dict[str, Recipe] = {}
+    """Return the recipes by the item that they make."""
+    by_item: dict[str, Recipe] = {}
     for pattern in PATTERNS.strip().splitlines():
-        kind = _kind(pattern)
+        kind = _kind_of(pattern)
         for name in KINDS.get(kind, ("",)):
             made, _, needs = pattern.replace(f"{{{kind}}}", name).partition(": ")
-            item, makes = _counted(made)
-            found[item] = Recipe(item, makes, dict(_counted(part) for part in needs.split(",")))
-    return found
+            item, makes = _parse_count(made)
+            by_item[item] = Recipe(item, makes, dict(_parse_count(part) for part in needs.split(",")))
+    return by_item
 
 
 @functools.cache
 def raw_items() -> set[str]:
-    """What can be had without a recipe."""
+    """Return the items that no recipe makes."""
     return {part for recipe in recipes().values() for part in recipe.needs} - set(recipes())
 
 
 @functools.cache
 def depth(item: str) -> int:
-    """Of the recipe tree: 0 for what can be had, 1 for what is made of it."""
+    """Return the depth of an item's recipe tree: 0 for a raw item, 1 for an item made of raw items."""
     recipe = recipes().get(item)
     return 1 + max(depth(part) for part in recipe.needs) if recipe else 0
 
 
-def _below(item: str) -> set[str]:
-    """An item and all that it is made of."""
+def _ingredients(item: str) -> set[str]:
+    """Return an item and all of its direct and indirect ingredients."""
     recipe = recipes().get(item)
-    return {item}.union(*(_below(part) for part in recipe.needs)) if recipe else {item}
+    return {item}.union(*(_ingredients(part) for part in recipe.needs)) if recipe else {item}
 
 
 @functools.cache
 def _goals(split: str) -> dict[int, list[tuple[str, str]]]:
-    """Items of a split by depth, each with its kind; the same for every seed: what is held out stays so."""
-    found: dict[int, list[tuple[str, str]]] = {level: [] for level in ALL}
+    """Return the goals of a split by depth, each with its kind. The split does not depend on the seed."""
+    by_depth: dict[int, list[tuple[str, str]]] = {level: [] for level in ALL}
     for pattern in PATTERNS.strip().splitlines():
-        kind = _kind(pattern)
+        kind = _kind_of(pattern)
         for name in KINDS.get(kind, ()):
-            item, _ = _counted(pattern.replace(f"{{{kind}}}", name).partition(": ")[0])
-            found[depth(item)].append((item, kind))
+            item, _ = _parse_count(pattern.replace(f"{{{kind}}}", name).partition(": ")[0])
+            by_depth[depth(item)].append((item, kind))
     rng = random.Random("textcraft goals")
-    for goals in found.values():
+    for goals in by_depth.values():
         rng.shuffle(goals)
     return {
         level: [goal for number, goal in enumerate(goals) if (number % HELDOUT == 0) == (split == "heldout")]
-        for level, goals in found.items()
+        for level, goals in by_depth.items()
     }
 
 
-def _kind(pattern: str) -> str:
+def _kind_of(pattern: str) -> str:
     match = re.search(r"\{(\w+)\}", pattern)
     return match[1] if match else ""
 
 
-def _counted(text: str) -> tuple[str, int]:
+def _parse_count(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"([1-9][0-9]{0,2}) ([a-z ]{1,40})", text.strip())
     if not match:
         raise Invalid(f"expected NUMBER ITEM, found {text.strip()[:60]!r}")
     return match[2], int(match[1])
 
 
-def _listed(items: Mapping[str, int]) -> str:
+def _join_counts(items: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {item}" for item, count in items.items())

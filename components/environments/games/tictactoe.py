@@ -1,12 +1,12 @@
-"""Tic-tac-toe against an opponent that errs more or less, or with both sides played from outside.
+"""Tic-tac-toe against a scripted opponent with an error rate, or with both sides played by agents.
 
-The opponent plays the best move, or, as often as its errors say, a random one. What it does depends on the scenario
-and on the moves so far, nothing else, so an episode can be repeated. Against an opponent that errs the agent must win;
-against one that never does nobody can, and a draw is a success. The outcome says which it was: `result` is win, draw,
-loss or open; `progress` is 1, 0.5, 0 and 0.
+The opponent plays the best move, or a random move with the probability of its error rate. Its moves are a function of
+the scenario and the moves so far, so episodes are reproducible. Against an opponent with errors the agent must win;
+against a perfect one a draw is a success. In the outcome, `result` is win, draw, loss or open, and `progress` is 1,
+0.5, 0 and 0, respectively.
 
-With `opponent: agent` both sides are played from outside (`protocol.Players`), on an empty board, and a draw is a
-success of neither.
+With `opponent: agent` the caller plays both sides (`protocol.Players`), from an empty board. A draw is then no success
+for either side.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
 LEVELS = {1: 1.0, 2: 0.7, 3: 0.5, 4: 0.3, 5: 0.0}
-"""Share of the opponent's moves that are random, by difficulty."""
+"""Probability of a random opponent move, by difficulty."""
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 EMPTY = "123456789"
-"""A board is nine characters: a cell holds X, O or its own number."""
+"""Empty board. A board has nine characters: a cell contains X, O or its own number."""
 
 
 @registered("environment.tictactoe")
 class TicTacToe(TurnEnvironment, GeneratedGame):
-    """seed: of the generator. train, heldout: scenarios of the two splits. difficulties: those that occur, in turn.
-    opponent: the scripted one, or `agent`: whoever plays the episode plays both sides.
+    """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation. opponent:
+    `scripted`, or `agent`: the caller plays both sides.
 
-    Scenario types: first, second (the agent is X and begins, or O). Difficulty: see LEVELS.
+    Scenario types: first (the agent is X and begins), second (the agent is O). Difficulty: see LEVELS.
     """
 
     name = "tictactoe"
@@ -58,7 +58,7 @@ class TicTacToe(TurnEnvironment, GeneratedGame):
         while True:
             mark = rng.choice("XO")
             task = {"mark": mark, "errors": LEVELS[difficulty], "opponent": rng.randrange(10**9)}
-            if next(_ways(_opening(task), task), None) is not None:
+            if next(_winning_lines(_opening(task), task), None) is not None:
                 return "first" if mark == "X" else "second", task
 
     @property
@@ -90,9 +90,11 @@ class TicTacToe(TurnEnvironment, GeneratedGame):
         else:
             self.board, reply = _after(self.board, match[1], self.scenario.input)
         self.done = _over(self.board)
-        told = f"I play {reply}.\n" if reply else "" if self.done or not self.both else f"{mover} plays {match[1]}.\n"
+        move_text = (
+            f"I play {reply}.\n" if reply else "" if self.done or not self.both else f"{mover} plays {match[1]}.\n"
+        )
         result = {"win": "\nYou win.", "draw": "\nA draw.", "loss": "\nYou lose.", "open": ""}
-        return f"{told}{_shown(self.board)}{result[self._result(mover)]}"
+        return f"{move_text}{_shown(self.board)}{result[self._result(mover)]}"
 
     def outcome(self, answer: str) -> dict[str, Any]:
         own, *other = (self._outcome(mark) for mark in self.players)
@@ -104,10 +106,10 @@ class TicTacToe(TurnEnvironment, GeneratedGame):
         return {"success": success, "progress": {"win": 1.0, "draw": 0.5}.get(result, 0.0), "result": result}
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
-        """The best moves; where they do not reach the goal against this opponent, the best ones that do."""
-        found = next(_ways(_opening(scenario.input), scenario.input), None)
-        assert found is not None, "task has tried it"
-        return acts(found)
+        """Return moves that reach the goal against this opponent; best moves come first in the search."""
+        moves = next(_winning_lines(_opening(scenario.input), scenario.input), None)
+        assert moves is not None, "`task` generates solvable scenarios only"
+        return acts(moves)
 
     def save(self) -> list[Any]:
         return [self.board, self.done, self.invalid_actions, *self.save_turns()]
@@ -118,26 +120,26 @@ class TicTacToe(TurnEnvironment, GeneratedGame):
         self.restore_turns(turns)
 
     def _result(self, mark: str) -> str:
-        """How it stands for a player."""
+        """Return the result for a player: win, draw, loss or open."""
         if not _over(self.board):
             return "open"
-        won = _winner(self.board)
-        return "draw" if won is None else "win" if won == mark else "loss"
+        winner = _winner(self.board)
+        return "draw" if winner is None else "win" if winner == mark else "loss"
 
 
 def _opening(task: dict[str, Any]) -> str:
-    """The board before the agent's first move."""
+    """Return the board before the agent's first move."""
     return EMPTY if task["mark"] == "X" else _reply(EMPTY, task)[0]
 
 
 def _after(board: str, cell: str, task: dict[str, Any]) -> tuple[str, str]:
-    """The board after the agent's move and the opponent's, and the opponent's; empty where the game is over first."""
+    """Return the board after the agent's move and the reply, and the reply ("" if the game is already over)."""
     board = board.replace(cell, task["mark"])
     return (board, "") if _over(board) else _reply(board, task)
 
 
 def _reply(board: str, task: dict[str, Any]) -> tuple[str, str]:
-    """The opponent's move."""
+    """Return the board after the opponent's move, and the move."""
     rng = random.Random(f"{task['opponent']} {board}")
     moves = _free(board) if rng.random() < task["errors"] else _best(board)
     move = rng.choice(moves)
@@ -145,13 +147,13 @@ def _reply(board: str, task: dict[str, Any]) -> tuple[str, str]:
 
 
 def _reached(board: str, task: dict[str, Any]) -> bool:
-    """Whether the game is over with what the agent must reach."""
-    won = _winner(board)
-    return won == task["mark"] or (won is None and not _free(board) and not task["errors"])
+    """Return True if the game is over and the agent has reached its goal: a win, or a draw with a perfect opponent."""
+    winner = _winner(board)
+    return winner == task["mark"] or (winner is None and not _free(board) and not task["errors"])
 
 
-def _ways(board: str, task: dict[str, Any]) -> Iterator[list[str]]:
-    """The agent's moves that reach the goal against this opponent; what is best against any comes first."""
+def _winning_lines(board: str, task: dict[str, Any]) -> Iterator[list[str]]:
+    """Yield the agent's move sequences that reach the goal against this opponent, minimax-optimal moves first."""
     best = _best(board)
     for cell in sorted(_free(board), key=lambda move: move not in best):
         after, _ = _after(board, cell, task)
@@ -159,19 +161,19 @@ def _ways(board: str, task: dict[str, Any]) -> Iterator[list[str]]:
             if _reached(after, task):
                 yield [cell]
         else:
-            for rest in _ways(after, task):
-                yield [cell, *rest]
+            for continuation in _winning_lines(after, task):
+                yield [cell, *continuation]
 
 
 def _best(board: str) -> list[str]:
-    """The moves of the greatest value for whose turn it is."""
+    """Return the moves of the greatest value for the player to move."""
     values = {move: -_value(board.replace(move, _turn(board))) for move in _free(board)}
     return [move for move, value in values.items() if value == max(values.values())]
 
 
-@functools.lru_cache(maxsize=6000)  # all boards there are
+@functools.lru_cache(maxsize=6000)  # all reachable boards
 def _value(board: str) -> int:
-    """For whose turn it is: 1 a win, 0 a draw, -1 a loss, when both play their best."""
+    """Return the minimax value for the player to move: 1 is a win, 0 a draw, -1 a loss."""
     if _winner(board):
         return -1
     return max((-_value(board.replace(move, _turn(board))) for move in _free(board)), default=0)

@@ -1,8 +1,8 @@
-"""Guess a word of five letters: after each guess the agent is told which letters are right.
+"""Guess a word of five letters: the environment marks the letters of each guess.
 
-Each letter of a guess is marked: `+` right and in its place, `?` elsewhere in the word, `-` no more of it in the word.
-A letter that is guessed twice is marked so for as many as the word has. The words of the two splits are different.
-The outcome's `progress` is the share of the places, of those not shown from the start, that were ever right.
+Marks: `+` right letter and position, `?` elsewhere in the word, `-` no further occurrence in the word. A letter that is
+guessed twice is marked at most as often as the word contains it. The words of the two splits are different. The
+outcome's `progress` is the share of the initially hidden positions that some guess had right.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
 LEVELS = {1: (8, 3), 2: (7, 2), 3: (6, 1), 4: (6, 0), 5: (5, 0)}
-"""Guesses, and letters shown from the start, by difficulty."""
+"""Allowed guesses and initially shown letters, by difficulty."""
 HELDOUT = 5
-"""One word in so many is held out."""
+"""One word in `HELDOUT` is held out."""
 
 WORDS = """
 about above acorn actor adult after again agent agree alarm album alert alley allow alone angle angry ankle apart apple
@@ -66,8 +66,8 @@ yield young youth zebra
 
 @registered("environment.wordle")
 class Wordle(GeneratedGame):
-    """seed: of the generator. train, heldout: scenarios of the two splits. difficulties: those that occur, in turn.
-    listed: whether only words of the list are taken for guesses; else any five letters.
+    """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation. listed: accept
+    only listed words as guesses; else any five letters.
 
     Scenario types: distinct, repeated (some letter occurs twice). Difficulty: see LEVELS.
     """
@@ -91,9 +91,9 @@ class Wordle(GeneratedGame):
 
     @staticmethod
     def task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
-        guesses, given = LEVELS[difficulty]
+        guesses, revealed = LEVELS[difficulty]
         word = rng.choice(_words_of(split))
-        places = rng.sample(range(5), given)
+        places = rng.sample(range(5), revealed)
         shown = "".join(letter if place in places else "_" for place, letter in enumerate(word))
         return "distinct" if len(set(word)) == 5 else "repeated", {"word": word, "shown": shown, "guesses": guesses}
 
@@ -108,11 +108,11 @@ class Wordle(GeneratedGame):
         if self.listed and guess not in words():
             raise Invalid(f"no word {guess} in the list")
         self.guesses.append(guess)
-        left = self.scenario.input["guesses"] - len(self.guesses)
-        self.done = guess == self.scenario.input["word"] or left == 0
-        told = marks(guess, self.scenario.input["word"])
-        shown = " ".join(letter + mark for letter, mark in zip(guess, told, strict=True))
-        return shown if self.done else f"{shown}, {left} guesses left"
+        remaining = self.scenario.input["guesses"] - len(self.guesses)
+        self.done = guess == self.scenario.input["word"] or remaining == 0
+        result = marks(guess, self.scenario.input["word"])
+        shown = " ".join(letter + mark for letter, mark in zip(guess, result, strict=True))
+        return shown if self.done else f"{shown}, {remaining} guesses left"
 
     def outcome(self, answer: str) -> dict[str, Any]:
         word, shown = self.scenario.input["word"], self.scenario.input["shown"]
@@ -122,16 +122,24 @@ class Wordle(GeneratedGame):
         return {"success": success, "progress": right / len(hidden), "guesses": len(self.guesses)}
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
-        """Keeps the words that fit all that is known and guesses the one that tells most about the others; any word
-        that tells more where they could outlast the guesses."""
+        """Keep the words that fit all marks, and guess the word that discriminates best between them.
+
+        Guess only candidates if they fit in the remaining guesses; else any listed word.
+        """
         word, shown = scenario.input["word"], scenario.input["shown"]
-        left = tuple(one for one in words() if all(a in ("_", b) for a, b in zip(shown, one, strict=True)))
+        candidates = tuple(
+            candidate for candidate in words() if all(a in ("_", b) for a, b in zip(shown, candidate, strict=True))
+        )
         guesses: list[str] = []
         while word not in guesses:
-            sure = len(left) <= scenario.input["guesses"] - len(guesses)
-            guesses.append(best(left, left if sure else words()))
-            told = marks(guesses[-1], word)
-            left = tuple(one for one in left if marks(guesses[-1], one) == told and one != guesses[-1])
+            sure = len(candidates) <= scenario.input["guesses"] - len(guesses)
+            guesses.append(best(candidates, candidates if sure else words()))
+            result = marks(guesses[-1], word)
+            candidates = tuple(
+                candidate
+                for candidate in candidates
+                if marks(guesses[-1], candidate) == result and candidate != guesses[-1]
+            )
         return acts(guesses)
 
     def save(self) -> list[Any]:
@@ -143,26 +151,28 @@ class Wordle(GeneratedGame):
 
 
 def marks(guess: str, word: str) -> str:
-    """Of each letter of a guess."""
-    elsewhere = Counter(right for given, right in zip(guess, word, strict=True) if given != right)
-    told = ""
-    for given, right in zip(guess, word, strict=True):
-        if given == right:
-            told += "+"
-        elif elsewhere[given]:
-            elsewhere[given] -= 1
-            told += "?"
+    """Return the marks of the letters of a guess."""
+    elsewhere = Counter(expected for letter, expected in zip(guess, word, strict=True) if letter != expected)
+    result = ""
+    for letter, expected in zip(guess, word, strict=True):
+        if letter == expected:
+            result += "+"
+        elif elsewhere[letter]:
+            elsewhere[letter] -= 1
+            result += "?"
         else:
-            told += "-"
-    return told
+            result += "-"
+    return result
 
 
 @functools.lru_cache(maxsize=1024)
-def best(left: tuple[str, ...], allowed: tuple[str, ...]) -> str:
-    """The guess, of those allowed, whose marks leave the fewest words on average; one of those left, if it can be."""
+def best(candidates: tuple[str, ...], allowed: tuple[str, ...]) -> str:
+    """Return the allowed guess whose marks leave the fewest candidates on average; ties go to a candidate."""
 
     def cost(guess: str) -> tuple[int, bool]:
-        return sum(count**2 for count in Counter(marks(guess, word) for word in left).values()), guess not in left
+        return sum(
+            count**2 for count in Counter(marks(guess, word) for word in candidates).values()
+        ), guess not in candidates
 
     return min(allowed, key=cost)
 
@@ -174,6 +184,6 @@ def words() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=16)
 def _words_of(split: str) -> list[str]:
-    """The words of a split, the same for every seed: what is held out stays so."""
+    """Return the words of a split. The split does not depend on the seed."""
     shuffled = random.Random("wordle words").sample(words(), len(words()))
     return shuffled[::HELDOUT] if split == "heldout" else [w for n, w in enumerate(shuffled) if n % HELDOUT]

@@ -1,1 +1,1 @@
-"""Small worlds of data with tools."""
+"""Environments with a small simulated world of data and tools."""

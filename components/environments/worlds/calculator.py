@@ -1,11 +1,11 @@
-"""Word problems with a calculator: the agent reads a story, works it out step by step, and submits the number.
+"""Word problems with a calculator: the agent reads a story, calculates step by step, and submits the number.
 
-Problems are generated from a seed: a story of one to five steps, each of which needs the result of the one before it,
-with numbers that are too large to be worked out in the head. Stories of difficulty 4 and 5 also hold a number that does
-not matter. No two problems, in either split, have the same calculation.
+Problems are generated from a seed: a story of one to five steps, each of which uses the result of the previous one,
+with numbers that are too large for mental arithmetic. Stories of difficulty 4 and 5 also contain an irrelevant number.
+All problems of both splits have different calculations.
 
-The calculator is a parser of its own for arithmetic: Python's `ast` reads the expression, which is then calculated in
-exact fractions, with bounds on its length, its exponents and the size of its numbers. Nothing is evaluated as code.
+The calculator evaluates arithmetic only: Python's `ast` parses the expression, which is evaluated in exact fractions,
+with limits on its length, its exponents and the size of its numbers. Nothing is executed as code.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
 LONGEST = 200
-"""Characters of an expression."""
+"""Maximum number of characters of an expression."""
 DIGITS = 12
-"""Decimals that the calculator shows."""
+"""Maximum number of decimals that the calculator shows."""
 _MOST_BITS = 2048
-"""Of the numerator and the denominator of any number on the way."""
+"""Maximum number of bits of the numerator and denominator of intermediate results."""
 _MOST_EXPONENT = 100
 
 
 @registered("environment.calculator")
 class Calculator(ToolEnvironment):
-    """seed: of the generator. train, heldout: problems of the two splits. steps: the longest problems, 1 to 5.
+    """seed: generator seed. train, heldout: problems of the two splits. steps: maximum number of steps, 1 to 5.
 
     Scenario types: stock, money, travel, work. Difficulty: the number of steps.
     """
@@ -49,9 +49,9 @@ class Calculator(ToolEnvironment):
 
     def __init__(self, seed: int = 0, train: CountOrNone = 512, heldout: CountOrNone = 128, steps: int = 5):
         if not 1 <= steps <= 5:
-            raise ValueError(f"steps is {steps}; expected 1 to 5")
+            raise ValueError(f"steps = {steps}: expected 1 to 5")
         if train + heldout > 20_000:
-            raise ValueError(f"train + heldout is {train + heldout}; at most 20000 problems are generated")
+            raise ValueError(f"train + heldout = {train + heldout}: expected at most 20000")
         self._scenarios = _generate(seed, train, heldout, steps)
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
@@ -66,25 +66,28 @@ class Calculator(ToolEnvironment):
         self, expression: Annotated[str, "numbers, + - * / // % **, brackets, round, floor, ceil, abs, min, max"]
     ) -> str:
         """calculates exactly"""
-        value = shown(calculated(expression))
+        value = format_number(evaluate(expression))
         self.calculations += 1
         return value
 
     @tool
     def submit(self, answer: Annotated[str, "a number, such as 1234.5"]) -> str:
         """gives the answer and ends the task"""
-        number(answer)
+        parse_number(answer)
         self.submitted, self.done = answer, True
         return "submitted"
 
     def outcome(self, answer: str) -> dict[str, Any]:
         right = Fraction(self.scenario.input["answer"])
-        success = bool(self.submitted) and number(self.submitted) == right
+        success = bool(self.submitted) and parse_number(self.submitted) == right
         return {"success": success, "submitted": bool(self.submitted), "calculations": self.calculations}
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
-        """One calculation for each step, with the numbers written out."""
-        steps = [call("calculate", {"expression": one}, at) for at, one in enumerate(scenario.input["steps"])]
+        """Return one calculation per step, and the submission."""
+        steps = [
+            call("calculate", {"expression": step_expression}, index)
+            for index, step_expression in enumerate(scenario.input["steps"])
+        ]
         return [*steps, call("submit", {"answer": scenario.input["answer"]}, len(steps))]
 
     def save(self) -> dict[str, Any]:
@@ -113,18 +116,18 @@ _BINARY: dict[type, Callable[[Fraction, Fraction], Any]] = {
 }
 _UNARY: dict[type, Callable[[Fraction], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Any]]] = {
-    "round": (1, 2, lambda value, places=Fraction(0): _rounded(value, places)),
+    "round": (1, 2, lambda value, places=Fraction(0): _round(value, places)),
     "floor": (1, 1, math.floor),
     "ceil": (1, 1, math.ceil),
     "abs": (1, 1, abs),
     "min": (1, 20, lambda *values: min(values)),
     "max": (1, 20, lambda *values: max(values)),
 }
-"""Least and most arguments, and what is done."""
+"""Minimum and maximum number of arguments, and the function."""
 
 
-def calculated(expression: str) -> Fraction:
-    """The value of an arithmetic expression. Raises Invalid where it is none, or too large."""
+def evaluate(expression: str) -> Fraction:
+    """Return the value of an arithmetic expression. Raise Invalid if it is malformed or too large."""
     if len(expression) > LONGEST:
         raise Invalid(f"the expression has {len(expression)} characters; {LONGEST} at most")
     try:
@@ -138,18 +141,18 @@ def calculated(expression: str) -> Fraction:
 
 def _value(node: ast.expr) -> Fraction:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return _bounded(repr(node.value))  # 0.1 as it is written
+        return _check_size(repr(node.value))  # exactly the decimal as written: 0.1 is 1/10
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
-        return _bounded(_UNARY[type(node.op)](_value(node.operand)))
+        return _check_size(_UNARY[type(node.op)](_value(node.operand)))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
         return _power(_value(node.left), _value(node.right))
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        return _bounded(_BINARY[type(node.op)](_value(node.left), _value(node.right)))
+        return _check_size(_BINARY[type(node.op)](_value(node.left), _value(node.right)))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
         least, most, function = _FUNCTIONS[node.func.id]
         if node.keywords or not least <= len(node.args) <= most:
             raise Invalid(f"{node.func.id} takes {least} argument{'' if most == 1 else f' to {most}'}")
-        return _bounded(function(*map(_value, node.args)))
+        return _check_size(function(*map(_value, node.args)))
     if isinstance(node, ast.Tuple):
         raise Invalid("write numbers without commas: 1200, not 1,200")
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitXor):
@@ -162,11 +165,11 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
         raise Invalid(f"an exponent is a whole number from -{_MOST_EXPONENT} to {_MOST_EXPONENT}")
     if max(base.numerator.bit_length(), base.denominator.bit_length()) * abs(exponent) > 2 * _MOST_BITS:
         raise Invalid("the number is too large")
-    return _bounded(Fraction(base ** int(exponent)))
+    return _check_size(Fraction(base ** int(exponent)))
 
 
-def _rounded(value: Fraction, places: Fraction) -> Fraction:
-    """Halves away from zero, as people round."""
+def _round(value: Fraction, places: Fraction) -> Fraction:
+    """Round half away from zero."""
     if places.denominator != 1 or not 0 <= places <= DIGITS:
         raise Invalid(f"round takes a whole number of places from 0 to {DIGITS}")
     scale = 10 ** int(places)
@@ -174,23 +177,23 @@ def _rounded(value: Fraction, places: Fraction) -> Fraction:
     return -size if value < 0 else size
 
 
-def _bounded(value: Any) -> Fraction:
+def _check_size(value: Any) -> Fraction:
     value = Fraction(value)
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MOST_BITS:
         raise Invalid("the number is too large")
     return value
 
 
-def shown(value: Fraction) -> str:
-    """As a decimal number, rounded where it has more decimals than are shown."""
-    whole = _rounded(value, Fraction(DIGITS))
-    sign, (integer, rest) = "-" if whole < 0 else "", divmod(abs(whole), 1)
-    decimals = f"{int(rest * 10**DIGITS):0{DIGITS}d}".rstrip("0")
+def format_number(value: Fraction) -> str:
+    """Return a value as a decimal number, rounded to at most `DIGITS` decimals."""
+    whole = _round(value, Fraction(DIGITS))
+    sign, (integer, remainder) = "-" if whole < 0 else "", divmod(abs(whole), 1)
+    decimals = f"{int(remainder * 10**DIGITS):0{DIGITS}d}".rstrip("0")
     return f"{sign}{integer}{'.' if decimals else ''}{decimals}"
 
 
-def number(text: str) -> Fraction:
-    """What an agent submits: a number, perhaps with a dollar sign and with commas between thousands."""
+def parse_number(text: str) -> Fraction:
+    """Parse a submitted number, which may have a dollar sign and thousands separators. Raise Invalid if malformed."""
     plain = text.strip().removeprefix("$").strip()
     if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d*)?", plain, re.ASCII):
         plain = plain.replace(",", "")
@@ -222,7 +225,7 @@ GOODS = ("apples", "bricks", "candles", "eggs", "lamps", "marbles", "notebooks",
 
 @dataclass
 class _Story:
-    """A problem under construction: sentences, and the calculations that they ask for. `value` is the result so far."""
+    """Problem under construction: sentences and their calculations. `value` is the result so far."""
 
     rng: random.Random
     sentences: list[str] = field(default_factory=list)
@@ -230,16 +233,16 @@ class _Story:
     value: Fraction = Fraction(0)
 
     def tell(self, sentence: str, expression: str) -> None:
-        """expression: with `#` for the result so far."""
+        """Add a sentence and its calculation. expression: `#` stands for the result so far."""
         self.sentences.append(sentence)
-        self.steps.append(expression.replace("#", shown(self.value)))
-        self.value = calculated(self.steps[-1])
+        self.steps.append(expression.replace("#", format_number(self.value)))
+        self.value = evaluate(self.steps[-1])
 
     def factor(self, least: int, most: int) -> int:
-        """A number that divides the result so far, as near to the range as there is one; 1 where there is none."""
+        """Return a random divisor of the result so far from `least` to `most`; 1 if there is none."""
         whole = int(self.value) if self.value.denominator == 1 else 0
-        found = [one for one in range(least, most + 1) if whole and whole % one == 0]
-        return self.rng.choice(found) if found else 1
+        divisors = [divisor for divisor in range(least, most + 1) if whole and whole % divisor == 0]
+        return self.rng.choice(divisors) if divisors else 1
 
 
 def _stock(story: _Story, steps: int, name: str) -> str:
@@ -358,30 +361,30 @@ _ASIDES = (
 )
 
 
-@functools.lru_cache(maxsize=4)  # a collector makes many environments of the same problems
+@functools.lru_cache(maxsize=4)  # a collector creates many environments with the same problems
 def _generate(seed: int, train: int, heldout: int, steps: int) -> tuple[Scenario, ...]:
     rng = random.Random(f"calculator {seed}")
-    found: dict[str, Scenario] = {}
-    while len(found) < train + heldout:
-        split = "train" if len(found) < train else "heldout"
-        at = len(found) if split == "train" else len(found) - train
+    scenarios: dict[str, Scenario] = {}
+    while len(scenarios) < train + heldout:
+        split = "train" if len(scenarios) < train else "heldout"
+        index = len(scenarios) if split == "train" else len(scenarios) - train
         kind, length = rng.choice(sorted(_KINDS)), rng.randint(1, steps)
         story, name = _Story(rng), rng.choice(NAMES)
-        asked = _KINDS[kind](story, length, name)
+        question = _KINDS[kind](story, length, name)
         if length >= 4:
             aside = rng.choice(_ASIDES).format(name=name, count=rng.randrange(3, 90))
             story.sentences.insert(rng.randrange(1, len(story.sentences)), aside)
         calculation = "; ".join(story.steps)
-        if calculation not in found and story.value >= 0:
-            found[calculation] = Scenario(
-                id=f"calculator-{split}-{at}",
+        if calculation not in scenarios and story.value >= 0:
+            scenarios[calculation] = Scenario(
+                id=f"calculator-{split}-{index}",
                 input={
-                    "question": " ".join([*story.sentences, asked]),
+                    "question": " ".join([*story.sentences, question]),
                     "steps": story.steps,
-                    "answer": shown(story.value),
+                    "answer": format_number(story.value),
                 },
                 split=split,
                 type=kind,
                 difficulty=length,
             )
-    return tuple(found.values())
+    return tuple(scenarios.values())

@@ -1,13 +1,13 @@
-"""Customer service for a small shop: the quickstart's environment.
+"""Customer service for a small shop: the environment of the quickstart.
 
-A customer writes; the agent looks the order up, checks the policy for its item, does the one right thing
-(refund, exchange, change of address, or declining) and says so. The tools read and change a database of orders. An
-episode succeeds when, at its end, the database is exactly as it should be, no other order touched, and the answer
-tells the customer the fact that matters.
+A customer writes; the agent looks up the order, checks the policy for its item, takes the one right action (refund,
+exchange, change of address, or declining) and answers. The tools read and change a database of orders. An episode
+succeeds if, at its end, the database is in the expected state, with no other order changed, and the answer states the
+relevant fact.
 
-What is right depends on what the customer asks for and on the shop's policy for the item, which differs from
-scenario to scenario (an address can be changed until the order is shipped), so nothing can be learned by heart.
-Scenarios are generated from a seed; order numbers are unique over all splits, so splits share no scenario.
+The right action depends on the request and on the shop's policy for the item, which differs between scenarios (an
+address can be changed until the order is shipped), so memorization does not help. Scenarios are generated from a seed;
+order numbers are unique over all splits, so splits share no scenario.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ POLICIES = {
     "exchange": "{item}: exchange only",
     "decline": "{item}: final sale, decline",
 }
-"""Of a delivered item, by what is allowed."""
+"""Policy text for a delivered item, by the allowed action."""
 UNDELIVERED = {
     "packed": ("change_address", "{item}: change address"),
     "shipped": ("decline", "{item}: on its way, decline"),
 }
-"""What is right, and the policy, by state of the order."""
+"""Right action and policy text, by state of the order."""
 REFUSALS = ("cannot", "can't", "can not", "not possible", "unable", "sorry")
 
 
@@ -90,8 +90,8 @@ def _tool(name: str, description: str, *arguments: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-# No two actions begin with the same token, and the argument that only one tool takes comes first: what a small model
-# never tries after a few demonstrations, reinforcement learning cannot reward.
+# No two actions begin with the same token, and the argument that only one tool takes comes first. A small model must
+# sample each action after a few demonstrations: reinforcement learning cannot reward actions that are never sampled.
 TOOLS = [
     _tool("find_order", "item, price and state of an order", "order"),
     _tool("check_policy", "what may be done with an item", "item"),
@@ -105,16 +105,19 @@ _ARGUMENTS = {tool["function"]["name"]: tool["function"]["parameters"]["required
 
 @registered("environment.shop")
 class Shop:
-    """seed: of the generator. train, heldout: scenarios of the two splits.
+    """seed: generator seed. train, heldout: scenarios of the two splits.
 
-    Scenario types: refund, exchange, address. Difficulty: 1 the address of an order that is still packed; 2 what the
-    customer asks for is what the policy allows; 3 it must be declined; 4 something else than asked must be done;
-    one more where the customer also names another order.
+    Scenario types: refund, exchange, address. Difficulty: 1 change the address of a packed order; 2 the policy allows
+    the requested action; 3 the request must be declined; 4 another action than the requested one is right. It is one
+    higher if the customer also mentions another order.
     """
 
     def __init__(self, seed: int = 0, train: CountOrNone = 512, heldout: CountOrNone = 128):
         if train + heldout > 20_000:
-            raise ValueError(f"train + heldout is {train + heldout}; there are order numbers for 20000 scenarios")
+            raise ValueError(
+                f"train + heldout = {train + heldout}: expected at most 20000, because there are order numbers for "
+                "20000 scenarios"
+            )
         self._scenarios = _generate(seed, train, heldout)
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
@@ -139,7 +142,7 @@ class Shop:
         observation = []
         for call in calls:
             function = call["function"]
-            result = self._call(function["name"], _parsed(function["arguments"]))
+            result = self._call(function["name"], _parse_arguments(function["arguments"]))
             observation.append({"role": "tool", "tool_call_id": call["id"], "content": result})
         return Step(observation, info=self._judge(""))
 
@@ -147,14 +150,14 @@ class Shop:
         pass
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
-        """A right solution, as assistant messages."""
+        """Return a right solution as assistant messages."""
         order, target = scenario.input["order"], scenario.input["orders"][scenario.input["order"]]
         calls = [("find_order", {"order": order}), ("check_policy", {"item": target["item"]})]
-        right = scenario.input["right"]
+        action = scenario.input["right"]
         arguments = {"order": order}
-        if right == "change_address":
+        if action == "change_address":
             arguments = {"address": scenario.input["address"], "order": order}
-        calls.append((right, arguments))
+        calls.append((action, arguments))
         answers = {
             "refund": f"I have refunded {target['price']} dollars.",
             "exchange": f"A new {target['item']} is on its way.",
@@ -162,11 +165,11 @@ class Shop:
             "decline": "Sorry, that is not possible.",
         }
         messages: list[dict[str, Any]] = []
-        for turn, (name, given) in enumerate(calls):
-            function = {"name": name, "arguments": json.dumps(given)}
+        for turn, (name, call_arguments) in enumerate(calls):
+            function = {"name": name, "arguments": json.dumps(call_arguments)}
             call = {"id": f"call_{turn}_0", "type": "function", "function": function}
             messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-        return [*messages, {"role": "assistant", "content": answers[right]}]
+        return [*messages, {"role": "assistant", "content": answers[action]}]
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
         if name not in _ARGUMENTS:
@@ -200,19 +203,19 @@ class Shop:
         }[name]
 
     def _judge(self, answer: str) -> dict[str, Any]:
-        """The outcome if the episode ended now."""
+        """Return the outcome as if the episode ended now."""
         expected = deepcopy(self.input["orders"])
         order, right = expected[self.input["order"]], self.input["right"]
         order["closed"] = right
         fact = {"refund": str(order["price"]), "exchange": order["item"], "change_address": self.input["address"]}
         if right == "change_address":
             order["address"] = self.input["address"]
-        told = _says(answer, fact[right]) if right in fact else any(_says(answer, word) for word in REFUSALS)
+        told = _mentions(answer, fact[right]) if right in fact else any(_mentions(answer, word) for word in REFUSALS)
         state = self.orders == expected
         return {"success": state and told, "state": state, "told": told, "invalid_actions": self.invalid}
 
 
-@functools.lru_cache(maxsize=4)  # a collector makes many shops of the same scenarios
+@functools.lru_cache(maxsize=4)  # a collector creates many shops with the same scenarios
 def _generate(seed: int, train: int, heldout: int) -> tuple[Scenario, ...]:
     rng = random.Random(f"shop scenarios {seed}")
     numbers = rng.sample(
@@ -238,19 +241,19 @@ def _scenario(rng: random.Random, numbers: list[str], split: str) -> Scenario:
         }
         for number, item in zip(numbers, items, strict=True)
     }
-    allowed = {item: rng.choice(sorted(POLICIES)) for item in items}
-    policies = {item: POLICIES[allowed[item]].format(item=item) for item in items}
+    allowed_action = {item: rng.choice(sorted(POLICIES)) for item in items}
+    policies = {item: POLICIES[allowed_action[item]].format(item=item) for item in items}
     address = ""
     if kind == "address":
         address = _address(rng)
         state = "shipped" if rng.random() < 1 / 3 else "packed"
         orders[order]["state"] = state
-        right, policy = UNDELIVERED[state]
+        action, policy = UNDELIVERED[state]
         policies[items[0]] = policy.format(item=items[0])
-        difficulty = 1 if right == "change_address" else 3
+        difficulty = 1 if action == "change_address" else 3
     else:
-        right = "exchange" if kind == "exchange" and allowed[items[0]] == "refund" else allowed[items[0]]
-        difficulty = 2 if right == kind else 3 if right == "decline" else 4
+        action = "exchange" if kind == "exchange" and allowed_action[items[0]] == "refund" else allowed_action[items[0]]
+        difficulty = 2 if action == kind else 3 if action == "decline" else 4
     aside = rng.choice(ASIDES)
     words = rng.choice(WORDS[kind]) + aside
     return Scenario(
@@ -261,7 +264,7 @@ def _scenario(rng: random.Random, numbers: list[str], split: str) -> Scenario:
             "orders": orders,
             "policies": policies,
             "address": address,
-            "right": right,
+            "right": action,
         },
         split=split,
         type=kind,
@@ -269,8 +272,8 @@ def _scenario(rng: random.Random, numbers: list[str], split: str) -> Scenario:
     )
 
 
-def _parsed(arguments: str) -> dict[str, Any]:
-    """Arguments of a call; none where they are no JSON object, which no tool takes."""
+def _parse_arguments(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call; {}, which no tool accepts, if they are not a JSON object."""
     try:
         parsed = json.loads(arguments)
     except (ValueError, TypeError, RecursionError):
@@ -278,8 +281,8 @@ def _parsed(arguments: str) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _says(answer: str, words: str) -> bool:
-    """As whole words: order B4512 does not say 45."""
+def _mentions(answer: str, words: str) -> bool:
+    """Return True if the answer contains the words, as whole words: `B4512` does not contain `45`."""
     return re.search(rf"\b{re.escape(words)}\b", answer, re.IGNORECASE) is not None
 
 

@@ -1,4 +1,4 @@
-"""Questions that are answered from a mailbox of some thousands of mails, with the mails that show it."""
+"""Environment of questions over a mailbox of some thousands of mails; answers cite the mails that support them."""
 
 from components.environments.worlds.email_search.environment import EmailSearch
 

@@ -1,9 +1,9 @@
-"""Searching a mailbox: a question, some thousands of mails, and an answer that names the mails that show it.
+"""Mailbox search: a question, some thousands of mails, and an answer that cites the mails that support it.
 
-The task of ART·E with mailboxes made from a seed. The agent searches by words, sender and dates, reads mails, and
-answers. An episode succeeds when the answer is right (values are compared in one form, see `answers.py`) and one of the
-mails that it names shows it; a reply that quotes the fact counts. Saying that one does not know is no success, but is
-told apart from a wrong answer, so that a reward can prefer it.
+This is the task of ART·E with mailboxes generated from a seed. The agent searches by words, sender and dates, reads
+mails, and answers. An episode succeeds if the answer is right (values are compared in normalized form, see
+`answers.py`) and a cited mail supports it; a reply that quotes the fact counts. Answering "I do not know" is not a
+success, but the outcome distinguishes it from a wrong answer, so that a reward can prefer it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ SYSTEM = """You answer questions from a mailbox. Search, read the mails that mat
 value asked for, and the ids of the mails that show it. A later mail may change what an earlier one says, and not \
 every value that a mail names holds. If you cannot find it, answer: I do not know."""
 SOURCES = 10
-"""Ids that an answer names at most."""
+"""Maximum number of ids that an answer cites."""
 MOST = 20
-"""Mails that a search finds at most."""
+"""Maximum number of mails that a search returns."""
 
 
 @registered("environment.email_search")
 class EmailSearch(ToolEnvironment):
-    """seed: of mailboxes and questions. mails: in each mailbox. train, heldout: questions of the two splits.
-    train_mailboxes, heldout_mailboxes: over which they are spread; no mailbox is in both.
+    """seed: seed of mailboxes and questions. mails: mails per mailbox. train, heldout: questions of the two splits.
+    train_mailboxes, heldout_mailboxes: number of mailboxes of each split; the splits share no mailbox.
 
-    Scenario types: fact, person, date, change, chain, total, compare; difficulty 1 to 5 by the mails to combine and
-    decoys (`questions.py`).
+    Scenario types: fact, person, date, change, chain, total, compare; difficulty 1 to 5 by the number of mails to
+    combine and of decoys (`questions.py`).
 
-    Outcome: `success`; `progress`, of which the mails found and those read make a quarter each (shares of what has to
-    be known), the right answer and a right source a quarter each; `answered` (right, wrong, unknown or no), the same as
-    `answer_right`, `answer_wrong`, `unknown`; `source_right`; `searches`, `reads`.
+    Outcome: `success`; `progress`, the mean of four parts: the shares of the needed facts whose mails were found and
+    were read, the right answer, and a right source; `answered` (right, wrong, unknown or no), also as `answer_right`,
+    `answer_wrong`, `unknown`; `source_right`; `searches`, `reads`.
     """
 
     system = SYSTEM
@@ -119,17 +119,17 @@ class EmailSearch(ToolEnvironment):
         """ends the task"""
         if len(sources) > SOURCES:
             raise Invalid(f"{len(sources)} sources, expected {SOURCES} at most")
-        if missing := [one for one in sources if one.strip() not in self.box.by_id]:
+        if missing := [source for source in sources if source.strip() not in self.box.by_id]:
             raise Invalid(f"no mail {missing[0][:40]!r}")
-        self.answer_text, self.sources = text[:LONGEST], [one.strip() for one in sources]
+        self.answer_text, self.sources = text[:LONGEST], [source.strip() for source in sources]
         self.done = True
         return "answered"
 
     def said(self, text: str) -> Messages:
-        """What the agent says without a call is its answer; the ids in it are the sources."""
+        """Take a message without a tool call as the answer, and the ids in it as the sources."""
         ids = dict.fromkeys(re.findall(r"\bm\d{6}\b", text[:LONGEST]))
         self.answer_text = re.sub(r"\bm\d{6}\b", " ", text[:LONGEST])
-        self.sources = [one for one in ids if one in self.box.by_id][:SOURCES]
+        self.sources = [mail_id for mail_id in ids if mail_id in self.box.by_id][:SOURCES]
         self.done = True
         return []
 
@@ -157,13 +157,13 @@ class EmailSearch(ToolEnvironment):
         }
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
-        """Searches for each thing that has to be known, more narrowly until it is found, and reads it."""
+        """Return calls that search for each needed fact, more narrowly until a mail is found, and read that mail."""
         box, goal = self._mailbox(scenario), scenario.input
         steps: list[tuple[str, dict[str, Any]]] = []
         shown: set[str] = set()
         read: list[str] = []
         for words, ids in zip(goal["searches"], goal["needed"], strict=True):
-            for arguments in _ever_narrower(words, box.by_id[ids[0]]):
+            for arguments in _narrowing_searches(words, box.by_id[ids[0]]):
                 if shown & set(ids):
                     break
                 days = {name: _day(name, arguments.get(name, "")) for name in ("after", "before")}
@@ -171,10 +171,10 @@ class EmailSearch(ToolEnvironment):
                 hits = box.search(arguments["keywords"], sender=sender, limit=limit, **days)
                 steps.append(("search", arguments))
                 shown |= {mail.id for mail, _ in hits}
-            read.append(next(one for one in ids if one in shown))
+            read.append(next(mail_id for mail_id in ids if mail_id in shown))
             steps.append(("read", {"message_id": read[-1]}))
-        sources = [one for one in read if one in goal["sources"]]
-        steps.append(("answer", {"text": _said(goal["kind"], goal["answer"]), "sources": sources}))
+        sources = [mail_id for mail_id in read if mail_id in goal["sources"]]
+        steps.append(("answer", {"text": _answer_text(goal["kind"], goal["answer"]), "sources": sources}))
         return [call(name, arguments, number) for number, (name, arguments) in enumerate(steps)]
 
     def save(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class EmailSearch(ToolEnvironment):
         self.answer_text, self.sources, self.done = state["answer"], list(state["sources"]), state["done"]
 
     def _mailbox(self, scenario: Scenario) -> Mailbox:
-        """Shared by all instances; made when it is first needed."""
+        """Return the mailbox, which is generated on first use and shared by all instances."""
         return mailbox(self._seed, scenario.input["mailbox"], self._mails)
 
     def _answered(self) -> str:
@@ -207,9 +207,9 @@ class EmailSearch(ToolEnvironment):
         return "right" if is_right(goal["kind"], self.answer_text, goal["answer"], goal["question"], names) else "wrong"
 
     def _share(self, ids: set[str]) -> float:
-        """Of the things that have to be known, how many these mails show."""
+        """Return the share of the needed facts that these mails state."""
         needed = self.scenario.input["needed"]
-        return sum(not ids.isdisjoint(one) for one in needed) / len(needed)
+        return sum(not ids.isdisjoint(fact_ids) for fact_ids in needed) / len(needed)
 
 
 def _day(name: str, text: str) -> int | None:
@@ -225,8 +225,8 @@ def _line(mail: Mail, piece: str) -> str:
     return f"{mail.id} | {date.fromordinal(mail.day)} | {mail.sender} | {mail.subject} | {' '.join(piece.split())}"
 
 
-def _ever_narrower(words: str, mail: Mail) -> list[dict[str, Any]]:
-    """Searches for a mail; the last cannot miss it."""
+def _narrowing_searches(words: str, mail: Mail) -> list[dict[str, Any]]:
+    """Return increasingly narrow searches for a mail; the last one always finds it."""
     day = date.fromordinal(mail.day).isoformat()
     return [
         {"keywords": words},
@@ -238,5 +238,5 @@ def _ever_narrower(words: str, mail: Mail) -> list[dict[str, Any]]:
     ]
 
 
-def _said(kind: str, answer: str) -> str:
+def _answer_text(kind: str, answer: str) -> str:
     return f"{int(answer):,} dollars" if kind == "money" else answer

@@ -1,10 +1,10 @@
-"""Mailboxes, each made from a seed and a number: the people and projects of a firm, what is known of them, the mails
-that say so, and many that say nothing.
+"""Mailboxes generated from a seed and a number: people and projects of a firm, facts about them, the mails that state
+the facts, and many irrelevant mails.
 
-A fact (the budget of a project, the desk of a person) is stated in a mail; often somebody replies and quotes it. It may
-be changed by a later mail. Somebody may have an idea that does not hold, or name a value that is wrong: a decoy. Firms
-send invoices, with reminders of the same invoice, and make offers, with revised ones. The plan of a mailbox (facts and
-where they stand) is made in some milliseconds; the mails around them, and the index, when they are first needed.
+A mail states a fact (the budget of a project, the desk of a person); often a reply quotes it. A later mail may change
+the fact. Some mails name a false or merely proposed value: a decoy. Firms send invoices, with reminders of the same
+invoice, and make offers, with revised offers. The plan of a mailbox (the facts and the ids of their mails) takes some
+milliseconds; the texts of the mails and the index are generated on first use.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from components.environments.worlds.email_search.words import PERSON, PROJECT, S
 
 FIRST_DAY = date(2024, 1, 8).toordinal()
 DAYS = 540
-"""That the mails of a mailbox span."""
+"""Time span of a mailbox in days."""
 PEOPLE, FIRMS, PROJECTS = 36, 20, 24
 
 
 class Mail(NamedTuple):
+    """Mail with its full text."""
+
     id: str
     day: int
-    """As a proleptic ordinal, as `datetime.date` counts."""
+    """Day as a proleptic ordinal (`datetime.date.toordinal`)."""
     minute: int
-    """Of the day."""
+    """Minute of the day."""
     sender: str
     to: str
     subject: str
@@ -40,7 +42,7 @@ class Mail(NamedTuple):
 
 @dataclass
 class Post:
-    """A mail of the plan, before it is written out."""
+    """Mail of the plan, without its full text."""
 
     id: str
     day: int
@@ -48,58 +50,62 @@ class Post:
     to: str
     subject: str
     says: str
-    """The one sentence that matters."""
+    """The relevant sentence."""
     answers: Post | None = None
-    """The mail that it replies to and quotes."""
+    """Mail that this one replies to and quotes."""
 
 
 @dataclass
 class Fact:
-    """What was known of something, from first to last."""
+    """Fact about a project or person, with all of its values in chronological order."""
 
     about: str
     slot: Slot
     values: list[str] = field(default_factory=list)
     shown: list[list[str]] = field(default_factory=list)
-    """Of each value: the ids of the mails that state it, quoting ones among them."""
+    """Ids of the mails that state each value, including replies that quote it."""
     decoys: int = 0
-    """Mails that name a value that does not hold."""
+    """Number of mails that name a false value."""
 
 
 @dataclass
 class Bill:
-    """What a firm billed for a project, or offered for a job of it."""
+    """Invoices of a firm for a project, or its offers for a job of the project."""
 
     about: str
     firm: str
     job: str
     amounts: list[int]
-    """Of invoices; of an offer, first and revised: the last counts."""
+    """Amounts of the invoices; or of the first and the revised offer, of which the last one is valid."""
     shown: list[list[str]]
     decoys: int = 0
 
 
 @dataclass
 class Plan:
+    """Facts of a mailbox and the mails that state them."""
+
     owner: str
     people: list[str]
     firms: list[str]
     projects: list[str]
     facts: list[Fact]
     invoices: list[list[Bill]]
-    """By project, of different firms."""
+    """Invoices of different firms, by project."""
     offers: list[list[Bill]]
-    """By project and job, of different firms."""
+    """Offers of different firms, by project and job."""
     posts: list[Post]
     spare: list[str]
-    """Ids of the mails that say nothing."""
+    """Ids of the irrelevant mails."""
 
     def names(self, kind: str) -> Sequence[str]:
-        """All that a value of this kind can be, where it is a name."""
+        """Return all names of this kind; empty if values of this kind are not names."""
         return {"person": self.people, "firm": self.firms, "place": words.CITIES}.get(kind, ())
 
 
 class Mailbox:
+    """Mails of a mailbox with a full-text index."""
+
     def __init__(self, seed: int, number: int, mails: int):
         self.plan = plan(seed, number, mails)
         written = _mails(random.Random(f"mails {seed} {number}"), self.plan)
@@ -107,28 +113,33 @@ class Mailbox:
         self.by_id = {mail.id: mail for mail in self.mails}
         self._index = Index(
             {"subject": 2.0, "sender": 1.0, "body": 1.0},
-            ((at, (mail.subject, mail.sender, mail.body)) for at, mail in enumerate(self.mails)),
+            ((index, (mail.subject, mail.sender, mail.body)) for index, mail in enumerate(self.mails)),
             {
-                "who": {at: f"{mail.sender} {address(mail.sender)}".lower() for at, mail in enumerate(self.mails)},
-                "day": {at: mail.day for at, mail in enumerate(self.mails)},
+                "who": {
+                    index: f"{mail.sender} {address(mail.sender)}".lower() for index, mail in enumerate(self.mails)
+                },
+                "day": {index: mail.day for index, mail in enumerate(self.mails)},
             },
         )
 
     def search(
         self, keywords: str, *, sender: str = "", after: int | None = None, before: int | None = None, limit: int = 5
     ) -> list[tuple[Mail, str]]:
-        """The best mails with a piece of each. after, before: days, these included."""
-        where: list[tuple[str, object]] = []
+        """Return the best matches, each with a snippet. after, before: first and last day, as proleptic ordinals."""
+        conditions: list[tuple[str, object]] = []
         if sender:
-            where.append(("instr(facts.who, ?) > 0", sender.lower().encode("ascii", "replace").decode()))
+            conditions.append(("instr(facts.who, ?) > 0", sender.lower().encode("ascii", "replace").decode()))
         if after is not None:
-            where.append(("facts.day >= ?", after))
+            conditions.append(("facts.day >= ?", after))
         if before is not None:
-            where.append(("facts.day <= ?", before))
-        return [(self.mails[at], piece) for at, piece in self._index.search(keywords, limit, where=where, snippet=16)]
+            conditions.append(("facts.day <= ?", before))
+        return [
+            (self.mails[index], snippet)
+            for index, snippet in self._index.search(keywords, limit, where=conditions, snippet=16)
+        ]
 
 
-@functools.lru_cache(maxsize=64)  # a collector makes many instances; some 3 MB each
+@functools.lru_cache(maxsize=64)  # a collector creates many instances; about 3 MB each
 def mailbox(seed: int, number: int, mails: int) -> Mailbox:
     return Mailbox(seed, number, mails)
 
@@ -147,10 +158,10 @@ class _Planner:
         self.rng = rng = random.Random(f"mailbox {seed} {number}")
         people = [
             f"{rng.choice(words.FIRST)} {last}" for last in rng.sample(words.LAST, PEOPLE)
-        ]  # last names differ: an answer may use them alone
+        ]  # last names are unique: an answer may use them alone
         firms = [f"{name} {rng.choice(words.FORMS)}" for name in rng.sample(words.FIRMS, FIRMS)]
-        pairs = [f"{one} {other}" for one in words.ADJECTIVES for other in words.NOUNS]
-        self.ids = [f"m{one:06d}" for one in rng.sample(range(10**6), mails)]
+        pairs = [f"{adjective} {noun}" for adjective in words.ADJECTIVES for noun in words.NOUNS]
+        self.ids = [f"m{mail_number:06d}" for mail_number in rng.sample(range(10**6), mails)]
         self.codes = iter(rng.sample(range(1000, 10_000), 4000))
         self.plan = Plan(people[0], people, firms, rng.sample(pairs, PROJECTS), [], [], [], [], [])
         for project in self.plan.projects:
@@ -174,12 +185,12 @@ class _Planner:
         for turn, day in enumerate(days):
             value = self._value(slot.kind, used)
             fact.values.append(value)
-            sentences = slot.changed if turn else slot.said
-            says = rng.choice(sentences).format(about=about, value=self._written(slot.kind, value))
-            fact.shown.append(self._stated(day, rng.choice(subjects), says))
+            sentences = slot.changed if turn else slot.statements
+            says = rng.choice(sentences).format(about=about, value=self._format_value(slot.kind, value))
+            fact.shown.append(self._add_statement(day, rng.choice(subjects), says))
         for _ in range(rng.choice((0, 0, 1, 2))):
             value = self._value(slot.kind, used)
-            says = rng.choice(slot.ideas).format(about=about, value=self._written(slot.kind, value))
+            says = rng.choice(slot.ideas).format(about=about, value=self._format_value(slot.kind, value))
             self._post(rng.randrange(DAYS - 30), rng.choice(subjects), says)
             fact.decoys += 1
         self.plan.facts.append(fact)
@@ -190,46 +201,47 @@ class _Planner:
         for _ in range(rng.randint(2, 4)):
             amount, code, day = rng.randrange(4, 120) * 50, f"RN-{next(self.codes)}", rng.randrange(20, DAYS - 60)
             bill.amounts.append(amount)
-            says = f"Invoice {code} of {firm} for {about} came in: {self._written('money', str(amount))}."
-            bill.shown.append(self._stated(day, rng.choice((f"invoice {code}", f"invoice of {firm}", about)), says))
-            if rng.random() < 0.25:  # the same invoice once more: not to be counted twice
-                again = (
-                    f"Reminder: invoice {code} of {firm} for {about}, {self._written('money', str(amount))}, is open."
-                )
-                bill.shown[-1] += self._stated(day + rng.randint(10, 30), f"reminder: invoice {code}", again)
+            says = f"Invoice {code} of {firm} for {about} came in: {self._format_value('money', str(amount))}."
+            bill.shown.append(
+                self._add_statement(day, rng.choice((f"invoice {code}", f"invoice of {firm}", about)), says)
+            )
+            if rng.random() < 0.25:  # a reminder of the same invoice, which must not be counted twice
+                value = self._format_value("money", str(amount))
+                reminder = f"Reminder: invoice {code} of {firm} for {about}, {value}, is open."
+                bill.shown[-1] += self._add_statement(day + rng.randint(10, 30), f"reminder: invoice {code}", reminder)
                 bill.decoys += 1
         return bill
 
     def _offers(self, about: str, job: str, firms: list[str]) -> list[Bill]:
         rng = self.rng
-        amounts = rng.sample(range(10, 200), 2 * len(firms))  # all differ: one is the lowest
-        found = []
+        amounts = rng.sample(range(10, 200), 2 * len(firms))  # all differ, so the lowest is unique
+        bills = []
         for firm in firms:
             bill = Bill(about, firm, job, [], [])
             day = rng.randrange(20, DAYS - 90)
             for turn in range(1 + (rng.random() < 0.25)):
                 amount = amounts.pop() * 50
                 words_ = "offers" if turn == 0 else "has changed its offer and now asks"
-                says = f"{firm} {words_} {self._written('money', str(amount))} for the {job} of {about}."
+                says = f"{firm} {words_} {self._format_value('money', str(amount))} for the {job} of {about}."
                 bill.amounts.append(amount)
                 subject = rng.choice((f"{job} of {about}", f"offer of {firm}", f"{about}: {job}"))
-                bill.shown.append(self._stated(day + 30 * turn, subject, says))
+                bill.shown.append(self._add_statement(day + 30 * turn, subject, says))
                 bill.decoys += turn
-            found.append(bill)
-        return found
+            bills.append(bill)
+        return bills
 
-    def _stated(self, day: int, subject: str, says: str) -> list[str]:
-        """A mail, and perhaps replies that quote it; their ids."""
+    def _add_statement(self, day: int, subject: str, says: str) -> list[str]:
+        """Add a mail and possibly replies that quote it; return their ids."""
         post = self._post(day, subject, says)
-        found = [post.id]
+        ids = [post.id]
         for turn in range(self.rng.choice((0, 0, 1, 1, 2))):
             reply = self._post(day + turn + 1, f"Re: {subject}", self.rng.choice(words.REPLIES), post)
-            found.append(reply.id)
-        return found
+            ids.append(reply.id)
+        return ids
 
     def _post(self, day: int, subject: str, says: str, answers: Post | None = None) -> Post:
         if not self.ids:
-            raise ValueError("too few mails: what is known in a mailbox alone fills more; take mails=2500 or more")
+            raise ValueError("too few mails for the facts of a mailbox; set mails=2500 or more")
         sender, to = self.rng.sample(self.plan.people, 2)
         if answers:
             sender, to = answers.to, answers.sender
@@ -238,7 +250,7 @@ class _Planner:
         return post
 
     def _value(self, kind: str, used: set[str]) -> str:
-        """One that was not used for this yet."""
+        """Return a random value that is not in `used`, and add it."""
         rng = self.rng
         value = ""
         while not value or value in used:
@@ -255,8 +267,8 @@ class _Planner:
         used.add(value)
         return value
 
-    def _written(self, kind: str, value: str) -> str:
-        """One of the ways in which a value is written."""
+    def _format_value(self, kind: str, value: str) -> str:
+        """Return a value in a random format."""
         if kind == "money":
             return self.rng.choice((f"{int(value):,} dollars", f"${int(value):,}", f"${value}"))
         if kind == "date":
@@ -267,10 +279,10 @@ class _Planner:
 
 
 def _mails(rng: random.Random, plan: Plan) -> list[Mail]:
-    """All mails, written out."""
-    found = []
+    """Generate the full texts of all mails."""
+    mails = []
     bodies: dict[str, str] = {}
-    for post in plan.posts:  # a reply stands after what it answers
+    for post in plan.posts:  # a reply follows the mail that it answers
         quoted = ""
         if post.answers:
             before = post.answers
@@ -279,7 +291,7 @@ def _mails(rng: random.Random, plan: Plan) -> list[Mail]:
                 f"> {line}" for line in lines
             )
         bodies[post.id] = body = _body(rng, plan, post.sender, post.to, post.says)
-        found.append(_mail(rng, post.id, post.day, post.sender, post.to, post.subject, body + quoted))
+        mails.append(_mail(rng, post.id, post.day, post.sender, post.to, post.subject, body + quoted))
     spare = list(plan.spare)
     while spare:
         sender, to = rng.sample(plan.people, 2)
@@ -288,12 +300,12 @@ def _mails(rng: random.Random, plan: Plan) -> list[Mail]:
             says = _chat(rng, plan, words.CHAT) if turn == 0 else rng.choice(words.REPLIES)
             body = _body(rng, plan, sender, to, says)
             title = f"Re: {subject}" if turn else subject
-            found.append(_mail(rng, spare.pop(), day, sender, to, title, body + quoted))
+            mails.append(_mail(rng, spare.pop(), day, sender, to, title, body + quoted))
             quoted = f"\n\nOn {date.fromordinal(day)} {sender} wrote:\n" + "\n".join(
                 f"> {line}" for line in body.split("\n")
             )
             sender, to, day = to, sender, day + rng.randint(0, 2)
-    return found
+    return mails
 
 
 def _mail(rng: random.Random, id: str, day: int, sender: str, to: str, subject: str, body: str) -> Mail:

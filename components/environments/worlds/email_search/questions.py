@@ -1,17 +1,17 @@
-"""Questions about a mailbox, with the one right answer and the mails that show it.
+"""Questions about a mailbox, with the unique right answer and the mails that support it.
 
 | Type | Question | Mails to combine |
 |---|---|---|
 | fact | a sum, number, code, city or firm | 1 |
-| person | who | 1 |
-| date | when | 1 |
-| change | the value now, or before the last change | as many as there were values |
-| chain | something of the person who leads a project, or of the deputy of that person | 2 or 3 |
-| total | what a firm billed for a project in all | 2 to 4 |
-| compare | which firm made the lowest offer | 2 to 4 |
+| person | a person | 1 |
+| date | a date | 1 |
+| change | the current value, or the value before the last change | one per value |
+| chain | a fact about the lead of a project, or about the lead's deputy | 2 or 3 |
+| total | the sum of a firm's invoices for a project | 2 to 4 |
+| compare | the firm with the lowest offer | 2 to 4 |
 
-Difficulty: the mails to combine, one more with a decoy and one more with two (values that do not hold, reminders of the
-same invoice, revised offers), 5 at most.
+Difficulty: the number of mails to combine, plus 1 with one decoy or 2 with several (false values, reminders of the same
+invoice, revised offers), at most 5.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from components.environments.worlds.email_search.words import PERSON, PROJECT
 from components.trajectories.schema import Scenario
 
 PER_MAILBOX = 300
-"""Questions that a mailbox has at most."""
+"""Maximum number of questions per mailbox."""
 TODAY = FIRST_DAY + DAYS
 
 
@@ -34,38 +34,43 @@ TODAY = FIRST_DAY + DAYS
 def scenarios(
     seed: int, mails: int, train: int, heldout: int, train_boxes: int, heldout_boxes: int
 ) -> tuple[Scenario, ...]:
-    """Mailboxes are numbered; those of the two splits differ."""
-    found: list[Scenario] = []
+    """Return the scenarios of both splits. The splits have different mailboxes."""
+    generated: list[Scenario] = []
     boxes = {"train": range(train_boxes), "heldout": range(train_boxes, train_boxes + heldout_boxes)}
     for split, count in (("train", train), ("heldout", heldout)):
-        for at, number in enumerate(boxes[split]):
-            share = count // len(boxes[split]) + (at < count % len(boxes[split]))
+        for index, number in enumerate(boxes[split]):
+            share = count // len(boxes[split]) + (index < count % len(boxes[split]))
             if share > PER_MAILBOX:
                 raise ValueError(
-                    f"{split} asks {share} questions of one mailbox; there are {PER_MAILBOX} at most: take more "
-                    f"{split}_mailboxes or fewer scenarios"
+                    f"{split} = {count}: that is {share} questions of one mailbox; there are {PER_MAILBOX} at most. "
+                    f"Raise {split}_mailboxes or lower {split}."
                 )
-            found += _questions(seed, number, mails, split, share)
-    return tuple(found)
+            generated += _questions(seed, number, mails, split, share)
+    return tuple(generated)
 
 
 def _questions(seed: int, number: int, mails: int, split: str, count: int) -> list[Scenario]:
     rng = random.Random(f"email questions {seed} {number}")
-    known = plan(seed, number, mails)
+    mailbox_plan = plan(seed, number, mails)
     kinds = sorted(MAKERS)
-    pools = {kind: rng.sample(made, len(made)) for kind, made in ((kind, MAKERS[kind](known, rng)) for kind in kinds)}
-    found: list[Scenario] = []
-    while len(found) < count:
+    pools = {
+        kind: rng.sample(questions, len(questions))
+        for kind, questions in ((kind, MAKERS[kind](mailbox_plan, rng)) for kind in kinds)
+    }
+    generated: list[Scenario] = []
+    while len(generated) < count:
         for kind in kinds:
-            if len(found) < count and pools[kind]:
-                made = pools[kind].pop()
-                level = min(5, len(made["needed"]) + min(2, made.pop("decoys")))
-                name = f"email-{seed}-{number}-{len(found):03d}"
-                found.append(Scenario(name, {"mailbox": number, **made}, split=split, type=kind, difficulty=level))
-    return found
+            if len(generated) < count and pools[kind]:
+                question = pools[kind].pop()
+                level = min(5, len(question["needed"]) + min(2, question.pop("decoys")))
+                name = f"email-{seed}-{number}-{len(generated):03d}"
+                generated.append(
+                    Scenario(name, {"mailbox": number, **question}, split=split, type=kind, difficulty=level)
+                )
+    return generated
 
 
-def _made(
+def _question(
     question: str,
     kind: str,
     answer: str,
@@ -74,8 +79,11 @@ def _made(
     searches: Sequence[str],
     decoys: int,
 ) -> dict[str, Any]:
-    """needed: of each thing that has to be known, the mails that show it. sources: the mails that show the answer.
-    searches: words that find each of `needed`."""
+    """Return a question as the input of a scenario.
+
+    needed: ids of the mails that state each needed fact. sources: ids of the mails that state the answer. searches:
+    search words for each item of `needed`.
+    """
     return {
         "question": question,
         "kind": kind,
@@ -88,9 +96,9 @@ def _made(
 
 
 def _facts(kinds: Sequence[str]) -> Callable[[Plan, random.Random], list[dict[str, Any]]]:
-    def make(known: Plan, rng: random.Random) -> list[dict[str, Any]]:
+    def make(mailbox_plan: Plan, rng: random.Random) -> list[dict[str, Any]]:
         return [
-            _made(
+            _question(
                 rng.choice(fact.slot.asked).format(about=fact.about),
                 fact.slot.kind,
                 fact.values[0],
@@ -99,39 +107,39 @@ def _facts(kinds: Sequence[str]) -> Callable[[Plan, random.Random], list[dict[st
                 [f"{fact.about} {fact.slot.words}"],
                 fact.decoys,
             )
-            for fact in known.facts
+            for fact in mailbox_plan.facts
             if len(fact.values) == 1 and fact.slot.kind in kinds
         ]
 
     return make
 
 
-def _changes(known: Plan, rng: random.Random) -> list[dict[str, Any]]:
-    found = []
-    for fact in known.facts:
+def _changes(mailbox_plan: Plan, rng: random.Random) -> list[dict[str, Any]]:
+    questions = []
+    for fact in mailbox_plan.facts:
         if len(fact.values) == 1:
             continue
-        at, question = (-2, fact.slot.before) if rng.random() < 0.3 else (-1, rng.choice(fact.slot.asked))
+        index, question = (-2, fact.slot.before) if rng.random() < 0.3 else (-1, rng.choice(fact.slot.asked))
         search = f"{fact.about} {fact.slot.words}"
-        found.append(
-            _made(
+        questions.append(
+            _question(
                 question.format(about=fact.about),
                 fact.slot.kind,
-                fact.values[at],
+                fact.values[index],
                 fact.shown,
-                fact.shown[at],
+                fact.shown[index],
                 [search] * len(fact.values),
                 fact.decoys,
             )
         )
-    return found
+    return questions
 
 
-def _chains(known: Plan, rng: random.Random) -> list[dict[str, Any]]:
-    """Over facts that never changed."""
-    single = {(fact.about, fact.slot): fact for fact in known.facts if len(fact.values) == 1}
-    found = []
-    for project in known.projects:
+def _chains(mailbox_plan: Plan, rng: random.Random) -> list[dict[str, Any]]:
+    """Generate questions over chains of facts that never changed."""
+    single = {(fact.about, fact.slot): fact for fact in mailbox_plan.facts if len(fact.values) == 1}
+    questions = []
+    for project in mailbox_plan.projects:
         lead = single.get((project, PROJECT["lead"]))
         if lead is None:
             continue
@@ -148,8 +156,8 @@ def _chains(known: Plan, rng: random.Random) -> list[dict[str, Any]]:
             if last is None:
                 continue
             links.append(last)
-            found.append(
-                _made(
+            questions.append(
+                _question(
                     last.slot.asked[0].format(about=who)
                     if "phone" in last.slot.words
                     else f"What is the desk of {who}?",
@@ -161,17 +169,17 @@ def _chains(known: Plan, rng: random.Random) -> list[dict[str, Any]]:
                     sum(link.decoys for link in links),
                 )
             )
-    return found
+    return questions
 
 
-def _totals(known: Plan, rng: random.Random) -> list[dict[str, Any]]:
-    asked = (
+def _totals(mailbox_plan: Plan, rng: random.Random) -> list[dict[str, Any]]:
+    templates = (
         "How much has {firm} billed for {about} in all?",
         "What is the total of the invoices of {firm} for {about}?",
     )
     return [
-        _made(
-            rng.choice(asked).format(firm=bill.firm, about=bill.about),
+        _question(
+            rng.choice(templates).format(firm=bill.firm, about=bill.about),
             "money",
             str(sum(bill.amounts)),
             bill.shown,
@@ -179,22 +187,22 @@ def _totals(known: Plan, rng: random.Random) -> list[dict[str, Any]]:
             [f"invoice {bill.firm} {bill.about}"] * len(bill.amounts),
             bill.decoys,
         )
-        for bills in known.invoices
+        for bills in mailbox_plan.invoices
         for bill in bills
     ]
 
 
-def _compared(known: Plan, rng: random.Random) -> list[dict[str, Any]]:
-    asked = (
+def _compared(mailbox_plan: Plan, rng: random.Random) -> list[dict[str, Any]]:
+    templates = (
         "Which firm made the lowest offer for the {job} of {about}, as the offers stand now?",
         "Who is the cheapest for the {job} of {about}, by the latest offers?",
     )
-    found = []
-    for bills in known.offers:
+    questions = []
+    for bills in mailbox_plan.offers:
         best: Bill = min(bills, key=lambda bill: bill.amounts[-1])
-        found.append(
-            _made(
-                rng.choice(asked).format(job=best.job, about=best.about),
+        questions.append(
+            _question(
+                rng.choice(templates).format(job=best.job, about=best.about),
                 "firm",
                 best.firm,
                 [bill.shown[-1] for bill in bills],
@@ -203,7 +211,7 @@ def _compared(known: Plan, rng: random.Random) -> list[dict[str, Any]]:
                 sum(bill.decoys for bill in bills),
             )
         )
-    return found
+    return questions
 
 
 MAKERS: dict[str, Callable[[Plan, random.Random], list[dict[str, Any]]]] = {

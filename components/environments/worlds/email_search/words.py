@@ -1,4 +1,4 @@
-"""The words that mailboxes are made of. All names are invented."""
+"""Word lists and sentence templates of the mailboxes. All names are invented."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ MONTHS = (
 
 
 class Slot(NamedTuple):
-    """Something that is known of a project or a person."""
+    """Kind of fact about a project or a person."""
 
     kind: str
-    """Of its values: money, number, date, person, firm, place, code."""
+    """Kind of the values: money, number, date, person, firm, place, code."""
     words: str
-    """What to search for."""
-    said: tuple[str, ...]
-    """Sentences that state it. {about}: the project or person; {value}."""
+    """Search words."""
+    statements: tuple[str, ...]
+    """Sentences that state the fact. Placeholders: {about} (project or person) and {value}."""
     changed: tuple[str, ...]
-    """Sentences that state a value that replaces another."""
+    """Sentences that state a new value of the fact."""
     ideas: tuple[str, ...]
-    """Sentences with a value that does not hold."""
+    """Sentences with a false value."""
     asked: tuple[str, ...]
-    """Questions for it."""
+    """Questions about the fact."""
     before: str
-    """The question for the value before the last."""
+    """Question about the value before the last change."""
 
 
 PROJECT = {

@@ -1,4 +1,4 @@
-"""Puzzles that are solved by writing code."""
+"""Environment of puzzles that the agent solves by writing code."""
 
 from components.environments.worlds.python_tool.environment import PythonTool
 

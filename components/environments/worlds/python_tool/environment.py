@@ -1,8 +1,8 @@
-"""Puzzles with a Python tool: the agent writes code, reads what it prints, and submits the answer.
+"""Puzzles with a Python tool: the agent writes code, reads its output, and submits the answer.
 
 Puzzles are generated from a seed. The code runs in the sandbox (`components/sandbox`), which needs bubblewrap on Linux;
-without it the first episode is refused with what to install. Code that fails is answered with its error and counted as
-`failed_runs`: writing code that fails and mending it is no invalid action.
+without it, the first reset raises an error that says what to install. The observation of failed code is its error.
+Failed code counts as `failed_runs` and not as an invalid action, because debugging is part of the task.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
 LONGEST = 20_000
-"""Characters of one piece of code."""
+"""Maximum number of characters of one piece of code."""
 
 
 @registered("environment.python_tool")
 class PythonTool(ToolEnvironment):
-    """seed: of the generator. train, heldout: puzzles of the two splits. stateful: whether code sees the variables of
-    earlier code. seconds, memory_mb: that a run may take. output: characters of stdout, and of stderr, that are shown.
+    """seed: generator seed. train, heldout: puzzles of the two splits. stateful: keep variables between runs. seconds,
+    memory_mb: limits of a run. output: maximum number of shown characters, each of stdout and stderr.
 
     Scenario types: counting, dates, numbers, simulation, text. Difficulty: 1 one expression, 2 a few lines, 3 a small
     program.
@@ -48,7 +48,7 @@ class PythonTool(ToolEnvironment):
         output: Annotated[int, Field(ge=100, le=100_000)] = 2000,
     ):
         if train + heldout > 20_000:
-            raise ValueError(f"train + heldout is {train + heldout}; at most 20000 puzzles are generated")
+            raise ValueError(f"train + heldout = {train + heldout}: expected at most 20000")
         memory = "Variables stay from one call to the next." if stateful else "Each call starts with no variables."
         self.system = (
             f"Solve the puzzle with Python. python runs code and shows what it prints. {memory} Then submit "
@@ -78,7 +78,7 @@ class PythonTool(ToolEnvironment):
         return str(scenario.input["question"])
 
     async def step(self, action: dict[str, Any]) -> Step:  # type: ignore[override]  # the protocol allows both
-        """In a thread: other episodes go on while code runs. Cancelled, the code is killed."""
+        """Run the step in a thread, so that code does not block other episodes; kill the code if cancelled."""
         self._stop = threading.Event()
         return await stoppable(functools.partial(super().step, action), self._stop)
 
@@ -87,12 +87,12 @@ class PythonTool(ToolEnvironment):
         """runs Python code"""
         if len(code) > LONGEST:
             raise Invalid(f"the code has {len(code)} characters; {LONGEST} at most")
-        shown = cells.play(self._sandbox, [cells.Cell(one) for one in self.cells], code, self._stop)
+        result = cells.play(self._sandbox, [cells.Cell(cell) for cell in self.cells], code, self._stop)
         self.runs += 1
-        self.failed_runs += not shown.well
-        if self.stateful and shown.kept:
+        self.failed_runs += not result.well
+        if self.stateful and result.kept:
             self.cells.append(code)
-        return shown.text
+        return result.text
 
     @tool
     def submit(self, answer: Annotated[str, "the answer alone"]) -> str:
@@ -111,13 +111,13 @@ class PythonTool(ToolEnvironment):
         }
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
-        """Code that finds the answer, and the answer."""
+        """Return calls that run code which prints the answer, and submit it."""
         answer = str(scenario.input["answer"])
         return [call("python", {"code": scenario.input["code"]}, 0), call("submit", {"answer": answer}, 1)]
 
     def save(self) -> dict[str, Any]:
-        kept = ("cells", "submitted", "runs", "failed_runs", "invalid_actions", "done")
-        return {name: getattr(self, name) for name in kept}
+        names = ("cells", "submitted", "runs", "failed_runs", "invalid_actions", "done")
+        return {name: getattr(self, name) for name in names}
 
     def restore(self, scenario: Scenario, state: dict[str, Any]) -> None:
         self.reset(scenario)
@@ -126,36 +126,36 @@ class PythonTool(ToolEnvironment):
         self.cells = list(state["cells"])
 
 
-def same(given: str, answer: int | str | list[Any]) -> bool:
-    """Whether a submitted answer is the right one: brackets, quotes, blanks and upper case do not matter."""
-    wanted = answer if isinstance(answer, list) else [answer]
-    found = [part.strip().strip("'\"").strip() for part in given.strip().strip("[]()").split(",")]
-    if wanted == []:
-        return found == [""]
-    return len(found) == len(wanted) and all(map(_equal, found, wanted))
+def same(submitted: str, answer: int | str | list[Any]) -> bool:
+    """Return True if a submitted answer is right, ignoring brackets, quotes, blanks and case."""
+    expected = answer if isinstance(answer, list) else [answer]
+    parts = [part.strip().strip("'\"").strip() for part in submitted.strip().strip("[]()").split(",")]
+    if expected == []:
+        return parts == [""]
+    return len(parts) == len(expected) and all(map(_equal, parts, expected))
 
 
-def _equal(given: str, wanted: int | str) -> bool:
-    if isinstance(wanted, str):
-        return given.lower() == wanted.lower()
-    return given.removesuffix(".0").removeprefix("+") == str(wanted)
+def _equal(submitted: str, expected: int | str) -> bool:
+    if isinstance(expected, str):
+        return submitted.lower() == expected.lower()
+    return submitted.removesuffix(".0").removeprefix("+") == str(expected)
 
 
-@functools.lru_cache(maxsize=4)  # a collector makes many environments of the same puzzles
+@functools.lru_cache(maxsize=4)  # a collector creates many environments with the same puzzles
 def _generate(seed: int, train: int, heldout: int) -> tuple[Scenario, ...]:
     rng = random.Random(f"python_tool {seed}")
-    found: dict[str, Scenario] = {}
-    while len(found) < train + heldout:
-        split = "train" if len(found) < train else "heldout"
-        at = len(found) if split == "train" else len(found) - train
+    scenarios: dict[str, Scenario] = {}
+    while len(scenarios) < train + heldout:
+        split = "train" if len(scenarios) < train else "heldout"
+        index = len(scenarios) if split == "train" else len(scenarios) - train
         kind, level = rng.choice(sorted(KINDS)), rng.choice(LEVELS)
         puzzle = KINDS[kind](rng, level)
-        if puzzle.question not in found:
-            found[puzzle.question] = Scenario(
-                id=f"python-{split}-{at}",
+        if puzzle.question not in scenarios:
+            scenarios[puzzle.question] = Scenario(
+                id=f"python-{split}-{index}",
                 input={"question": puzzle.question, "code": puzzle.code, "answer": puzzle.answer},
                 split=split,
                 type=kind,
                 difficulty=level,
             )
-    return tuple(found.values())
+    return tuple(scenarios.values())

@@ -1,7 +1,7 @@
-"""Puzzles that a few lines of Python solve and a head does not.
+"""Generators of puzzles that need a few lines of Python.
 
-Each function makes one puzzle of a level from 1 to 3: the question, code that prints the answer, and the answer, found
-here on another way than in the code wherever there is one. Tests run the one against the other.
+Each function generates one puzzle of a level from 1 to 3: the question, code that prints the answer, and the answer.
+Where possible, the answer is computed by a different method than in the code; tests compare the two.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Puzzle:
+    """Puzzle with its solution."""
+
     question: str
     code: str
-    """Prints the answer."""
+    """Program that prints the answer."""
     answer: int | str | list[Any]
 
 
 def numbers(rng: random.Random, level: int) -> Puzzle:
-    """Whole numbers that are too large for the head."""
+    """Generate a puzzle about arithmetic with large integers."""
     if level == 1:
         boxes, each, price = (rng.randrange(10**6, 10**9) for _ in range(3))
         return Puzzle(
@@ -51,7 +53,7 @@ def numbers(rng: random.Random, level: int) -> Puzzle:
 
 
 def dates(rng: random.Random, level: int) -> Puzzle:
-    """The calendar."""
+    """Generate a puzzle about the calendar."""
     begin = date(rng.randrange(1800, 2000), rng.randrange(1, 13), rng.randrange(1, 29))
     if level == 1:
         end = begin + timedelta(days=rng.randrange(5_000, 60_000))
@@ -91,7 +93,7 @@ def dates(rng: random.Random, level: int) -> Puzzle:
 
 
 def text(rng: random.Random, level: int) -> Puzzle:
-    """Words and letters."""
+    """Generate a puzzle about words and letters."""
     words = ["".join(rng.choice("aeioulnrst") for _ in range(rng.randrange(3, 9))) for _ in range(20 + 10 * level)]
     if level == 1:
         letter = rng.choice("aeioulnrst")
@@ -102,17 +104,17 @@ def text(rng: random.Random, level: int) -> Puzzle:
         )
     if level == 2:
         vowels = rng.randrange(2, 4)
-        found = sorted({word for word in words if sum(letter in "aeiou" for letter in word) == vowels})
+        matches = sorted({word for word in words if sum(letter in "aeiou" for letter in word) == vowels})
         return Puzzle(
             f"Which words of this text have exactly {vowels} vowels (a, e, i, o, u; each counts as often as "
             f"it occurs)? Answer "
             f"as a list in alphabetical order, each word once. {' '.join(words)}",
             f"import re\nwords = set({' '.join(words)!r}.split())\n"
             f"print(sorted(word for word in words if len(re.findall('[aeiou]', word)) == {vowels}))",
-            found,
+            matches,
         )
     shift, size = rng.randrange(2, 25), rng.randrange(2, 4)
-    coded = "".join(chr((ord(one) - 97 + shift) % 26 + 97) for one in "".join(words))
+    coded = "".join(chr((ord(letter) - 97 + shift) % 26 + 97) for letter in "".join(words))
     pairs = Counter(coded[at : at + size] for at in range(len(coded) - size + 1))
     most = max(pairs.values())
     best = min(piece for piece, count in pairs.items() if count == most)
@@ -131,7 +133,7 @@ def text(rng: random.Random, level: int) -> Puzzle:
 
 
 def simulation(rng: random.Random, level: int) -> Puzzle:
-    """Rules that are carried out many times."""
+    """Generate a puzzle that simulates rules over many steps."""
     if level == 1:
         start, rate, yearly, years = (
             rng.randrange(1000, 90_000),
@@ -183,16 +185,16 @@ def simulation(rng: random.Random, level: int) -> Puzzle:
 
 
 def counting(rng: random.Random, level: int) -> Puzzle:
-    """How many there are: by trying all."""
+    """Generate a puzzle that counts by enumeration."""
     if level == 1:
         low, span = rng.randrange(1000, 50_000), rng.randrange(1000, 9000)
-        one, two = rng.sample((3, 4, 7, 9, 11, 13, 17), 2)
-        high, both = low + span, math.lcm(one, two)
+        divisor, second_divisor = rng.sample((3, 4, 7, 9, 11, 13, 17), 2)
+        high, both = low + span, math.lcm(divisor, second_divisor)
         return Puzzle(
-            f"How many whole numbers from {low} to {high}, both included, can be divided by {one} or by "
-            f"{two} but not by both?",
-            f"print(sum((n % {one} == 0) != (n % {two} == 0) for n in range({low}, {high} + 1)))",
-            sum(sign * (high // n - (low - 1) // n) for sign, n in ((1, one), (1, two), (-2, both))),
+            f"How many whole numbers from {low} to {high}, both included, can be divided by {divisor} or by "
+            f"{second_divisor} but not by both?",
+            f"print(sum((n % {divisor} == 0) != (n % {second_divisor} == 0) for n in range({low}, {high} + 1)))",
+            sum(sign * (high // n - (low - 1) // n) for sign, n in ((1, divisor), (1, second_divisor), (-2, both))),
         )
     if level == 2:
         values, size, total = sorted(rng.sample(range(1, 60), 14)), rng.randrange(3, 6), rng.randrange(60, 150)
@@ -210,12 +212,13 @@ def counting(rng: random.Random, level: int) -> Puzzle:
     rows, columns = rng.randrange(7, 11), rng.randrange(7, 11)
     cells = list(itertools.product(range(rows), range(columns)))[1:-1]
     blocked = sorted(rng.sample(cells, rng.randrange(4, 12)))
-    ways_ = [[0] * columns for _ in range(rows)]
-    for at in range(rows):
-        for to in range(columns):
-            if (at, to) not in blocked:
-                above, left = ways_[at - 1][to] if at else 0, ways_[at][to - 1] if to else 0
-                ways_[at][to] = 1 if at == to == 0 else above + left
+    path_counts = [[0] * columns for _ in range(rows)]
+    for row_index in range(rows):
+        for column_index in range(columns):
+            if (row_index, column_index) not in blocked:
+                above = path_counts[row_index - 1][column_index] if row_index else 0
+                left = path_counts[row_index][column_index - 1] if column_index else 0
+                path_counts[row_index][column_index] = 1 if row_index == column_index == 0 else above + left
     return Puzzle(
         f"A grid has {rows} rows and {columns} columns, both numbered from 0. A robot walks from (0, 0) to "
         f"({rows - 1}, {columns - 1}), each step to the next row or to the next column, and may not enter these cells "
@@ -224,7 +227,7 @@ def counting(rng: random.Random, level: int) -> Puzzle:
         f"    if (row, column) in blocked or row >= {rows} or column >= {columns}:\n        return 0\n"
         f"    if (row, column) == ({rows - 1}, {columns - 1}):\n        return 1\n"
         f"    return ways(row + 1, column) + ways(row, column + 1)\nprint(ways(0, 0))",
-        ways_[-1][-1],
+        path_counts[-1][-1],
     )
 
 
@@ -238,11 +241,11 @@ KINDS: dict[str, Callable[[random.Random, int], Puzzle]] = {
 LEVELS = (1, 2, 3)
 
 _WEEKDAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
-"""By the number of the day since the year 1, divided by 7."""
+"""Names of the weekdays by proleptic ordinal modulo 7."""
 
 
 def _power(base: int, exponent: int, modulus: int) -> int:
-    """By squaring."""
+    """Return base ** exponent % modulus, by repeated squaring."""
     value = 1
     for bit in f"{exponent:b}":
         value = value * value * (base if bit == "1" else 1) % modulus
@@ -250,8 +253,8 @@ def _power(base: int, exponent: int, modulus: int) -> int:
 
 
 def _digits(value: int) -> list[int]:
-    found = []
+    digits = []
     while value:
         value, digit = divmod(value, 10)
-        found.append(digit)
-    return found
+        digits.append(digit)
+    return digits

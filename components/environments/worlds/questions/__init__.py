@@ -1,1 +1,1 @@
-"""Questions that take several tools to answer: `base` has what they share, `todo`, `weather` and `movie` the worlds."""
+"""Question answering with several tools: `base` has the shared parts; `todo`, `weather` and `movie` are the worlds."""

@@ -1,8 +1,8 @@
-"""Questions over a small world of data that only tools can see; the answer is submitted and checked by its value.
+"""Questions over a small world of data that only the tools can read; the submitted answer is compared by value.
 
-A scenario is a question in a world. Worlds are made from a seed and shared by a few scenarios of one split, never by
-both. A question is written by answering it: its writer calls the tools as an agent would, so the calls are a solution,
-and their number says how difficult it is.
+A scenario is a question in a world. Worlds are generated from a seed; a few scenarios of one split share a world, and
+the splits share none. The generator of a question calls the tools as an agent would, so its calls are a solution, and
+their number determines the difficulty.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from components.environments.tools import ToolEnvironment, call, tool
 from components.trajectories.schema import Scenario
 
 PER_WORLD = 8
-"""Scenarios in a world."""
+"""Scenarios per world."""
 LEVELS = (2, 3, 5, 7)
-"""Most calls before `submit` of difficulty 1, 2, 3 and 4; more are 5."""
+"""Maximum number of calls before `submit` of difficulties 1, 2, 3 and 4; more calls are difficulty 5."""
 LONGEST = 500
-"""Characters of an answer."""
+"""Maximum number of characters of an answer."""
 
 Answer = int | float | str | list[str]
 Look = Callable[..., Any]
-"""Calls a tool by name, with its arguments; what it told, read."""
-Asked = tuple[str, Answer] | None
-"""A question and its answer, or None where the draw has none (or two)."""
+"""Function that calls a tool by name with arguments and returns its parsed result."""
+QuestionAndAnswer = tuple[str, Answer] | None
+"""A question and its answer, or None if the random draw has no answer or no unique one."""
 
 
 class Questions(ToolEnvironment):
-    """To be subclassed: with tools that answer in JSON from `self.data`, `world`, and a method `ask_FORM` for each form
-    of question.
+    """Questions over a small world of data that only the tools can read. Subclasses define the tools, which return JSON
+    from `self.data`, the generator `world`, and a method `ask_FORM` for each form of question.
 
-    seed: of the worlds and questions. train, heldout: scenarios of the two splits.
+    seed: seed of the worlds and questions. train, heldout: scenarios of the two splits.
     """
 
     about: ClassVar[str]
-    """What the agent must know of the world, for the first message."""
+    """Description of the world for the system prompt."""
     data: dict[str, Any]
-    """The world that is played in."""
+    """World of the current scenario."""
 
     def __init__(
         self,
@@ -62,10 +62,11 @@ class Questions(ToolEnvironment):
     @classmethod
     @abc.abstractmethod
     def world(cls, draw: random.Random) -> dict[str, Any]:
-        """A world."""
+        """Generate a world."""
 
     @classmethod
     def forms(cls) -> list[str]:
+        """Return the forms of question."""
         return [name.removeprefix("ask_") for name in vars(cls) if name.startswith("ask_")]
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
@@ -83,13 +84,13 @@ class Questions(ToolEnvironment):
         return "submitted"
 
     def said(self, text: str) -> Messages:
-        self.done = True  # without an answer
+        self.done = True  # ends without a submitted answer
         return []
 
     def outcome(self, answer: str) -> dict[str, Any]:
-        given = self.submitted
-        right = given is not None and same(given, self.scenario.input["answer"])
-        return {"success": right, "submitted": given is not None}
+        submitted = self.submitted
+        right = submitted is not None and same(submitted, self.scenario.input["answer"])
+        return {"success": right, "submitted": submitted is not None}
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
         answer = scenario.input["answer"]
@@ -105,29 +106,31 @@ class Questions(ToolEnvironment):
         self.submitted, self.done, self.invalid_actions = state
 
 
-def same(given: str, right: Answer) -> bool:
-    """Whether a submitted text is the answer: numbers by value, with a unit or without; names in any case; several
-    names in any order."""
-    if isinstance(right, list):
-        names = [_bare(name) for name in re.split(r",|;|\band\b", given)]
-        return sorted(name for name in names if name) == sorted(_bare(name) for name in right)
-    if isinstance(right, str):
-        return _bare(given) == _bare(right)
-    number = re.fullmatch(r"\s*+(-?\d{1,9}(?:\.\d{1,6})?)\s*+[^\W\d]*+\.?\s*+", given)
-    return number is not None and abs(float(number.group(1)) - right) < 1e-6
+def same(submitted: str, expected: Answer) -> bool:
+    """Return True if a submitted text is the expected answer.
+
+    Numbers are compared by value, with or without a unit; names ignoring case; several names in any order.
+    """
+    if isinstance(expected, list):
+        names = [_normalized(name) for name in re.split(r",|;|\band\b", submitted)]
+        return sorted(name for name in names if name) == sorted(_normalized(name) for name in expected)
+    if isinstance(expected, str):
+        return _normalized(submitted) == _normalized(expected)
+    number = re.fullmatch(r"\s*+(-?\d{1,9}(?:\.\d{1,6})?)\s*+[^\W\d]*+\.?\s*+", submitted)
+    return number is not None and abs(float(number.group(1)) - expected) < 1e-6
 
 
-def only(keys: Sequence[Any]) -> bool:
-    """Whether the greatest (or least) of them is one alone, for questions after it. keys: in order."""
+def first_is_unique(keys: Sequence[Any]) -> bool:
+    """Return True if no other key equals the first of the sorted keys, so that a question about it has one answer."""
     return len(keys) < 2 or keys[0] != keys[1]
 
 
-def told(**fields: Any) -> str:
-    """What a tool tells: JSON on one line."""
+def to_json(**fields: Any) -> str:
+    """Return the result of a tool: JSON on one line."""
     return json.dumps(fields)
 
 
-def _bare(text: str) -> str:
+def _normalized(text: str) -> str:
     return " ".join(text.strip(" .\"'\n\t").casefold().split())
 
 
@@ -136,28 +139,29 @@ def _world(kind: type[Questions], key: str) -> dict[str, Any]:
     return kind.world(random.Random(key))
 
 
-@functools.lru_cache(maxsize=8)  # a collector makes many environments of the same scenarios
+@functools.lru_cache(maxsize=8)  # a collector creates many environments with the same scenarios
 def _generate(kind: type[Questions], seed: int, train: int, heldout: int) -> tuple[Scenario, ...]:
     if not train + heldout:
         return ()
     environment, name, forms = kind(train=0, heldout=0), kind.__name__.lower(), kind.forms()
-    found: list[Scenario] = []
+    scenarios: list[Scenario] = []
     for split, count in (("train", train), ("heldout", heldout)):
-        asked: set[tuple[str, str]] = set()
+        questions: set[tuple[str, str]] = set()
         draw = random.Random(f"{name} {seed} {split}")
         for index in range(count):
             form, number = forms[index % len(forms)], f"{name}-{seed}-{split}-{index}"
-            one = None
+            scenario = None
             for attempt in range(1000):
-                spare = f" {attempt // 50}" if attempt >= 50 else ""  # a world in which this form has no more questions
-                world = f"{name} {seed} {split} {index // PER_WORLD}{spare}"
-                one = _scenario(environment, number, split, form, world, draw)
-                if one is not None and (world, one.input["question"]) not in asked:
+                # Use another world after 50 attempts: this one may have no more questions of the form.
+                suffix = f" {attempt // 50}" if attempt >= 50 else ""
+                world = f"{name} {seed} {split} {index // PER_WORLD}{suffix}"
+                scenario = _scenario(environment, number, split, form, world, draw)
+                if scenario is not None and (world, scenario.input["question"]) not in questions:
                     break
-            assert one is not None, f"no question of form {form}"
-            asked.add((one.input["world"], one.input["question"]))
-            found.append(one)
-    return tuple(found)
+            assert scenario is not None, f"no question of form {form}"
+            questions.add((scenario.input["world"], scenario.input["question"]))
+            scenarios.append(scenario)
+    return tuple(scenarios)
 
 
 def _scenario(
@@ -170,12 +174,12 @@ def _scenario(
         solution.append([tool, arguments])
         return json.loads(getattr(environment, tool)(**arguments))
 
-    asked: Asked = getattr(environment, f"ask_{form}")(look, draw)
-    if asked is None:
+    question_and_answer: QuestionAndAnswer = getattr(environment, f"ask_{form}")(look, draw)
+    if question_and_answer is None:
         return None
-    question, answer = asked
+    question, answer = question_and_answer
     if isinstance(answer, str) and answer in question:
         return None
-    difficulty = 1 + sum(len(solution) > most for most in LEVELS)
-    given = {"world": world, "question": question, "answer": answer, "solution": solution}
-    return Scenario(name, given, split, form, difficulty)
+    difficulty = 1 + sum(len(solution) > limit for limit in LEVELS)
+    scenario_input = {"world": world, "question": question, "answer": answer, "solution": solution}
+    return Scenario(name, scenario_input, split, form, difficulty)

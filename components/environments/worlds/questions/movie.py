@@ -1,4 +1,4 @@
-"""Films, people and ratings: questions that go from one to the other."""
+"""Questions over films, people and ratings that need several linked look-ups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from typing import Annotated, Any, Literal
 
 from components.environments.tools import Invalid, tool
-from components.environments.worlds.questions.base import Asked, Look, Questions, only, told
+from components.environments.worlds.questions.base import Look, QuestionAndAnswer, Questions, first_is_unique, to_json
 from components.specs.registered import registered
 
 FIRST = ("Vera", "Milo", "Tessa", "Ivo", "Nora", "Emil", "Lotte", "Karim", "Runa", "Stefan", "Yara", "Otto", "Wanda")
@@ -49,41 +49,41 @@ class Movie(Questions):
     @tool
     def find_film(self, title: str) -> str:
         """The film with a title."""
-        return told(film=self._named("films", "title", title))
+        return to_json(film=self._named("films", "title", title))
 
     @tool
     def view_film(self, film: Annotated[str, "such as f12"]) -> str:
         """Title, year, minutes, genre, director and cast of a film."""
-        found = self._of("films", film)
-        return told(**{name: found[name] for name in ("title", "year", "minutes", "genre", "director", "cast")})
+        film_data = self._of("films", film)
+        return to_json(**{name: film_data[name] for name in ("title", "year", "minutes", "genre", "director", "cast")})
 
     @tool
     def ratings(self, film: str) -> str:
         """What critics and viewers give a film."""
-        found = self._of("films", film)
-        return told(critics=found["critics"], viewers=found["viewers"])
+        film_data = self._of("films", film)
+        return to_json(critics=film_data["critics"], viewers=film_data["viewers"])
 
     @tool
     def find_person(self, name: Annotated[str, "first and last"]) -> str:
         """The person with a name."""
-        return told(person=self._named("people", "name", name))
+        return to_json(person=self._named("people", "name", name))
 
     @tool
     def view_person(self, person: Annotated[str, "such as p3"]) -> str:
         """Name, year of birth and country of a person."""
-        return told(**self._of("people", person))
+        return to_json(**self._of("people", person))
 
     @tool
     def films_of(self, person: str, role: Literal["director", "cast"]) -> str:
         """The films that a person directed, or is in the cast of."""
         self._of("people", person)
-        found = [key for key, one in self.data["films"].items() if person in one[role]]
-        return told(films=found)
+        films = [key for key, film in self.data["films"].items() if person in film[role]]
+        return to_json(films=films)
 
     @tool
     def films_in(self, year: int) -> str:
         """The films of a year."""
-        return told(films=[key for key, one in self.data["films"].items() if one["year"] == year])
+        return to_json(films=[key for key, film in self.data["films"].items() if film["year"] == year])
 
     def _of(self, table: str, key: str) -> dict[str, Any]:
         if key not in self.data[table]:
@@ -91,27 +91,27 @@ class Movie(Questions):
         return self.data[table][key]
 
     def _named(self, table: str, field: str, name: str) -> str:
-        for key, one in self.data[table].items():
-            if one[field].lower() == name.strip().lower():
+        for key, entry in self.data[table].items():
+            if entry[field].lower() == name.strip().lower():
                 return str(key)
         raise Invalid(f"nothing is called {name[:60]}")
 
     # Questions
 
-    def ask_detail(self, look: Look, draw: random.Random) -> Asked:
+    def ask_detail(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
         title = self._film(draw)
         field, words = draw.choice(
             (("year", "In which year did {} come out?"), ("minutes", "How many minutes does {} take?"))
         )
         return words.format(title), look("view_film", film=look("find_film", title=title)["film"])[field]
 
-    def ask_rating(self, look: Look, draw: random.Random) -> Asked:
+    def ask_rating(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
         title = self._film(draw)
-        found = look("ratings", film=look("find_film", title=title)["film"])
+        ratings = look("ratings", film=look("find_film", title=title)["film"])
         who = draw.choice(("critics", "viewers"))
-        return f"Which rating does {title} have from {who}?", found[who]
+        return f"Which rating does {title} have from {who}?", ratings[who]
 
-    def ask_director(self, look: Look, draw: random.Random) -> Asked:
+    def ask_director(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
         title = self._film(draw)
         film = look("view_film", film=look("find_film", title=title)["film"])
         person = look("view_person", person=film["director"])
@@ -124,70 +124,72 @@ class Movie(Questions):
         )
         return words.format(title), person[field]
 
-    def ask_extreme(self, look: Look, draw: random.Random) -> Asked:
-        """The longest, shortest, newest or oldest film of a person."""
+    def ask_extreme(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
+        """Ask for the longest, shortest, newest or oldest film of a person."""
         name = self._person(draw)
         role = draw.choice(("director", "cast"))
         films = look("films_of", person=look("find_person", name=name)["person"], role=role)["films"]
         if not 2 <= len(films) <= 7:
             return None
-        found = [look("view_film", film=film) for film in films]
-        field, most, word = draw.choice(
+        candidates = [look("view_film", film=film) for film in films]
+        field, sign, word = draw.choice(
             (("minutes", 1, "longest"), ("minutes", -1, "shortest"), ("year", 1, "newest"), ("year", -1, "oldest"))
         )
-        found.sort(key=lambda one: -most * one[field])
-        if not only([one[field] for one in found]):
+        candidates.sort(key=lambda film_data: -sign * film_data[field])
+        if not first_is_unique([film_data[field] for film_data in candidates]):
             return None
         which = "that {} directed" if role == "director" else "that {} plays in"
-        return f"What is the title of the {word} film {which.format(name)}?", found[0]["title"]
+        return f"What is the title of the {word} film {which.format(name)}?", candidates[0]["title"]
 
-    def ask_best(self, look: Look, draw: random.Random) -> Asked:
-        """The film of a year that critics or viewers like best."""
+    def ask_best(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
+        """Ask for the film of a year with the best rating by critics or viewers."""
         year, who = draw.randrange(2012, 2028), draw.choice(("critics", "viewers"))
         films = look("films_in", year=year)["films"]
         if not 2 <= len(films) <= 6:
             return None
-        found = sorted(((look("ratings", film=film)[who], film) for film in films), reverse=True)
-        if not only([rating for rating, _ in found]):
+        rated = sorted(((look("ratings", film=film)[who], film) for film in films), reverse=True)
+        if not first_is_unique([rating for rating, _ in rated]):
             return None
-        title = look("view_film", film=found[0][1])["title"]
+        title = look("view_film", film=rated[0][1])["title"]
         return f"Which film of {year} do {who} rate best? Its title, please.", title
 
-    def ask_together(self, look: Look, draw: random.Random) -> Asked:
-        """The films in which two people play."""
-        one, other = self._person(draw), self._person(draw)
-        if one == other:
+    def ask_together(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
+        """Ask for the films that two people both play in."""
+        first, second = self._person(draw), self._person(draw)
+        if first == second:
             return None
         films = [
             look("films_of", person=look("find_person", name=name)["person"], role="cast")["films"]
-            for name in (one, other)
+            for name in (first, second)
         ]
         both = [film for film in films[0] if film in films[1]]
         if not both:
             return None
         titles = [look("view_film", film=film)["title"] for film in both]
-        return f"In which films do both {one} and {other} play? Their titles, please.", titles
+        return f"In which films do both {first} and {second} play? Their titles, please.", titles
 
-    def ask_oldest(self, look: Look, draw: random.Random) -> Asked:
-        """The oldest or youngest of a film's cast."""
+    def ask_oldest(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
+        """Ask for the oldest or youngest person of a film's cast."""
         title = self._film(draw)
         cast = look("view_film", film=look("find_film", title=title)["film"])["cast"]
-        most, word = draw.choice(((1, "oldest"), (-1, "youngest")))
-        found = sorted((look("view_person", person=person) for person in cast), key=lambda one: most * one["born"])
-        if not only([one["born"] for one in found]):
+        sign, word = draw.choice(((1, "oldest"), (-1, "youngest")))
+        people = sorted(
+            (look("view_person", person=person) for person in cast), key=lambda person_data: sign * person_data["born"]
+        )
+        if not first_is_unique([person_data["born"] for person_data in people]):
             return None
-        return f"Who is the {word} person in the cast of {title}?", found[0]["name"]
+        return f"Who is the {word} person in the cast of {title}?", people[0]["name"]
 
-    def ask_chain(self, look: Look, draw: random.Random) -> Asked:
-        """The director of the film with the best rating in which somebody plays."""
+    def ask_chain(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
+        """Ask for the director of the best-rated film that a person plays in."""
         name, who = self._person(draw), draw.choice(("critics", "viewers"))
         films = look("films_of", person=look("find_person", name=name)["person"], role="cast")["films"]
         if not 2 <= len(films) <= 6:
             return None
-        found = sorted(((look("ratings", film=film)[who], film) for film in films), reverse=True)
-        if not only([rating for rating, _ in found]):
+        rated = sorted(((look("ratings", film=film)[who], film) for film in films), reverse=True)
+        if not first_is_unique([rating for rating, _ in rated]):
             return None
-        director = look("view_film", film=found[0][1])["director"]
+        director = look("view_film", film=rated[0][1])["director"]
         answer = look("view_person", person=director)["name"]
         return f"Of the films that {name} plays in, who directed the one that {who} rate best?", answer
 

@@ -1,4 +1,4 @@
-"""Lists, projects and due dates: questions over tasks."""
+"""Questions over tasks with lists, projects and due dates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import date, timedelta
 from typing import Annotated, Any
 
 from components.environments.tools import Invalid, tool
-from components.environments.worlds.questions.base import Asked, Look, Questions, only, told
+from components.environments.worlds.questions.base import Look, QuestionAndAnswer, Questions, first_is_unique, to_json
 from components.specs.registered import registered
 
 TODAY = date(2031, 6, 2)
@@ -54,21 +54,21 @@ class Todo(Questions):
     @tool
     def lists(self) -> str:
         """The names of all lists and projects."""
-        return told(lists=self.data["lists"], projects=sorted(self.data["projects"]))
+        return to_json(lists=self.data["lists"], projects=sorted(self.data["projects"]))
 
     @tool
     def tasks_in(self, list: Annotated[str, "its name"]) -> str:
         """The tasks of a list."""
         if list not in self.data["lists"]:
             raise Invalid(f"no list {list[:40]}; there are {', '.join(self.data['lists'])}")
-        return told(tasks=[key for key, one in self.data["tasks"].items() if one["list"] == list])
+        return to_json(tasks=[key for key, task in self.data["tasks"].items() if task["list"] == list])
 
     @tool
     def find_task(self, title: str) -> str:
         """The task with a title."""
-        for key, one in self.data["tasks"].items():
-            if one["title"].lower() == title.strip().lower():
-                return told(task=key)
+        for key, task in self.data["tasks"].items():
+            if task["title"].lower() == title.strip().lower():
+                return to_json(task=key)
         raise Invalid(f"no task is called {title[:60]}")
 
     @tool
@@ -76,83 +76,91 @@ class Todo(Questions):
         """Title, list, project, owner, due date, state, priority and minutes of a task, and what it waits for."""
         if task not in self.data["tasks"]:
             raise Invalid(f"no task {task[:40]}")
-        return told(**self.data["tasks"][task])
+        return to_json(**self.data["tasks"][task])
 
     @tool
     def view_project(self, project: Annotated[str, "its name"]) -> str:
         """Lead, deadline and tasks of a project."""
         if project not in self.data["projects"]:
             raise Invalid(f"no project {project[:40]}; there are {', '.join(sorted(self.data['projects']))}")
-        tasks = [key for key, one in self.data["tasks"].items() if one["project"] == project]
-        return told(**self.data["projects"][project], tasks=tasks)
+        tasks = [key for key, task in self.data["tasks"].items() if task["project"] == project]
+        return to_json(**self.data["projects"][project], tasks=tasks)
 
     # Questions
 
-    def ask_detail(self, look: Look, draw: random.Random) -> Asked:
-        title, found = self._task(look, draw)
+    def ask_detail(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
+        title, task = self._task(look, draw)
         field, words = draw.choice(
             (("due", "When is '{}' due?"), ("owner", "Who owns '{}'?"), ("minutes", "How many minutes does '{}' take?"))
         )
-        return words.format(title), found[field]
+        return words.format(title), task[field]
 
-    def ask_lead(self, look: Look, draw: random.Random) -> Asked:
-        title, found = self._task(look, draw)
-        return f"Who leads the project of '{title}'?", look("view_project", project=found["project"])["lead"]
+    def ask_lead(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
+        title, task = self._task(look, draw)
+        return f"Who leads the project of '{title}'?", look("view_project", project=task["project"])["lead"]
 
-    def ask_slack(self, look: Look, draw: random.Random) -> Asked:
-        title, found = self._task(look, draw)
-        deadline = look("view_project", project=found["project"])["deadline"]
-        days = (date.fromisoformat(deadline) - date.fromisoformat(found["due"])).days
+    def ask_slack(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
+        title, task = self._task(look, draw)
+        deadline = look("view_project", project=task["project"])["deadline"]
+        days = (date.fromisoformat(deadline) - date.fromisoformat(task["due"])).days
         return f"How many days before the deadline of its project is '{title}' due? Negative if after it.", days
 
-    def ask_first(self, look: Look, draw: random.Random) -> Asked:
-        """The beginning of a chain of tasks that wait for each other."""
-        title, found = self._task(look, draw)
-        if not found["waits_for"]:
+    def ask_first(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
+        """Ask for the first task of a chain of tasks that wait for each other."""
+        title, task = self._task(look, draw)
+        if not task["waits_for"]:
             return None
-        while found["waits_for"]:
-            found = look("view_task", task=found["waits_for"])
+        while task["waits_for"]:
+            task = look("view_task", task=task["waits_for"])
         question = f"Go from '{title}' to the task that it waits for, and on in the same way to the one that waits for "
-        return question + "none. What is the title of that one?", found["title"]
+        return question + "none. What is the title of that one?", task["title"]
 
-    def ask_count(self, look: Look, draw: random.Random) -> Asked:
-        """How many tasks of a list are open, overdue or of a priority."""
+    def ask_count(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
+        """Ask for the number of open, overdue or high-priority tasks of a list."""
         name = draw.choice(self.data["lists"])
         tasks = look("tasks_in", list=name)["tasks"]
         if not 2 <= len(tasks) <= 9:
             return None
-        found = [look("view_task", task=task) for task in tasks]
-        still = [one for one in found if not one["done"]]
+        tasks_data = [look("view_task", task=task) for task in tasks]
+        open_tasks = [task_data for task_data in tasks_data if not task_data["done"]]
         words, count = draw.choice(
             (
-                ("are open", len(still)),
-                ("are overdue", sum(one["due"] < str(TODAY) for one in still)),
-                ("are open and of high priority", sum(one["priority"] == "high" for one in still)),
+                ("are open", len(open_tasks)),
+                ("are overdue", sum(task_data["due"] < str(TODAY) for task_data in open_tasks)),
+                ("are open and of high priority", sum(task_data["priority"] == "high" for task_data in open_tasks)),
             )
         )
         return f"How many tasks of the list {name} {words}?", count
 
-    def ask_next(self, look: Look, draw: random.Random) -> Asked:
-        """The open task of a project that is due first or last."""
+    def ask_next(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
+        """Ask for the open task of a project that is due first or last."""
         name = draw.choice(sorted(self.data["projects"]))
         tasks = look("view_project", project=name)["tasks"]
         if not 2 <= len(tasks) <= 9:
             return None
         word, last = draw.choice((("first", False), ("last", True)))
-        found = [look("view_task", task=task) for task in tasks]
-        still = sorted((one for one in found if not one["done"]), key=lambda one: one["due"], reverse=last)
-        if len(still) < 2 or not only([one["due"] for one in still]):
+        tasks_data = [look("view_task", task=task) for task in tasks]
+        open_tasks = sorted(
+            (task_data for task_data in tasks_data if not task_data["done"]),
+            key=lambda task_data: task_data["due"],
+            reverse=last,
+        )
+        if len(open_tasks) < 2 or not first_is_unique([task_data["due"] for task_data in open_tasks]):
             return None
-        return f"Which open task of the project {name} is due {word}? Its title, please.", still[0]["title"]
+        return f"Which open task of the project {name} is due {word}? Its title, please.", open_tasks[0]["title"]
 
-    def ask_load(self, look: Look, draw: random.Random) -> Asked:
-        """Minutes of open tasks, of a person or of all, in a list."""
+    def ask_load(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
+        """Ask for the total minutes of the open tasks in a list, of one person or of all."""
         name, who = draw.choice(self.data["lists"]), draw.choice([*self.data["people"], ""])
         tasks = look("tasks_in", list=name)["tasks"]
         if not 2 <= len(tasks) <= 9:
             return None
-        found = [look("view_task", task=task) for task in tasks]
-        minutes = sum(one["minutes"] for one in found if not one["done"] and who in ("", one["owner"]))
+        tasks_data = [look("view_task", task=task) for task in tasks]
+        minutes = sum(
+            task_data["minutes"]
+            for task_data in tasks_data
+            if not task_data["done"] and who in ("", task_data["owner"])
+        )
         if not minutes:
             return None
         whose = f"of {who} " if who else ""

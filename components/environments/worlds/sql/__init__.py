@@ -1,4 +1,4 @@
-"""Questions over databases."""
+"""Environment of questions over SQLite databases."""
 
 from components.environments.worlds.sql.environment import Sql
 

@@ -1,12 +1,13 @@
-"""Databases that can only be read, by queries that a model wrote.
+"""Read-only databases for untrusted queries, which a model writes.
 
-Each is a real SQLite file. A query runs in a process of its own (`worker.py`), which opens the file with `mode=ro`
-under an authorizer that allows reading and nothing else: no writing, no PRAGMA, no ATTACH, no extensions, and no
-functions that would answer differently on another day. The number of instructions of SQLite's virtual machine is
-limited, so that a query ends alike on every computer; a time limit ends what the count does not. Memory, values, rows
-and results are limited, too. What a limit ends is an answer to the agent; no other episode notices.
+Each database is a SQLite file. A query runs in a subprocess (`worker.py`), which opens the file with `mode=ro` under an
+authorizer that allows only reads: no writes, no PRAGMA, no ATTACH, no extensions, and no functions whose result depends
+on the time. The number of instructions of SQLite's virtual machine is limited, so the limit is the same on every
+machine; a time limit covers the remaining cases. Memory, values, rows and results are limited as well. A query that
+exceeds a limit returns an error to the agent and does not affect other episodes.
 
-A few processes serve all databases; each runs one query at a time, and one that does not answer is killed and replaced.
+A small pool of worker processes serves all databases. Each worker runs one query at a time; a worker that does not
+respond is killed and replaced.
 """
 
 from __future__ import annotations
@@ -32,43 +33,43 @@ from components.environments.worlds.sql.schemas import Schema
 from components.errors import EnvironmentFailed
 
 PROCESSES = max(1, min(4, os.cpu_count() or 1))
-"""Queries that run at once."""
+"""Maximum number of concurrent queries."""
 GRACE = 2.0
-"""Seconds beyond a query's time limit after which its process is killed: one function may run that long by itself."""
+"""Seconds beyond a query's time limit after which its worker is killed: a single SQL function may take that long."""
 START = 60.0
-"""Seconds in which a process must be ready."""
+"""Time limit for the start of a worker, in seconds."""
 _STOP_INTERVAL = 0.1
-"""Seconds between two checks whether the episode was stopped."""
+"""Seconds between two checks of the stop event."""
 _ANSWER_BYTES = 16 << 20
-"""Bytes of one answer; `worker.RESULT_BYTES`, written as JSON, are fewer."""
+"""Maximum size of a response in bytes; `worker.RESULT_BYTES`, serialized as JSON, is less."""
 
 
 def write(path: Path, schema: Schema, seed: str) -> None:
-    """Create a database of this schema."""
+    """Create a database with this schema and data generated from `seed`."""
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("PRAGMA synchronous = OFF")
         connection.executescript(schema.tables)
         for table, rows in schema.rows(random.Random(seed)).items():
-            marks = ", ".join("?" * len(rows[0]))
-            connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
+            placeholders = ", ".join("?" * len(rows[0]))
+            connection.executemany(f"INSERT INTO {table} VALUES ({placeholders})", rows)
 
 
 class Database:
-    """A database file, for reading."""
+    """Read-only database file."""
 
     def __init__(self, path: Path):
         self.path = path
 
     def query(
-        self, sql: str, most: int, stop: threading.Event | None = None
+        self, sql: str, limit: int, stop: threading.Event | None = None
     ) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Return the names of the columns and at most `most` rows. stop: ends the query when it is set.
+        """Return the names of the columns and at most `limit` rows. stop: event that aborts the query.
 
-        Raises Invalid with the reason where there is no answer, EnvironmentFailed where no process can be started.
+        Raises Invalid with the reason if the query fails, EnvironmentFailed if no worker can be started.
         """
         if len(sql) > worker.LENGTH:
             raise Invalid(f"the query has {len(sql)} characters; {worker.LENGTH} at most")
-        request = {"path": str(self.path), "sql": sql, "rows": most}
+        request = {"path": str(self.path), "sql": sql, "rows": limit}
         answer = _processes.ask(json.dumps(request).encode() + b"\n", stop)
         if "error" in answer:
             raise Invalid(answer["error"])
@@ -80,25 +81,25 @@ class Database:
 
 
 class _Processes:
-    """Processes that run queries: idle ones are kept, and started where there are none."""
+    """Pool of worker processes. Idle workers are reused; a new one starts if none is idle."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[subprocess.Popen[bytes]] = []
-        self._places = threading.BoundedSemaphore(PROCESSES)
+        self._slots = threading.BoundedSemaphore(PROCESSES)
         self.threads = ThreadPoolExecutor(PROCESSES, thread_name_prefix="sql")
-        """Threads that wait for queries."""
+        """Threads that wait for responses."""
         atexit.register(self.close)
 
     def ask(self, request: bytes, stop: threading.Event | None) -> dict[str, Any]:
-        with self._places:
+        with self._slots:
             process = self._idle_process() or self._start()
             answer: bytes | None = None
             try:
                 answer, reason = _exchange(process, request, stop, worker.SECONDS + GRACE)
             finally:
                 if answer is None:
-                    _end(process)
+                    _terminate(process)
             if answer is None:
                 return {"error": reason}
             with self._lock:
@@ -113,7 +114,7 @@ class _Processes:
                 process = self._idle.pop()
             if process.poll() is None:
                 return process
-            _end(process)
+            _terminate(process)
 
     def _start(self) -> subprocess.Popen[bytes]:
         try:
@@ -126,33 +127,35 @@ class _Processes:
                 bufsize=0,
             )
         except OSError as error:
-            raise EnvironmentFailed(f"the process that runs queries was not started: {error}") from error
+            raise EnvironmentFailed(f"cannot start the SQL worker process: {error}") from error
         ready, reason = _exchange(process, b"", None, START)
         if ready is None:
-            _end(process)
-            raise EnvironmentFailed(f"the process that runs queries was not ready within {START:g} s: {reason}")
+            _terminate(process)
+            raise EnvironmentFailed(f"the SQL worker process was not ready within {START:g} s: {reason}")
         return process
 
     def close(self) -> None:
         with self._lock:
             processes, self._idle = self._idle, []
         for process in processes:
-            _end(process)
+            _terminate(process)
 
 
 def _exchange(
     process: subprocess.Popen[bytes], request: bytes, stop: threading.Event | None, seconds: float
 ) -> tuple[bytes | None, str]:
-    """Return the line that answers a request; or None, and why there is none."""
+    """Send a request and return the response line; or None and the reason of the failure."""
     assert process.stdin is not None
     assert process.stdout is not None
     deadline = time.monotonic() + seconds
     received = bytearray()
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
-    died = f"the query ended its process; it needs more than {worker.PROCESS_MB} MB of memory, or SQLite failed"
+    process_error = (
+        f"the query ended its process; it needs more than {worker.PROCESS_MB} MB of memory, or SQLite failed"
+    )
     try:
-        process.stdin.write(request)  # a few kilobytes: less than the pipe holds
+        process.stdin.write(request)  # a few kilobytes: fits in the pipe's buffer
         while not received.endswith(b"\n"):
             if stop is not None and stop.is_set():
                 return None, "the episode was stopped"
@@ -162,13 +165,13 @@ def _exchange(
                 part = os.read(process.stdout.fileno(), 1 << 16)
                 received += part
                 if not part or len(received) > _ANSWER_BYTES:
-                    return None, died
+                    return None, process_error
     except OSError:
-        return None, died
+        return None, process_error
     return bytes(received), ""
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _terminate(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:

@@ -1,9 +1,9 @@
-"""Questions over SQLite databases: the agent looks at the schema, tries queries, and submits the one that answers.
+"""Questions over SQLite databases: the agent inspects the schema, tries queries, and submits the query that answers.
 
-Each scenario has a database of its own, generated from a seed. A submitted query is right when it gives the rows of the
-question's own query, in the order where the question asks for one, and it has to on two databases: the one that the
-agent sees and a second of the same schema with other data. So a query that happens to fit, or that merely lists what
-the agent saw, is not enough.
+Each scenario has its own database, generated from a seed. A submitted query is right if it returns the rows of the
+question's reference query, in the same order if the question asks for an order. It must do so on two databases: the one
+that the agent sees, and a second one with the same schema and different data. So a query that fits by chance, or that
+lists the rows that the agent saw, does not succeed.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from components.trajectories.schema import Scenario
 Name = Literal["shop", "library", "flights", "school"]
 
 _CELL = 100
-"""Characters of a value that are shown."""
+"""Maximum number of characters shown per value."""
 _MOST_ROWS = 2000
-"""Rows of a submitted query that are compared; no question has as many."""
+"""Maximum number of compared rows of a submitted query; no reference query returns as many."""
 
 
 @registered("environment.sql")
 class Sql(ToolEnvironment):
-    """seed: of the generator. train, heldout: questions of the two splits. schemas, heldout_schemas: the databases of
-    the train split and of the other one (the same where it is null). rows: that are shown of a result. text: characters
-    of it.
+    """seed: generator seed. train, heldout: questions of the two splits. schemas, heldout_schemas: databases of the
+    train and the held-out split (null: the same). rows: maximum number of shown rows of a result. text: maximum number
+    of shown characters.
 
     Scenario types: filter, aggregate, join, group, dates, nested, rank. Difficulty: 1 to 5, see `Question`.
     """
@@ -64,8 +64,8 @@ class Sql(ToolEnvironment):
         text: Annotated[int, Field(ge=200, le=20_000)] = 2000,
     ):
         self.rows, self.text = rows, text
-        given = tuple(schemas)
-        self._scenarios = _generate(seed, train, heldout, given, tuple(heldout_schemas or given))
+        train_schemas = tuple(schemas)
+        self._scenarios = _generate(seed, train, heldout, train_schemas, tuple(heldout_schemas or train_schemas))
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._open: list[Database] = []
         self._stop = threading.Event()
@@ -92,7 +92,7 @@ class Sql(ToolEnvironment):
             self._folder = None
 
     async def step(self, action: dict[str, Any]) -> Step:  # type: ignore[override]  # the protocol allows both
-        """Act in a thread, so that other episodes go on while a query runs; if cancelled, end the query."""
+        """Run the step in a thread, so that a query does not block other episodes; abort the query if cancelled."""
         self._stop = threading.Event()
         return await stoppable(functools.partial(super().step, action), self._stop, threads)
 
@@ -109,34 +109,32 @@ class Sql(ToolEnvironment):
         lines = [" | ".join(names), *(" | ".join(map(_cell, row)) for row in rows[: self.rows])]
         if len(rows) > self.rows:
             lines.append(f"[only the first {self.rows} rows are shown]")
-        shown = "\n".join(lines if rows else [*lines, "[no rows]"])
+        text = "\n".join(lines if rows else [*lines, "[no rows]"])
         return (
-            shown
-            if len(shown) <= self.text
-            else f"{shown[: self.text]}\n[... {len(shown) - self.text} characters cut ...]"
+            text if len(text) <= self.text else f"{text[: self.text]}\n[... {len(text) - self.text} characters cut ...]"
         )
 
     @tool
     def submit(self, sql: Annotated[str, "the query that answers the question"]) -> str:
         """gives the answer and ends the task"""
-        found = self._open[0].query(sql, _MOST_ROWS, self._stop)[1]
+        rows = self._open[0].query(sql, _MOST_ROWS, self._stop)[1]
         ordered = self.scenario.input["ordered"]
         for number, database in enumerate(self._open):
-            right = self._gold(database)
-            with suppress(Invalid):  # what only the other data shows
-                found = found if number == 0 else database.query(sql, _MOST_ROWS, self._stop)[1]
-                self.matches[number] = same(found, right, ordered=ordered)
+            expected = self._gold(database)
+            with suppress(Invalid):  # a query may fail on the second database only
+                rows = rows if number == 0 else database.query(sql, _MOST_ROWS, self._stop)[1]
+                self.matches[number] = same(rows, expected, ordered=ordered)
             if number == 0:
-                self.progress = _overlap(found, right)
+                self.progress = _overlap(rows, expected)
         self.submitted, self.done = sql, True
         return "submitted"
 
     def _gold(self, database: Database) -> list[tuple[Any, ...]]:
-        """Return the rows of the question's own query."""
+        """Return the rows of the reference query."""
         try:
             return database.query(self.scenario.input["gold"], _MOST_ROWS, self._stop)[1]
-        except Invalid as error:  # no fault of the agent
-            raise EnvironmentFailed(f"the query that answers {self.scenario.id} failed: {error}") from error
+        except Invalid as error:  # not the agent's fault
+            raise EnvironmentFailed(f"the reference query of {self.scenario.id} failed: {error}") from error
 
     def outcome(self, answer: str) -> dict[str, Any]:
         return {
@@ -149,13 +147,13 @@ class Sql(ToolEnvironment):
         }
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
-        """Looks at the tables, tries the question's own query and submits it."""
+        """Return calls that show the schema, try the reference query and submit it."""
         gold = {"sql": scenario.input["gold"]}
         return [call("schema", {}, 0), call("query", gold, 1), call("submit", gold, 2)]
 
     def save(self) -> dict[str, Any]:
-        kept = ("submitted", "queries", "progress", "matches", "invalid_actions", "done")
-        return {name: getattr(self, name) for name in kept}
+        names = ("submitted", "queries", "progress", "matches", "invalid_actions", "done")
+        return {name: getattr(self, name) for name in names}
 
     def restore(self, scenario: Scenario, state: dict[str, Any]) -> None:
         self.reset(scenario)
@@ -163,23 +161,25 @@ class Sql(ToolEnvironment):
             setattr(self, name, value)
 
 
-def same(found: list[tuple[Any, ...]], right: list[tuple[Any, ...]], *, ordered: bool) -> bool:
-    """Whether two results are the same rows, as often, and in the same order where that counts. Numbers are equal when
-    they are within a millionth."""
-    one, two = [_plain(row) for row in found], [_plain(row) for row in right]
-    return one == two if ordered else Counter(one) == Counter(two)
+def same(actual: list[tuple[Any, ...]], expected: list[tuple[Any, ...]], *, ordered: bool) -> bool:
+    """Return True if two results have the same rows with the same counts and, if `ordered`, in the same order.
+
+    Numbers are rounded to six decimals before the comparison.
+    """
+    first, second = [_normalized(row) for row in actual], [_normalized(row) for row in expected]
+    return first == second if ordered else Counter(first) == Counter(second)
 
 
-def _overlap(found: list[tuple[Any, ...]], right: list[tuple[Any, ...]]) -> float:
-    """Rows in both results, of those in either."""
-    one, two = Counter(map(_plain, found)), Counter(map(_plain, right))
-    either = (one | two).total()
-    return (one & two).total() / either if either else 1.0
+def _overlap(actual: list[tuple[Any, ...]], expected: list[tuple[Any, ...]]) -> float:
+    """Return the Jaccard similarity of two multisets of rows: |intersection| / |union|; 1 if both are empty."""
+    first, second = Counter(map(_normalized, actual)), Counter(map(_normalized, expected))
+    either = (first | second).total()
+    return (first & second).total() / either if either else 1.0
 
 
-def _plain(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A row whose numbers can be compared: 2 and 2.0 and 2.0000000001 are equal, 2 and '2' are not."""
-    return tuple(("number", round(one, 6) + 0.0) if isinstance(one, int | float) else one for one in row)
+def _normalized(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a row in a form that compares numbers by value: 2, 2.0 and 2.0000000001 are equal, 2 and '2' are not."""
+    return tuple(("number", round(value, 6) + 0.0) if isinstance(value, int | float) else value for value in row)
 
 
 def _cell(value: Any) -> str:
@@ -187,19 +187,19 @@ def _cell(value: Any) -> str:
     return text if len(text) <= _CELL else f"{text[:_CELL]}..."
 
 
-@functools.lru_cache(maxsize=4)  # a collector makes many environments of the same questions
+@functools.lru_cache(maxsize=4)  # a collector creates many environments with the same questions
 def _generate(
     seed: int, train: int, heldout: int, schemas: tuple[str, ...], heldout_schemas: tuple[str, ...]
 ) -> tuple[Scenario, ...]:
     rng = random.Random(f"sql {seed}")
-    found = []
-    for split, count, offered in (("train", train, schemas), ("heldout", heldout, heldout_schemas)):
-        asked = {name: rng.sample(SCHEMAS[name].questions, len(SCHEMAS[name].questions)) for name in sorted(offered)}
+    scenarios = []
+    for split, count, names in (("train", train, schemas), ("heldout", heldout, heldout_schemas)):
+        shuffled = {name: rng.sample(SCHEMAS[name].questions, len(SCHEMAS[name].questions)) for name in sorted(names)}
         for number in range(count):
-            name = sorted(offered)[number % len(offered)]
-            question = asked[name][number // len(offered) % len(asked[name])]  # each about equally often
+            name = sorted(names)[number % len(names)]
+            question = shuffled[name][number // len(names) % len(shuffled[name])]  # each question about equally often
             values = {key: rng.choice(choices) for key, choices in SCHEMAS[name].values.items()}
-            found.append(
+            scenarios.append(
                 Scenario(
                     id=f"sql-{split}-{number}",
                     input={
@@ -214,4 +214,4 @@ def _generate(
                     difficulty=question.difficulty,
                 )
             )
-    return tuple(found)
+    return tuple(scenarios)

@@ -1,12 +1,12 @@
-"""The process that runs queries: started by `database.py`, never imported by it.
+"""Worker process that runs queries. `database.py` starts it as a script.
 
-It runs SQL that a model wrote, so it has nothing else: only the standard library, no environment variables, no way to
-write a file, and a limit on its memory. SQLite's `hard_heap_limit` counts per process, which is why queries do not run
-in ours. It reads requests as lines of JSON from stdin and answers on stdout:
+It runs untrusted SQL, so its privileges are minimal: only the standard library, no environment variables, no writable
+files, and a memory limit. SQLite's `hard_heap_limit` applies per process, so queries cannot run in the main process.
+The worker reads requests as lines of JSON from stdin and writes responses to stdout:
 
     {"path": ..., "sql": ..., "rows": N}  →  {"columns": [...], "rows": [[...], ...]}  or  {"error": ...}
 
-Bytes are `{"hex": ...}`. Each request opens the database anew, so no query leaves anything behind for the next one.
+Bytes are `{"hex": ...}`. Each request opens a new connection, so queries share no state.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from pathlib import Path
 from typing import Any
 
 INSTRUCTIONS = 5_000_000
-"""Instructions of SQLite's virtual machine in one query."""
+"""Maximum number of instructions of SQLite's virtual machine per query."""
 SECONDS = 10.0
-"""Seconds of one query, for what the count of instructions does not stop."""
+"""Time limit of a query in seconds, for cases that the instruction limit does not stop."""
 LENGTH = 4_000
-"""Characters of a query, and bytes of any value in it."""
+"""Maximum number of characters of a query, and of bytes of any value in it."""
 HEAP_MB = 64
-"""Memory of SQLite in one query."""
+"""Memory limit of SQLite in MB."""
 PROCESS_MB = 256
-"""Address space of this process."""
+"""Address space limit of this process in MB."""
 RESULT_BYTES = 1 << 20
-"""Bytes of all values of a result."""
+"""Maximum size of all values of a result in bytes."""
 _EVERY = 500
 """Instructions between two calls of the progress handler."""
 
@@ -56,7 +56,7 @@ _FORBIDDEN_FUNCTIONS = {
     "sqlite_compileoption_used",
 }
 _DATE_FUNCTIONS = {"date": 0, "time": 0, "datetime": 0, "julianday": 0, "unixepoch": 0, "strftime": 1, "timediff": 1}
-"""Functions of dates, and the number of arguments with which they mean the current time."""
+"""Date functions, with the number of arguments with which they default to the current time."""
 _CLOCK_WORDS = {"now", "localtime", "utc"}
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: LENGTH,
@@ -72,11 +72,11 @@ _LIMITS = {
 
 
 class QueryError(Exception):
-    """A query that cannot be answered; the message is for the agent."""
+    """Failed query. The agent reads the message."""
 
 
 class Connection:
-    """A read-only connection for one query."""
+    """Read-only connection for one query."""
 
     def __init__(self, path: str):
         self._sqlite = sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True)
@@ -99,7 +99,7 @@ class Connection:
         self._dates.close()
 
     def query(self, sql: str, rows: int) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Return the names of the columns and at most `rows` rows. Raises QueryError."""
+        """Return the names of the columns and at most `rows` rows. Raise QueryError if the query fails."""
         if len(sql) > LENGTH:
             raise QueryError(f"the query has {len(sql)} characters; {LENGTH} at most")
         self._calls_left, self._deadline = INSTRUCTIONS // _EVERY, time.monotonic() + SECONDS
@@ -125,7 +125,7 @@ class Connection:
             raise QueryError(text) from None
 
     def _date(self, name: str, *arguments: Any) -> Any:
-        """Call SQLite's own function, unless it would read the clock or the time zone: then raise ValueError."""
+        """Call SQLite's own function. Raise ValueError if it would read the clock or the time zone."""
         texts = [value.decode(errors="replace") if isinstance(value, bytes) else value for value in arguments]
         words = {value.partition("\0")[0].strip().lower() for value in texts if isinstance(value, str)}
         if len(arguments) <= _DATE_FUNCTIONS[name] or words & _CLOCK_WORDS:
@@ -133,7 +133,7 @@ class Connection:
         return self._dates.execute(f"SELECT {name}({', '.join('?' * len(arguments))})", arguments).fetchone()[0]
 
     def _progress(self) -> bool:
-        """Return whether to interrupt the query."""
+        """Return True to interrupt the query."""
         self._calls_left -= 1
         return self._calls_left <= 0 or time.monotonic() > self._deadline
 
@@ -144,10 +144,10 @@ def _authorize(action: int, first: str | None, second: str | None, database: str
     return sqlite3.SQLITE_OK
 
 
-def _fetch(cursor: sqlite3.Cursor, most: int) -> list[tuple[Any, ...]]:
+def _fetch(cursor: sqlite3.Cursor, limit: int) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     size = 0
-    while len(rows) < most and (row := cursor.fetchone()) is not None:
+    while len(rows) < limit and (row := cursor.fetchone()) is not None:
         size += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
         if size > RESULT_BYTES:
             raise QueryError(f"the result has more than {RESULT_BYTES} bytes; ask for fewer rows or shorter values")
@@ -160,7 +160,7 @@ def _plain(value: Any) -> Any:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to one request."""
+    """Return the response to one request."""
     try:
         with closing(Connection(request["path"])) as connection:
             columns, rows = connection.query(request["sql"], request["rows"])
@@ -170,7 +170,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer requests until stdin ends."""
+    """Handle requests until stdin is closed."""
     limits = {
         resource.RLIMIT_AS: PROCESS_MB << 20,
         resource.RLIMIT_FSIZE: 0,
@@ -181,7 +181,7 @@ def main() -> None:
         with contextlib.suppress(ValueError, OSError):  # macOS refuses RLIMIT_AS; hard_heap_limit bounds SQLite there
             resource.setrlimit(limit, (value, value))
     os.chdir("/")
-    _write({})  # ready: from now on time counts
+    _write({})  # ready; the caller's time limits start here
     for line in sys.stdin.buffer:
         _write(answer(json.loads(line)))
 

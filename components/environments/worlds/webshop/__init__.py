@@ -1,4 +1,4 @@
-"""An online shop of 10,000 products, seen as a text browser shows it. `python -m
+"""Environment of an online shop with 10,000 products, shown by a text browser. `python -m
 components.environments.worlds.webshop` serves the same pages to real browsers."""
 
 from components.environments.worlds.webshop.environment import Webshop

@@ -1,9 +1,9 @@
-"""The shop for real browsers, on this machine only:
+"""Web server of the shop for browsers on this machine:
 
     python -m components.environments.worlds.webshop [--port 8008] [--seed 0] [--products 10000]
 
-`/` lists goals; `/GOAL/search` is the shop with that goal on top of every page, and buying shows the score. The site
-keeps no sessions: an address says all.
+`/` lists goals; `/GOAL/search` is the shop with that goal on top of every page, and buying shows the score. The server
+is stateless: the URL contains the whole state.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from components.environments.worlds.webshop.site import NoPage, document
 
 logger = logging.getLogger(__name__)
 LISTED = 60
-"""Goals on the first page."""
+"""Number of goals on the first page."""
 
 
 class Server(ThreadingHTTPServer):
-    """shop: whose pages are served. port: 0 takes a free one."""
+    """HTTP server of a shop's pages on 127.0.0.1. port: 0 selects a free port."""
 
     daemon_threads = True
 
     def __init__(self, shop: Webshop, port: int):
         self.site = shop.site
-        self.goals = {one.id: one for split in ("train", "heldout") for one in shop.scenarios(split)}
+        self.goals = {scenario.id: scenario for split in ("train", "heldout") for scenario in shop.scenarios(split)}
         super().__init__(("127.0.0.1", port), _Handler)
 
     @property
@@ -39,13 +39,13 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/"
 
     def answer(self, method: str, path: str) -> tuple[int, str]:
-        """Status and HTML of the answer to a request."""
+        """Return status and HTML of the response to a request."""
         goal, _, address = path.removeprefix("/").partition("/")
         if not goal and method == "GET":
             rows = [
-                f'<li><a href="{escape(one.id)}/search">{escape(one.input["request"])}</a> '
-                f"({one.type}, difficulty {one.difficulty})</li>"
-                for one in list(self.goals.values())[:LISTED]
+                f'<li><a href="{escape(scenario.id)}/search">{escape(scenario.input["request"])}</a> '
+                f"({scenario.type}, difficulty {scenario.difficulty})</li>"
+                for scenario in list(self.goals.values())[:LISTED]
             ]
             return 200, document("Goals", ["<h1>What to buy</h1>", f"<ul>{''.join(rows)}</ul>"])
         scenario = self.goals.get(goal)
@@ -55,10 +55,10 @@ class Server(ThreadingHTTPServer):
             if method == "POST":
                 product, chosen = self.site.order(address)
                 verdict = judge(scenario.input, product, chosen)
-                told = ", ".join(f"{name} {value}" for name, value in verdict._asdict().items() if name != "score")
+                parts = ", ".join(f"{name} {value}" for name, value in verdict._asdict().items() if name != "score")
                 body = [
                     f"<h1>Score: {verdict.score:.2f}</h1>",
-                    f"<p>{escape(told)}</p>",
+                    f"<p>{escape(parts)}</p>",
                     '<p><a href="/">All goals</a></p>',
                 ]
                 html = document("Thank you", body)
@@ -95,14 +95,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit code: 2 for a mistake of the user's."""
+    """Run the command line and return the exit code: 2 for a user error."""
     parser = argparse.ArgumentParser(
         prog="python -m components.environments.worlds.webshop",
         description="Serves the web shop to browsers on this machine.",
     )
-    parser.add_argument("--port", type=int, default=8008, help="0 takes a free one (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of products and goals (default: %(default)s)")
-    parser.add_argument("--products", type=int, default=10_000, help="in the shop (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8008, help="port; 0 selects a free one (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of products and goals (default: %(default)s)")
+    parser.add_argument("--products", type=int, default=10_000, help="number of products (default: %(default)s)")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:

@@ -1,6 +1,6 @@
-"""A text browser: what a page of HTML looks like as text, and where its links and forms lead.
+"""Text browser: it renders an HTML page as text and extracts the targets of its links and forms.
 
-Links and buttons are shown as `[label]`, a chosen one as `[label] (chosen)`, a field for words as `[words: ____]`.
+Links and buttons are shown as `[label]`, a selected link as `[label] (chosen)`, a text field as `[words: ____]`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HIDDEN = frozenset(("head", "script", "style"))
 
 
 class Page:
-    """html: of the page."""
+    """Parsed HTML page."""
 
     def __init__(self, html: str):
         reader = _Reader()
@@ -24,14 +24,14 @@ class Page:
         lines = (" ".join(line.split()) for line in "".join(reader.text).split("\n"))
         self.text = "\n".join(line for line in lines if line)
         self.links: dict[str, str] = reader.links
-        """Address by label in small letters; of links with one label, the first."""
+        """Address by lower-case label; of several links with the same label, the first."""
         self.buttons: dict[str, str] = reader.buttons
-        """Where a form without a field is sent, by the label of its button in small letters."""
+        """Action of a form without a text field, by the lower-case label of its button."""
         self.field: tuple[str, str] | None = reader.field
-        """Where the words of the form with a field are sent, and the field's name."""
+        """Action of the form with a text field, and the field's name."""
 
     def search(self, words: str) -> str | None:
-        """The address that the page's form leads to; None where there is none."""
+        """Return the address to which the form with a text field leads, or None if the page has no such form."""
         if self.field is None:
             return None
         action, name = self.field
@@ -52,20 +52,20 @@ class _Reader(HTMLParser):
         self._chosen = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
+        attributes = {name: value or "" for name, value in attrs}
         if tag in BLOCKS:
             self.text.append("\n- " if tag == "li" else "\n")
         if tag in HIDDEN:
             self._hidden += 1
         elif tag == "a":
-            self._label, self._target, self._chosen = [], given.get("href", ""), "aria-current" in given
+            self._label, self._target, self._chosen = [], attributes.get("href", ""), "aria-current" in attributes
         elif tag == "button":
             self._label, self._chosen = [], False
         elif tag == "form":
-            self._form = given.get("action", "")
-        elif tag == "input" and given.get("type") in ("search", "text") and self._form is not None:
-            self.field = self.field or (self._form, given.get("name", ""))
-            self.text.append(f"[words: {given.get('value') or '____'}] ")
+            self._form = attributes.get("action", "")
+        elif tag == "input" and attributes.get("type") in ("search", "text") and self._form is not None:
+            self.field = self.field or (self._form, attributes.get("name", ""))
+            self.text.append(f"[words: {attributes.get('value') or '____'}] ")
 
     def handle_data(self, data: str) -> None:
         if self._hidden:

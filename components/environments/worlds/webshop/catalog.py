@@ -1,9 +1,9 @@
-"""The products: made from a seed, 10,000 in well under a second.
+"""Product catalog, generated from a seed (10,000 products in well under a second).
 
-A product is of a kind (`running shoes`), which stands in a section and a department. It has attributes, options with
-prices, and texts: a title, a description and features. The texts call an attribute by any of its names, the title shows
-one or two, the features all. Descriptions also name attributes that the product does not have, of another product or
-as missing, as real ones do.
+A product has a kind (`running shoes`) within a section and a department. It has attributes, options with prices, and
+texts: a title, a description and features. The texts use any of the synonyms of an attribute; the title names one or
+two attributes, the features all. As in real shops, descriptions also name attributes that the product lacks: as missing
+or as an attribute of another product.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "finish": ("finish", ("oak", "walnut", "birch", "cherry", "ash", "maple"), 900),
     "width": ("width", ("40 cm", "60 cm", "80 cm", "100 cm", "120 cm"), 1200),
 }
-"""By name: the group's label, its values, and how many cents each step up costs more."""
+"""Groups of options by name: label, values, and the extra price per step in cents."""
 KINDS: dict[str, dict[str, tuple[str, str, dict[str, tuple[int, int]]]]] = {
     "beauty": {
         "skin care": (
@@ -252,7 +252,7 @@ KINDS: dict[str, dict[str, tuple[str, str, dict[str, tuple[int, int]]]]] = {
         ),
     },
 }
-"""By department and section: the set of attributes, the groups of options, and kinds with the range of their prices."""
+"""Set of attributes, groups of options, and kinds with their price ranges, by department and section."""
 BRANDS = tuple(
     first + second
     for first in ("Al", "Bren", "Cor", "Dal", "El", "Fjor", "Gal", "Hol", "Is", "Jor", "Kel", "Lum", "Mar", "Nor")
@@ -278,7 +278,7 @@ LURES = (
     "Also in our shop: the {series} {number} ({name}).",
     "Please note: not {name}.",
 )
-"""Sentences of a description with an attribute that the product does not have."""
+"""Sentences of a description that name an attribute that the product lacks."""
 PADDING = (
     "Comes in a recycled box.",
     "Two years of warranty.",
@@ -290,8 +290,10 @@ PADDING = (
 
 
 class Product(NamedTuple):
+    """Product of the catalog."""
+
     number: int
-    """From 0, in the order of the catalog."""
+    """Index in the catalog, from 0."""
     code: str
     department: str
     section: str
@@ -299,33 +301,33 @@ class Product(NamedTuple):
     brand: str
     series: str
     attributes: tuple[str, ...]
-    """Their own names."""
+    """Canonical names of the attributes."""
     options: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
-    """By label: values, and the cents that each costs more."""
+    """Label and values of each group of options; each value with its extra price in cents."""
     cents: int
-    """The price of the cheapest choice."""
-    said: tuple[str, ...]
-    """The name by which its texts call each attribute."""
+    """Price of the cheapest choice in cents."""
+    synonyms: tuple[str, ...]
+    """Synonym that the texts use for each attribute."""
 
     @property
     def title(self) -> str:
-        shown = ", ".join(self.said[: 1 + self.number % 2])
+        shown = ", ".join(self.synonyms[: 1 + self.number % 2])
         return f"{self.brand} {self.series} {self.kind}, {shown}"
 
     def price(self, chosen: dict[str, str]) -> int:
-        """In cents, with the values that were chosen, by label; the cheapest where none was."""
+        """Return the price in cents. chosen: option values by label; other groups count with their cheapest value."""
         extras = (extra for label, values in self.options for value, extra in values if chosen.get(label) == value)
         return self.cents + sum(extras)
 
     @property
     def range(self) -> tuple[int, int]:
-        """The lowest and the highest price."""
+        """Lowest and highest price in cents."""
         return self.cents, self.cents + sum(max(extra for _, extra in values) for _, values in self.options)
 
 
-@functools.lru_cache(maxsize=4)  # a collector makes many instances of the same shop
+@functools.lru_cache(maxsize=4)  # a collector creates many instances of the same shop
 def catalog(seed: int, products: int) -> tuple[Product, ...]:
-    """All products, shuffled over the kinds."""
+    """Return all products, with random kinds."""
     rng = random.Random(f"webshop products {seed}")
     kinds = [
         (department, section, kind, attributes, groups, *prices)
@@ -334,11 +336,11 @@ def catalog(seed: int, products: int) -> tuple[Product, ...]:
         for kind, prices in named.items()
     ]
     codes = rng.sample(range(10**6), products)
-    found = []
+    generated = []
     for number in range(products):
         department, section, kind, attributes, groups, low, high = rng.choice(kinds)
-        has = rng.sample(ATTRIBUTES[attributes], rng.randint(3, 6))
-        found.append(
+        attribute_names = rng.sample(ATTRIBUTES[attributes], rng.randint(3, 6))
+        generated.append(
             Product(
                 number=number,
                 code=f"P{codes[number]:06d}",
@@ -347,44 +349,44 @@ def catalog(seed: int, products: int) -> tuple[Product, ...]:
                 kind=kind,
                 brand=rng.choice(BRANDS),
                 series=f"{rng.choice(SERIES)} {rng.randrange(10, 1000)}",
-                attributes=tuple(names[0] for names in has),
+                attributes=tuple(names[0] for names in attribute_names),
                 options=tuple(_group(rng, group) for group in groups.split("|")),
                 cents=rng.randrange(low * 10, high * 10) * 10 - 1,
-                said=tuple(rng.choice(names) for names in has),
+                synonyms=tuple(rng.choice(names) for names in attribute_names),
             )
         )
-    return tuple(found)
+    return tuple(generated)
 
 
 def description(seed: int, product: Product) -> str:
     rng = random.Random(f"webshop description {seed} {product.number}")
     words = {"brand": product.brand, "series": product.series.split()[0], "kind": product.kind}
-    absent = [names for names in ATTRIBUTES[_SET[product.kind]] if names[0] not in product.attributes]
-    claims = [rng.choice(CLAIMS).format(name=name) for name in rng.sample(product.said, 2)]
+    absent = [names for names in ATTRIBUTES[_ATTRIBUTE_SET[product.kind]] if names[0] not in product.attributes]
+    claims = [rng.choice(CLAIMS).format(name=name) for name in rng.sample(product.synonyms, 2)]
     lures = [
         rng.choice(LURES).format(name=rng.choice(names), series=rng.choice(SERIES), number=rng.randrange(10, 1000))
         for names in rng.sample(absent, 2)
     ]
-    rest = [*claims, *lures, rng.choice(PADDING)]
-    rng.shuffle(rest)
-    return " ".join([rng.choice(OPENINGS).format(**words), *rest])
+    sentences = [*claims, *lures, rng.choice(PADDING)]
+    rng.shuffle(sentences)
+    return " ".join([rng.choice(OPENINGS).format(**words), *sentences])
 
 
 def features(seed: int, product: Product) -> list[str]:
     rng = random.Random(f"webshop features {seed} {product.number}")
-    found = [*product.said, *(words.rstrip(".") for words in rng.sample(PADDING, 2))]
-    rng.shuffle(found)
-    return found
+    texts = [*product.synonyms, *(words.rstrip(".") for words in rng.sample(PADDING, 2))]
+    rng.shuffle(texts)
+    return texts
 
 
 def _group(rng: random.Random, name: str) -> tuple[str, tuple[tuple[str, int], ...]]:
-    """A group of options as one product has it: some values, in their order."""
+    """Return a group of options for one product: a random subset of the values, in their order."""
     label, values, step = OPTIONS[name]
-    kept = sorted(rng.sample(range(len(values)), rng.randint(3, min(6, len(values)))))
+    indices = sorted(rng.sample(range(len(values)), rng.randint(3, min(6, len(values)))))
     step = step * rng.randint(5, 15) // 100 * 10
-    return label, tuple((values[at], (at - kept[0]) * step) for at in kept)
+    return label, tuple((values[index], (index - indices[0]) * step) for index in indices)
 
 
-_SET = {kind: row[0] for sections in KINDS.values() for row in sections.values() for kind in row[2]}
+_ATTRIBUTE_SET = {kind: row[0] for sections in KINDS.values() for row in sections.values() for kind in row[2]}
 NAMES = {names[0]: names for group in ATTRIBUTES.values() for names in group}
-"""By an attribute's own name: all that it goes by."""
+"""All synonyms of an attribute, by its canonical name."""

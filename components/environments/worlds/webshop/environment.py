@@ -1,8 +1,8 @@
-"""Shopping on a web site: read what is asked for, search, look at products, choose options, buy.
+"""Shopping on a web site: read the request, search, inspect products, choose options, buy.
 
-The site is made of real HTML pages (`site.py`); the agent sees them as a text browser shows them (`browser.py`) and
-acts by searching and by clicking on what is shown in brackets, with two tools or with lines of text. Products, goals
-and pages follow from a seed. Buying ends the episode; what was bought is scored as in WebShop:
+The site has real HTML pages (`site.py`). The agent sees them through a text browser (`browser.py`) and acts by
+searching and by clicking labels in brackets, with two tools or with lines of text. Products, goals and pages are
+generated from a seed. Buying ends the episode; the purchase is scored as in WebShop:
 
     r = r_type · (|U_att ∩ Y_att| + |U_opt ∩ Y_opt| + 1[price ≤ u]) / (|U_att| + |U_opt| + 1)
 
@@ -37,16 +37,16 @@ Answer with one action: search[words] or click[label], such as search[red kettle
 
 @registered("environment.webshop")
 class Webshop(ToolEnvironment):
-    """seed: of products and goals. products: in the shop. train, heldout: goals of the two splits. results_per_page:
-    products on a page of results (a search finds 50 at most). actions: `tools` offers search and click as tools, `text`
-    none, and takes `search[words]` and `click[label]` from what the agent says (it may in both cases).
+    """seed: seed of products and goals. products: number of products. train, heldout: goals of the two splits.
+    results_per_page: products per page of results (a search finds at most 50). actions: `tools` offers search and click
+    as tools; `text` offers no tools. Both accept `search[words]` and `click[label]` in messages.
 
     Scenario types: the departments (beauty, clothing, electronics, kitchen, furniture, outdoor). Difficulty 1 to 5:
-    attributes asked for 1, 1, 2, 2, 3; of them called by other words than on the product's pages 0, 0, 1, 2, 3;
-    options 0, 1, 1, 2, 2; and the less may be paid.
+    requested attributes 1, 1, 2, 2, 3; of them named by other synonyms than on the product's pages 0, 0, 1, 2, 3;
+    options 0, 1, 1, 2, 2; and decreasing price limits.
 
-    Outcome: `success`; `progress` and `score`, which are r; its parts `type`, `attributes`, `options` (counts that
-    match) and `price`; `bought`, whether it came to that.
+    Outcome: `success`; `progress` and `score`, both r; its parts `type`, `attributes`, `options` (numbers of matches)
+    and `price`; `bought`, True after a purchase.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class Webshop(ToolEnvironment):
         actions: Literal["tools", "text"] = "tools",
     ):
         if actions not in ("tools", "text"):
-            raise ValueError(f"actions is {actions!r}, expected 'tools' or 'text'")
+            raise ValueError(f"actions = {actions!r}: expected 'tools' or 'text'")
         self.system = SYSTEM if actions == "tools" else SYSTEM + LINES
         self._actions = actions
         self._scenarios = scenarios(seed, products, train, heldout)
-        self._made = (seed, products, results_per_page)
+        self._site_arguments = (seed, products, results_per_page)
 
     @property
     def site(self) -> Site:
-        """Shared by all instances with the same products; its search index is built when it is first needed."""
-        return _site(*self._made)
+        """Site, shared by all instances with the same products; its search index is built on first use."""
+        return _site(*self._site_arguments)
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
         return [scenario for scenario in self._scenarios if scenario.split == split]
@@ -94,17 +94,17 @@ class Webshop(ToolEnvironment):
     @tool
     def click(self, label: Annotated[str, "as shown in brackets, without them"]) -> str:
         """follows a link, chooses an option or presses a button of the page"""
-        asked = " ".join(label[:200].strip().strip("[]").lower().split())
-        if (target := self.page.links.get(asked)) is not None:
+        normalized = " ".join(label[:200].strip().strip("[]").lower().split())
+        if (target := self.page.links.get(normalized)) is not None:
             return self._open(target)
-        if (target := self.page.buttons.get(asked)) is None:
-            shown = label[:60].encode("utf-8", "replace").decode()
-            raise Invalid(f"no [{shown}] on this page; there is {_labels(self.page)}")
+        if (target := self.page.buttons.get(normalized)) is None:
+            label_text = label[:60].encode("utf-8", "replace").decode()
+            raise Invalid(f"no [{label_text}] on this page; there is {_labels(self.page)}")
         product, chosen = self.site.order(target)
         self.verdict = judge(self.scenario.input, product, chosen)
         self.reward += self.verdict.score
         self.done = True
-        return f"Bought: {product.title}, {_told(chosen)}${product.price(chosen) / 100:.2f}"
+        return f"Bought: {product.title}, {_chosen_text(chosen)}${product.price(chosen) / 100:.2f}"
 
     def said(self, text: str) -> Messages:
         try:
@@ -121,8 +121,11 @@ class Webshop(ToolEnvironment):
         return {"success": self.verdict.success, "progress": self.verdict.score, "bought": True, **verdict}
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
-        """Browses the site until a product that fits is on a page of results: the words of the request first, and all
-        pages of what they find; then fewer; the title of the product that the goal was made from last."""
+        """Return actions that find and buy a fitting product.
+
+        Queries, each over all pages of results: the words of the request, then fewer words, and finally the title of
+        the product from which the goal was generated.
+        """
         goal = scenario.input
         for words in _queries(goal, self.site):
             clicks = self._walk(words, goal)
@@ -133,7 +136,7 @@ class Webshop(ToolEnvironment):
                 return [{"role": "assistant", "content": line} for line in lines]
             steps = [("search", {"query": words}), *(("click", {"label": label}) for label in clicks)]
             return [call(name, arguments, number) for number, (name, arguments) in enumerate(steps)]
-        raise AssertionError(f"{scenario.id}: the product of the goal is not found by its title")
+        raise AssertionError(f"{scenario.id}: the search by title does not find the product of the goal")
 
     def save(self) -> dict[str, Any]:
         verdict = self.verdict and list(self.verdict)
@@ -151,28 +154,29 @@ class Webshop(ToolEnvironment):
         return self.page.text
 
     def _line(self, text: str) -> str:
-        """Carries out the last action that a text names."""
+        """Execute the last action in a text."""
         if self.done:
             raise Invalid("the episode is over")
-        found = re.findall(r"\b(search|click)\[([^\[\]\n]*)\]", text[-2000:], re.IGNORECASE)
-        if not found:
+        matches = re.findall(r"\b(search|click)\[([^\[\]\n]*)\]", text[-2000:], re.IGNORECASE)
+        if not matches:
             raise Invalid("no action; say search[words] or click[label]")
-        name, argument = found[-1]
+        name, argument = matches[-1]
         return self.search(argument) if name.lower() == "search" else self.click(argument)
 
     def _walk(self, words: str, goal: dict[str, Any]) -> list[str] | None:
-        """What to click after a search, if one of the products that it finds fits."""
+        """Return the labels to click after a search, or None if it finds no fitting product."""
         fitting = {product.code.lower() for product in self.site.find(words) if fits(goal, product)}
         if not fitting:
             return None
         clicks: list[str] = []
         page = Page(self.site.page(f"results?{urlencode({'q': words})}"))
-        while not (here := [label for label in page.links if label in fitting]):
+        while not (fitting_labels := [label for label in page.links if label in fitting]):
             page = Page(self.site.page(page.links["next >"]))
             clicks.append("Next >")
-        clicks.append(here[0].upper())
-        page = Page(self.site.page(page.links[here[0]]))
-        if not all(name in page.text for name in goal["said"]):  # the page does not say it: look
+        clicks.append(fitting_labels[0].upper())
+        page = Page(self.site.page(page.links[fitting_labels[0]]))
+        # Check the features if the page does not name all attributes.
+        if not all(name in page.text for name in goal["said"]):
             clicks += ["Features", "< Prev"]
         return [*clicks, *goal["options"].values(), "Buy Now"]
 
@@ -183,20 +187,20 @@ def _site(seed: int, products: int, per_page: int) -> Site:
 
 
 def _queries(goal: dict[str, Any], site: Site) -> Iterator[str]:
-    kind, said, options = goal["kind"], goal["said"], list(goal["options"].values())
-    yield " ".join([kind, *said])
-    yield " ".join([kind, *said, *options])
-    for one in said:
-        yield f"{kind} {one}"
+    kind, names, options = goal["kind"], goal["said"], list(goal["options"].values())
+    yield " ".join([kind, *names])
+    yield " ".join([kind, *names, *options])
+    for name in names:
+        yield f"{kind} {name}"
     yield kind
     yield next(product.title for product in site.products if product.code == goal["product"])
 
 
 def _labels(page: Page) -> str:
-    """What can be clicked, in few words."""
+    """Return the labels that can be clicked, at most 25."""
     labels = [*page.links, *page.buttons]
     return ", ".join(f"[{label}]" for label in labels[:25]) or "nothing to click"
 
 
-def _told(chosen: dict[str, str]) -> str:
+def _chosen_text(chosen: dict[str, str]) -> str:
     return "".join(f"{label} {value}, " for label, value in chosen.items())

@@ -1,13 +1,14 @@
-"""What is to be bought, and how good a purchase is.
+"""Shopping goals, and the score of a purchase.
 
 A purchase is scored as in WebShop (Yao et al. 2022, arXiv:2207.01206):
 
     r = r_type · (|U_att ∩ Y_att| + |U_opt ∩ Y_opt| + 1[price ≤ u]) / (|U_att| + |U_opt| + 1)
 
-with the attributes U_att, options U_opt and highest price u that are asked for, and those of the product as it was
-bought, Y. Options that were not chosen count as missing and at their cheapest. WebShop takes r_type from how alike two
-titles are; here the tree of departments is known: 1 for a product of the kind that is asked for, 0.5 for another of its
-section, 0.1 for another of its department, else 0. Success is r = 1, so any product that has it all will do.
+with the requested attributes U_att, options U_opt and maximum price u, and the attributes Y_att and options Y_opt of
+the purchase. Options that were not chosen count as missing, with their cheapest price. WebShop derives r_type from the
+similarity of titles; here the tree of departments is known: 1 for a product of the requested kind, 0.5 for another one
+of its section, 0.1 for another one of its department, else 0. Success is r = 1, so any product that meets all
+requirements succeeds.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from components.trajectories.schema import Scenario
 
 
 class Level(NamedTuple):
+    """Parameters of a difficulty."""
+
     attributes: int
     options: int
     slack: float
-    """What may be paid, as a multiple of what the product costs that the goal was made from."""
+    """Price limit as a multiple of the price of the product from which the goal is generated."""
     renamed: int
-    """Attributes that are called by another name than the product's texts use."""
+    """Number of attributes named by another synonym than in the product's texts."""
 
 
 LEVELS = {
@@ -37,7 +40,7 @@ LEVELS = {
     4: Level(2, 2, 1.1, 2),
     5: Level(3, 2, 1.0, 3),
 }
-"""By difficulty."""
+"""Parameters by difficulty."""
 WORDS = (
     "I am looking for this: {kind}, {attributes}{options}. It may cost {limit} dollars at most.",
     "Please buy me this: {kind}, {attributes}{options}, for no more than {limit} dollars.",
@@ -47,13 +50,16 @@ WORDS = (
 
 
 class Verdict(NamedTuple):
+    """Score of a purchase with its parts."""
+
     score: float
     type: float
     attributes: int
-    """Of those asked for, how many the product has; the same for options."""
+    """Number of requested attributes that the product has."""
     options: int
+    """Number of requested options that were chosen."""
     price: bool
-    """Within the limit."""
+    """True: the price is within the limit."""
 
     @property
     def success(self) -> bool:
@@ -61,7 +67,7 @@ class Verdict(NamedTuple):
 
 
 def judge(goal: Mapping[str, Any], product: Product, chosen: Mapping[str, str]) -> Verdict:
-    """goal: of a scenario. chosen: the options, by label."""
+    """Score a purchase. goal: input of the scenario. chosen: option values by label."""
     if product.kind == goal["kind"]:
         kind = 1.0
     elif product.section == goal["section"] and product.department == goal["department"]:
@@ -71,12 +77,12 @@ def judge(goal: Mapping[str, Any], product: Product, chosen: Mapping[str, str]) 
     attributes = len(set(goal["attributes"]) & set(product.attributes))
     options = sum(chosen.get(label) == value for label, value in goal["options"].items())
     price = product.price(dict(chosen)) <= 100 * goal["limit"]
-    asked = len(goal["attributes"]) + len(goal["options"]) + 1
-    return Verdict(kind * (attributes + options + price) / asked, kind, attributes, options, price)
+    total = len(goal["attributes"]) + len(goal["options"]) + 1
+    return Verdict(kind * (attributes + options + price) / total, kind, attributes, options, price)
 
 
 def fits(goal: Mapping[str, Any], product: Product) -> bool:
-    """Whether there is a choice of options with which it scores 1."""
+    """Return True if the product scores 1 with some choice of options."""
     if product.kind != goal["kind"]:
         return False
     offered = {label: {value for value, _ in values} for label, values in product.options}
@@ -87,42 +93,49 @@ def fits(goal: Mapping[str, Any], product: Product) -> bool:
 
 @functools.lru_cache(maxsize=4)
 def scenarios(seed: int, products: int, train: int, heldout: int) -> tuple[Scenario, ...]:
-    """Each goal is made from a product of its own, and no two ask for the same; difficulties take turns."""
+    """Return the scenarios of both splits, each generated from its own product, with difficulties in rotation.
+
+    Raises ValueError if there are too few products for different goals.
+    """
     rng = random.Random(f"webshop goals {seed}")
     shelf = catalog(seed, products)
     order = rng.sample(shelf, len(shelf))
-    found: list[Scenario] = []
-    seen = set()
-    while len(found) < train + heldout:
+    generated: list[Scenario] = []
+    seen_keys = set()
+    while len(generated) < train + heldout:
         if not order:
             raise ValueError(
-                f"{products} products are too few for {train} + {heldout} goals that all differ; "
-                "take more products or fewer scenarios"
+                f"{products} products are too few for {train} + {heldout} different goals; raise products or lower "
+                "train and heldout"
             )
-        product, difficulty = order.pop(), 1 + len(found) % len(LEVELS)
+        product, difficulty = order.pop(), 1 + len(generated) % len(LEVELS)
         goal = _goal(rng, product, LEVELS[difficulty])
         key = (goal["kind"], frozenset(goal["attributes"]), frozenset(goal["options"].items()))
-        if key in seen:
+        if key in seen_keys:
             continue
-        seen.add(key)
-        split = "train" if len(found) < train else "heldout"
+        seen_keys.add(key)
+        split = "train" if len(generated) < train else "heldout"
         name = f"webshop-{seed}-{product.code}"
-        found.append(Scenario(name, goal, split=split, type=product.department, difficulty=difficulty))
-    return tuple(found)
+        generated.append(Scenario(name, goal, split=split, type=product.department, difficulty=difficulty))
+    return tuple(generated)
 
 
 def _goal(rng: random.Random, product: Product, level: Level) -> dict[str, Any]:
     picked = rng.sample(range(len(product.attributes)), level.attributes)
     groups = sorted(rng.sample(range(len(product.options)), level.options))
-    options = {label: rng.choice(values)[0] for label, values in (product.options[at] for at in groups)}
+    options = {label: rng.choice(values)[0] for label, values in (product.options[index] for index in groups)}
     limit = -(-int(product.price(options) * level.slack) // 100)
-    said = []
-    for number, at in enumerate(picked):
-        name, shown = product.attributes[at], product.said[at]
-        said.append(rng.choice([one for one in NAMES[name] if one != shown]) if number < level.renamed else shown)
+    names_in_request = []
+    for number, index in enumerate(picked):
+        name, synonym = product.attributes[index], product.synonyms[index]
+        names_in_request.append(
+            rng.choice([candidate for candidate in NAMES[name] if candidate != synonym])
+            if number < level.renamed
+            else synonym
+        )
     request = rng.choice(WORDS).format(
         kind=product.kind,
-        attributes=", ".join(said),
+        attributes=", ".join(names_in_request),
         options="".join(f", {label} {value}" for label, value in options.items()),
         limit=limit,
     )
@@ -131,8 +144,8 @@ def _goal(rng: random.Random, product: Product, level: Level) -> dict[str, Any]:
         "department": product.department,
         "section": product.section,
         "kind": product.kind,
-        "attributes": [product.attributes[at] for at in picked],
-        "said": said,
+        "attributes": [product.attributes[index] for index in picked],
+        "said": names_in_request,
         "options": options,
         "limit": limit,
         "product": product.code,

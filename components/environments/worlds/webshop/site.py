@@ -1,10 +1,10 @@
-"""The shop's pages, as HTML. An address says all that a page depends on, so the site keeps no sessions:
+"""HTML pages of the shop. The site is stateless: an address contains everything that its page depends on.
 
-    search                                    the start
-    results?q=WORDS&page=2                    what was found, best first
-    item?id=P012345&q=…&page=…&o.color=navy   a product, with the options chosen so far
-    description?…   features?…                more about it
-    buy?…                                     what the form of the item's page is sent to
+    search                                    start page
+    results?q=WORDS&page=2                    search results, best first
+    item?id=P012345&q=…&page=…&o.color=navy   product, with the options chosen so far
+    description?…   features?…                details of the product
+    buy?…                                     action of the form on the item's page
 
 Links are relative, so the site works below any prefix.
 """
@@ -22,26 +22,28 @@ from components.environments.fulltext import Index
 from components.environments.worlds.webshop.catalog import Product, catalog, description, features
 
 FOUND = 50
-"""Products that a search finds at most."""
+"""Maximum number of products that a search finds."""
 QUERY = 200
-"""Characters of a search that are used."""
+"""Maximum number of characters of a query."""
 STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem }
 a { color: #0b57d0 } a[aria-current] { font-weight: bold; color: inherit } li { margin: .3rem 0 }
 input, button { font: inherit; padding: .3rem .6rem } .goal { background: #f3f3f3; padding: .6rem 1rem }"""
 
 
 class NoPage(Exception):
-    """There is no such page; the message says why."""
+    """Missing page. The message states the reason."""
 
 
 class Order(NamedTuple):
+    """Product with chosen options."""
+
     product: Product
     chosen: dict[str, str]
-    """Options, by label."""
+    """Option values by label."""
 
 
 class _View(NamedTuple):
-    """What an address asks for."""
+    """Parsed parameters of an address."""
 
     query: str
     page: int
@@ -49,16 +51,16 @@ class _View(NamedTuple):
     chosen: dict[str, str]
 
     def link(self, name: str, **changed: str) -> str:
-        """The address of a page that keeps what this one shows, but for the options that are changed."""
-        given = {"q": self.query, "page": str(self.page)}
+        """Return the address of page `name` with the same parameters, except the changed options."""
+        parameters = {"q": self.query, "page": str(self.page)}
         if self.product:
             chosen = {**self.chosen, **changed}
-            given |= {"id": self.product.code, **{f"o.{label}": value for label, value in chosen.items()}}
-        return f"{name}?{urlencode(given)}"
+            parameters |= {"id": self.product.code, **{f"o.{label}": value for label, value in chosen.items()}}
+        return f"{name}?{urlencode(parameters)}"
 
 
 class Site:
-    """seed, products: of the catalog. per_page: products on a page of results."""
+    """Site of the shop. seed, products: arguments of the catalog. per_page: products per page of results."""
 
     def __init__(self, seed: int, products: int, per_page: int):
         self.products = catalog(seed, products)
@@ -68,7 +70,7 @@ class Site:
         self._index = _index(seed, products)
 
     def page(self, address: str) -> str:
-        """The HTML of a page. Raises NoPage."""
+        """Return the HTML of a page. Raise NoPage if it does not exist."""
         name, _, query = address.partition("?")
         if name == "search":
             return document("Shop", [_form("")])
@@ -82,11 +84,13 @@ class Site:
         if name == "description":
             return _subpage(view, view.product, f"<p>{escape(description(self._seed, view.product))}</p>")
         if name == "features":
-            return _subpage(view, view.product, _list(escape(one) for one in features(self._seed, view.product)))
+            return _subpage(
+                view, view.product, _list(escape(feature) for feature in features(self._seed, view.product))
+            )
         raise NoPage(f"no page {name[:40]!r}")
 
     def order(self, address: str) -> Order:
-        """What is bought by sending the form of an item's page to its address. Raises NoPage."""
+        """Return the purchase made by submitting the form of an item's page. Raise NoPage if it does not exist."""
         name, _, query = address.partition("?")
         view = self._view(query)
         if name != "buy" or view.product is None:
@@ -94,44 +98,45 @@ class Site:
         return Order(view.product, view.chosen)
 
     def find(self, query: str) -> Sequence[Product]:
+        """Return the products that match a query, best first."""
         return [self.products[number] for number, _ in self._index.search(query, FOUND)]
 
     def _view(self, query: str) -> _View:
         try:
-            given = dict(parse_qsl(query[:4000], max_num_fields=20))
+            parameters = dict(parse_qsl(query[:4000], max_num_fields=20))
         except ValueError:
             raise NoPage("too many values in the address") from None
-        page = given.get("page", "1")
+        page = parameters.get("page", "1")
         if not re.fullmatch(r"[0-9]{1,4}", page):
             raise NoPage("no such page of results")
-        product = self._by_code.get(given.get("id", ""))
+        product = self._by_code.get(parameters.get("id", ""))
         chosen = {}
         for label, values in product.options if product else ():
-            value = given.get(f"o.{label}")
+            value = parameters.get(f"o.{label}")
             if value is not None:
-                if value not in {one for one, _ in values}:
+                if value not in {option_value for option_value, _ in values}:
                     raise NoPage(f"no such {label}")
                 chosen[label] = value
-        return _View(given.get("q", "")[:QUERY], int(page), product, chosen)
+        return _View(parameters.get("q", "")[:QUERY], int(page), product, chosen)
 
     def _results(self, view: _View) -> str:
-        found = self.find(view.query)
-        pages = -(-len(found) // self.per_page)
-        if found and not 1 <= view.page <= pages:
+        products = self.find(view.query)
+        pages = -(-len(products) // self.per_page)
+        if products and not 1 <= view.page <= pages:
             raise NoPage("no such page of results")
-        shown = found[(view.page - 1) * self.per_page : view.page * self.per_page]
-        turns = []
+        page_products = products[(view.page - 1) * self.per_page : view.page * self.per_page]
+        page_links = []
         if view.page > 1:
-            turns.append(_link(view._replace(page=view.page - 1).link("results"), "< Prev"))
+            page_links.append(_link(view._replace(page=view.page - 1).link("results"), "< Prev"))
         if view.page < pages:
-            turns.append(_link(view._replace(page=view.page + 1).link("results"), "Next >"))
-        head = f"Found: {len(found)} products. Page {view.page} of {pages}." if found else "Nothing found."
-        rows = [
-            f"{_link(view._replace(product=one).link('item'), one.code)} {escape(one.title)}, {_range(one)}"
-            for one in shown
-        ]
+            page_links.append(_link(view._replace(page=view.page + 1).link("results"), "Next >"))
+        head = f"Found: {len(products)} products. Page {view.page} of {pages}." if products else "Nothing found."
+        rows = []
+        for product in page_products:
+            link = _link(view._replace(product=product).link("item"), product.code)
+            rows.append(f"{link} {escape(product.title)}, {_range(product)}")
         return document(
-            f"Results for {view.query}", [_form(view.query), f"<p>{head} {' '.join(turns)}</p>", _list(rows)]
+            f"Results for {view.query}", [_form(view.query), f"<p>{head} {' '.join(page_links)}</p>", _list(rows)]
         )
 
     def _item(self, view: _View, product: Product) -> str:
@@ -161,21 +166,22 @@ class Site:
 
 @functools.lru_cache(maxsize=4)
 def _index(seed: int, products: int) -> Index:
-    """Built once in a process for each catalog."""
+    """Return the search index of a catalog, built once per process."""
     fields = {"title": 3.0, "category": 2.0, "features": 2.0, "description": 1.0}
     return Index(
         fields,
         (
             (
-                one.number,
+                product.number,
                 (
-                    one.title,
-                    f"{one.department} {one.section} {one.kind}",
-                    f"{'; '.join(one.said)}; {' '.join(value for _, values in one.options for value, _ in values)}",
-                    description(seed, one),
+                    product.title,
+                    f"{product.department} {product.section} {product.kind}",
+                    f"{'; '.join(product.synonyms)}; "
+                    f"{' '.join(value for _, values in product.options for value, _ in values)}",
+                    description(seed, product),
                 ),
             )
-            for one in catalog(seed, products)
+            for product in catalog(seed, products)
         ),
     )
 
@@ -186,7 +192,7 @@ def _subpage(view: _View, product: Product, body: str) -> str:
 
 
 def document(title: str, body: Iterable[str]) -> str:
-    """A page of HTML; body: its parts, as HTML."""
+    """Return an HTML page. body: parts of the body, as HTML."""
     return (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head>\n<body>\n{chr(10).join(body)}\n</body>\n</html>\n"

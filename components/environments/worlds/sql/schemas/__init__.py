@@ -1,4 +1,4 @@
-"""The databases and what is asked about them: four schemas, each with its tables, its data and its questions."""
+"""Database schemas, each with its tables, its data generator and its questions."""
 
 from components.environments.worlds.sql.schemas import flights, library, school, shop
 from components.environments.worlds.sql.schemas.base import Question, Schema

@@ -1,7 +1,7 @@
-"""What a schema is, and what the data of several are made of.
+"""Data classes of schemas and questions, and generators that several schemas share.
 
-A question is text with places to fill, and a query with the same places; what fills them is drawn from the schema's
-`values`, all of which occur in the data. Rows whose order is asked for are ordered without ties.
+A question is a text template with a query template that has the same placeholders. They are filled from the schema's
+`values`, all of which occur in the data. If a question asks for an order, the order has no ties.
 
 Dates are text, as `2024-03-05`. Sums of money are whole dollars.
 """
@@ -19,21 +19,25 @@ Rows = dict[str, list[tuple[Any, ...]]]
 
 @dataclass(frozen=True)
 class Question:
+    """Question template with its reference query."""
+
     type: str
-    """filter, aggregate, join, group, dates, nested or rank."""
+    """Type of the question: filter, aggregate, join, group, dates, nested or rank."""
     difficulty: int
-    """1 one table and a condition; 2 an aggregate or one join; 3 groups, dates or two joins; 4 nested queries;
-    5 ranks within groups, or several of these at once."""
+    """Difficulty: 1 one table and a condition; 2 an aggregate or one join; 3 groups, dates or two joins; 4 nested
+    queries; 5 ranks within groups, or several of these."""
     text: str
     sql: str
     ordered: bool = False
-    """Whether the rows have to be in order."""
+    """True: the order of the rows matters."""
 
 
 @dataclass(frozen=True)
 class Schema:
+    """Database schema with its data generator and questions."""
+
     tables: str
-    """The statements that create them."""
+    """SQL statements that create the tables."""
     rows: Callable[[random.Random], Rows]
     values: dict[str, Sequence[Any]]
     questions: tuple[Question, ...]
@@ -64,16 +68,17 @@ MONTHS = tuple(f"{month:02d}" for month in range(1, 13))
 
 
 def some_names(rng: random.Random, count: int) -> list[str]:
+    """Return `count` different names of people."""
     return rng.sample([f"{first} {last}" for first in FIRST for last in LAST], count)
 
 
 def evenly(rng: random.Random, values: Sequence[Any], count: int) -> list[Any]:
-    """Each value about equally often, in any order."""
-    drawn = [values[at % len(values)] for at in range(count)]
-    rng.shuffle(drawn)
-    return drawn
+    """Return `count` values in random order, each value about equally often."""
+    shuffled = [values[index % len(values)] for index in range(count)]
+    rng.shuffle(shuffled)
+    return shuffled
 
 
 def a_day(rng: random.Random, month: int) -> date:
-    """A day of one of the 36 months."""
+    """Return a random day of one of the 36 months."""
     return date(YEARS[month // 12], month % 12 + 1, rng.randrange(1, 29))

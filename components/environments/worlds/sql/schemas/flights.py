@@ -1,4 +1,4 @@
-"""Airlines: airports, flights and bookings."""
+"""Schema of airlines, airports, flights and bookings."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ AIRPORTS = tuple(zip(("BGO", "CAI", "LIM", "LYS", "ITM", "UIO"), CITIES, strict=
 
 def _rows(rng: random.Random) -> Rows:
     airports = [(code, city) for code, city in AIRPORTS]
-    airlines = [(at, name) for at, name in enumerate(AIRLINES, 1)]
-    pairs = evenly(rng, [(one, two) for one, _ in AIRPORTS for two, _ in AIRPORTS if one != two], 180)
+    airlines = [(index, name) for index, name in enumerate(AIRLINES, 1)]
+    pairs = evenly(rng, [(first, second) for first, _ in AIRPORTS for second, _ in AIRPORTS if first != second], 180)
     flights = []
-    for at, (origin, target) in enumerate(pairs, 1):
+    for index, (origin, target) in enumerate(pairs, 1):
         delay = rng.choice((0, 0, 0, rng.randrange(1, 30), rng.randrange(30, 240)))
-        day = a_day(rng, (at - 1) % 36).isoformat()
-        flights.append((at, rng.randrange(1, 5), origin, target, day, rng.randrange(60, 900), delay))
+        day = a_day(rng, (index - 1) % 36).isoformat()
+        flights.append((index, rng.randrange(1, 5), origin, target, day, rng.randrange(60, 900), delay))
     bookings = [
-        (at, rng.randrange(1, 171), name, rng.randrange(40, 900))
-        for at, name in enumerate(rng.choices(some_names(rng, 40), k=320), 1)
+        (index, rng.randrange(1, 171), name, rng.randrange(40, 900))
+        for index, name in enumerate(rng.choices(some_names(rng, 40), k=320), 1)
     ]
     return {"airports": airports, "airlines": airlines, "flights": flights, "bookings": bookings}
 

@@ -1,4 +1,4 @@
-"""A library: authors, members, books and loans."""
+"""Schema of a library: authors, members, books and loans."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ GENRES = ("crime", "history", "poetry", "science", "travel")
 
 def _rows(rng: random.Random) -> Rows:
     people, countries = some_names(rng, 46), evenly(rng, COUNTRIES, 16)
-    authors = [(at, name, countries[at - 1]) for at, name in enumerate(people[:16], 1)]
-    members = [(at, name, rng.randrange(12, 80)) for at, name in enumerate(people[16:], 1)]
+    authors = [(index, name, countries[index - 1]) for index, name in enumerate(people[:16], 1)]
+    members = [(index, name, rng.randrange(12, 80)) for index, name in enumerate(people[16:], 1)]
     titles = [
-        f"The {one} {two}"
-        for one in ("Silent", "Last", "Green", "Broken", "Lost", "Second")
-        for two in ("River", "House", "Letter", "Winter", "Garden", "Road", "Clock")
+        f"The {adjective} {noun}"
+        for adjective in ("Silent", "Last", "Green", "Broken", "Lost", "Second")
+        for noun in ("River", "House", "Letter", "Winter", "Garden", "Road", "Clock")
     ]
     genres = evenly(rng, GENRES, 42)
     books = [
-        (at, title, rng.randrange(1, 17), genres[at - 1], rng.randrange(1950, 2022), rng.randrange(1, 5))
-        for at, title in enumerate(rng.sample(titles, 42), 1)
+        (index, title, rng.randrange(1, 17), genres[index - 1], rng.randrange(1950, 2022), rng.randrange(1, 5))
+        for index, title in enumerate(rng.sample(titles, 42), 1)
     ]
     readers, lent = rng.sample(range(1, 31), 26), rng.sample(range(1, 43), 38)
     loans = []
-    for at in range(1, 181):
-        day = a_day(rng, (at - 1) % 36)
+    for index in range(1, 181):
+        day = a_day(rng, (index - 1) % 36)
         back = None if rng.random() < 0.12 else (day + timedelta(days=rng.randrange(1, 50))).isoformat()
-        loans.append((at, rng.choice(lent), rng.choice(readers), day.isoformat(), back))
+        loans.append((index, rng.choice(lent), rng.choice(readers), day.isoformat(), back))
     return {"authors": authors, "members": members, "books": books, "loans": loans}
 
 

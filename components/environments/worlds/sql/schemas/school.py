@@ -1,4 +1,4 @@
-"""A school: teachers, students, courses and exams."""
+"""Schema of a school: teachers, students, courses and exams."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ SUBJECTS = ("art", "biology", "chemistry", "latin", "maths")
 
 def _rows(rng: random.Random) -> Rows:
     people = some_names(rng, 58)
-    teachers = [(at, name) for at, name in enumerate(people[:10], 1)]
+    teachers = [(index, name) for index, name in enumerate(people[:10], 1)]
     classes = evenly(rng, ("7a", "7b", "8a", "8b"), 48)
     students = [
-        (at, name, classes[at - 1], a_day(rng, rng.randrange(12)).replace(year=2010).isoformat())
-        for at, name in enumerate(people[10:], 1)
+        (index, name, classes[index - 1], a_day(rng, rng.randrange(12)).replace(year=2010).isoformat())
+        for index, name in enumerate(people[10:], 1)
     ]
     subjects = evenly(rng, SUBJECTS, 15)
-    courses = [(at, subject, rng.randrange(1, 10), rng.randrange(1, 6)) for at, subject in enumerate(subjects, 1)]
+    courses = [(index, subject, rng.randrange(1, 10), rng.randrange(1, 6)) for index, subject in enumerate(subjects, 1)]
     taken = [(student, course) for student in range(1, 49) for course in rng.sample(range(1, 15), rng.randrange(2, 6))]
     exams = [
-        (at, student, course, a_day(rng, rng.randrange(36)).isoformat(), rng.randrange(20, 101))
-        for at, (student, course) in enumerate([one for one in taken for _ in range(rng.randrange(0, 4))], 1)
+        (index, student, course, a_day(rng, rng.randrange(36)).isoformat(), rng.randrange(20, 101))
+        for index, (student, course) in enumerate(
+            [enrolment for enrolment in taken for _ in range(rng.randrange(0, 4))], 1
+        )
     ]
     return {"teachers": teachers, "students": students, "courses": courses, "enrolled": taken, "exams": exams}
 

@@ -1,4 +1,4 @@
-"""A shop: its customers, products, orders and what was in them."""
+"""Schema of a shop: customers, products, orders and order items."""
 
 from __future__ import annotations
 
@@ -22,21 +22,25 @@ CATEGORIES = ("books", "garden", "kitchen", "music", "toys")
 def _rows(rng: random.Random) -> Rows:
     cities = evenly(rng, CITIES, 36)
     customers = [
-        (at, name, cities[at - 1], a_day(rng, rng.randrange(12)).isoformat())
-        for at, name in enumerate(some_names(rng, 36), 1)
+        (index, name, cities[index - 1], a_day(rng, rng.randrange(12)).isoformat())
+        for index, name in enumerate(some_names(rng, 36), 1)
     ]
     categories = evenly(rng, CATEGORIES, 25)
     words = [
-        f"{one} {two}"
-        for one in ("Blue", "Red", "Old", "Tiny", "Grand")
-        for two in ("Box", "Set", "Kit", "Star", "Pack")
+        f"{adjective} {noun}"
+        for adjective in ("Blue", "Red", "Old", "Tiny", "Grand")
+        for noun in ("Box", "Set", "Kit", "Star", "Pack")
     ]
     products = [
-        (at, word, categories[at - 1], rng.randrange(5, 200)) for at, word in enumerate(rng.sample(words, 25), 1)
+        (index, word, categories[index - 1], rng.randrange(5, 200))
+        for index, word in enumerate(rng.sample(words, 25), 1)
     ]
-    buyers = rng.sample(range(1, 37), 31)  # a few never order
+    buyers = rng.sample(range(1, 37), 31)  # some customers have no orders
     states = evenly(rng, ("paid", "paid", "shipped", "shipped", "shipped", "cancelled"), 144)
-    orders = [(at, rng.choice(buyers), a_day(rng, (at - 1) % 36).isoformat(), states[at - 1]) for at in range(1, 145)]
+    orders = [
+        (index, rng.choice(buyers), a_day(rng, (index - 1) % 36).isoformat(), states[index - 1])
+        for index in range(1, 145)
+    ]
     sold = rng.sample(range(1, 26), 22)
     items = [
         (order, product, rng.randrange(1, 9))
