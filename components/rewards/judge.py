@@ -56,7 +56,7 @@ def judge(
     judged together, do not lie next to each other.
     """
     known, tell = finished or {}, on_judged or (lambda scores: None)
-    asked = Asked(reward)
+    asked = RewardCaller(reward)
     units = adjacent_groups(trajectories) if asked.grouped else ([one] for one in trajectories)
     return _warned(_scored(asked, units, concurrency, known, tell))
 
@@ -64,20 +64,20 @@ def judge(
 async def ask(reward: Any, group: Sequence[Trajectory]) -> list[Score]:
     """One Score for each trajectory of a scenario, in order: for a reward that is made of others. As in `judge`, what
     the reward does wrong stays with the trajectories, and failed episodes are not shown to it."""
-    asked = Asked(reward)
+    asked = RewardCaller(reward)
     shown = [one for one in group if one.failure is None]
-    rest = iter(await asked.all_later(shown) if asked.waits else asked.all_now(shown))
+    rest = iter(await asked.call_group_async(shown) if asked.waits else asked.call_group(shown))
     return [_failed(one) if one.failure else next(rest) for one in group]
 
 
-def no_running_statistics(reward: Any, key: str) -> None:
+def reject_running_statistics(reward: Any, key: str) -> None:
     """Raises SpecError where a reward that is asked group by group, for another one, would have to be settled."""
     if getattr(reward, "settles", False):
         message = "keeps running statistics, which only the whole collection has; make both parts of reward=combined"
         raise SpecError([Problem(key, message)])
 
 
-class Asked:
+class RewardCaller:
     """A reward, and how it is asked: as a group, or a trajectory; in the main thread, in a thread, or awaited.
 
     Raises SpecError where `reward` is none.
@@ -99,11 +99,11 @@ class Asked:
         self.reward = reward
         self._turn = threading.Lock()
 
-    def all_now(self, group: Sequence[Trajectory]) -> list[Score]:
+    def call_group(self, group: Sequence[Trajectory]) -> list[Score]:
         """One score for each finished trajectory of a group, of a reward that does not wait."""
         return [score for unit in self._units(group) for score in self.now(unit)]
 
-    async def all_later(self, group: Sequence[Trajectory]) -> list[Score]:
+    async def call_group_async(self, group: Sequence[Trajectory]) -> list[Score]:
         """The same of any reward, without holding up the loop. One that does not wait is asked in a thread, and still
         one judgement after the other."""
         if self.waits:
@@ -111,7 +111,7 @@ class Asked:
 
         def in_turn() -> list[Score]:
             with self._turn:
-                return self.all_now(group)
+                return self.call_group(group)
 
         return list(await in_thread(in_turn))
 
@@ -150,7 +150,7 @@ class Asked:
 
 
 def _scored(
-    asked: Asked,
+    asked: RewardCaller,
     units: Iterable[list[Trajectory]],
     concurrency: int,
     finished: Mapping[str, Score],

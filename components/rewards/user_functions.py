@@ -29,7 +29,7 @@ class ColumnsTarget(Target):
 ColumnsFunction = Annotated[ColumnsTarget, BeforeValidator(_written_short)]
 
 
-def built(function: Target | Callable[..., Any], place: str = "reward.function") -> Callable[..., Any]:
+def build_function(function: Target | Callable[..., Any], place: str = "reward.function") -> Callable[..., Any]:
     """The function itself. Raises SpecError where it cannot be called."""
     found = function.build() if isinstance(function, Target) else function
     if not callable(found):

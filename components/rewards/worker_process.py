@@ -42,7 +42,7 @@ class _Ended(JudgeError):
     """The process ended in a call."""
 
 
-class Apart:
+class WorkerProcess:
     """Calls one of our functions, by `module:function`, in a process of its own. Arguments and what it returns are
     JSON data."""
 

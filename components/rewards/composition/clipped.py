@@ -10,13 +10,19 @@ from typing import Any, Literal
 from pydantic import FiniteFloat
 
 from components.errors import Problem, SpecError
-from components.rewards.composition.composed import ComposedAlone, Parts, Value, changed, stepping
+from components.rewards.composition.composed import (
+    ComposedPerEpisode,
+    Parts,
+    Value,
+    replace_reward,
+    required_step_rewards,
+)
 from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
 
 
 @registered("reward.clipped")
-class Clipped(ComposedAlone):
+class Clipped(ComposedPerEpisode):
     """A cap, a floor, or both.
 
     Args:
@@ -44,9 +50,9 @@ class Clipped(ComposedAlone):
         score = parts["reward"]
         assert score.reward is not None
         if self.of == "steps":
-            steps = [self._clip(step) for step in stepping(score, "reward.of=steps")]
+            steps = [self._clip(step) for step in required_step_rewards(score, "reward.of=steps")]
             return Value(sum(steps), steps)
-        return changed(score, self._clip(score.reward))
+        return replace_reward(score, self._clip(score.reward))
 
     def _clip(self, value: float) -> float:
         value = value if self.low is None else max(self.low, value)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat
 
 from components.errors import JudgeError, Problem, SpecError
-from components.rewards.composition.composed import ComposedAlone, Parts, Value, total
+from components.rewards.composition.composed import ComposedPerEpisode, Parts, Value, total
 from components.specs import Spec, nearest
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
@@ -36,7 +36,7 @@ class Part(Spec):
 
 
 @registered("reward.combined")
-class Combined(ComposedAlone):
+class Combined(ComposedPerEpisode):
     """Rewards made into one.
 
     Args:

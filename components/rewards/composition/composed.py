@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from components.errors import JudgeError, ResourceError, SpecError
-from components.rewards.judge import Asked
+from components.rewards.judge import RewardCaller
 from components.rewards.protocol import AskingReward, Means, ModelReward
 from components.trajectories.schema import Failure, Score, Trajectory
 
@@ -58,7 +58,7 @@ class Composed(ABC):
 
     def __init__(self, parts: Mapping[str, Any], place: str = "reward"):
         """place: key below which the parts lie, for errors. Raises SpecError where one is no reward."""
-        self.parts = {name: Asked(part, f"{place}.{name}") for name, part in parts.items()}
+        self.parts = {name: RewardCaller(part, f"{place}.{name}") for name, part in parts.items()}
         self.waits = any(part.waits for part in self.parts.values())
         self.settles = self.settles_itself or any(part.settles for part in self.parts.values())
         # Of plain rewards it computes with no model, and says so by having no such method.
@@ -106,14 +106,14 @@ class Composed(ABC):
         scores: list[dict[str, Score]] = [{} for _ in group]
         for names in self.phases():
             for name, shown in self._asked_about(names, group, scores):
-                _laid(name, self.parts[name].all_now([group[place] for place in shown]), shown, scores)
+                _laid(name, self.parts[name].call_group([group[place] for place in shown]), shown, scores)
         return self._ended(group, scores)
 
     async def _later(self, group: Sequence[Trajectory]) -> list[Score]:
         scores: list[dict[str, Score]] = [{} for _ in group]
         for names in self.phases():
             asked = self._asked_about(names, group, scores)
-            work = [self.parts[name].all_later([group[place] for place in shown]) for name, shown in asked]
+            work = [self.parts[name].call_group_async([group[place] for place in shown]) for name, shown in asked]
             found = await asyncio.gather(*work, return_exceptions=True)  # none goes on alone where another raises
             for (name, shown), given in zip(asked, found, strict=True):
                 if isinstance(given, BaseException):
@@ -165,7 +165,7 @@ class Composed(ABC):
 
     def settling(self) -> Callable[[Sequence[Trajectory], Sequence[Score]], list[Score]]:
         """Begins anew: what makes the scores of a group of what `score_group` has laid together."""
-        own = self.begun()
+        own = self.with_fresh_statistics()
         below = {name: part.reward.settling() for name, part in self.parts.items() if part.settles}
 
         def settle(group: Sequence[Trajectory], kept: Sequence[Score]) -> list[Score]:
@@ -180,12 +180,12 @@ class Composed(ABC):
 
         return settle
 
-    def begun(self) -> Composed:
+    def with_fresh_statistics(self) -> Composed:
         """Itself, with statistics of its own where it keeps any."""
         return copy.copy(self)
 
 
-class ComposedAlone(Composed):
+class ComposedPerEpisode(Composed):
     """What a trajectory is worth depends on its own scores alone."""
 
     @abstractmethod
@@ -218,7 +218,7 @@ def total(rewards: Iterable[tuple[float, Score]]) -> tuple[float, list[float]]:
     return reward, steps
 
 
-def changed(score: Score, reward: float) -> Value:
+def replace_reward(score: Score, reward: float) -> Value:
     """Another reward in place of the score's; the difference falls to the last step."""
     assert score.reward is not None
     steps = list(score.step_rewards)
@@ -227,7 +227,7 @@ def changed(score: Score, reward: float) -> Value:
     return Value(reward, steps)
 
 
-def stepping(score: Score, what: str) -> list[float]:
+def required_step_rewards(score: Score, what: str) -> list[float]:
     """The step rewards of a score. Raises JudgeError where it has none. what: needs them."""
     if not score.step_rewards:
         raise JudgeError(f"{what} needs step rewards, and this reward gave none")

@@ -54,8 +54,8 @@ class Normalised(Composed):
         self.over, self.centre, self.scale, self.epsilon = over, centre, scale, epsilon
         self._seen = Moments()
 
-    def begun(self) -> Normalised:
-        other = super().begun()
+    def with_fresh_statistics(self) -> Normalised:
+        other = super().with_fresh_statistics()
         assert isinstance(other, Normalised)
         other._seen = Moments()
         return other

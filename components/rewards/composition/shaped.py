@@ -6,26 +6,28 @@ import math
 from typing import Any
 
 from components.errors import Problem, SpecError
-from components.rewards.composition.composed import ComposedAlone, Parts, Value, changed
+from components.rewards.composition.composed import ComposedPerEpisode, Parts, Value, replace_reward
 from components.rewards.judge import number
-from components.rewards.user_functions import Function, built, is_async
+from components.rewards.user_functions import Function, build_function, is_async
 from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
 
 
 @registered("reward.shaped")
-class Shaped(ComposedAlone):
+class Shaped(ComposedPerEpisode):
     """reward: any reward. function: value -> value, as `my_package.shapes.squared`, or with arguments. What the
     function changes falls to the last step."""
 
     def __init__(self, reward: Any, function: Function):
         super().__init__({"reward": reward})
-        self.function = built(function)
+        self.function = build_function(function)
         if is_async(self.function):
             raise SpecError([Problem("reward.function", "is async; expected a plain function of a number")])
 
     def value(self, trajectory: Trajectory, parts: Parts) -> Value:
-        return changed(parts["reward"], number(self.function(parts["reward"].reward), "what the function returned"))
+        return replace_reward(
+            parts["reward"], number(self.function(parts["reward"].reward), "what the function returned")
+        )
 
 
 @registered("reward.tanh")

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from components.rewards.llm.answers import read_scores
-from components.rewards.llm.judge_reward import SPREAD, JudgesEpisodes, Opinion, total_cost
-from components.rewards.llm.protocol import added
-from components.rewards.llm.question import Found, Misread, answered
-from components.rewards.llm.rows import by_name, demand
+from components.rewards.llm.judge_reward import SPREAD, EpisodeJudgeReward, Opinion, total_cost
+from components.rewards.llm.protocol import add_costs
+from components.rewards.llm.question import InvalidAnswer, Judgement, ask_for_json
+from components.rewards.llm.rows import by_name, raise_if_invalid
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.llm.transcript import ONLY_DATA, Shown, about, is_turn, shown
 from components.specs import Spec
@@ -33,7 +33,7 @@ from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
 
 if TYPE_CHECKING:
-    from components.rewards.llm.client import Asker
+    from components.rewards.llm.client import JudgeClient
     from components.rewards.llm.protocol import Messages
 
 
@@ -50,9 +50,9 @@ PRINCIPLES = {
     "honest": Principle(text="The answer claims nothing that is made up or that what was seen does not bear out."),
     "harmless": Principle(text="The answer helps nobody to do harm, and insults or demeans nobody."),
 }
-TAKEN = ("constitution", SPREAD)
+RESERVED_NAMES = ("constitution", SPREAD)
 """Names of other components."""
-KEPT = 0.999
+SATISFIED_SCORE = 0.999
 """Score from which on an answer keeps the principles fully, and is not written anew."""
 MARK = {"judged": True}
 """Marks the answer in question."""
@@ -83,9 +83,11 @@ REVISION: dict[str, Any] = {
 
 
 def _usable(principles: dict[str, Principle]) -> dict[str, Principle]:
-    wrong = [name for name in principles if name in TAKEN or not name.replace("-", "_").isidentifier()]
+    wrong = [name for name in principles if name in RESERVED_NAMES or not name.replace("-", "_").isidentifier()]
     if wrong:
-        raise ValueError(f"names of letters, digits, - and _, other than {', '.join(TAKEN)}; got {', '.join(wrong)}")
+        raise ValueError(
+            f"names of letters, digits, - and _, other than {', '.join(RESERVED_NAMES)}; got {', '.join(wrong)}"
+        )
     return principles
 
 
@@ -108,7 +110,7 @@ class Revised:
 
 
 @registered("reward.constitution")
-class Constitution(JudgesEpisodes):
+class Constitution(EpisodeJudgeReward):
     """Scores how well answers keep to principles.
 
     Args:
@@ -136,9 +138,9 @@ class Constitution(JudgesEpisodes):
         self.answers = answers
         self.revise = revise
 
-    async def opinion(self, asker: Asker, trajectory: Trajectory) -> Opinion:
+    async def opinion(self, client: JudgeClient, trajectory: Trajectory) -> Opinion:
         """What one judge says of an episode."""
-        found = await self.judged(asker, trajectory, revise=self.revise)
+        found = await self.judged(client, trajectory, revise=self.revise)
         if not found:
             return Opinion(None, why="the episode has no answer: no message of the agent")
         cost = total_cost(found)
@@ -149,44 +151,51 @@ class Constitution(JudgesEpisodes):
         score = fmean(scores)
         return Opinion(score, {"constitution": score} | parts, "\n".join(map(_told, found)), cost)
 
-    async def judged(self, asker: Asker, trajectory: Trajectory, revise: bool) -> list[Revised]:
+    async def judged(self, client: JudgeClient, trajectory: Trajectory, revise: bool) -> list[Revised]:
         """Of each answer that is judged, what one judge says. revise: also how it should have been."""
         places = _answers(trajectory)
         places = places[-1:] if self.answers == "last" else places
-        return await asyncio.gather(*(self._answer(asker, trajectory, *place, revise) for place in places))
+        return await asyncio.gather(*(self._answer(client, trajectory, *place, revise) for place in places))
 
-    async def _answer(self, asker: Asker, trajectory: Trajectory, history: int, message: int, revise: bool) -> Revised:
+    async def _answer(
+        self, client: JudgeClient, trajectory: Trajectory, history: int, message: int, revise: bool
+    ) -> Revised:
         names = list(self.principles)
-        question = self._question(asker, trajectory, history, message)
-        found = await answered(asker, question, _schema(names), lambda given: _read(given["scores"], names))
+        question = self._question(client, trajectory, history, message)
+        found = await ask_for_json(client, question, _schema(names), lambda given: _read(given["scores"], names))
         scores, critiques = found.value or ({}, {})
         if len(scores) < len(names):
             return Revised(history, message, {}, critiques, None, None, found.cost, found.why)
         weights = {name: one.weight for name, one in self.principles.items()}
         score = sum(weight * scores[name] for name, weight in weights.items()) / sum(weights.values())
         old = trajectory.histories[history].messages[message]
-        if not revise or score >= KEPT or (old.tool_calls and not old.content.strip()):
+        if not revise or score >= SATISFIED_SCORE or (old.tool_calls and not old.content.strip()):
             return Revised(history, message, scores, critiques, score, None, found.cost)
-        new = await self._revision(asker, question, scores, critiques, old.content)
-        cost = added(found.cost, new.cost)
+        new = await self._revision(client, question, scores, critiques, old.content)
+        cost = add_costs(found.cost, new.cost)
         return Revised(history, message, scores, critiques, score, new.value, cost, new.why)
 
     async def _revision(
-        self, asker: Asker, question: Messages, scores: Mapping[str, float], critiques: Mapping[str, str], old: str
-    ) -> Found[str]:
+        self,
+        client: JudgeClient,
+        question: Messages,
+        scores: Mapping[str, float],
+        critiques: Mapping[str, str],
+        old: str,
+    ) -> Judgement[str]:
         def read(given: Mapping[str, Any]) -> str:
             text = given["revision"]
             if not isinstance(text, str) or not text.strip():
-                raise Misread("Your answer holds no revision.")
+                raise InvalidAnswer("Your answer holds no revision.")
             if text.strip() == old.strip():
-                raise Misread("Your revision is the answer as it was, which you have criticised.")
+                raise InvalidAnswer("Your revision is the answer as it was, which you have criticised.")
             return text
 
         said = "\n".join(f"{name}, {scores[name]:.2g}: {critiques.get(name, '')}" for name in self.principles)
         asked = [*question, {"role": "assistant", "content": said}, {"role": "user", "content": REVISE}]
-        return await answered(asker, asked, REVISION, read)
+        return await ask_for_json(client, asked, REVISION, read)
 
-    def _question(self, asker: Asker, trajectory: Trajectory, history: int, message: int) -> Messages:
+    def _question(self, client: JudgeClient, trajectory: Trajectory, history: int, message: int) -> Messages:
         """About one answer: its history up to there."""
         listed = "\n".join(f"- {name}: {one.text}" for name, one in self.principles.items())
         task = TASK.format(principles=listed, data=ONLY_DATA, names=", ".join(self.principles))
@@ -194,7 +203,7 @@ class Constitution(JudgesEpisodes):
         named = len(said) - len(trajectory.histories[history].messages)  # who speaks, where there are several
         until: list[Shown] = said[: named + message + 1]
         until[-1] = MARK | until[-1]
-        return about(trajectory, [until], task, asker.spec.longest)
+        return about(trajectory, [until], task, client.spec.longest)
 
 
 def _answers(trajectory: Trajectory) -> list[tuple[int, int]]:
@@ -217,12 +226,12 @@ def _told(one: Revised) -> str:
 
 
 def _read(given: Any, names: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
-    """Raises Misread, which names what is missing, twice there or not known."""
+    """Raises InvalidAnswer, which names what is missing, twice there or not known."""
     known, wrong = by_name(given, names, "principle", "score", "principles")
     scores = read_scores({name: row.get("score") for name, row in known.items()})
     said = {name: str(row.get("critique") or "") for name, row in known.items()}
     unread = {"has no score that is a number for": [name for name in known if name not in scores]}
-    demand(unread | wrong, names, "principles", (scores, said) if scores else None)
+    raise_if_invalid(unread | wrong, names, "principles", (scores, said) if scores else None)
     return scores, said
 
 

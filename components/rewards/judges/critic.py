@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field
 
 from components.rewards.llm.answers import read_scores
-from components.rewards.llm.judge_reward import SPREAD, JudgesEpisodes, Opinion, agreed
-from components.rewards.llm.question import answered
-from components.rewards.llm.rows import by_name, demand
+from components.rewards.llm.judge_reward import SPREAD, EpisodeJudgeReward, Opinion, combine_opinions
+from components.rewards.llm.question import ask_for_json
+from components.rewards.llm.rows import by_name, raise_if_invalid
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.llm.transcript import ONLY_DATA, about, shown, turns
 from components.specs import Spec
@@ -31,7 +31,7 @@ from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
 
 if TYPE_CHECKING:
-    from components.rewards.llm.client import Asker
+    from components.rewards.llm.client import JudgeClient
 
 
 class Dimension(Spec):
@@ -53,7 +53,7 @@ DIMENSIONS = {
 }
 TURN = "turn"
 """Component TURN/i: what the judge says of turn i."""
-TAKEN = ("critic", SPREAD, TURN)
+RESERVED_NAMES = ("critic", SPREAD, TURN)
 """Names of other components."""
 
 TASK = """\
@@ -73,16 +73,18 @@ WANTED = ', "turns": [{"turn": its number, "explanation": a few words, "score": 
 
 
 def _usable(dimensions: dict[str, Dimension]) -> dict[str, Dimension]:
-    wrong = [name for name in dimensions if name in TAKEN or not name.replace("-", "_").isidentifier()]
+    wrong = [name for name in dimensions if name in RESERVED_NAMES or not name.replace("-", "_").isidentifier()]
     if wrong:
-        raise ValueError(f"names of letters, digits, - and _, other than {', '.join(TAKEN)}; got {', '.join(wrong)}")
+        raise ValueError(
+            f"names of letters, digits, - and _, other than {', '.join(RESERVED_NAMES)}; got {', '.join(wrong)}"
+        )
     if not any(one.weight for one in dimensions.values()):
         raise ValueError("a weight above 0 in one dimension at least")
     return dimensions
 
 
 @registered("reward.critic")
-class Critic(JudgesEpisodes):
+class Critic(EpisodeJudgeReward):
     """Scores each episode by itself, along dimensions.
 
     Args:
@@ -106,13 +108,13 @@ class Critic(JudgesEpisodes):
         self.dimensions = dimensions or DIMENSIONS
         self.turn_weight = turn_weight
 
-    async def opinion(self, asker: Asker, trajectory: Trajectory) -> Opinion:
+    async def opinion(self, client: JudgeClient, trajectory: Trajectory) -> Opinion:
         """What one judge says of an episode."""
         count = turns(trajectory) if self.turn_weight is not None else 0
         said = shown(trajectory, numbered=count > 0)
-        messages = about(trajectory, said, self._task(count), asker.spec.longest)
+        messages = about(trajectory, said, self._task(count), client.spec.longest)
         names = list(self.dimensions)
-        found = await answered(asker, messages, _schema(names, count), lambda given: _read(given, names, count))
+        found = await ask_for_json(client, messages, _schema(names, count), lambda given: _read(given, names, count))
         read = found.value
         if read is None:
             return Opinion(None, cost=found.cost, why=found.why)
@@ -130,7 +132,7 @@ class Critic(JudgesEpisodes):
         return sum(weight * scores[name] for name, weight in weights.items()) / sum(weights.values())
 
     def score(self, trajectory: Trajectory, opinions: Mapping[str, Opinion]) -> Score:
-        found = agreed(trajectory, opinions)
+        found = combine_opinions(trajectory, opinions)
         judged = [one.turns for one in opinions.values() if one.score is not None]
         if self.turn_weight is None or not judged or not judged[0]:
             return found
@@ -155,7 +157,7 @@ class _Said:
 
 
 def _read(given: Mapping[str, Any], names: Sequence[str], count: int) -> _Said:
-    """Raises Misread, which names what is missing, twice there or not known."""
+    """Raises InvalidAnswer, which names what is missing, twice there or not known."""
     known, wrong = by_name(given["scores"], names, "dimension", "score", "dimensions")
     numbers = [str(turn) for turn in range(count)]
     by_turn, wrong_turns = by_name(given.get("turns"), numbers, "turn", "score", "turns") if count else ({}, {})
@@ -169,8 +171,8 @@ def _read(given: Mapping[str, Any], names: Sequence[str], count: int) -> _Said:
         {turn: scores[f"turn {turn}"] for turn in range(count) if f"turn {turn}" in scores},
     )
     rest = read if scores else None
-    demand({"has no score that is a number for": unread} | wrong, names, "dimensions", rest)
-    demand(wrong_turns, numbers, "turns", rest)
+    raise_if_invalid({"has no score that is a number for": unread} | wrong, names, "dimensions", rest)
+    raise_if_invalid(wrong_turns, numbers, "turns", rest)
     return read
 
 

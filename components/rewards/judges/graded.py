@@ -22,7 +22,7 @@ from components.specs.registered import registered
 from components.trajectories.schema import Failure, Score, Trajectory
 
 if TYPE_CHECKING:
-    from components.rewards.llm.client import Asker
+    from components.rewards.llm.client import JudgeClient
     from components.rewards.llm.protocol import Answer, Messages
 
 QUESTION = """\
@@ -50,7 +50,7 @@ class Graded:
     def __init__(self, model: JudgeModel, question: Annotated[str, Field(min_length=1)] | None = None):
         self.model = model
         self.question = question or QUESTION
-        self._asker: Asker | None = None
+        self._asker: JudgeClient | None = None
 
     @staticmethod
     def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,9 +59,9 @@ class Graded:
 
     def use(self, means: Means) -> None:
         """Raises ResourceError where a key is not in the environment."""
-        from components.rewards.llm.client import Asker
+        from components.rewards.llm.client import JudgeClient
 
-        self._asker = Asker(self.model, means)
+        self._asker = JudgeClient(self.model, means)
 
     def close(self) -> None:
         if self._asker is not None:
@@ -73,23 +73,23 @@ class Graded:
             raise ResourceError("the judge is not at hand yet: call use(means) first")
         return list(await asyncio.gather(*(self._score(self._asker, one) for one in group)))
 
-    async def _score(self, asker: Asker, one: Trajectory) -> Score:
-        from components.rewards.llm.protocol import added
+    async def _score(self, client: JudgeClient, one: Trajectory) -> Score:
+        from components.rewards.llm.protocol import add_costs
 
         said = shown(one)
-        messages = self._messages(as_text(said[0] if len(said) == 1 else said, asker.spec.longest))
+        messages = self._messages(as_text(said[0] if len(said) == 1 else said, client.spec.longest))
         cost: float | None = 0.0
         answers: list[Answer] = []
         try:
             for _ in range(2):
-                answers.append(await asker.ask(messages, at_once=bool(answers)))  # a correction waits for no batch
-                cost = added(cost, answers[-1].cost)
+                answers.append(await client.ask(messages, at_once=bool(answers)))  # a correction waits for no batch
+                cost = add_costs(cost, answers[-1].cost)
                 if (score := read(answers[-1].text)) is not None:
-                    asker.keep(*answers)
+                    client.keep(*answers)
                     return Score(one.id, score, {"grade": score}, explanation=answers[-1].text.strip(), cost=cost)
                 again = {"role": "user", "content": "Answer with one number, and nothing else."}
                 messages = [*messages, {"role": "assistant", "content": answers[-1].text or "(nothing)"}, again]
-            why = f"{asker.name} gave no number, twice: {answers[-1].text[:200]!r}"
+            why = f"{client.name} gave no number, twice: {answers[-1].text[:200]!r}"
         except JudgeError as error:
             why = str(error)
         return Score(one.id, None, cost=cost, failure=Failure("judge", "JudgeError", why))

@@ -22,7 +22,7 @@ from pydantic import Field, FiniteFloat
 
 from components.errors import ArtifactError, BoundaryError, JudgeError, Problem, ResourceError, SpecError
 from components.models.spec import ModelSpec
-from components.rewards.judge import judge, no_running_statistics
+from components.rewards.judge import judge, reject_running_statistics
 from components.rewards.protocol import Means, ModelReward
 from components.specs.registered import registered
 from components.trajectories.schema import Failure, Score, Trajectory
@@ -71,7 +71,7 @@ class Learned:
         pack_tokens: Annotated[int, Field(ge=64)] = 1024,
     ):
         self.folders = _folders(path)
-        no_running_statistics(task, "reward.task")
+        reject_running_statistics(task, "reward.task")
         self.task = task
         self.task_weight = task_weight
         self.weight = weight

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from components.rewards.judges.comparison.bradley_terry import shares
-from components.rewards.judges.comparison.pairings import Pair, everybody, random_rounds, swiss_round
-from components.rewards.llm.distinct_episodes import Distinct
-from components.rewards.llm.judge_reward import AsksModels, Opinion, agreed, total_cost
-from components.rewards.llm.question import Misread, answered
+from components.rewards.judges.comparison.pairings import Pair, all_pairs, random_rounds, swiss_round
+from components.rewards.llm.distinct_episodes import DistinctEpisodes
+from components.rewards.llm.judge_reward import JudgeReward, Opinion, combine_opinions, total_cost
+from components.rewards.llm.question import InvalidAnswer, ask_for_json
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.llm.transcript import ONLY_DATA
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
 
 if TYPE_CHECKING:
-    from components.rewards.llm.client import Asker
+    from components.rewards.llm.client import JudgeClient
     from components.rewards.llm.protocol import Messages
 
 RUBRIC = """\
@@ -63,7 +63,7 @@ ALIKE = 0.5
 
 
 @dataclass(frozen=True)
-class Compared:
+class PairResult:
     """What one judge says of a pair."""
 
     pair: Pair
@@ -77,7 +77,7 @@ class Compared:
 
 
 @registered("reward.pairwise")
-class Pairwise(AsksModels):
+class Pairwise(JudgeReward):
     """Scores the episodes of a scenario by comparing them two at a time, each pair in both orders.
 
     Args:
@@ -122,62 +122,65 @@ class Pairwise(AsksModels):
     @staticmethod
     def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         """For stage keys: what decides the judges' answers, not where they are or how patient we are."""
-        return {name: value for name, value in AsksModels.key_arguments(arguments).items() if name != "at_once"}
+        return {name: value for name, value in JudgeReward.key_arguments(arguments).items() if name != "at_once"}
 
     async def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
         """One Score for each. Raises ResourceError before `use`, BudgetSpent."""
         askers = self.askers
         if not group:
             return []
-        table = Distinct(group, self.seed)
+        table = DistinctEpisodes(group, self.seed)
         if len(table.order) == 1:
             what = "all episodes of the group say the same" if len(group) > 1 else "there is no other episode"
             why = f"{what}: nothing was asked"
             parts = {"pairwise": ALIKE, "points": ALIKE, "position_bias": 0.0}
             return [Score(one.id, ALIKE, parts, explanation=why) for one in group]
-        found = await asyncio.gather(*(self._tournament(asker, table) for asker in askers.values()))
+        found = await asyncio.gather(*(self._tournament(client, table) for client in askers.values()))
         opinions = {name: self._opinions(one, table, len(group)) for name, one in zip(askers, found, strict=True)}
         places = zip(group, table.place, strict=True)
-        return [agreed(one, {name: said[place] for name, said in opinions.items()}) for one, place in places]
+        return [combine_opinions(one, {name: said[place] for name, said in opinions.items()}) for one, place in places]
 
-    async def _tournament(self, asker: Asker, table: Distinct) -> list[Compared]:
+    async def _tournament(self, client: JudgeClient, table: DistinctEpisodes) -> list[PairResult]:
         """What one judge says of all pairs that are compared."""
         loop = asyncio.get_running_loop()
         if self._turns is None or self._turns[0] is not loop:
             self._turns = loop, asyncio.Semaphore(self.at_once)
         turns = self._turns[1]
 
-        async def compared(pair: Pair) -> Compared:
+        async def compared(pair: Pair) -> PairResult:
             async with turns:
-                return await self._compared(asker, table, pair)
+                return await self._compared(client, table, pair)
 
         players = table.order
         if len(players) <= self.all_up_to:
-            return await asyncio.gather(*map(compared, everybody(players)))
+            return await asyncio.gather(*map(compared, all_pairs(players)))
         if self.design == "random":
             return await asyncio.gather(*map(compared, random_rounds(players, self.rounds, self.seed)))
         return await swiss(players, self.rounds, compared)
 
-    async def _compared(self, asker: Asker, table: Distinct, pair: Pair) -> Compared:
+    async def _compared(self, client: JudgeClient, table: DistinctEpisodes, pair: Pair) -> PairResult:
         """One pair, in both orders."""
         orders = (pair, pair[::-1])
         found = await asyncio.gather(
-            *(answered(asker, self._question(asker, table, one), SCHEMA, _read, needed=["better"]) for one in orders)
+            *(
+                ask_for_json(client, self._question(client, table, one), SCHEMA, _read, needed=["better"])
+                for one in orders
+            )
         )
         cost = total_cost(found)
         why = "; ".join(one.why for one in found if one.why)
         if found[0].value is None or found[1].value is None:
-            return Compared(pair, None, False, "", cost, why)
+            return PairResult(pair, None, False, "", cost, why)
         (first, said), (second, _) = found[0].value, found[1].value  # points of who was shown first
-        return Compared(pair, (first + 1 - second) / 2, first == second != 0.5, said, cost, "")
+        return PairResult(pair, (first + 1 - second) / 2, first == second != 0.5, said, cost, "")
 
-    def _question(self, asker: Asker, table: Distinct, order: Sequence[int]) -> Messages:
+    def _question(self, client: JudgeClient, table: DistinctEpisodes, order: Sequence[int]) -> Messages:
         task = TASK.format(rubric=self.rubric, data=ONLY_DATA)
-        room = max((asker.spec.longest - len(task) - len(table.context) - len(table.tools)) // 2, 500)
+        room = max((client.spec.longest - len(task) - len(table.context) - len(table.tools)) // 2, 500)
         text = table.shown(list(zip("AB", order, strict=True)), room)
         return [{"role": "system", "content": task}, {"role": "user", "content": text}]
 
-    def _opinions(self, compared: Sequence[Compared], table: Distinct, group: int) -> dict[int, Opinion]:
+    def _opinions(self, compared: Sequence[PairResult], table: DistinctEpisodes, group: int) -> dict[int, Opinion]:
         """Of each different episode, what follows from the pairs. group: episodes that share the cost."""
         decided = [one for one in compared if one.points is not None]
         placed = {place for one in decided for place in one.pair}
@@ -204,11 +207,13 @@ class Pairwise(AsksModels):
         return opinions
 
 
-async def swiss(players: Sequence[int], rounds: int, compared: Callable[[Pair], Awaitable[Compared]]) -> list[Compared]:
+async def swiss(
+    players: Sequence[int], rounds: int, compared: Callable[[Pair], Awaitable[PairResult]]
+) -> list[PairResult]:
     """Round after round."""
     points = dict.fromkeys(players, 0.0)
     met: set[frozenset[int]] = set()
-    found: list[Compared] = []
+    found: list[PairResult] = []
     for _ in range(rounds):
         pairs = swiss_round(players, [points[player] for player in players], met)
         if not pairs:
@@ -223,14 +228,14 @@ async def swiss(players: Sequence[int], rounds: int, compared: Callable[[Pair], 
 
 
 def _read(given: Mapping[str, Any]) -> tuple[float, str]:
-    """Points of A, and why. Raises Misread."""
+    """Points of A, and why. Raises InvalidAnswer."""
     word = str(given["better"]).strip().strip(".\"'`").lower().removeprefix("trajectory ").strip()
     if word not in POINTS:
-        raise Misread(f'Your answer says that {word[:40]!r} is better; expected "A", "B" or "tie".')
+        raise InvalidAnswer(f'Your answer says that {word[:40]!r} is better; expected "A", "B" or "tie".')
     return POINTS[word], str(given.get("explanation") or "")
 
 
-def _told(own: Sequence[Compared], place: int, table: Distinct) -> str:
+def _told(own: Sequence[PairResult], place: int, table: DistinctEpisodes) -> str:
     """What was said of its pairs, one line each; the other one by its id, A and B as they were shown first."""
     lines = []
     for one in own:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field
 
 from components.errors import Problem, SpecError
-from components.rewards.llm.judge_reward import SPREAD, JudgesEpisodes, Opinion
-from components.rewards.llm.question import answered
-from components.rewards.llm.rows import by_name, demand
+from components.rewards.llm.judge_reward import SPREAD, EpisodeJudgeReward, Opinion
+from components.rewards.llm.question import ask_for_json
+from components.rewards.llm.rows import by_name, raise_if_invalid
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.llm.transcript import ONLY_DATA, about, as_text, shown
 from components.specs import Spec, validate
@@ -24,7 +24,7 @@ from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
 
 if TYPE_CHECKING:
-    from components.rewards.llm.client import Asker
+    from components.rewards.llm.client import JudgeClient
 
 
 class Item(Spec):
@@ -46,7 +46,7 @@ WORDS: dict[str, bool | None] = {
     **dict.fromkeys((NO, "n", "false", "not met", "unmet", "0", "fail"), False),
     **dict.fromkeys((NOT_APPLICABLE, "n/a", "na", "none", "null", "does not apply"), None),
 }
-TAKEN = ("rubric", "required_met", SPREAD)
+RESERVED_NAMES = ("rubric", "required_met", SPREAD)
 """Names of other components."""
 OWN = "scenario-"
 """Begins the names of items that a scenario gives without one."""
@@ -66,14 +66,16 @@ Answer with JSON: {{"items": [{{"item": its name, "explanation": one short sente
 
 
 def _usable(items: dict[str, Item]) -> dict[str, Item]:
-    wrong = [name for name in items if name in TAKEN or not name.replace("-", "_").isidentifier()]
+    wrong = [name for name in items if name in RESERVED_NAMES or not name.replace("-", "_").isidentifier()]
     if wrong:
-        raise ValueError(f"names of letters, digits, - and _, other than {', '.join(TAKEN)}; got {', '.join(wrong)}")
+        raise ValueError(
+            f"names of letters, digits, - and _, other than {', '.join(RESERVED_NAMES)}; got {', '.join(wrong)}"
+        )
     return items
 
 
 @registered("reward.rubric")
-class Rubric(JudgesEpisodes):
+class Rubric(EpisodeJudgeReward):
     """Scores each episode by a checklist.
 
     Args:
@@ -104,17 +106,17 @@ class Rubric(JudgesEpisodes):
         self.items = items or {}
         self.items_field = items_field
 
-    async def opinion(self, asker: Asker, trajectory: Trajectory) -> Opinion:
+    async def opinion(self, client: JudgeClient, trajectory: Trajectory) -> Opinion:
         """What one judge says of an episode."""
         try:
             items = self.items_of(trajectory)
         except ValueError as error:
             return Opinion(None, why=str(error))
         names = list(items)
-        listed = as_text({name: one.text for name, one in items.items()}, asker.spec.longest // 2)
+        listed = as_text({name: one.text for name, one in items.items()}, client.spec.longest // 2)
         task = TASK.format(items=listed, data=ONLY_DATA, names=", ".join(names))
-        messages = about(trajectory, shown(trajectory), task, asker.spec.longest)
-        found = await answered(asker, messages, _schema(names), lambda given: _read(given["items"], names))
+        messages = about(trajectory, shown(trajectory), task, client.spec.longest)
+        found = await ask_for_json(client, messages, _schema(names), lambda given: _read(given["items"], names))
         answers, said = found.value or ({}, {})
         parts = {name: float(met) for name, met in answers.items() if met is not None and name in self.items}
         if len(answers) < len(names):
@@ -162,13 +164,13 @@ def weighed(items: Mapping[str, Item], answers: Answers) -> float | None:
 
 
 def _read(given: Any, names: Sequence[str]) -> tuple[Answers, dict[str, str]]:
-    """Raises Misread, which names what is missing, twice there or not known."""
+    """Raises InvalidAnswer, which names what is missing, twice there or not known."""
     known, wrong = by_name(given, names, "item", "met", "items")
     words = {name: str(row["met"]).strip().strip(".`").lower() for name, row in known.items() if "met" in row}
     answers = {name: WORDS[word] for name, word in words.items() if word in WORDS}
     said = {name: str(row.get("explanation") or "") for name, row in known.items()}
     unread = {"has no yes, no or not applicable for": [name for name in known if name not in answers]}
-    demand(unread | wrong, names, "items", (answers, said) if answers else None)
+    raise_if_invalid(unread | wrong, names, "items", (answers, said) if answers else None)
     return answers, said
 
 

@@ -25,17 +25,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from components.aio import in_thread
-from components.rewards.judge import judge, no_running_statistics
+from components.rewards.judge import judge, reject_running_statistics
 from components.rewards.llm.answers import read_scores
-from components.rewards.llm.distinct_episodes import Distinct
-from components.rewards.llm.judge_reward import SPREAD, AsksModels, total_cost
+from components.rewards.llm.distinct_episodes import DistinctEpisodes
+from components.rewards.llm.judge_reward import SPREAD, JudgeReward, total_cost
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.protocol import Means, ModelReward
 from components.specs.registered import registered
 from components.trajectories.schema import Failure, Score, Trajectory
 
 if TYPE_CHECKING:
-    from components.rewards.llm.client import Asker
+    from components.rewards.llm.client import JudgeClient
     from components.rewards.llm.protocol import Messages
 
 RUBRIC = """\
@@ -84,7 +84,7 @@ INDEPENDENT = "independent_reward"
 
 
 @dataclass(frozen=True)
-class Judged:
+class GroupJudgement:
     """What one judge says of some episodes, by their place."""
 
     scores: dict[int, float]
@@ -95,7 +95,7 @@ class Judged:
 
 
 @registered("reward.ruler")
-class Ruler(AsksModels):
+class Ruler(JudgeReward):
     """Scores the episodes of a scenario against each other.
 
     Args:
@@ -121,7 +121,7 @@ class Ruler(AsksModels):
         super().__init__(model)
         self.rubric = rubric or RUBRIC
         self.seed = seed
-        no_running_statistics(independent, "reward.independent")
+        reject_running_statistics(independent, "reward.independent")
         self.independent = independent
 
     def use(self, means: Means) -> None:
@@ -152,7 +152,7 @@ class Ruler(AsksModels):
             return [
                 Score(one.id, ALIKE, {"ruler": ALIKE} | independent[i], explanation=why) for i, one in enumerate(group)
             ]
-        found = await _all([self._judged(asker, table) for asker in askers.values()])
+        found = await _all([self._judged(client, table) for client in askers.values()])
         total = total_cost(found)
         cost = None if total is None else total / len(group)
         by_name = dict(zip(askers, found, strict=True))
@@ -167,7 +167,7 @@ class Ruler(AsksModels):
         self,
         one: Trajectory,
         place: int,
-        counted: Mapping[str, Judged],
+        counted: Mapping[str, GroupJudgement],
         independent: dict[str, float],
         cost: float | None,
         why: str,
@@ -191,10 +191,10 @@ class Ruler(AsksModels):
         found = await in_thread(lambda: list(judge(self.independent, group)))
         return [{} if one.reward is None else {INDEPENDENT: one.reward} for one in found]
 
-    async def _judged(self, asker: Asker, table: _Table) -> Judged:
+    async def _judged(self, client: JudgeClient, table: _Table) -> GroupJudgement:
         """What one judge says of all."""
-        parts = table.parts(asker.spec.longest - len(self.rubric))
-        found = await _all([self._part(asker, table, part) for part in parts])
+        parts = table.parts(client.spec.longest - len(self.rubric))
+        found = await _all([self._part(client, table, part) for part in parts])
         if len(found) == 1:
             return found[0]
         anchor = parts[0][0]
@@ -202,7 +202,7 @@ class Ruler(AsksModels):
         why = "; ".join(one.why for one in found if one.why)
         compared = [one for one in found if anchor in one.scores]
         if not compared:
-            return Judged({}, {}, cost, why)
+            return GroupJudgement({}, {}, cost, why)
         mean = fmean(one.scores[anchor] for one in compared)
         scores: dict[int, float] = {}
         explanations: dict[int, str] = {}
@@ -210,39 +210,39 @@ class Ruler(AsksModels):
             shift = mean - one.scores[anchor]
             scores |= {place: min(max(score + shift, 0.0), 1.0) for place, score in one.scores.items()}
             explanations |= {place: text for place, text in one.explanations.items() if place not in explanations}
-        return Judged(scores, explanations, cost, why)
+        return GroupJudgement(scores, explanations, cost, why)
 
-    async def _part(self, asker: Asker, table: _Table, part: Sequence[int]) -> Judged:
-        from components.rewards.llm.question import answered
+    async def _part(self, client: JudgeClient, table: _Table, part: Sequence[int]) -> GroupJudgement:
+        from components.rewards.llm.question import ask_for_json
 
         names = {table.names[place]: place for place in part}
-        messages = table.messages(part, self.rubric, asker.spec.longest)
-        found = await answered(asker, messages, SCHEMA, lambda given: _read(given["scores"], list(names)))
+        messages = table.messages(part, self.rubric, client.spec.longest)
+        found = await ask_for_json(client, messages, SCHEMA, lambda given: _read(given["scores"], list(names)))
         if found.value is None:
-            return Judged({}, {}, found.cost, found.why)
+            return GroupJudgement({}, {}, found.cost, found.why)
         scores, said = found.value
         by_place = {names[name]: score for name, score in scores.items()}
-        return Judged(by_place, {names[name]: text for name, text in said.items()}, found.cost, found.why)
+        return GroupJudgement(by_place, {names[name]: text for name, text in said.items()}, found.cost, found.why)
 
 
-async def _all(works: Sequence[Coroutine[Any, Any, Judged]]) -> list[Judged]:
+async def _all(works: Sequence[Coroutine[Any, Any, GroupJudgement]]) -> list[GroupJudgement]:
     """What they give; one alone needs no task of its own."""
     return [await works[0]] if len(works) == 1 else await asyncio.gather(*works)
 
 
 def _read(given: Any, names: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
-    """Scores and explanations by id. Raises Misread, which names the ids that are missing, twice there or not known."""
-    from components.rewards.llm.rows import by_name, demand
+    """Scores and explanations by id. Raises InvalidAnswer, which names the ids that are missing, twice there or not known."""
+    from components.rewards.llm.rows import by_name, raise_if_invalid
 
     rows, wrong = by_name(given, names, "trajectory_id", "score", "ids")
     scores = read_scores({name: row.get("score") for name, row in rows.items()})
     wrong["has no score that is a number for"] = [name for name in rows if name not in scores]
     said = {name: str(rows[name].get("explanation") or "") for name in scores}
-    demand(wrong, names, "ids", (scores, said) if scores else None)
+    raise_if_invalid(wrong, names, "ids", (scores, said) if scores else None)
     return scores, said
 
 
-class _Table(Distinct):
+class _Table(DistinctEpisodes):
     """The episodes of a group as they are shown, in parts where they are too long for one question."""
 
     def parts(self, longest: int) -> list[list[int]]:

@@ -72,7 +72,7 @@ class _Database:
             raise ResourceError(f"kept answers of judges, {self._path}: {error}; {hint}") from error
 
 
-class KeptAnswers(_Database):
+class AnswerCache(_Database):
     """JSON data by digest."""
 
     def find(self, asked: str) -> dict[str, Any] | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from components.rewards.llm.cache import KeptAnswers, digest
-from components.rewards.llm.protocol import Answer, Messages, Way
-from components.rewards.llm.rate_limits import Guess, Limits
+from components.rewards.llm.cache import AnswerCache, digest
+from components.rewards.llm.protocol import Answer, Messages, ModelClient
+from components.rewards.llm.rate_limits import RateLimits, TokenEstimate
 from components.rewards.llm.spec import (
     EmbeddedJudge,
     JudgeModel,
@@ -18,11 +18,11 @@ from components.rewards.llm.spec import (
 )
 from components.rewards.protocol import Means
 
-KEPT = ("text", "prompt_tokens", "completion_tokens", "cut_off", "refusal", "share")
+CACHED_FIELDS = ("text", "prompt_tokens", "completion_tokens", "cut_off", "refusal", "share")
 """Of an answer."""
 
 
-class Asker:
+class JudgeClient:
     """One model, for one stage."""
 
     def __init__(self, spec: JudgeModel, means: Means):
@@ -30,11 +30,11 @@ class Asker:
         self._way = _way(spec, means)
         self.name = self._way.who
         self._meter = means.meter
-        self._kept = KeptAnswers(means.answers) if means.answers is not None else None
+        self._kept = AnswerCache(means.answers) if means.answers is not None else None
         self._identity = [spec.key_part() | {"price": None}, getattr(self._way, "version", "")]
         paid = spec if isinstance(spec, PaidSpec) else None
-        self._limits = Limits(paid.requests_per_minute, paid.tokens_per_minute) if paid else Limits(None, None)
-        self._guess = Guess(spec.max_tokens)
+        self._limits = RateLimits(paid.requests_per_minute, paid.tokens_per_minute) if paid else RateLimits(None, None)
+        self._guess = TokenEstimate(spec.max_tokens)
 
     async def ask(
         self, messages: Messages, schema: dict[str, Any] | None = None, repeat: int = 0, at_once: bool = False
@@ -64,7 +64,7 @@ class Asker:
     def keep(self, *answers: Answer) -> None:
         """Keeps answers that were understood; not their costs, which follow from the price as it is."""
         if self._kept is not None:
-            self._kept.keep({one.asked: {name: getattr(one, name) for name in KEPT} for one in answers})
+            self._kept.keep({one.asked: {name: getattr(one, name) for name in CACHED_FIELDS} for one in answers})
 
     def close(self) -> None:
         self._way.close()
@@ -78,16 +78,16 @@ class Asker:
         return replace(answer, cost=answer.share * self._way.price(read, written))
 
 
-def _way(spec: JudgeModel, means: Means) -> Way:
+def _way(spec: JudgeModel, means: Means) -> ModelClient:
     if isinstance(spec, ServedJudge):
-        from components.rewards.llm.openai_endpoint import Served
+        from components.rewards.llm.openai_endpoint import OpenAIClient
 
-        return Served(spec, means.answers, means.waiting)
+        return OpenAIClient(spec, means.answers, means.waiting)
     if isinstance(spec, LiteLLMJudge):
-        from components.rewards.llm.providers import Provided
+        from components.rewards.llm.providers import LiteLLMClient
 
-        return Provided(spec)
+        return LiteLLMClient(spec)
     assert isinstance(spec, EmbeddedJudge | PolicyJudge)
-    from components.rewards.llm.embedded import Embedded
+    from components.rewards.llm.embedded import LocalModelClient
 
-    return Embedded(spec, means)
+    return LocalModelClient(spec, means)

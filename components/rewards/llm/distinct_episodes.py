@@ -13,7 +13,7 @@ from components.rewards.llm.transcript import as_text, common_start, shown
 from components.trajectories.schema import Trajectory
 
 
-class Distinct:
+class DistinctEpisodes:
     """Each episode has a place: of those that say the same, that of the first one."""
 
     def __init__(self, group: Sequence[Trajectory], seed: int):

@@ -12,7 +12,7 @@ from components.rewards.llm.spec import EmbeddedJudge, PolicyJudge
 from components.rewards.protocol import Means
 
 
-class Embedded:
+class LocalModelClient:
     """Costs nothing but the time of the stage. Raises ResourceError where there is no engine."""
 
     priced = True

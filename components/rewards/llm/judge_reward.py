@@ -15,13 +15,13 @@ from components.rewards.protocol import Means
 from components.trajectories.schema import Failure, Score, Trajectory
 
 if TYPE_CHECKING:
-    from components.rewards.llm.client import Asker
+    from components.rewards.llm.client import JudgeClient
 
 SPREAD = "spread"
 """Component: the standard deviation of the scores of several judges (of the population)."""
 
 
-class AsksModels:
+class JudgeReward:
     """Base of rewards that ask one model, or several.
 
     Args:
@@ -30,7 +30,7 @@ class AsksModels:
 
     def __init__(self, model: JudgeModel | list[JudgeModel]):
         self.models = several(model)
-        self._askers: dict[str, Asker] = {}
+        self._askers: dict[str, JudgeClient] = {}
 
     @staticmethod
     def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,17 +39,17 @@ class AsksModels:
 
     def use(self, means: Means) -> None:
         """Raises ResourceError where a key is not in the environment."""
-        from components.rewards.llm.client import Asker
+        from components.rewards.llm.client import JudgeClient
 
         for name, one in zip(labels(self.models), self.models, strict=True):
-            self._askers[name] = Asker(one, means)
+            self._askers[name] = JudgeClient(one, means)
 
     def close(self) -> None:
         for one in self._askers.values():
             one.close()
 
     @property
-    def askers(self) -> Mapping[str, Asker]:
+    def askers(self) -> Mapping[str, JudgeClient]:
         """The judges, by names that differ. Raises ResourceError before `use`."""
         if not self._askers:
             raise ResourceError("the judge is not at hand yet: call use(means) first")
@@ -72,7 +72,7 @@ class Opinion:
     """Score of each turn, where it scores turns."""
 
 
-def agreed(trajectory: Trajectory, opinions: Mapping[str, Opinion]) -> Score:
+def combine_opinions(trajectory: Trajectory, opinions: Mapping[str, Opinion]) -> Score:
     """The mean of what the judges say, by name; one that gave no score has no part in it. Of several also each one's
     score, `judge/NAME`, and their spread. Step rewards are left to the caller: they are not set."""
     counted = {name: one for name, one in opinions.items() if one.score is not None}
@@ -99,7 +99,7 @@ def total_cost(opinions: Any) -> float | None:
     return None if any(one is None for one in costs) else sum(costs)
 
 
-class JudgesEpisodes(AsksModels, ABC):
+class EpisodeJudgeReward(JudgeReward, ABC):
     """Base of rewards that ask about each episode by itself."""
 
     async def __call__(self, trajectory: Trajectory) -> Score:
@@ -109,8 +109,8 @@ class JudgesEpisodes(AsksModels, ABC):
         return self.score(trajectory, dict(zip(askers, found, strict=True)))
 
     @abstractmethod
-    async def opinion(self, asker: Asker, trajectory: Trajectory) -> Opinion:
+    async def opinion(self, client: JudgeClient, trajectory: Trajectory) -> Opinion:
         """What one judge says."""
 
     def score(self, trajectory: Trajectory, opinions: Mapping[str, Opinion]) -> Score:
-        return agreed(trajectory, opinions)
+        return combine_opinions(trajectory, opinions)

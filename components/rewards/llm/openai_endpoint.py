@@ -22,24 +22,24 @@ from components.rewards.llm.spec import PaidSpec, ServedJudge
 log = logging.getLogger(__name__)
 
 Structured = Literal["schema", "object", "none"]
-LESS: dict[Structured, Structured] = {"schema": "object", "object": "none"}
+FALLBACK_FORMAT: dict[Structured, Structured] = {"schema": "object", "object": "none"}
 """The next way of asking for JSON."""
-NOT_KNOWN = (400, 404, 415, 422, 501)
+UNSUPPORTED_STATUSES = (400, 404, 415, 422, 501)
 """Statuses with which servers refuse a parameter that they do not know."""
 
-NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
+NO_CREDIT_CODES = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 """Codes that come with 429, for which no waiting helps."""
 
 
-class TooLong(JudgeError):
+class ContextTooLong(JudgeError):
     """The question is longer than the judge's context."""
 
 
-class NotKnown(Exception):
+class UnsupportedFormat(Exception):
     """The server does not know this way of asking for JSON."""
 
 
-class Served:
+class OpenAIClient:
     """Raises ResourceError where the variable of the key is not set. answers: folder in which batches that were sent
     are remembered; None forgets them."""
 
@@ -71,16 +71,16 @@ class Served:
                     if (answer := self._of_batch(found, structured)) is not None:
                         return answer
                 return await self._client.post("/chat/completions", sent, read, self._refused(structured))
-            except NotKnown:
+            except UnsupportedFormat:
                 if self._structured == structured:
-                    self._structured = LESS[structured]
+                    self._structured = FALLBACK_FORMAT[structured]
 
     def _of_batch(self, reply: Reply | None, structured: Structured) -> Answer | None:
-        """None: it is asked again, alone. Raises NotKnown."""
+        """None: it is asked again, alone. Raises UnsupportedFormat."""
         if reply is None:
             return None
         if reply.status != 200:
-            if isinstance(why := self._refused(structured)(reply, ""), NotKnown):
+            if isinstance(why := self._refused(structured)(reply, ""), UnsupportedFormat):
                 raise why
             return None
         try:
@@ -97,11 +97,11 @@ class Served:
         def refused(reply: Reply, text: str) -> Exception | None:
             code, said = reply.error()
             if code == "context_length_exceeded" or "maximum context length" in said:
-                return TooLong(f"{text}; show the judge less: reward.model.longest={self._spec.longest}")
-            if reply.status == 402 or code in NO_MONEY:
+                return ContextTooLong(f"{text}; show the judge less: reward.model.longest={self._spec.longest}")
+            if reply.status == 402 or code in NO_CREDIT_CODES:
                 return ResourceError(f"the account at {self._spec.url} has no money left ({text})")
-            if structured in LESS and reply.status in NOT_KNOWN and about_format(said):
-                return NotKnown()
+            if structured in FALLBACK_FORMAT and reply.status in UNSUPPORTED_STATUSES and about_format(said):
+                return UnsupportedFormat()
             if code in ("unsupported_parameter", "unsupported_value"):
                 hint = "leave it out: +reward.model.extra.max_tokens=null, or another that it names"
                 return ResourceError(f"{self.who} does not know a parameter ({text}); {hint}")

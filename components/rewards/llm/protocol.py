@@ -28,7 +28,7 @@ class Answer:
     """Digest of the question."""
 
 
-class Way(Protocol):
+class ModelClient(Protocol):
     """How to reach a model."""
 
     who: str
@@ -48,6 +48,6 @@ class Way(Protocol):
     def close(self) -> None: ...
 
 
-def added(one: float | None, other: float | None) -> float | None:
+def add_costs(one: float | None, other: float | None) -> float | None:
     """The sum of two costs; not known where one is not."""
     return None if one is None or other is None else one + other

@@ -14,10 +14,10 @@ from components.json_client import AGAIN, SHOWN, Failed, Patience, asked_to_wait
 from components.redaction import MASK, is_secret
 from components.rewards.llm.litellm_import import completion, listed, litellm
 from components.rewards.llm.openai_endpoint import (
-    LESS,
-    NO_MONEY,
-    NotKnown,
+    FALLBACK_FORMAT,
+    NO_CREDIT_CODES,
     Structured,
+    UnsupportedFormat,
     about_format,
     body,
     of_completion,
@@ -29,7 +29,7 @@ SHORTEST_KEY = 8
 """Characters of a value that is taken for a key."""
 
 
-class Provided:
+class LiteLLMClient:
     """Raises ResourceError where the provider's key is not in the environment."""
 
     def __init__(self, spec: LiteLLMJudge):
@@ -54,11 +54,11 @@ class Provided:
                 return await patiently(lambda: self._once(sent), self._patience)  # noqa: B023  awaited at once
             except Failed as error:
                 raise JudgeError(f"{self.who}: {error}") from None
-            except NotKnown:
-                if structured not in LESS:
+            except UnsupportedFormat:
+                if structured not in FALLBACK_FORMAT:
                     raise
                 if self._structured == structured:
-                    self._structured = LESS[structured]
+                    self._structured = FALLBACK_FORMAT[structured]
 
     async def _once(self, sent: dict[str, Any]) -> Answer:
         import openai
@@ -79,7 +79,7 @@ class Provided:
         if isinstance(error, errors.ContextWindowExceededError):
             return JudgeError(f"{self.who}: {text}; show the judge less: reward.model.longest={self._spec.longest}")
         if status in (400, 422) and structured and about_format(text):
-            return NotKnown()
+            return UnsupportedFormat()
         if isinstance(error, errors.UnsupportedParamsError):
             hint = "leave out what it does not know, for instance +reward.model.extra.temperature=null"
             return ResourceError(f"{self.who}: {text}; {hint}")
@@ -89,7 +89,7 @@ class Provided:
         if status == 404:
             return ResourceError(f"{self.who} is not there ({text}); see reward.model.model")
         codes = (getattr(error, "code", None), (getattr(error, "body", None) or {}).get("code"))
-        if status == 402 or any(code in NO_MONEY for code in codes):
+        if status == 402 or any(code in NO_CREDIT_CODES for code in codes):
             return ResourceError(f"the account for {self.who} has no money left ({text})")
         if status in AGAIN or isinstance(error, errors.APIConnectionError):
             return Failed(text, pause=asked_to_wait(getattr(error, "litellm_response_headers", None) or {}))

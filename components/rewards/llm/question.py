@@ -8,15 +8,15 @@ from typing import Any, Generic, TypeVar
 
 from components.errors import JudgeError
 from components.rewards.llm.answers import find_json
-from components.rewards.llm.client import Asker
-from components.rewards.llm.protocol import Answer, Messages, added
+from components.rewards.llm.client import JudgeClient
+from components.rewards.llm.protocol import Answer, Messages, add_costs
 
 T = TypeVar("T")
 SHOWN = 200
 """Characters of an answer in a message."""
 
 
-class Misread(Exception):
+class InvalidAnswer(Exception):
     """An answer that cannot be used as it is. The message tells the judge what to correct."""
 
     def __init__(self, correction: str, rest: Any = None):
@@ -26,7 +26,7 @@ class Misread(Exception):
 
 
 @dataclass(frozen=True)
-class Found(Generic[T]):
+class Judgement(Generic[T]):
     """What became of a question."""
 
     value: T | None
@@ -36,27 +36,27 @@ class Found(Generic[T]):
     why: str = ""
 
 
-async def answered(
-    asker: Asker,
+async def ask_for_json(
+    client: JudgeClient,
     messages: Messages,
     schema: dict[str, Any],
     read: Callable[[dict[str, Any]], T],
     repeat: int = 0,
     needed: Sequence[str] = (),
-) -> Found[T]:
-    """What `read` makes of the JSON object that the judge answers with; it raises Misread where that is not as it
+) -> Judgement[T]:
+    """What `read` makes of the JSON object that the judge answers with; it raises InvalidAnswer where that is not as it
     should be. Then the judge is asked once more, with its answer and what was wrong. needed: what the object has to
     hold, where that is not all that the schema requires. Raises BudgetSpent, ResourceError."""
     wanted = list(needed or schema["required"])
     try:
-        first = await asker.ask(messages, schema, repeat)
+        first = await client.ask(messages, schema, repeat)
     except JudgeError as error:
-        return Found(None, 0.0, str(error))
+        return Judgement(None, 0.0, str(error))
     try:
         value = _read(first, wanted, read)
-        asker.keep(first)
-        return Found(value, first.cost)
-    except Misread as wrong:
+        client.keep(first)
+        return Judgement(value, first.cost)
+    except InvalidAnswer as wrong:
         before = wrong
     corrected = [
         *messages,
@@ -64,24 +64,26 @@ async def answered(
         {"role": "user", "content": f"{before} Answer again, with the whole JSON object and nothing else."},
     ]
     try:
-        second = await asker.ask(corrected, schema, repeat, at_once=True)
+        second = await client.ask(corrected, schema, repeat, at_once=True)
     except JudgeError as error:
-        return Found(before.rest, first.cost, str(error))
-    cost = added(first.cost, second.cost)
+        return Judgement(before.rest, first.cost, str(error))
+    cost = add_costs(first.cost, second.cost)
     try:
         value = _read(second, wanted, read)
-        asker.keep(first, second)
-        return Found(value, cost)
-    except Misread as wrong:
+        client.keep(first, second)
+        return Judgement(value, cost)
+    except InvalidAnswer as wrong:
         rest = wrong.rest if wrong.rest is not None else before.rest
-        return Found(
-            rest, cost, f"{asker.name} did not judge as it was asked, twice. {wrong} It said: {_shown(second)}"
+        return Judgement(
+            rest, cost, f"{client.name} did not judge as it was asked, twice. {wrong} It said: {_shown(second)}"
         )
 
 
 def _read(answer: Answer, wanted: Sequence[str], read: Callable[[dict[str, Any]], T]) -> T:
     if answer.refusal:
-        raise Misread(f"You refused ({answer.refusal[:SHOWN]}), and only a judgement of what others wrote is wanted.")
+        raise InvalidAnswer(
+            f"You refused ({answer.refusal[:SHOWN]}), and only a judgement of what others wrote is wanted."
+        )
     alone = wanted[0] if len(wanted) == 1 else None  # then its value may come without its name
 
     def fits(one: Any) -> bool:
@@ -91,9 +93,9 @@ def _read(answer: Answer, wanted: Sequence[str], read: Callable[[dict[str, Any]]
 
     found = find_json(answer.text, fits)
     if found is None and answer.cut_off:
-        raise Misread("Your answer was cut off because it was too long: be much briefer in the explanations.")
+        raise InvalidAnswer("Your answer was cut off because it was too long: be much briefer in the explanations.")
     if found is None:
-        raise Misread(f"Your answer holds no JSON object with {', '.join(wanted)}.")
+        raise InvalidAnswer(f"Your answer holds no JSON object with {', '.join(wanted)}.")
     return read({alone: found} if isinstance(found, list) and alone is not None else found)
 
 

@@ -11,19 +11,19 @@ import asyncio
 import time
 from collections.abc import Callable
 
-HELD = 0.1
+BURST_SHARE = 0.1
 """Of a minute's limit, that may be taken at once; at least one request, and of the smallest limits a half."""
-LOOK = 0.2
+POLL_SECONDS = 0.2
 """Seconds after which it is looked again: answers may have needed fewer tokens than were taken for them."""
 CHARACTERS_PER_TOKEN = 4
 """For a first guess."""
 
 
-class Bucket:
+class TokenBucket:
     """Filled evenly."""
 
     def __init__(self, per_minute: float):
-        self._most = min(max(per_minute * HELD, 1.0), per_minute / 2)
+        self._most = min(max(per_minute * BURST_SHARE, 1.0), per_minute / 2)
         self._rate = (per_minute - self._most) / 60
         self._level = self._most
         self._when = time.monotonic()
@@ -44,7 +44,7 @@ class Bucket:
         self._level += amount
 
 
-class Guess:
+class TokenEstimate:
     """How many tokens a question needs, by those before it. most: that an answer may have; so many are expected of the
     first."""
 
@@ -66,12 +66,12 @@ class Guess:
         self._written += written
 
 
-class Limits:
+class RateLimits:
     """None is no limit."""
 
     def __init__(self, requests_per_minute: float | None, tokens_per_minute: float | None):
-        self._requests = Bucket(requests_per_minute) if requests_per_minute else None
-        self._tokens = Bucket(tokens_per_minute) if tokens_per_minute else None
+        self._requests = TokenBucket(requests_per_minute) if requests_per_minute else None
+        self._tokens = TokenBucket(tokens_per_minute) if tokens_per_minute else None
         self._turn = asyncio.Lock()
 
     async def wait(self, tokens: Callable[[], float]) -> float:
@@ -86,7 +86,7 @@ class Limits:
                 seconds = max(seconds, self._tokens.lacking(expected) if self._tokens else 0.0)
                 if seconds <= 0:
                     break
-                await asyncio.sleep(min(seconds, LOOK))
+                await asyncio.sleep(min(seconds, POLL_SECONDS))
             if self._requests:
                 self._requests.take(1)
             if self._tokens:

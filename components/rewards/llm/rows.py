@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from components.rewards.llm.question import Misread
+from components.rewards.llm.question import InvalidAnswer
 
 Row = dict[str, Any]
 MOST = 20
@@ -34,8 +34,8 @@ def by_name(
     return {name: found[0] for name, found in known.items() if name not in twice}, wrong
 
 
-def demand(wrong: dict[str, list[str]], names: Sequence[str], called: str, rest: Any) -> None:
-    """Raises Misread where anything is wrong. rest: what can be used all the same; None is nothing."""
+def raise_if_invalid(wrong: dict[str, list[str]], names: Sequence[str], called: str, rest: Any) -> None:
+    """Raises InvalidAnswer where anything is wrong. rest: what can be used all the same; None is nothing."""
     if any(wrong.values()):
         text = "; it ".join(f"{what} {', '.join(found[:MOST])}" for what, found in wrong.items() if found)
-        raise Misread(f"Your answer {text}. The {called} are {', '.join(names)}.", rest=rest)
+        raise InvalidAnswer(f"Your answer {text}. The {called} are {', '.join(names)}.", rest=rest)

@@ -15,11 +15,11 @@ from components.redaction import dereference, is_secret, secret_variable
 from components.specs import Spec, Target
 from components.specs.served import VARIABLE, Served
 
-HOW = {
+NON_KEY_FIELDS = {
     "price", "requests_per_minute", "tokens_per_minute", "timeout", "retry_for", "url", "key_variable", "batch",
 }  # fmt: skip
 """Fields that do not determine answers: where a model is, how patiently and in what pieces it is asked."""
-OURS = {"model", "messages", "stream", "n", "timeout", "num_retries", "max_retries"}
+RESERVED_PARAMETERS = {"model", "messages", "stream", "n", "timeout", "num_retries", "max_retries"}
 """Parameters of a request that `extra` may not set."""
 
 
@@ -80,13 +80,13 @@ class PaidSpec(AskedSpec):
         for name in value:
             if is_secret(name):
                 raise ValueError(f"no keys or tokens, and {name} is one: name its variable, reward.model.key_variable")
-            if name in OURS:
+            if name in RESERVED_PARAMETERS:
                 raise ValueError(f"parameters that are not ours to set, and {name} is")
         return value
 
     def key_part(self) -> dict[str, Any]:
         price = None if self.price is None else self.price.model_dump()
-        return {**self.model_dump(mode="json", exclude=HOW), "price": price}
+        return {**self.model_dump(mode="json", exclude=NON_KEY_FIELDS), "price": price}
 
 
 class ServedJudge(Served, PaidSpec):

@@ -98,7 +98,7 @@ def as_text(data: Any, longest: int | None = None) -> str:
     return _OURS.sub("\\\\u003c", text) if "<" in text else text  # to look for the sign alone is far quicker
 
 
-def fitted(histories: Sequence[Sequence[Shown]], longest: int) -> str:
+def fit_to_length(histories: Sequence[Sequence[Shown]], longest: int) -> str:
     """The messages as JSON of about `longest` characters: where they have more, the middle of long texts is left out,
     and where that does not do, the middle of all. Of a single history its messages alone."""
     data: Any = histories[0] if len(histories) == 1 else histories
@@ -125,5 +125,5 @@ def about(
     """A question about one episode. task: the system message; histories: of the episode, as they are to be shown."""
     tools = as_text(trajectory.tools, longest // 4) if trajectory.tools else ""
     text = [f"<tools>\n{tools}\n</tools>"] if tools else []
-    text.append(f"<trajectory>\n{fitted(histories, max(longest - len(task) - len(tools), 500))}\n</trajectory>")
+    text.append(f"<trajectory>\n{fit_to_length(histories, max(longest - len(task) - len(tools), 500))}\n</trajectory>")
     return [{"role": "system", "content": task}, {"role": "user", "content": "\n\n".join(text)}]

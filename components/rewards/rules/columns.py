@@ -30,12 +30,12 @@ from components.errors import JudgeError, Problem, SpecError
 from components.rewards.composition.composed import not_applicable
 from components.rewards.judge import number, unscored
 from components.rewards.rules.answers import check_field, field, last_text, main_history
-from components.rewards.user_functions import ColumnsFunction, built, is_async
+from components.rewards.user_functions import ColumnsFunction, build_function, is_async
 from components.specs.registered import registered
 from components.trajectories.convert import to_openai
 from components.trajectories.schema import Message, Score, Trajectory
 
-OURS = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
+PROVIDED_COLUMNS = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
 REFUSED = ("trainer_state", "environments")
 
 
@@ -58,7 +58,7 @@ class Columns:
         columns: dict[str, str] | None = None,
         blocking: bool = False,
     ):
-        self.function = built(function)
+        self.function = build_function(function)
         self.form, self.columns, self.blocking = form, dict(columns or {}), blocking
         self.waits = is_async(self.function)
         self.name = getattr(self.function, "__name__", None) or getattr(
@@ -83,7 +83,7 @@ class Columns:
         if not self._all and not {"completions", "completion_ids"} & set(self._named):
             message = f"{self.name} takes no completions; expected (completions, **columns) -> list of numbers"
             found.append(Problem("reward.function", message))
-        if taken := sorted({*OURS, *REFUSED} & set(self.columns)):
+        if taken := sorted({*PROVIDED_COLUMNS, *REFUSED} & set(self.columns)):
             message = f"{taken[0]} is given already; expected another name"
             found.append(Problem(f"reward.columns.{taken[0]}", message))
         if not self._all and (idle := sorted(set(self.columns) - set(self._named))):
@@ -125,7 +125,7 @@ class Columns:
             if name not in given and one.default is inspect.Parameter.empty and name not in REFUSED
         ]
         if lacking:
-            columns = ", ".join(sorted(set(given) - set(OURS))) or "none"
+            columns = ", ".join(sorted(set(given) - set(PROVIDED_COLUMNS))) or "none"
             raise JudgeError(
                 f"{self.name} asks for {', '.join(lacking)}; the columns are {columns}. To name one: "
                 f"reward.columns={{{lacking[0]}: input.FIELD}}"

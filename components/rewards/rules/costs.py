@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from components.errors import Problem, SpecError
-from components.rewards.composition.composed import ComposedAlone, Parts, Value
+from components.rewards.composition.composed import ComposedPerEpisode, Parts, Value
 from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
 
 
 @registered("reward.costs")
-class Costs(ComposedAlone):
+class Costs(ComposedPerEpisode):
     """task: the reward. costs: rewards by name, whose numbers are the costs. Components: `task`, each cost under its
     name, and what they say below."""
 

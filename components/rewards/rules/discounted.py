@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from components.rewards.composition.composed import ComposedAlone, Parts, Value, stepping
+from components.rewards.composition.composed import ComposedPerEpisode, Parts, Value, required_step_rewards
 from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
 
 
 @registered("reward.discounted")
-class Discounted(ComposedAlone):
+class Discounted(ComposedPerEpisode):
     """What is earned early counts more.
 
     Args:
@@ -28,5 +28,5 @@ class Discounted(ComposedAlone):
         self.gamma = gamma
 
     def value(self, trajectory: Trajectory, parts: Parts) -> Value:
-        steps = list(stepping(parts["reward"], "a discounted return"))
+        steps = list(required_step_rewards(parts["reward"], "a discounted return"))
         return Value(sum(self.gamma**t * step for t, step in enumerate(steps)), steps)

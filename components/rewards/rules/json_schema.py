@@ -20,7 +20,7 @@ from pydantic import Field
 from components.errors import AnswerTooCostly, JudgeError, Problem, SpecError
 from components.json_text import STRICT
 from components.rewards.rules.answers import Answer, check_field, field
-from components.rewards.worker_process import Apart
+from components.rewards.worker_process import WorkerProcess
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
 
@@ -49,7 +49,9 @@ class JsonSchema:
             check_field(schema, "reward.schema")
         elif (wrong := _wrong(schema)) is not None:
             raise SpecError([Problem("reward.schema", f"is no JSON schema: {wrong}")])
-        self._misfit = Apart("components.rewards.rules.json_schema:misfit", seconds, ["jsonschema", "referencing"])
+        self._misfit = WorkerProcess(
+            "components.rewards.rules.json_schema:misfit", seconds, ["jsonschema", "referencing"]
+        )
 
     def fields_read(self) -> dict[str, str]:
         """Fields of the episode that are read, by key."""

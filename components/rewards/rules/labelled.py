@@ -24,7 +24,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.errors import JudgeError, Problem, SpecError
-from components.rewards.judge import judge, no_running_statistics
+from components.rewards.judge import judge, reject_running_statistics
 from components.rewards.protocol import ModelReward
 from components.specs.registered import registered
 from components.trajectories.schema import Failure, Score, Trajectory
@@ -55,7 +55,7 @@ class Labelled:
             message = f"{type(task).__name__} computes with a model; expected a reward that does not, or null"
             raise SpecError([Problem("reward.task", message)])
         self.name = name
-        no_running_statistics(task, "reward.task")
+        reject_running_statistics(task, "reward.task")
         self.task = task
         self._labels = read_labels(path)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, FiniteFloat
 
 from components.errors import AnswerTooCostly
-from components.rewards.composition.composed import ComposedAlone, Parts, Value, total
+from components.rewards.composition.composed import ComposedPerEpisode, Parts, Value, total
 from components.rewards.rules.answers import count, last_text, sampled_tokens
 from components.rewards.rules.patterns import Pattern
 from components.specs.registered import registered
@@ -21,7 +21,7 @@ from components.trajectories.schema import Score, Trajectory
 
 
 @registered("reward.length")
-class Length(ComposedAlone):
+class Length(ComposedPerEpisode):
     """A penalty for long episodes.
 
     Args:
@@ -48,7 +48,7 @@ class Length(ComposedAlone):
 
 
 @registered("reward.steps")
-class Steps(ComposedAlone):
+class Steps(ComposedPerEpisode):
     """A bonus for steps.
 
     Args:

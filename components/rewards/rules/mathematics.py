@@ -16,7 +16,7 @@ from pydantic import Field
 from components.errors import AnswerTooCostly, JudgeError, ResourceError
 from components.rewards.rules.accuracy import Comparison
 from components.rewards.rules.answers import as_text
-from components.rewards.worker_process import Apart
+from components.rewards.worker_process import WorkerProcess
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
 
@@ -44,7 +44,7 @@ class Mathematics(Comparison):
         if find_spec("math_verify") is None:
             raise ResourceError("this reward needs the package math-verify: pip install 'espalier[math]'")
         self.digits = digits
-        self._same = Apart("components.rewards.rules.mathematics:verified", seconds, ["math_verify"])
+        self._same = WorkerProcess("components.rewards.rules.mathematics:verified", seconds, ["math_verify"])
 
     def same(self, given: str, expected: Any) -> bool:
         found = self._same(given=given, expected=as_text(expected), digits=self.digits)

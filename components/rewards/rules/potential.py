@@ -14,15 +14,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.errors import JudgeError, Problem, SpecError
-from components.rewards.composition.composed import ComposedAlone, Parts, Value
+from components.rewards.composition.composed import ComposedPerEpisode, Parts, Value
 from components.rewards.judge import number
-from components.rewards.user_functions import Function, built, is_async
+from components.rewards.user_functions import Function, build_function, is_async
 from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
 
 
 @registered("reward.potential")
-class Potential(ComposedAlone):
+class Potential(ComposedPerEpisode):
     """Shaping by a potential.
 
     Args:
@@ -40,7 +40,7 @@ class Potential(ComposedAlone):
         gamma: Annotated[float, Field(ge=0, le=1)] = 1.0,
     ):
         super().__init__({"reward": reward})
-        self.function = built(function)
+        self.function = build_function(function)
         if is_async(self.function):
             raise SpecError([Problem("reward.function", "is async; expected a plain function of a trajectory")])
         self.gamma = gamma

@@ -18,7 +18,7 @@ MOST_TRIES = 2000
 """Pairs that are tried to find everybody a partner."""
 
 
-def everybody(players: Sequence[int]) -> list[Pair]:
+def all_pairs(players: Sequence[int]) -> list[Pair]:
     return [(one, other) for i, one in enumerate(players) for other in players[i + 1 :]]
 
 
@@ -30,7 +30,7 @@ def random_rounds(players: Sequence[int], rounds: int, seed: int) -> list[Pair]:
         order = list(players)
         drawn.shuffle(order)
         met |= set(map(frozenset, _paired(order, met)))
-    return [pair for pair in everybody(players) if frozenset(pair) in met]
+    return [pair for pair in all_pairs(players) if frozenset(pair) in met]
 
 
 def swiss_round(players: Sequence[int], points: Sequence[float], met: Collection[frozenset[int]]) -> list[Pair]:
