@@ -1,7 +1,6 @@
-"""A judge of any provider that LiteLLM knows, at the price that LiteLLM knows or the configuration says.
+"""Judge of any provider that LiteLLM supports, at the price that LiteLLM lists or the configuration gives.
 
-LiteLLM sends each request once; how long one is sent again, and after what pause, is the same as for a judge behind a
-URL.
+LiteLLM sends each request once. Retries and their delays are the same as for a judge behind a URL.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from components.rewards.llm.protocol import Answer, Messages
 from components.rewards.llm.spec import LiteLLMJudge
 
 SHORTEST_KEY = 8
-"""Characters of a value that is taken for a key."""
+"""Minimum length of an environment value that is masked as a key."""
 
 
 class LiteLLMClient:
-    """Raises ResourceError where the provider's key is not in the environment."""
+    """Client of a LiteLLM model. Raises ResourceError if the provider's key is not in the environment."""
 
     def __init__(self, spec: LiteLLMJudge):
         self.who = spec.model
@@ -51,7 +50,7 @@ class LiteLLMClient:
             structured: Structured = self._structured if schema is not None else "none"
             sent = body(self._spec, self._spec.model, messages, schema, structured)
             try:
-                return await patiently(lambda: self._once(sent), self._patience)  # noqa: B023  awaited at once
+                return await patiently(lambda: self._send(sent), self._patience)  # noqa: B023  awaited at once
             except Failed as error:
                 raise JudgeError(f"{self.who}: {error}") from None
             except UnsupportedFormat:
@@ -60,21 +59,21 @@ class LiteLLMClient:
                 if self._structured == structured:
                     self._structured = FALLBACK_FORMAT[structured]
 
-    async def _once(self, sent: dict[str, Any]) -> Answer:
+    async def _send(self, sent: dict[str, Any]) -> Answer:
         import openai
 
         try:
-            found = await completion(
+            result = await completion(
                 **sent, api_key=self._key, timeout=self._spec.timeout, num_retries=0, max_retries=0
             )
-        except openai.OpenAIError as error:  # the root of LiteLLM's own
-            raise self._meaning(error, "response_format" in sent) from None
-        return of_completion(_as_sent(found.model_dump()))
+        except openai.OpenAIError as error:  # base class of LiteLLM's errors
+            raise self._translated(error, "response_format" in sent) from None
+        return of_completion(_provider_form(result.model_dump()))
 
-    def _meaning(self, error: Any, structured: bool) -> Exception:
-        """What an error of LiteLLM is to us."""
+    def _translated(self, error: Any, structured: bool) -> Exception:
+        """Return the exception that an error of LiteLLM maps to."""
         errors = litellm()
-        text = self._printable(error)
+        text = self._masked(error)
         status = getattr(error, "status_code", None)
         if isinstance(error, errors.ContextWindowExceededError):
             return JudgeError(f"{self.who}: {text}; show the judge less: reward.model.longest={self._spec.longest}")
@@ -95,8 +94,8 @@ class LiteLLMClient:
             return Failed(text, pause=asked_to_wait(getattr(error, "litellm_response_headers", None) or {}))
         return JudgeError(f"{self.who}: {text}")
 
-    def _printable(self, error: object) -> str:
-        """Without keys, should the provider repeat one."""
+    def _masked(self, error: object) -> str:
+        """Return the error's text with keys masked, in case the provider repeats one."""
         text = str(error).removeprefix("litellm.")[:SHOWN]
         for name, value in os.environ.items():
             if len(value) >= SHORTEST_KEY and is_secret(name):
@@ -104,12 +103,13 @@ class LiteLLMClient:
         return text.replace(self._key, MASK) if self._key else text
 
     def close(self) -> None:
-        """LiteLLM keeps its connections, for the next judge of the same provider."""
+        """Keep LiteLLM's connections open, for the next judge of the same provider."""
 
 
-def _as_sent(completion: dict[str, Any]) -> dict[str, Any]:
-    """A completion as providers send it: LiteLLM puts a refusal elsewhere, and counts 0 where nothing was counted."""
+def _provider_form(completion: dict[str, Any]) -> dict[str, Any]:
+    """Return a completion in the providers' form: LiteLLM moves the refusal elsewhere, and reports 0 tokens if none
+    were counted."""
     message = completion["choices"][0]["message"] if completion.get("choices") else {}
     message["refusal"] = (message.get("provider_specific_fields") or {}).get("refusal")
-    counted = (completion.get("usage") or {}).get("prompt_tokens")
-    return completion if counted else completion | {"usage": None}
+    prompt_tokens = (completion.get("usage") or {}).get("prompt_tokens")
+    return completion if prompt_tokens else completion | {"usage": None}
