@@ -1,6 +1,6 @@
-"""A reward within bounds: min(high, max(low, r)).
+"""Clipping of a reward: min(high, max(low, r)).
 
-A policy that is trained on a learned reward finds where it errs; what a reward can be is then worth a bound.
+A policy trained on a learned reward exploits its errors; a bound limits what such an error can earn.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from components.trajectories.schema import Trajectory
 
 @registered("reward.clipped")
 class Clipped(ComposedPerEpisode):
-    """A cap, a floor, or both.
+    """Upper bound, lower bound, or both.
 
     Args:
         reward: Any reward.
-        low, high: Least and most that it counts; null is no bound.
-        of: `reward` bounds the reward of an episode, and what that changes falls to the last step; `steps` bounds each
-            step reward, and the reward is their sum.
+        low, high: Lower and upper bound; null is no bound.
+        of: `reward` clips the reward of an episode, and the difference goes to the last step; `steps` clips each step
+            reward, and the reward is their sum.
     """
 
     def __init__(

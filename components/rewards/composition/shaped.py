@@ -1,4 +1,4 @@
-"""A reward through a function of its value: R = f(r)."""
+"""Reward transformed by a function of its value: R = f(r)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from components.trajectories.schema import Trajectory
 
 @registered("reward.shaped")
 class Shaped(ComposedPerEpisode):
-    """reward: any reward. function: value -> value, as `my_package.shapes.squared`, or with arguments. What the
-    function changes falls to the last step."""
+    """Reward transformed by a function.
+
+    Args:
+        reward: Any reward.
+        function: value -> value, as `my_package.shapes.squared`, or with arguments. The change goes to the last step.
+    """
 
     def __init__(self, reward: Any, function: Function):
         super().__init__({"reward": reward})
@@ -32,11 +36,12 @@ class Shaped(ComposedPerEpisode):
 
 @registered("reward.tanh")
 def tanh(value: float, scale: float = 1.0) -> float:
-    """tanh(value / scale): within -1 and 1, and nearly the value itself where that is small beside `scale`."""
+    """Return tanh(value / scale): between -1 and 1, and close to value / scale if |value| is small compared to
+    `scale`."""
     return math.tanh(value / scale)
 
 
 @registered("reward.signed_log")
 def signed_log(value: float) -> float:
-    """sign(value) · log(1 + |value|): large rewards of either sign brought near."""
+    """Return sign(value) · log(1 + |value|), which compresses large rewards of either sign."""
     return math.copysign(math.log1p(abs(value)), value)

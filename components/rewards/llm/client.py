@@ -28,7 +28,7 @@ class JudgeClient:
     def __init__(self, spec: JudgeModel, means: Means):
         self.spec = spec
         self._client = _model_client(spec, means)
-        self.name = self._client.who
+        self.name = self._client.label
         self._meter = means.meter
         self._cache = AnswerCache(means.answers) if means.answers is not None else None
         self._identity = [spec.key_part() | {"price": None}, getattr(self._client, "version", "")]
@@ -37,20 +37,25 @@ class JudgeClient:
         self._tokens = TokenEstimate(spec.max_tokens)
 
     async def ask(
-        self, messages: Messages, schema: dict[str, Any] | None = None, repeat: int = 0, at_once: bool = False
+        self, messages: Messages, schema: dict[str, Any] | None = None, repeat: int = 0, immediate: bool = False
     ) -> Answer:
         """Return one answer. repeat: number of the repetition; the same question with another number is asked again.
-        at_once: bypass batching. Raises BudgetSpent, JudgeError, ResourceError."""
-        asked = digest([self._identity, messages, schema, repeat])
-        if self._cache is not None and (cached := self._cache.find(asked)) is not None:
+        immediate: bypass batching. Raises BudgetSpent, JudgeError, ResourceError."""
+        question_digest = digest([self._identity, messages, schema, repeat])
+        if self._cache is not None and (cached := self._cache.find(question_digest)) is not None:
             self._meter.kept += 1
-            return self._priced(Answer(**cached, asked=asked))
+            return self._priced(Answer(**cached, question_digest=question_digest))
         characters = sum(len(message["content"]) for message in messages)
         minimum_cost = self._client.price(int(self._tokens.read(characters)), 0) if self._client.priced else None
         self._meter.begin(self.name, minimum_cost)
         try:
             expected_tokens = await self._limits.wait(lambda: self._tokens.read(characters) + self._tokens.written())
-            answer = self._priced(replace(await self._client.call(messages, schema, asked, at_once), asked=asked))
+            answer = self._priced(
+                replace(
+                    await self._client.call(messages, schema, question_digest, immediate),
+                    question_digest=question_digest,
+                )
+            )
         except BaseException:
             self._meter.gave_up()
             raise
@@ -65,7 +70,7 @@ class JudgeClient:
         """Store valid answers in the cache; not their costs, which follow from the current price."""
         if self._cache is not None:
             self._cache.keep(
-                {answer.asked: {name: getattr(answer, name) for name in CACHED_FIELDS} for answer in answers}
+                {answer.question_digest: {name: getattr(answer, name) for name in CACHED_FIELDS} for answer in answers}
             )
 
     def close(self) -> None:

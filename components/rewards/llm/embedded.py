@@ -22,7 +22,7 @@ class LocalModelClient:
             raise ResourceError("a judge on this machine needs an engine, and there is none: Means(engine=...)")
         self._spec = spec
         separate_model = isinstance(spec, EmbeddedJudge)
-        self.who = spec.model.name if isinstance(spec, EmbeddedJudge) else "the policy itself"
+        self.label = spec.model.name if isinstance(spec, EmbeddedJudge) else "the policy itself"
         model = spec.model.model(spec.context, LoraSpec()) if isinstance(spec, EmbeddedJudge) else None
         self._engine = means.engine(model)
         self.version = "" if separate_model else self._engine.policy
@@ -30,16 +30,18 @@ class LocalModelClient:
     def price(self, read: int, written: int) -> float:
         return 0.0
 
-    async def call(self, messages: Messages, schema: dict[str, Any] | None, asked: str, at_once: bool) -> Answer:
+    async def call(
+        self, messages: Messages, schema: dict[str, Any] | None, question_digest: str, immediate: bool
+    ) -> Answer:
         sampling = Sampling(temperature=self._spec.temperature, max_tokens=self._spec.max_tokens)
         request = ChatRequest([dict(message) for message in messages], policy=self._engine.policy, sampling=sampling)
         try:
             response = await self._engine.chat(request)
         except ContextOverflow as error:
             hint = f"show the judge less: reward.model.longest={self._spec.longest}"
-            raise JudgeError(f"{self.who}: {error}; {hint}") from error
+            raise JudgeError(f"{self.label}: {error}; {hint}") from error
         except EngineError as error:
-            raise JudgeError(f"{self.who}: {error}") from error
+            raise JudgeError(f"{self.label}: {error}") from error
         return Answer(
             text=str(response.message.get("content") or ""),
             prompt_tokens=len(response.prompt_token_ids),

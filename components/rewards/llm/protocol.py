@@ -24,14 +24,14 @@ class Answer:
     """Share of the price that is paid: less than 1 for an answer of a batch."""
     cost: float | None = None
     """Cost, paid now or by an earlier run; None if unknown."""
-    asked: str = ""
+    question_digest: str = ""
     """Digest of the question; the key of the answer cache."""
 
 
 class ModelClient(Protocol):
     """Client of a model."""
 
-    who: str
+    label: str
     """Description for messages: the model, and where it is."""
     priced: bool
     """True if the price is known."""
@@ -40,9 +40,11 @@ class ModelClient(Protocol):
         """Return the cost of these numbers of prompt and completion tokens. Requires `priced`."""
         ...
 
-    async def call(self, messages: Messages, schema: dict[str, Any] | None, asked: str, at_once: bool) -> Answer:
+    async def call(
+        self, messages: Messages, schema: dict[str, Any] | None, question_digest: str, immediate: bool
+    ) -> Answer:
         """Return one answer, without its cost. schema: JSON schema of the answer, for models that support structured
-        output. asked: digest of the question. at_once: bypass batching. Raises JudgeError, ResourceError."""
+        output. immediate: bypass batching. Raises JudgeError, ResourceError."""
         ...
 
     def close(self) -> None: ...

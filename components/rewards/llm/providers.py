@@ -32,7 +32,7 @@ class LiteLLMClient:
     """Client of a LiteLLM model. Raises ResourceError if the provider's key is not in the environment."""
 
     def __init__(self, spec: LiteLLMJudge):
-        self.who = spec.model
+        self.label = spec.model
         self._spec = spec
         self._key = spec.key()
         self._structured: Structured = spec.structured
@@ -45,29 +45,31 @@ class LiteLLMClient:
         parts = litellm().cost_per_token(self._spec.model, prompt_tokens=read, completion_tokens=written)
         return float(sum(parts))
 
-    async def call(self, messages: Messages, schema: dict[str, Any] | None, asked: str, at_once: bool) -> Answer:
+    async def call(
+        self, messages: Messages, schema: dict[str, Any] | None, question_digest: str, immediate: bool
+    ) -> Answer:
         while True:
             structured: Structured = self._structured if schema is not None else "none"
-            sent = body(self._spec, self._spec.model, messages, schema, structured)
+            request = body(self._spec, self._spec.model, messages, schema, structured)
             try:
-                return await patiently(lambda: self._send(sent), self._patience)  # noqa: B023  awaited at once
+                return await patiently(lambda: self._send(request), self._patience)  # noqa: B023  awaited at once
             except Failed as error:
-                raise JudgeError(f"{self.who}: {error}") from None
+                raise JudgeError(f"{self.label}: {error}") from None
             except UnsupportedFormat:
                 if structured not in FALLBACK_FORMAT:
                     raise
                 if self._structured == structured:
                     self._structured = FALLBACK_FORMAT[structured]
 
-    async def _send(self, sent: dict[str, Any]) -> Answer:
+    async def _send(self, request: dict[str, Any]) -> Answer:
         import openai
 
         try:
             result = await completion(
-                **sent, api_key=self._key, timeout=self._spec.timeout, num_retries=0, max_retries=0
+                **request, api_key=self._key, timeout=self._spec.timeout, num_retries=0, max_retries=0
             )
         except openai.OpenAIError as error:  # base class of LiteLLM's errors
-            raise self._translated(error, "response_format" in sent) from None
+            raise self._translated(error, "response_format" in request) from None
         return of_completion(_provider_form(result.model_dump()))
 
     def _translated(self, error: Any, structured: bool) -> Exception:
@@ -76,23 +78,23 @@ class LiteLLMClient:
         text = self._masked(error)
         status = getattr(error, "status_code", None)
         if isinstance(error, errors.ContextWindowExceededError):
-            return JudgeError(f"{self.who}: {text}; show the judge less: reward.model.longest={self._spec.longest}")
+            return JudgeError(f"{self.label}: {text}; show the judge less: reward.model.longest={self._spec.longest}")
         if status in (400, 422) and structured and about_format(text):
             return UnsupportedFormat()
         if isinstance(error, errors.UnsupportedParamsError):
             hint = "leave out what it does not know, for instance +reward.model.extra.temperature=null"
-            return ResourceError(f"{self.who}: {text}; {hint}")
+            return ResourceError(f"{self.label}: {text}; {hint}")
         if status in (401, 403):
             variable = self._spec.key_variable or "the one of its provider, or name another: reward.model.key_variable="
-            return ResourceError(f"{self.who} refuses the key ({text}); set {variable}")
+            return ResourceError(f"{self.label} refuses the key ({text}); set {variable}")
         if status == 404:
-            return ResourceError(f"{self.who} is not there ({text}); see reward.model.model")
+            return ResourceError(f"{self.label} is not there ({text}); see reward.model.model")
         codes = (getattr(error, "code", None), (getattr(error, "body", None) or {}).get("code"))
         if status == 402 or any(code in NO_CREDIT_CODES for code in codes):
-            return ResourceError(f"the account for {self.who} has no money left ({text})")
+            return ResourceError(f"the account for {self.label} has no money left ({text})")
         if status in AGAIN or isinstance(error, errors.APIConnectionError):
             return Failed(text, pause=asked_to_wait(getattr(error, "litellm_response_headers", None) or {}))
-        return JudgeError(f"{self.who}: {text}")
+        return JudgeError(f"{self.label}: {text}")
 
     def _masked(self, error: object) -> str:
         """Return the error's text with keys masked, in case the provider repeats one."""

@@ -64,7 +64,7 @@ async def ask_for_json(
         {"role": "user", "content": f"{first_error} Answer again, with the whole JSON object and nothing else."},
     ]
     try:
-        second = await client.ask(correction, schema, repeat, at_once=True)
+        second = await client.ask(correction, schema, repeat, immediate=True)
     except JudgeError as error:
         return Judgement(first_error.usable, first.cost, str(error))
     cost = add_costs(first.cost, second.cost)

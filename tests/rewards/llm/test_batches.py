@@ -50,11 +50,11 @@ def question(number):
     return [{"role": "user", "content": f'<trajectory id="x">question {number}: quality 0.{number % 10}</trajectory>'}]
 
 
-def ask(asker, *numbers, keep=True, at_once=False):
+def ask(asker, *numbers, keep=True, immediate=False):
     """The answers; those that failed as their errors."""
 
     async def one(number):
-        answer = await asker.ask(question(number), SCHEMA, at_once=at_once)
+        answer = await asker.ask(question(number), SCHEMA, immediate=immediate)
         if keep:
             asker.keep(answer)
         return answer
@@ -323,7 +323,7 @@ def test_a_batch_that_the_server_has_forgotten_is_asked_one_by_one(tmp_path, cap
         asker = JudgeClient(spec(server), means(tmp_path))
         assert right(ask(asker, 1), 1)
         asker.close()
-    assert "does not know batch batch_1 any more" in caplog.text
+    assert "no longer has batch batch_1" in caplog.text
 
 
 def test_two_at_once_share_a_batch_that_was_sent(tmp_path):
