@@ -13,14 +13,15 @@ from components.trajectories.schema import Trajectory
 
 @registered("reward.discounted")
 class Discounted(ComposedPerEpisode):
-    """What is earned early counts more.
+    """Discounted return of the step rewards.
 
     Args:
         reward: A reward that gives step rewards; `components.rewards.rules.returned.Returned` gives those of the
-        environment. gamma: γ, 0 to 1.
+            environment.
+        gamma: Discount factor γ, 0 to 1.
 
-    Step rewards stay as they are: `algorithm.credit=turns` discounts them itself. An episode without any is unscored
-    and says so.
+    Step rewards stay unchanged: `algorithm.credit=turns` discounts them itself. An episode without step rewards is
+    unscored with that reason.
     """
 
     def __init__(self, reward: Any, gamma: Annotated[float, Field(ge=0, le=1)] = 0.99):

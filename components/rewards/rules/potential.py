@@ -1,9 +1,8 @@
-"""Shaping by a potential, which leaves the best policy the best (Ng, Harada, Russell, ICML 1999):
+"""Potential-based reward shaping, which preserves the optimal policy (Ng, Harada, Russell, ICML 1999):
 
     r'_t = r_t + γ Φ(s_(t+1)) - Φ(s_t)          with Φ = 0 after the last turn
 
-so Σ_t γ^t r'_t = Σ_t γ^t r_t - Φ(s_0): what is earned on the way is given back, and only the place from which the
-episode began makes a difference.
+so Σ_t γ^t r'_t = Σ_t γ^t r_t - Φ(s_0): the shaping terms cancel, and only the initial state makes a difference.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from components.trajectories.schema import Trajectory
 
 @registered("reward.potential")
 class Potential(ComposedPerEpisode):
-    """Shaping by a potential.
+    """Potential-based shaping of a reward.
 
     Args:
         reward: Any reward, r. Without step rewards it counts at the last turn.
-        function: (trajectory) -> Φ of the state before each turn: as many numbers as there are turns.
-        gamma: γ, 0 to 1; as `algorithm.discount`, for the policy to stay the best.
+        function: (trajectory) -> Φ of the state before each turn: one number per turn.
+        gamma: Discount factor γ, 0 to 1; equal to `algorithm.discount`, to preserve the optimal policy.
 
-    The component `potential` is what was added, Σ_t (γ Φ(s_(t+1)) - Φ(s_t)).
+    The component `potential` is the sum of the shaping terms, Σ_t (γ Φ(s_(t+1)) - Φ(s_t)).
     """
 
     def __init__(
@@ -54,6 +53,6 @@ class Potential(ComposedPerEpisode):
         steps = score.step_rewards or [*[0.0] * (len(potentials) - 1), score.reward]
         if len(potentials) != len(steps):
             raise JudgeError(f"{len(potentials)} potentials for {len(steps)} step rewards; expected one for each")
-        added = [self.gamma * after - before for before, after in pairwise([*potentials, 0.0])]
-        shaped = [step + more for step, more in zip(steps, added, strict=True)]
-        return Value(score.reward + sum(added), shaped, {"potential": sum(added)})
+        shaping = [self.gamma * after - before for before, after in pairwise([*potentials, 0.0])]
+        shaped = [step + term for step, term in zip(steps, shaping, strict=True)]
+        return Value(score.reward + sum(shaping), shaped, {"potential": sum(shaping)})
