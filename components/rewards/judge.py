@@ -72,7 +72,7 @@ async def ask(reward: Any, group: Sequence[Trajectory]) -> list[Score]:
 def reject_running_statistics(reward: Any, key: str) -> None:
     """Raise SpecError if a reward that another reward calls group by group needs settling."""
     if getattr(reward, "settles", False):
-        message = "keeps running statistics, which only the whole collection has; make both parts of reward=combined"
+        message = "keeps running statistics over the whole collection; make both parts of reward=combined"
         raise SpecError([Problem(key, message)])
 
 
@@ -222,7 +222,7 @@ def _with_warning(scored: Scored) -> Iterator[Score]:
                 unscored += 1
                 first = first or score.failure
     if first is not None:
-        message = "%d of %d finished episodes could not be scored; the first one: %s: %s"
+        message = "%d of %d finished episodes could not be scored; first failure: %s: %s"
         log.warning(message, unscored, episodes, first.kind, first.message)
 
 

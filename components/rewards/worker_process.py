@@ -181,7 +181,7 @@ def main(function: str, *imports: str) -> None:
             respond({"result": target(**json.loads(line))})
         except (MemoryError, RecursionError) as error:
             respond({"limit": f"{type(error).__name__}: {error!s:.300}"})
-        except Exception as error:  # noqa: BLE001  told to whoever asked
+        except Exception as error:  # noqa: BLE001  reported to the caller
             respond({"error": f"{type(error).__name__}: {error!s:.300}"})
 
 

@@ -66,10 +66,8 @@ class Combined(ComposedPerEpisode):
         self._specs = parts
         needed = {name for part in parts.values() for name in part.needs}
         if ask == "passed" and (running := sorted(name for name in needed if self.parts[name].settles)):
-            message = (
-                f"passed: {running[0]} keeps running statistics, so what it gives is known only after all were asked"
-            )
-            raise SpecError([Problem("reward.ask", f"{message}; expected all")])
+            message = f"passed: {running[0]} keeps running statistics, so its values are known only after all episodes"
+            raise SpecError([Problem("reward.ask", f"{message} are scored; expected all")])
 
     def phases(self) -> list[list[str]]:
         if self.ask == "all":
@@ -147,11 +145,13 @@ def _problems(parts: Mapping[str, Part], how: str) -> list[Problem]:
             message = f"{part.weight:g}: a product has no weights; expected 1, or how: sum"
             problems.append(Problem(f"{place}.weight", message))
     if not any(part.weight for part in parts.values()):
-        problems.append(Problem("reward.parts", "all weights are 0, so every reward is; expected one that counts"))
+        problems.append(
+            Problem("reward.parts", "all weights are 0, so every reward is 0; expected a weight other than 0")
+        )
     if not problems:
         try:
             TopologicalSorter({name: list(part.needs) for name, part in parts.items()}).prepare()
         except CycleError as error:
-            circle = " needs ".join(reversed(error.args[1]))
-            problems.append(Problem("reward.parts", f"{circle}: none of them could be asked first"))
+            cycle = " needs ".join(reversed(error.args[1]))
+            problems.append(Problem("reward.parts", f"{cycle}: none of them can be computed first"))
     return problems

@@ -70,7 +70,7 @@ class Graded:
     async def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
         """Return one Score for each trajectory. Raises ResourceError before `use`, BudgetSpent."""
         if self._client is None:
-            raise ResourceError("the judge is not at hand yet: call use(means) first")
+            raise ResourceError("the judge has no client yet: call use(means) first")
         return list(await asyncio.gather(*(self._score(self._client, trajectory) for trajectory in group)))
 
     async def _score(self, client: JudgeClient, trajectory: Trajectory) -> Score:

@@ -161,7 +161,7 @@ class Batches:
                 self._sent.forget(batch)
             messages = [str(error.get("message")) for error in (batch_data.get("errors") or {}).get("data") or []]
             raise ResourceError(
-                f"{self._label} refuses batch {batch}: {'; '.join(messages)[:300] or 'it does not say why'}. "
+                f"{self._label} rejected batch {batch}: {'; '.join(messages)[:300] or 'no reason given'}. "
                 "To ask one by one: reward.model.batch=false"
             )
         return batch_data
@@ -180,7 +180,7 @@ class Batches:
 
     def _refused(self, reply: Reply, text: str) -> Exception | None:
         if reply.status in (404, 405, 501):
-            return ResourceError(f"{self._label} takes no batches ({text}); expected reward.model.batch=false")
+            return ResourceError(f"{self._label} does not support batches ({text}); expected reward.model.batch=false")
         return None
 
 

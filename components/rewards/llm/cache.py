@@ -65,12 +65,12 @@ class _Database:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            hint = f"make it writable, and make room on its disk ({type(error).__name__})"
+            hint = f"make it writable, and free space on its disk ({type(error).__name__})"
             if "locked" in str(error):
-                hint = f"another process has held it for {PATIENCE:.0f} s; end that, then the same command goes on"
+                hint = f"another process has held it for {PATIENCE:.0f} s; end that process and rerun the command"
             elif "malformed" in str(error) or "not a database" in str(error):
-                hint = "move it away: the judges are then asked, and paid, again for what it held"
-            raise ResourceError(f"kept answers of judges, {self._path}: {error}; {hint}") from error
+                hint = "move it away: its answers are then requested, and paid, again"
+            raise ResourceError(f"cached answers of judges, {self._path}: {error}; {hint}") from error
 
 
 class AnswerCache(_Database):

@@ -19,7 +19,7 @@ class LocalModelClient:
 
     def __init__(self, spec: EmbeddedJudge | PolicyJudge, means: Means):
         if means.engine is None:
-            raise ResourceError("a judge on this machine needs an engine, and there is none: Means(engine=...)")
+            raise ResourceError("a judge on this machine needs an engine; expected Means(engine=...)")
         self._spec = spec
         separate_model = isinstance(spec, EmbeddedJudge)
         self.label = spec.model.name if isinstance(spec, EmbeddedJudge) else "the policy itself"

@@ -52,7 +52,7 @@ class JudgeReward:
     def askers(self) -> Mapping[str, JudgeClient]:
         """Return the clients of the judges, by unique name. Raises ResourceError before `use`."""
         if not self._clients:
-            raise ResourceError("the judge is not at hand yet: call use(means) first")
+            raise ResourceError("the judges have no clients yet: call use(means) first")
         return self._clients
 
 

@@ -101,12 +101,12 @@ class OpenAIClient:
             if code == "context_length_exceeded" or "maximum context length" in message:
                 return ContextTooLong(f"{text}; show the judge less: reward.model.longest={self._spec.longest}")
             if reply.status == 402 or code in NO_CREDIT_CODES:
-                return ResourceError(f"the account at {self._spec.url} has no money left ({text})")
+                return ResourceError(f"the account at {self._spec.url} has no credit left ({text})")
             if structured in FALLBACK_FORMAT and reply.status in UNSUPPORTED_STATUSES and about_format(message):
                 return UnsupportedFormat()
             if code in ("unsupported_parameter", "unsupported_value"):
-                hint = "leave it out: +reward.model.extra.max_tokens=null, or another that it names"
-                return ResourceError(f"{self.label} does not know a parameter ({text}); {hint}")
+                hint = "leave it out: +reward.model.extra.max_tokens=null, or the parameter that the message names"
+                return ResourceError(f"{self.label} does not support a parameter ({text}); {hint}")
             if reply.status == 404:
                 return ResourceError(
                     f"{self._spec.url} has no /chat/completions or no model {self._spec.model} ({text}); see "

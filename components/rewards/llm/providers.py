@@ -82,16 +82,16 @@ class LiteLLMClient:
         if status in (400, 422) and structured and about_format(text):
             return UnsupportedFormat()
         if isinstance(error, errors.UnsupportedParamsError):
-            hint = "leave out what it does not know, for instance +reward.model.extra.temperature=null"
+            hint = "remove the parameter, for instance +reward.model.extra.temperature=null"
             return ResourceError(f"{self.label}: {text}; {hint}")
         if status in (401, 403):
             variable = self._spec.key_variable or "the one of its provider, or name another: reward.model.key_variable="
             return ResourceError(f"{self.label} refuses the key ({text}); set {variable}")
         if status == 404:
-            return ResourceError(f"{self.label} is not there ({text}); see reward.model.model")
+            return ResourceError(f"{self.label} does not exist ({text}); see reward.model.model")
         codes = (getattr(error, "code", None), (getattr(error, "body", None) or {}).get("code"))
         if status == 402 or any(code in NO_CREDIT_CODES for code in codes):
-            return ResourceError(f"the account for {self.label} has no money left ({text})")
+            return ResourceError(f"the account for {self.label} has no credit left ({text})")
         if status in AGAIN or isinstance(error, errors.APIConnectionError):
             return Failed(text, pause=asked_to_wait(getattr(error, "litellm_response_headers", None) or {}))
         return JudgeError(f"{self.label}: {text}")

@@ -78,9 +78,11 @@ class PaidSpec(AskedSpec):
     def _no_secrets(cls, value: dict[str, Any]) -> dict[str, Any]:
         for name in value:
             if is_secret(name):
-                raise ValueError(f"no keys or tokens, and {name} is one: name its variable, reward.model.key_variable")
+                raise ValueError(
+                    f"no secrets such as {name}; name the environment variable instead: reward.model.key_variable"
+                )
             if name in RESERVED_PARAMETERS:
-                raise ValueError(f"parameters that are not ours to set, and {name} is")
+                raise ValueError(f"parameters other than {name}, which is reserved")
         return value
 
     def key_part(self) -> dict[str, Any]:

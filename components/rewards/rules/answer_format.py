@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from components.errors import AnswerTooCostly, Problem, SpecError
-from components.rewards.rules.answers import Answer, last_text, said
+from components.rewards.rules.answers import Answer, agent_messages, last_text
 from components.rewards.rules.patterns import Pattern
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
@@ -72,7 +72,11 @@ class Tags:
         self.tags, self.of, self.filled = list(tags), of, filled
 
     def __call__(self, trajectory: Trajectory) -> Score:
-        texts = [last_text(trajectory)] if self.of == "last" else [message.content for message in said(trajectory)]
+        texts = (
+            [last_text(trajectory)]
+            if self.of == "last"
+            else [message.content for message in agent_messages(trajectory)]
+        )
         errors = [error for text in texts if (error := self.wrong(text))]
         share = 1.0 - len(errors) / len(texts) if texts else 0.0
         return Score(trajectory.id, share, explanation=errors[0] if errors else "")

@@ -97,7 +97,7 @@ def spoken(trajectory: Trajectory) -> list[tuple[History, int]]:
     return messages
 
 
-def said(trajectory: Trajectory) -> list[Message]:
+def agent_messages(trajectory: Trajectory) -> list[Message]:
     """Return the messages of the episode's agents (`spoken`)."""
     return [history.messages[at] for history, at in spoken(trajectory)]
 
@@ -170,7 +170,7 @@ def sampled_tokens(trajectory: Trajectory) -> float:
     if trajectory.policy == SOLVER:
         return 0.0
     tokens = count(trajectory, "sampled_tokens")
-    if not tokens and any(message.content or message.tool_calls for message in said(trajectory)):
+    if not tokens and any(message.content or message.tool_calls for message in agent_messages(trajectory)):
         raise JudgeError("the engine does not say the tokens that it samples; with inference=remote: tokens=true")
     return tokens
 
@@ -181,7 +181,7 @@ def as_text(value: Any) -> str:
 
 
 def _argument(trajectory: Trajectory, tool: str, argument: str) -> str | None:
-    calls = [call for message in said(trajectory) for call in message.tool_calls if call.name == tool]
+    calls = [call for message in agent_messages(trajectory) for call in message.tool_calls if call.name == tool]
     if not calls:
         return None
     try:

@@ -85,12 +85,14 @@ class Columns:
                 message = f"{self.name} asks for {name}, which only a trainer has; judging comes before training"
                 problems.append(Problem("reward.function", message))
             if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL):
-                problems.append(Problem("reward.function", f"{self.name} takes {name} by place; expected names only"))
+                problems.append(
+                    Problem("reward.function", f"{self.name} takes {name} by position; expected parameters with names")
+                )
         if not self._all and not {"completions", "completion_ids"} & set(self._named):
             message = f"{self.name} takes no completions; expected (completions, **columns) -> list of numbers"
             problems.append(Problem("reward.function", message))
         if duplicates := sorted({*PROVIDED_COLUMNS, *REFUSED} & set(self.columns)):
-            message = f"{duplicates[0]} is given already; expected another name"
+            message = f"{duplicates[0]} is a built-in column; expected another name"
             problems.append(Problem(f"reward.columns.{duplicates[0]}", message))
         if not self._all and (unused := sorted(set(self.columns) - set(self._named))):
             message = f"{self.name} has no parameter {unused[0]}; it has {', '.join(self._named)}"

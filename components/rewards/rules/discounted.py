@@ -1,4 +1,4 @@
-"""The discounted return of the step rewards: R = Σ_t γ^t r_t, with t from 0."""
+"""Discounted return of the step rewards: R = Σ_t γ^t r_t, with t from 0."""
 
 from __future__ import annotations
 

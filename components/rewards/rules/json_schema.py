@@ -83,12 +83,12 @@ def misfit(text: str, schema: dict[str, Any]) -> str:
         return f"no JSON: {error!s:.200}"
     kind = validators.validator_for(schema, default=validators.validator_for({}))
     try:
-        found = best_match(kind(schema, registry=Registry()).iter_errors(data))
+        violation = best_match(kind(schema, registry=Registry()).iter_errors(data))
     except (MemoryError, RecursionError):
         raise
     except Exception as error:  # noqa: BLE001  the schema is valid, so the answer is at fault
         return f"the answer could not be validated: {type(error).__name__}: {error!s:.200}"
-    return "" if found is None else f"{found.json_path}: {found.message:.200}"
+    return "" if violation is None else f"{violation.json_path}: {violation.message:.200}"
 
 
 def _wrong(schema: Any) -> str | None:

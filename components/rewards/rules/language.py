@@ -13,7 +13,7 @@ import regex
 from pydantic import Field
 
 from components.errors import JudgeError, Problem, SpecError
-from components.rewards.rules.answers import last_text, said
+from components.rewards.rules.answers import agent_messages, last_text
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
 
@@ -47,7 +47,11 @@ class Language:
         self.cost, self.of = cost, of
 
     def __call__(self, trajectory: Trajectory) -> Score:
-        texts = [last_text(trajectory)] if self.of == "last" else [message.content for message in said(trajectory)]
+        texts = (
+            [last_text(trajectory)]
+            if self.of == "last"
+            else [message.content for message in agent_messages(trajectory)]
+        )
         if not texts:
             raise JudgeError("the episode has no message of an agent")
         letters = [letter for text in texts for letter in _LETTER.findall(text)]

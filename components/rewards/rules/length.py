@@ -22,7 +22,7 @@ from components.trajectories.schema import Score, Trajectory
 
 @registered("reward.length")
 class Length(ComposedPerEpisode):
-    """A penalty for long episodes.
+    """Penalty for long episodes.
 
     Args:
         task: Reward r; null is 0.
@@ -49,7 +49,7 @@ class Length(ComposedPerEpisode):
 
 @registered("reward.steps")
 class Steps(ComposedPerEpisode):
-    """A bonus for steps.
+    """Bonus for steps.
 
     Args:
         task: Reward r; null is 0.

@@ -47,13 +47,10 @@ class ToolUse:
         calls = repeated = failed = wasted = 0
         for history, call, result in _calls(trajectory):
             signature = (history.agent, call.name, _canonical(call.arguments), result)
-            is_repeated, is_failed = (
-                signature in previous,
-                result is not None and self._failed.search(result) is not None,
-            )
+            repeat, error = signature in previous, result is not None and self._failed.search(result) is not None
             previous.add(signature)
-            calls, repeated, failed = calls + 1, repeated + is_repeated, failed + is_failed
-            wasted += is_repeated or is_failed
+            calls, repeated, failed = calls + 1, repeated + repeat, failed + error
+            wasted += repeat or error
         useful = calls - wasted
         needed = useful if self.needed is None else _count(field(trajectory, self.needed), self.needed)
         most = max(calls, needed)

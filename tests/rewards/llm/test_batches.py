@@ -184,7 +184,7 @@ def test_a_batch_that_is_refused_ends_the_stage_and_says_why(tmp_path):
         asker = JudgeClient(spec(server), means(tmp_path))
         for error in ask(asker, 1, 2):
             assert isinstance(error, ResourceError)
-            assert "refuses batch batch_1: it was refused" in str(error)
+            assert "rejected batch batch_1: it was refused" in str(error)
             assert "reward.model.batch=false" in str(error)
         asker.close()
         asker = JudgeClient(spec(server), means(tmp_path))
@@ -199,7 +199,7 @@ def test_a_server_without_batches_is_told_apart(tmp_path):
         (error,) = ask(asker, 1)
         asker.close()
     assert isinstance(error, ResourceError)
-    assert "takes no batches" in str(error)
+    assert "does not support batches" in str(error)
     assert "reward.model.batch=false" in str(error)
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ResourceError, match=r"kept answers of judges, .*file/answers.*make it writable"):
+    with pytest.raises(ResourceError, match=r"cached answers of judges, .*file/answers.*make it writable"):
         AnswerCache(tmp_path / "file" / "answers")
 
 

@@ -143,8 +143,8 @@ def test_a_key_that_is_refused_ends_it_at_once_and_is_shown_nowhere(variable, mo
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (replies.NO_MODEL, r"is not there .*reward\.model\.model"),
-        (replies.NO_QUOTA, "has no money left"),
+        (replies.NO_MODEL, r"does not exist .*reward\.model\.model"),
+        (replies.NO_QUOTA, "has no credit left"),
         (replies.refused(403, "not in your country", "unsupported_country"), "refuses the key"),
     ],
 )
