@@ -1,1 +1,1 @@
-"""Rewards: rules, and models that were trained; judges to come."""
+"""Rewards: rules, judge models, learned reward models, and compositions of them."""

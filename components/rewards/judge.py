@@ -1,15 +1,14 @@
-"""Applies a reward to trajectories.
+"""Application of a reward to trajectories.
 
-What a reward does wrong stays with the trajectories it was asked about: where it raises, or returns something that is
-no finite number, they are unscored and the Score says why. A failed episode is not shown to the reward; it is unscored
-with its own failure. Nothing is ever scored zero because something broke.
+An error of a reward affects only the trajectories it was called with: if it raises, or returns something that is not a
+finite number, they are unscored and the Score states the reason. A failed episode is not shown to the reward; it is
+unscored with its own failure. A failure never becomes a score of zero.
 
-A reward made of others (`components.rewards.composition.composed`) asks its parts by the same `Asked`. Where one of
-them keeps running statistics, scores are settled here, in the order of the collection, whatever the order in which they
-came.
+A composed reward (`components.rewards.composition.composed`) calls its parts through the same `RewardCaller`. If a part
+keeps running statistics, scores are settled here in the order of the collection, whatever order they arrive in.
 
-Errors pass through that every trajectory would meet again: SpecError and ResourceError (a missing key, a missing
-model), and BudgetSpent, once the judgements that are under way are there. So does cancellation.
+Errors that every trajectory would meet propagate: SpecError and ResourceError (a missing key, a missing model), and
+BudgetSpent after the judgements under way have finished. Cancellation propagates, too.
 """
 
 from __future__ import annotations
@@ -43,53 +42,55 @@ def judge(
     finished: Mapping[str, Score] | None = None,
     on_judged: OnJudged | None = None,
 ) -> Iterator[Score]:
-    """One Score for each trajectory, in order, with one group in memory at a time, or a few for each judgement that is
-    under way.
+    """Yield one Score for each trajectory, in order, with one group in memory at a time, or a few for each concurrent
+    judgement.
 
-    A reward with `score_group` sees the episodes of a scenario together, failed ones left out; any other reward is
-    called with one trajectory at a time. concurrency: judgements under way at once, of a reward that waits (`async`, or
-    `blocking`). finished: scores of an earlier try by trajectory id; the reward is not asked for them again, and a
-    group not where the scores of all its episodes are there. on_judged is called with the new scores of each
+    A reward with `score_group` receives the episodes of a scenario together, without failed ones; any other reward is
+    called with one trajectory at a time. concurrency: maximum number of concurrent judgements of a reward that waits
+    (`async`, or `blocking`). finished: scores of an earlier, interrupted run by trajectory id; the reward is not called
+    for these trajectories, nor for a group whose episodes all have one. on_judged is called with the new scores of each
     trajectory, or of each group, always in the same thread.
 
-    Raises SpecError where `reward` is neither; BudgetSpent; ArtifactError where the episodes of a scenario, to be
-    judged together, do not lie next to each other.
+    Raises SpecError if `reward` is neither form of a reward; BudgetSpent; ArtifactError if the episodes of a scenario
+    that are judged together are not adjacent.
     """
-    known, tell = finished or {}, on_judged or (lambda scores: None)
-    asked = Asked(reward)
-    units = adjacent_groups(trajectories) if asked.grouped else ([one] for one in trajectories)
-    return _warned(_scored(asked, units, concurrency, known, tell))
+    finished_scores, report = finished or {}, on_judged or (lambda scores: None)
+    caller = RewardCaller(reward)
+    units = adjacent_groups(trajectories) if caller.grouped else ([trajectory] for trajectory in trajectories)
+    return _with_warning(_scored(caller, units, concurrency, finished_scores, report))
 
 
 async def ask(reward: Any, group: Sequence[Trajectory]) -> list[Score]:
-    """One Score for each trajectory of a scenario, in order: for a reward that is made of others. As in `judge`, what
-    the reward does wrong stays with the trajectories, and failed episodes are not shown to it."""
-    asked = Asked(reward)
-    shown = [one for one in group if one.failure is None]
-    rest = iter(await asked.all_later(shown) if asked.waits else asked.all_now(shown))
-    return [_failed(one) if one.failure else next(rest) for one in group]
+    """Return one Score for each trajectory of a scenario, in order, on behalf of a composed reward. As in `judge`,
+    errors of the reward leave trajectories unscored, and failed episodes are not shown to it."""
+    caller = RewardCaller(reward)
+    finished = [trajectory for trajectory in group if trajectory.failure is None]
+    scores = iter(await caller.call_group_async(finished) if caller.waits else caller.call_group(finished))
+    return [_failed(trajectory) if trajectory.failure else next(scores) for trajectory in group]
 
 
-def no_running_statistics(reward: Any, key: str) -> None:
-    """Raises SpecError where a reward that is asked group by group, for another one, would have to be settled."""
+def reject_running_statistics(reward: Any, key: str) -> None:
+    """Raise SpecError if a reward that another reward calls group by group needs settling."""
     if getattr(reward, "settles", False):
-        message = "keeps running statistics, which only the whole collection has; make both parts of reward=combined"
+        message = "keeps running statistics over the whole collection; make both parts of reward=combined"
         raise SpecError([Problem(key, message)])
 
 
-class Asked:
-    """A reward, and how it is asked: as a group, or a trajectory; in the main thread, in a thread, or awaited.
+class RewardCaller:
+    """Uniform interface to a reward: by group or by trajectory; in the main thread, in a worker thread, or awaited.
 
-    Raises SpecError where `reward` is none.
+    Raises SpecError if the object is not a reward.
     """
 
     def __init__(self, reward: Any, place: str = "reward"):
-        """place: the key that names it."""
+        """Inspect the reward. place: the configuration key that names it."""
         self.grouped = isinstance(reward, GroupReward)
         if inspect.isclass(reward) or not (self.grouped or callable(reward)):
-            # It was named in a configuration, so it can be anything.
-            what = f"{type(reward).__name__} is no reward"
-            raise SpecError([Problem(place, f"{what}: expected a callable (trajectory) -> float or a `score_group`")])
+            # The object comes from a configuration, so it can be anything.
+            message = f"{type(reward).__name__} is no reward"
+            raise SpecError(
+                [Problem(place, f"{message}: expected a callable (trajectory) -> float or a `score_group`")]
+            )
         self._ask = reward.score_group if self.grouped else reward
         self._awaited = bool(getattr(reward, "waits", False)) or (
             inspect.iscoroutinefunction(self._ask) or inspect.iscoroutinefunction(type(self._ask).__call__)
@@ -97,118 +98,120 @@ class Asked:
         self.waits = self._awaited or bool(getattr(reward, "blocking", False))
         self.settles = bool(getattr(reward, "settles", False))
         self.reward = reward
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
-    def all_now(self, group: Sequence[Trajectory]) -> list[Score]:
-        """One score for each finished trajectory of a group, of a reward that does not wait."""
-        return [score for unit in self._units(group) for score in self.now(unit)]
+    def call_group(self, group: Sequence[Trajectory]) -> list[Score]:
+        """Return one score for each finished trajectory of a group, from a reward that does not wait."""
+        return [score for unit in self._units(group) for score in self.call(unit)]
 
-    async def all_later(self, group: Sequence[Trajectory]) -> list[Score]:
-        """The same of any reward, without holding up the loop. One that does not wait is asked in a thread, and still
-        one judgement after the other."""
+    async def call_group_async(self, group: Sequence[Trajectory]) -> list[Score]:
+        """Return the same for any reward, without blocking the event loop. A reward that does not wait is called in a
+        thread, still one judgement at a time."""
         if self.waits:
-            return [score for unit in self._units(group) for score in await self.later(unit)]
+            return [score for unit in self._units(group) for score in await self.call_async(unit)]
 
-        def in_turn() -> list[Score]:
-            with self._turn:
-                return self.all_now(group)
+        def call_sequentially() -> list[Score]:
+            with self._lock:
+                return self.call_group(group)
 
-        return list(await in_thread(in_turn))
+        return list(await in_thread(call_sequentially))
 
     def _units(self, group: Sequence[Trajectory]) -> list[list[Trajectory]]:
         if self.grouped:
             return [list(group)] if group else []
-        return [[one] for one in group]
+        return [[trajectory] for trajectory in group]
 
-    def now(self, shown: Sequence[Trajectory]) -> list[Score]:
+    def call(self, unit: Sequence[Trajectory]) -> list[Score]:
+        """Return the scores of trajectories that are judged together."""
         try:
-            return self._read(self._ask(*self._given(shown)), shown)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  a user's code: whatever it raises is data
-            return _broken(shown, error)
+            return self._read(self._ask(*self._arguments(unit)), unit)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  user code: any error leaves the unit unscored
+            return _unscored_unit(unit, error)
 
-    async def later(self, shown: Sequence[Trajectory]) -> list[Score]:
-        given = self._given(shown)
+    async def call_async(self, unit: Sequence[Trajectory]) -> list[Score]:
+        """Return the scores of trajectories that are judged together."""
+        arguments = self._arguments(unit)
         try:
-            found = await (self._ask(*given) if self._awaited else in_thread(lambda: self._ask(*given)))
-            return self._read(found, shown)
+            result = await (self._ask(*arguments) if self._awaited else in_thread(lambda: self._ask(*arguments)))
+            return self._read(result, unit)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return _broken(shown, error)  # nobody asked for it: the other side broke
+            return _unscored_unit(unit, error)  # raised by the reward, not by a cancellation of this task
         except (Exception, SystemExit) as error:  # noqa: BLE001  as above
-            return _broken(shown, error)
+            return _unscored_unit(unit, error)
 
-    def _given(self, shown: Sequence[Trajectory]) -> Sequence[Any]:
-        return [shown] if self.grouped else shown
+    def _arguments(self, unit: Sequence[Trajectory]) -> Sequence[Any]:
+        return [unit] if self.grouped else unit
 
-    def _read(self, found: Any, shown: Sequence[Trajectory]) -> list[Score]:
-        if not self.grouped and not isinstance(found, Score):
-            return [Score(shown[0].id, number(found, "the reward"))]
-        found = found if self.grouped else [found]
-        return [_checked(score, one) for score, one in zip(_matched(found, shown), shown, strict=True)]
+    def _read(self, result: Any, unit: Sequence[Trajectory]) -> list[Score]:
+        if not self.grouped and not isinstance(result, Score):
+            return [Score(unit[0].id, number(result, "the reward"))]
+        result = result if self.grouped else [result]
+        return [_checked(score, trajectory) for score, trajectory in zip(_matched(result, unit), unit, strict=True)]
 
 
 def _scored(
-    asked: Asked,
+    caller: RewardCaller,
     units: Iterable[list[Trajectory]],
     concurrency: int,
     finished: Mapping[str, Score],
     on_judged: OnJudged,
 ) -> Scored:
-    """units: trajectories that are judged together."""
+    """Yield each trajectory with its score, in order. units: trajectories that are judged together."""
 
-    def shown(unit: Sequence[Trajectory]) -> list[Trajectory]:
-        return [one for one in unit if one.failure is None]
+    def judgeable(unit: Sequence[Trajectory]) -> list[Trajectory]:
+        return [trajectory for trajectory in unit if trajectory.failure is None]
 
-    def known(unit: Sequence[Trajectory]) -> list[Score] | None:
-        scores = [finished[one.id] for one in shown(unit) if one.id in finished]
-        return scores if len(scores) == len(shown(unit)) else None
+    def finished_scores(unit: Sequence[Trajectory]) -> list[Score] | None:
+        scores = [finished[trajectory.id] for trajectory in judgeable(unit) if trajectory.id in finished]
+        return scores if len(scores) == len(judgeable(unit)) else None
 
-    def told(scores: list[Score]) -> list[Score]:
+    def report(scores: list[Score]) -> list[Score]:
         on_judged(scores)
         return scores
 
-    spent: list[BudgetSpent] = []
+    budget_errors: list[BudgetSpent] = []
 
-    async def later(unit: list[Trajectory]) -> tuple[list[Trajectory], list[Score]]:
-        scores = known(unit)
-        if scores is None and not spent:
+    async def judge_async(unit: list[Trajectory]) -> tuple[list[Trajectory], list[Score]]:
+        scores = finished_scores(unit)
+        if scores is None and not budget_errors:
             try:
-                scores = told(await asked.later(shown(unit)))
-            except BudgetSpent as error:  # what is under way is paid for, and kept
-                spent.append(error)
+                scores = report(await caller.call_async(judgeable(unit)))
+            except BudgetSpent as error:  # judgements under way are paid for, so they finish and their scores are kept
+                budget_errors.append(error)
         return unit, scores or []
 
-    def now(unit: list[Trajectory]) -> tuple[list[Trajectory], list[Score]]:
-        scores = known(unit)
-        return unit, told(asked.now(shown(unit))) if scores is None else scores
+    def judge_now(unit: list[Trajectory]) -> tuple[list[Trajectory], list[Score]]:
+        scores = finished_scores(unit)
+        return unit, report(caller.call(judgeable(unit))) if scores is None else scores
 
-    settling = asked.reward.settling() if asked.settles else None
+    settling = caller.reward.settling() if caller.settles else None
 
-    def settled(group: list[Trajectory], scores: list[Score]) -> list[Score]:
+    def settle(group: list[Trajectory], scores: list[Score]) -> list[Score]:
         if settling is None:
             return scores
-        return [_checked(score, one) for score, one in zip(settling(group, scores), group, strict=True)]
+        return [_checked(score, trajectory) for score, trajectory in zip(settling(group, scores), group, strict=True)]
 
-    judged = in_order(later, units, concurrency) if asked.waits else map(now, units)
+    judged = in_order(judge_async, units, concurrency) if caller.waits else map(judge_now, units)
     for unit, scores in judged:
-        if spent:
+        if budget_errors:
             continue
-        rest = iter(settled(shown(unit), scores))
-        for one in unit:
-            yield one, _failed(one) if one.failure else next(rest)
-    if spent:
-        raise spent[0]
+        settled_scores = iter(settle(judgeable(unit), scores))
+        for trajectory in unit:
+            yield trajectory, _failed(trajectory) if trajectory.failure else next(settled_scores)
+    if budget_errors:
+        raise budget_errors[0]
 
 
 def _failed(trajectory: Trajectory) -> Score:
-    """The score of an episode that failed itself."""
+    """Return the score of a failed episode: unscored, with the episode's own failure."""
     return Score(trajectory.id, None, failure=trajectory.failure)
 
 
-def _warned(scored: Scored) -> Iterator[Score]:
-    """The scores, and at their end a warning about finished episodes that have none."""
+def _with_warning(scored: Scored) -> Iterator[Score]:
+    """Yield the scores, then warn about finished episodes without a score."""
     episodes = unscored = 0
     first = None
     for trajectory, score in scored:
@@ -219,22 +222,22 @@ def _warned(scored: Scored) -> Iterator[Score]:
                 unscored += 1
                 first = first or score.failure
     if first is not None:
-        message = "%d of %d finished episodes could not be scored; the first one: %s: %s"
+        message = "%d of %d finished episodes could not be scored; first failure: %s: %s"
         log.warning(message, unscored, episodes, first.kind, first.message)
 
 
 def _matched(scores: Any, group: Sequence[Trajectory]) -> list[Score]:
-    """The scores, if there is one for each trajectory in the same order."""
+    """Return the scores if there is one for each trajectory, in the same order. Raises JudgeError otherwise."""
     if not isinstance(scores, Sequence) or not all(isinstance(score, Score) for score in scores):
-        raise JudgeError(f"score_group returned {_shown(scores)}, expected a list of Score")
+        raise JudgeError(f"score_group returned {_described(scores)}, expected a list of Score")
     expected = [trajectory.id for trajectory in group]
-    if (found := [score.trajectory_id for score in scores]) != expected:
-        raise JudgeError(f"the reward returned scores for {found}, expected {expected}, in this order")
+    if (ids := [score.trajectory_id for score in scores]) != expected:
+        raise JudgeError(f"the reward returned scores for {ids}, expected {expected}, in this order")
     return list(scores)
 
 
 def _checked(score: Score, trajectory: Trajectory) -> Score:
-    """The score with plain finite floats, or unscored. A score that says itself that it has no reward is kept."""
+    """Return the score with plain finite floats, or an unscored one. A score that declares itself unscored stays so."""
     try:
         return Score(
             trajectory_id=score.trajectory_id,
@@ -249,15 +252,16 @@ def _checked(score: Score, trajectory: Trajectory) -> Score:
         return unscored(trajectory, error)
 
 
-def number(value: Any, what: str) -> float:
+def number(value: Any, name: str) -> float:
+    """Return the value as a finite float. Raises JudgeError otherwise. name: what the message calls the value."""
     if not isinstance(value, Real):
-        raise JudgeError(f"{what} is {_shown(value)}, expected a number")
+        raise JudgeError(f"{name} is {_described(value)}, expected a number")
     if not math.isfinite(value):
-        raise JudgeError(f"{what} is {float(value)}, expected a finite number")
+        raise JudgeError(f"{name} is {float(value)}, expected a finite number")
     return float(value)
 
 
-def _shown(value: Any) -> str:
+def _described(value: Any) -> str:
     return f"{repr(value)[:80]} ({type(value).__name__})"
 
 
@@ -265,13 +269,15 @@ def _no_reason() -> Failure:
     return Failure(JudgeError.boundary, JudgeError.__name__, "the reward gave no number and no reason")
 
 
-def _broken(shown: Sequence[Trajectory], error: BaseException) -> list[Score]:
-    """What the reward raised; every trajectory would meet a missing key or model again, so that is raised."""
+def _unscored_unit(unit: Sequence[Trajectory], error: BaseException) -> list[Score]:
+    """Return unscored Scores for an error of the reward. Errors that every trajectory would meet, such as a missing key
+    or model, are raised."""
     if isinstance(error, SpecError | ResourceError | BudgetSpent):
         raise error
-    return [unscored(one, error) for one in shown]
+    return [unscored(trajectory, error) for trajectory in unit]
 
 
 def unscored(trajectory: Trajectory, error: BaseException) -> Score:
+    """Return an unscored Score whose failure is the error."""
     log.debug("trajectory %s is unscored", trajectory.id, exc_info=error)
     return Score(trajectory.id, None, failure=Failure(JudgeError.boundary, type(error).__name__, str(error)))

@@ -1,14 +1,15 @@
 """The reward protocol: a function of one trajectory, or of a group.
 
-The short form is any callable `(trajectory) -> float`; it may return a `Score`. The full form returns `Score`s for a
-whole group, compared with each other: a class with a method `score_group`.
+The short form is any callable `(trajectory) -> float`; it may return a `Score`. The full form is a class with a method
+`score_group`, which returns `Score`s for a whole group of trajectories of one scenario, so it can compare them.
 
-A reward that waits, for a judge behind a URL, is `async`, or says so by an attribute: `waits = True` where what it
-returns is to be awaited although its method is a plain one, `blocking = True` where it is to run in threads. Several
-judgements of it are under way at once (`judge.concurrency`). Any other reward is asked one judgement after the other,
-in the main thread; as a part of a reward that waits, in a thread beside the loop.
+A reward that waits for an external service, such as a judge model behind a URL, is `async` or declares it by an
+attribute: `waits = True` if a plain method returns an awaitable, `blocking = True` if the method is to run in threads.
+Several of its judgements run concurrently (`judge.concurrency`). Any other reward is called sequentially in the main
+thread; as a part of a reward that waits, it runs in a thread beside the event loop.
 
-A reward is built when the configuration is checked, too: what is heavy it loads in `use`, or when it is first asked.
+A reward is also constructed when the configuration is validated. It therefore loads heavy resources in `use`, or at the
+first call.
 """
 
 from __future__ import annotations
@@ -36,78 +37,82 @@ class Reward(Protocol):
 @runtime_checkable
 class GroupReward(Protocol):
     def score_group(self, group: Sequence[Trajectory]) -> list[Score] | Awaitable[list[Score]]:
-        """One score for each trajectory of one scenario, in the same order."""
+        """Return one score for each trajectory of one scenario, in the same order."""
         ...
 
 
-def _built(kind: str, recipe: Any, build: Callable[[], T]) -> T:
+def _build_uncached(kind: str, recipe: Any, build: Callable[[], T]) -> T:
     return build()
 
 
 @dataclass(frozen=True)
 class Means:
-    """What a reward that computes with models, or asks them, is given before its first score."""
+    """Resources that a reward receives before its first score, if it computes with models or asks them."""
 
     cache: Path
     """Folder of converted weights."""
     model: ModelSpec
-    """Whose episodes are judged; it decides on device, type of numbers and longest episode."""
+    """Policy model whose episodes are judged; it determines device, dtype and maximum episode length."""
     meter: Meter = field(default_factory=Meter)
-    """Counts what is asked, and says when no more may be."""
+    """Counter of judge calls and costs; it enforces the budget."""
     answers: Path | None = None
-    """Folder in which answers of judges are kept; None keeps none."""
+    """Folder of the judge answer cache; None disables the cache."""
     engine: Callable[[ModelSpec | None], Engine] | None = None
-    """An engine with that model as it is, or, for None, with the policy whose episodes are judged."""
+    """Factory of engines: with a ModelSpec, that model without an adapter; with None, the policy whose episodes are
+    judged."""
     waiting: Callable[[str], None] = log.info
-    """Told what is waited for where that may take hours, and has a limit of its own."""
-    keep: Callable[[str, Any, Callable[[], Any]], Any] = _built
-    """(kind, recipe, build): what `build` makes, or what an equal recipe of the kind has made before."""
+    """Callback for messages about waits that can take hours and have a time limit of their own."""
+    keep: Callable[[str, Any, Callable[[], Any]], Any] = _build_uncached
+    """Memoizer `(kind, recipe, build)`: returns the cached object of an equal recipe of the same kind, else the result
+    of `build`."""
 
 
 @runtime_checkable
 class ModelReward(Protocol):
-    """A reward that computes with a model, or asks one. A reward that is made of others hands the word on to them."""
+    """Reward that computes with a model, or asks one. A reward made of other rewards passes `use` on to them."""
 
     def use(self, means: Means) -> None:
-        """Told before the first score."""
+        """Receive the resources, before the first score."""
         ...
 
 
 @runtime_checkable
 class AskingReward(ModelReward, Protocol):
-    """A reward that holds something open for its questions."""
+    """Reward that holds connections or other resources open between questions."""
 
     def close(self) -> None:
-        """Told after the last score."""
+        """Release the resources, after the last score."""
         ...
 
 
 @runtime_checkable
 class SettledReward(Protocol):
-    """A reward whose scores depend on those before, in the order of the collection. What `score_group` gives is kept
-    as it is; then, group after group, kept scores of an earlier try among them, it is settled."""
+    """Reward whose scores depend on earlier ones, in the order of the collection. The result of `score_group` is stored
+    unsettled. Then it is settled group by group, including the stored scores of an interrupted run."""
 
     settles: bool
-    """Whether this one does."""
+    """True if this reward needs settling."""
 
     def settling(self) -> Callable[[Sequence[Trajectory], Sequence[Score]], list[Score]]:
-        """Begins anew: what makes a group's scores of what `score_group` has given for it."""
+        """Return a settling function with fresh statistics: it maps a group and its `score_group` result to final
+        scores."""
         ...
 
 
 @runtime_checkable
 class ReadingReward(Protocol):
-    """A reward that reads fields of the episode, such as the expected answer."""
+    """Reward that reads fields of the episode, such as the expected answer."""
 
     def fields_read(self) -> Mapping[str, str]:
-        """Paths of the fields (`components.rewards.rules.answers`) by the key of the configuration that names them."""
+        """Return the paths of the fields (`components.rewards.rules.answers`) by the configuration key that names
+        them."""
         ...
 
 
 @runtime_checkable
 class Comparing(Protocol):
-    """A reward with several sources."""
+    """Reward with several sources."""
 
     def agreement(self, scores: Iterable[Score]) -> dict[str, float]:
-        """Of all scores of a stage: how far the sources agree, as figures by name."""
+        """Return metrics of the agreement between the sources, by name, over all scores of a stage."""
         ...

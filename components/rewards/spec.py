@@ -1,4 +1,4 @@
-"""How a reward is asked, and how the scores of learned reward models become one."""
+"""Specs of the judge stage and of learned reward models."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from components.specs import Spec
 
 class JudgeSpec(Spec):
     concurrency: int = Field(16, ge=1)
-    """Judgements under way at once, of a reward that waits: one that is `async` or says `blocking = True`. Where a
-    judge is asked in batches, also how many come into one: then at least as many as a stage has. The episodes of four
-    times as many are in memory."""
+    """Maximum number of concurrent judgements of a reward that waits (`async` or `blocking = True`). With a judge in
+    batch mode, also the number of judgements gathered into one batch: set it to at least the number in a stage. The
+    episodes of up to four times as many judgements are in memory."""
     budget: float | None = Field(None, gt=0)
-    """Most that the judges of one stage may cost, in the currency of their prices. Where it is spent the run ends; what
-    was judged is kept, and the same command with a higher budget goes on. None is no limit."""
+    """Maximum cost of the judges of one stage, in the currency of their prices. The run ends when it is spent. Finished
+    judgements are stored, and the same command with a higher budget resumes. null is no limit."""
 
 
 class LearnedSpec(Spec):
     weight: FiniteFloat = 1.0
-    """Of the learned reward."""
+    """Weight of the learned reward."""
     task_weight: FiniteFloat = 0.0
-    """Of the declared reward, which is added; 0 does not ask it."""
+    """Weight of the declared reward, which is added; with 0 it is not computed."""
     normalise: bool = False
-    """Scores of each head less their mean on the training data, over their standard deviation there."""
+    """Standardize the scores of each head with their mean and standard deviation on the training data."""
     combine: Literal["mean", "min", "bound"] = "mean"
-    """Of several models: the mean, the lowest, or the mean less `deviations` standard deviations."""
+    """Combination of several models: the mean, the lowest score, or the mean minus `deviations` standard deviations
+    (`bound`)."""
     deviations: float = Field(1.0, ge=0)
-    """See combine."""
+    """Number of standard deviations that combine=bound subtracts."""
     cap: FiniteFloat | None = None
-    """Most that a score counts, of an episode or, by a process model, of a turn; null is no limit."""
+    """Upper bound of a score, per episode, or per turn for a process model; null is no limit."""

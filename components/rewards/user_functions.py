@@ -1,4 +1,4 @@
-"""A user's function in a reward's configuration: its dotted path, or that with arguments."""
+"""User functions in a reward's configuration: a dotted path, alone or with arguments."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from components.errors import Problem, SpecError
 from components.specs import Target
 
 
-def _written_short(value: Any) -> Any:
+def _expand_short_form(value: Any) -> Any:
     return {"_target_": value} if isinstance(value, str) else value
 
 
-Function = Annotated[Target, BeforeValidator(_written_short)]
-"""`package.module.name`, or `{_target_: package.module.name, argument: value}`. Called with one positional argument."""
+Function = Annotated[Target, BeforeValidator(_expand_short_form)]
+"""Dotted path `package.module.name`, or `{_target_: package.module.name, argument: value}`. The function is called with
+one positional argument."""
 
 
 class ColumnsTarget(Target):
-    """A function that is called with columns by name; configuration may fill some of its parameters."""
+    """Function that is called with columns by name; the configuration may fill some of its parameters."""
 
     called_by_name = True
 
 
-ColumnsFunction = Annotated[ColumnsTarget, BeforeValidator(_written_short)]
+ColumnsFunction = Annotated[ColumnsTarget, BeforeValidator(_expand_short_form)]
 
 
-def built(function: Target | Callable[..., Any], place: str = "reward.function") -> Callable[..., Any]:
-    """The function itself. Raises SpecError where it cannot be called."""
-    found = function.build() if isinstance(function, Target) else function
-    if not callable(found):
-        raise SpecError([Problem(place, f"{type(found).__name__} cannot be called; expected a function")])
-    return found
+def build_function(function: Target | Callable[..., Any], place: str = "reward.function") -> Callable[..., Any]:
+    """Return the function. Raises SpecError if the target is not callable."""
+    built = function.build() if isinstance(function, Target) else function
+    if not callable(built):
+        raise SpecError([Problem(place, f"{type(built).__name__} cannot be called; expected a function")])
+    return built
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether what it returns is to be awaited."""
+    """Return True if the result of the function is awaitable."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

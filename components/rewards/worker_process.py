@@ -1,13 +1,13 @@
-"""Our own functions in a process beside this one, with a limit of time and of memory for each call.
+"""Subprocess worker that runs the project's own functions with a time and memory limit per call.
 
-What a model wrote can make a parser, a computer algebra system or a validator run for ever, and nothing in the same
-process could end that. Calls and answers are lines of JSON. A process that takes too long is killed, and the next call
-starts another; it ends with this one.
+Text from a model can make a parser, a computer algebra system or a validator run forever, and code in the same process
+cannot be interrupted. Requests and responses are lines of JSON. A worker that exceeds its time is killed, and the next
+call starts a new one. The worker ends with its parent process.
 
-A call that exceeds its time (of the CPU, so that a busy machine is not taken for a costly answer), the memory or the
-recursion limit, or ends its process twice, raises AnswerTooCostly.
+A call raises AnswerTooCostly if it exceeds its CPU time (so that a busy machine does not count against it), the memory
+limit or the recursion limit, or if its process exits twice.
 
-    python -m components.rewards.worker_process MODULE:FUNCTION MODULE…      is how it is started
+    python -m components.rewards.worker_process MODULE:FUNCTION MODULE…      starts the worker
 """
 
 from __future__ import annotations
@@ -31,39 +31,38 @@ import psutil
 from components.errors import AnswerTooCostly, JudgeError, ResourceError
 
 MEMORY = 4 * 1024**3
-"""Bytes of addresses that the process may use."""
+"""Address space limit of the worker, in bytes."""
 START = 120.0
-"""Seconds until it must be ready: imports take a second or two, on a machine that is busy many more."""
+"""Seconds until the worker must be ready: imports take a second or two, and longer on a busy machine."""
 PATIENCE = 10.0
-"""Longest time of a call, in times of the CPU time that it may take."""
+"""Wall-clock limit of a call, as a multiple of its CPU time limit."""
 
 
-class _Ended(JudgeError):
-    """The process ended in a call."""
+class _WorkerExited(JudgeError):
+    """The worker exited during a call."""
 
 
-class Apart:
-    """Calls one of our functions, by `module:function`, in a process of its own. Arguments and what it returns are
-    JSON data."""
+class WorkerProcess:
+    """Callable proxy of a function `module:function` that runs in a subprocess. Arguments and results are JSON data."""
 
     def __init__(self, function: str, seconds: float, imports: Sequence[str] = ()):
-        """seconds: of CPU time that a call may take. imports: modules that the function imports, in which the first
-        call should not spend its time."""
+        """Set the function. seconds: CPU time limit of a call. imports: modules that the function needs; the worker
+        imports them at its start, so that the first call does not spend its time on them."""
         self.function, self.seconds, self.imports = function, seconds, imports
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def __call__(self, **arguments: Any) -> Any:
-        """Return what the function returns. Raises AnswerTooCostly, or JudgeError if the function raised."""
+        """Return the function's result. Raises AnswerTooCostly, or JudgeError if the function raised."""
         data = json.dumps(arguments) + "\n"
-        with self._turn:
+        with self._lock:
             try:
                 answer = self._answer(data)
-            except _Ended:  # by chance, perhaps
+            except _WorkerExited:  # possibly a transient failure
                 try:
                     answer = self._answer(data)
-                except _Ended as error:
+                except _WorkerExited as error:
                     raise AnswerTooCostly(str(error)) from None
         if "limit" in answer:
             raise AnswerTooCostly(answer["limit"])
@@ -76,23 +75,23 @@ class Apart:
             self._start()
         assert self._process is not None
         assert self._process.stdin is not None
-        used = self._cpu_seconds()
+        cpu_before = self._cpu_seconds()
         try:
             self._process.stdin.write(data)
             self._process.stdin.flush()
         except OSError:
-            raise _Ended(self._ended()) from None
+            raise _WorkerExited(self._exit_message()) from None
         deadline = time.monotonic() + PATIENCE * self.seconds
-        left = self.seconds
+        remaining = self.seconds
         while True:
             try:
-                return json.loads(self._line(left))
+                return json.loads(self._line(remaining))
             except queue.Empty:
-                left = min(self.seconds - (self._cpu_seconds() - used), deadline - time.monotonic())
-                if left <= 0:
-                    _end(self._process)
+                remaining = min(self.seconds - (self._cpu_seconds() - cpu_before), deadline - time.monotonic())
+                if remaining <= 0:
+                    _kill(self._process)
                     raise AnswerTooCostly(f"not done after {self.seconds:g} s") from None
-                left = max(left, 0.01)
+                remaining = max(remaining, 0.01)
 
     def _cpu_seconds(self) -> float:
         assert self._process is not None
@@ -111,35 +110,35 @@ class Apart:
             stderr=subprocess.DEVNULL,
             text=True,
             encoding="utf-8",
-            env={**_harmless(), "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"},
+            env={**_safe_environment(), "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"},
         )
-        weakref.finalize(self, _end, self._process)
+        weakref.finalize(self, _kill, self._process)
         self._lines = queue.SimpleQueue()
         assert self._process.stdout is not None
-        threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True, name="apart").start()
-        why = f"a process for {self.function} did not start"
+        threading.Thread(target=_enqueue, args=(self._process.stdout, self._lines), daemon=True, name="apart").start()
+        message = f"a process for {self.function} did not start"
         try:
             self._line(START)
         except queue.Empty:
-            _end(self._process)
-            raise ResourceError(f"{why}: it was not ready after {START:g} s") from None
-        except _Ended as error:
-            raise ResourceError(f"{why}: {error}") from None
+            _kill(self._process)
+            raise ResourceError(f"{message}: it was not ready after {START:g} s") from None
+        except _WorkerExited as error:
+            raise ResourceError(f"{message}: {error}") from None
 
     def _line(self, seconds: float) -> str:
         """Return the next line. Raises queue.Empty if there is none yet."""
         line = self._lines.get(timeout=seconds)
         if not line:
-            raise _Ended(self._ended())
+            raise _WorkerExited(self._exit_message())
         return line
 
-    def _ended(self) -> str:
+    def _exit_message(self) -> str:
         assert self._process is not None
         return f"the process that computes it ended with {self._process.wait(10)}"
 
 
-def _harmless() -> dict[str, str]:
-    """Our environment without what may be a secret: the process reads text of a model."""
+def _safe_environment() -> dict[str, str]:
+    """Return the environment without variables that may hold secrets: the worker reads model output."""
     return {
         name: os.environ[name]
         for name in ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT")
@@ -147,43 +146,43 @@ def _harmless() -> dict[str, str]:
     }
 
 
-def _read(lines: IO[str], into: queue.SimpleQueue[str]) -> None:
+def _enqueue(lines: IO[str], into: queue.SimpleQueue[str]) -> None:
     with lines:
         for line in lines:
             into.put(line)
     into.put("")
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _kill(process: subprocess.Popen[str]) -> None:
     process.kill()
     if process.stdin is not None:
-        with contextlib.suppress(OSError):  # what was written last did not arrive any more
+        with contextlib.suppress(OSError):  # the pipe is already closed
             process.stdin.close()
     process.wait()
 
 
 def main(function: str, *imports: str) -> None:
-    """Answers calls until there are no more."""
+    """Answer calls until stdin is closed."""
     module, _, name = function.partition(":")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    work = getattr(importlib.import_module(module), name)
-    for one in imports:
-        importlib.import_module(one)
+    target = getattr(importlib.import_module(module), name)
+    for import_name in imports:
+        importlib.import_module(import_name)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # libraries print to stderr, not into the responses
 
-    def tell(answer: dict[str, Any]) -> None:
+    def respond(answer: dict[str, Any]) -> None:
         out.write(json.dumps(answer) + "\n")
         out.flush()
 
-    tell({"ready": True})
+    respond({"ready": True})
     for line in sys.stdin:
         try:
-            tell({"result": work(**json.loads(line))})
+            respond({"result": target(**json.loads(line))})
         except (MemoryError, RecursionError) as error:
-            tell({"limit": f"{type(error).__name__}: {error!s:.300}"})
-        except Exception as error:  # noqa: BLE001  told to whoever asked
-            tell({"error": f"{type(error).__name__}: {error!s:.300}"})
+            respond({"limit": f"{type(error).__name__}: {error!s:.300}"})
+        except Exception as error:  # noqa: BLE001  reported to the caller
+            respond({"error": f"{type(error).__name__}: {error!s:.300}"})
 
 
 if __name__ == "__main__":

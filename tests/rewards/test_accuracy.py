@@ -9,7 +9,7 @@ import pytest
 from components.errors import SpecError
 from components.rewards import judge as judging
 from components.rewards.rules.accuracy import Choice, Exact, Numeric, last_number
-from components.rewards.rules.answers import Answer, field, last_text, said
+from components.rewards.rules.answers import Answer, agent_messages, field, last_text
 from components.trajectories.schema import History, Message, Scenario, ToolCall, Trajectory
 from tests.trajectories.builders import episode, talk
 
@@ -70,11 +70,11 @@ class TestWhereTheAnswerIs:
 
     def test_messages_that_a_later_history_repeats_are_read_once(self):
         first, again = talk("q", "one"), talk("q", "one", "more", "two")
-        assert [message.content for message in said(episode(histories=[first, again]))] == ["one", "two"]
+        assert [message.content for message in agent_messages(episode(histories=[first, again]))] == ["one", "two"]
         for history, spans in ((first, [None, (1, 2)]), (again, [None, None, None, (3, 4)])):
             for message, span in zip(history.messages, spans, strict=True):
                 message.span = span
-        assert [message.content for message in said(episode(histories=[first, again]))] == ["one", "two"]
+        assert [message.content for message in agent_messages(episode(histories=[first, again]))] == ["one", "two"]
 
     @pytest.mark.parametrize("where", ["", "tag:", "tag:a b", "call:submit", "outcome.", "last", "tag", "call:.x"])
     def test_a_place_that_there_is_not_is_refused(self, where):

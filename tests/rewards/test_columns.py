@@ -238,11 +238,11 @@ def test_numbers_may_come_in_any_row(make):
     [
         ({"function": functions.with_state}, "reward.function", "asks for trainer_state, which only a trainer has"),
         ({"function": lambda trajectory: 1.0}, "reward.function", "takes no completions"),
-        ({"function": lambda completions, /: [1.0]}, "reward.function", "takes completions by place"),
+        ({"function": lambda completions, /: [1.0]}, "reward.function", "takes completions by position"),
         (
             {"function": functions.reward_len, "columns": {"prompts": "input.x"}},
             "reward.columns.prompts",
-            "given already",
+            "built-in column",
         ),
         ({"function": functions.reward_len, "columns": {"x": "trainer.step"}}, "reward.columns.x", "no field"),
         ({"function": functions.scaled, "columns": {"x": "input.x"}}, "reward.columns.x", "has no parameter x"),

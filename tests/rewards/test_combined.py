@@ -342,7 +342,7 @@ def test_the_key_has_the_model_only_where_one_computes():
         (
             {"a": Part(reward=says(1), needs={"b": 1}), "b": Part(reward=says(1), needs={"a": 1})},
             "reward.parts",
-            "none of them could be asked first",
+            "none of them can be computed first",
         ),
     ],
 )

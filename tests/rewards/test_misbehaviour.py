@@ -257,7 +257,7 @@ def test_a_context_that_is_too_short_says_which_key_to_lower():
 
 @pytest.mark.parametrize("reply", [replies.NO_QUOTA, replies.refused(402, "Insufficient credits")])
 def test_an_account_without_money_is_not_asked_again(reply):
-    with judge_server(lambda asked: reply) as server, pytest.raises(ResourceError, match="has no money left"):
+    with judge_server(lambda asked: reply) as server, pytest.raises(ResourceError, match="has no credit left"):
         scored(server)
     assert len(server.requests) == 1
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from components.errors import JudgeError, SpecError
-from components.rewards.judges.rubric import Item, Rubric, weighed
+from components.rewards.judges.rubric import Item, Rubric, weighted_score
 from tests.rewards.judged import always, judge_server, mistakes, says, scores, spec, target, task
 from tests.trajectories.builders import episode
 
@@ -40,7 +40,7 @@ def one(reward, **given):
     ],
 )
 def test_the_score_is_the_weighted_share_of_the_items_that_apply(answers, score, required):
-    assert weighed(ITEMS, answers) == (None if score is None else pytest.approx(score))
+    assert weighted_score(ITEMS, answers) == (None if score is None else pytest.approx(score))
     words = {True: "yes", False: "no", None: "not applicable"}
     with judge_server(always(answer(**{name: words[met] for name, met in answers.items()}))) as server:
         found = one(Rubric(spec(server), ITEMS))

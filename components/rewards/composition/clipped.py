@@ -1,6 +1,6 @@
-"""A reward within bounds: min(high, max(low, r)).
+"""Clipping of a reward: min(high, max(low, r)).
 
-A policy that is trained on a learned reward finds where it errs; what a reward can be is then worth a bound.
+A policy trained on a learned reward exploits its errors; a bound limits what such an error can earn.
 """
 
 from __future__ import annotations
@@ -10,20 +10,26 @@ from typing import Any, Literal
 from pydantic import FiniteFloat
 
 from components.errors import Problem, SpecError
-from components.rewards.composition.composed import ComposedAlone, Parts, Value, changed, stepping
+from components.rewards.composition.composed import (
+    ComposedPerEpisode,
+    Parts,
+    Value,
+    replace_reward,
+    required_step_rewards,
+)
 from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
 
 
 @registered("reward.clipped")
-class Clipped(ComposedAlone):
-    """A cap, a floor, or both.
+class Clipped(ComposedPerEpisode):
+    """Upper bound, lower bound, or both.
 
     Args:
         reward: Any reward.
-        low, high: Least and most that it counts; null is no bound.
-        of: `reward` bounds the reward of an episode, and what that changes falls to the last step; `steps` bounds each
-            step reward, and the reward is their sum.
+        low, high: Lower and upper bound; null is no bound.
+        of: `reward` clips the reward of an episode, and the difference goes to the last step; `steps` clips each step
+            reward, and the reward is their sum.
     """
 
     def __init__(
@@ -44,9 +50,9 @@ class Clipped(ComposedAlone):
         score = parts["reward"]
         assert score.reward is not None
         if self.of == "steps":
-            steps = [self._clip(step) for step in stepping(score, "reward.of=steps")]
+            steps = [self._clip(step) for step in required_step_rewards(score, "reward.of=steps")]
             return Value(sum(steps), steps)
-        return changed(score, self._clip(score.reward))
+        return replace_reward(score, self._clip(score.reward))
 
     def _clip(self, value: float) -> float:
         value = value if self.low is None else max(self.low, value)

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of numbers that are not kept (Welford's method)."""
+"""Running mean and standard deviation (Welford's method)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 class Moments:
-    """Of none, both are 0."""
+    """Running moments; without values, both are 0."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -14,6 +14,7 @@ class Moments:
         self._squares = 0.0
 
     def add(self, value: float) -> None:
+        """Update the moments with a value."""
         self.count += 1
         difference = value - self.mean
         self.mean += difference / self.count
@@ -21,5 +22,5 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Of the numbers themselves (the population), 0 for a single one."""
+        """Standard deviation of the population; 0 for a single value."""
         return math.sqrt(self._squares / self.count) if self.count else 0.0

@@ -1,14 +1,14 @@
-"""A reward less a mean, over a standard deviation.
+"""Standardization of a reward: minus a mean, divided by a standard deviation.
 
     r' = (r - mean) / (std + epsilon)       steps: s'_t = s_t / (std + epsilon), and -mean / (std + epsilon) at the last
 
-`over: group`     mean and std of the scored episodes of the scenario
-`over: running`   of all scored episodes of the collection up to this group, itself included
+`over: group` mean and std of the scored episodes of the scenario `over: running` of all scored episodes of the
+collection up to and including this group
 
-std is that of the population; where it is 0, r' is 0 (with `centre`), as nothing tells these episodes apart. Running
-statistics follow the order of the collection, whatever the order in which judgements come, and begin anew with each
-judge stage. They are found after judging (`Composed.settling`), from the rewards that are kept: a stage that was killed
-and goes on finds the same ones.
+std is that of the population. If it is 0, r' is 0 (with `centre`), as the episodes do not differ. Running statistics
+follow the order of the collection, whatever order judgements arrive in, and start anew with each judge stage. They are
+computed after judging (`Composed.settling`) from the stored rewards, so a stage that is killed and resumed gets the
+same ones.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from components.trajectories.schema import Failure, Trajectory
 
 @registered("reward.normalised")
 class Normalised(Composed):
-    """Rewards of different size made comparable.
+    """Reward standardized over a group or over the collection.
 
     Args:
-        reward: Any reward; its own value is the component `reward`.
-        over: `group` or `running`. Over a group, every episode of an evaluation, which plays each scenario once, has 0.
-        centre: Whether the mean is taken off.
-        scale: Whether it is divided by the standard deviation.
+        reward: Any reward; its raw value is the component `reward`.
+        over: `group` or `running`. Over a group, every episode of an evaluation, which plays each scenario once,
+            gets 0.
+        centre: Subtract the mean.
+        scale: Divide by the standard deviation.
         epsilon: Added to the standard deviation.
     """
 
@@ -52,25 +53,25 @@ class Normalised(Composed):
         self.settles_itself = over == "running"
         super().__init__({"reward": reward})
         self.over, self.centre, self.scale, self.epsilon = over, centre, scale, epsilon
-        self._seen = Moments()
+        self._moments = Moments()
 
-    def begun(self) -> Normalised:
-        other = super().begun()
+    def with_fresh_statistics(self) -> Normalised:
+        other = super().with_fresh_statistics()
         assert isinstance(other, Normalised)
-        other._seen = Moments()
+        other._moments = Moments()
         return other
 
     def values(self, group: Sequence[Trajectory], scores: Sequence[Parts]) -> list[Value | Failure]:
-        seen = self._seen if self.over == "running" else Moments()
+        moments = self._moments if self.over == "running" else Moments()
         rewards = [parts["reward"].reward or 0.0 for parts in scores]
         for reward in rewards:
-            seen.add(reward)
-        mean = seen.mean if self.centre else 0.0
-        divisor = seen.std + self.epsilon if self.scale and seen.std else 1.0
-        found: list[Value | Failure] = []
+            moments.add(reward)
+        mean = moments.mean if self.centre else 0.0
+        divisor = moments.std + self.epsilon if self.scale and moments.std else 1.0
+        values: list[Value | Failure] = []
         for reward, parts in zip(rewards, scores, strict=True):
             steps = [step / divisor for step in parts["reward"].step_rewards]
             if steps:
                 steps[-1] -= mean / divisor
-            found.append(Value((reward - mean) / divisor, steps))
-        return found
+            values.append(Value((reward - mean) / divisor, steps))
+        return values

@@ -1,7 +1,7 @@
-"""One number for an episode, by a language model that is asked for nothing else.
+"""Grade of an episode: one number by a language model.
 
-The plainest of the judges, for models that are too small to write JSON: they are shown examples with their numbers,
-then the episode. A model of such a size is a poor judge; `python -m flows.calibrate` says how poor.
+The simplest judge, for models that are too small to write JSON: the prompt has examples with their grades, then the
+episode. A model of such a size is a poor judge; `python -m flows.calibrate` measures how poor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from components.specs.registered import registered
 from components.trajectories.schema import Failure, Score, Trajectory
 
 if TYPE_CHECKING:
-    from components.rewards.llm.client import Asker
+    from components.rewards.llm.client import JudgeClient
     from components.rewards.llm.protocol import Answer, Messages
 
 QUESTION = """\
@@ -41,74 +41,79 @@ class Graded:
     """Scores each episode by itself, from 0 to 1.
 
     Args:
-        model: Who judges (`judge_model`).
-        question: What is asked of each episode, with the scale; null takes `QUESTION`.
+        model: Judge model (`judge_model`).
+        question: Question about each episode, with the scale; null takes `QUESTION`.
 
-    One whose answer holds no number, twice, is unscored.
+    An episode without a number in two answers is unscored.
     """
 
     def __init__(self, model: JudgeModel, question: Annotated[str, Field(min_length=1)] | None = None):
         self.model = model
         self.question = question or QUESTION
-        self._asker: Asker | None = None
+        self._client: JudgeClient | None = None
 
     @staticmethod
     def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """For stage keys: what decides the judge's answers."""
+        """Return the arguments for stage keys: what determines the judge's answers."""
         return {**arguments, "model": arguments["model"].key_part()}
 
     def use(self, means: Means) -> None:
-        """Raises ResourceError where a key is not in the environment."""
-        from components.rewards.llm.client import Asker
+        """Create the client. Raises ResourceError if an API key is not in the environment."""
+        from components.rewards.llm.client import JudgeClient
 
-        self._asker = Asker(self.model, means)
+        self._client = JudgeClient(self.model, means)
 
     def close(self) -> None:
-        if self._asker is not None:
-            self._asker.close()
+        if self._client is not None:
+            self._client.close()
 
     async def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
-        """One Score for each. Raises ResourceError before `use`, BudgetSpent."""
-        if self._asker is None:
-            raise ResourceError("the judge is not at hand yet: call use(means) first")
-        return list(await asyncio.gather(*(self._score(self._asker, one) for one in group)))
+        """Return one Score for each trajectory. Raises ResourceError before `use`, BudgetSpent."""
+        if self._client is None:
+            raise ResourceError("the judge has no client yet: call use(means) first")
+        return list(await asyncio.gather(*(self._score(self._client, trajectory) for trajectory in group)))
 
-    async def _score(self, asker: Asker, one: Trajectory) -> Score:
-        from components.rewards.llm.protocol import added
+    async def _score(self, client: JudgeClient, trajectory: Trajectory) -> Score:
+        from components.rewards.llm.protocol import add_costs
 
-        said = shown(one)
-        messages = self._messages(as_text(said[0] if len(said) == 1 else said, asker.spec.longest))
+        histories = shown(trajectory)
+        messages = self._messages(as_text(histories[0] if len(histories) == 1 else histories, client.spec.longest))
         cost: float | None = 0.0
         answers: list[Answer] = []
         try:
             for _ in range(2):
-                answers.append(await asker.ask(messages, at_once=bool(answers)))  # a correction waits for no batch
-                cost = added(cost, answers[-1].cost)
+                answers.append(await client.ask(messages, immediate=bool(answers)))  # corrections bypass batching
+                cost = add_costs(cost, answers[-1].cost)
                 if (score := read(answers[-1].text)) is not None:
-                    asker.keep(*answers)
-                    return Score(one.id, score, {"grade": score}, explanation=answers[-1].text.strip(), cost=cost)
-                again = {"role": "user", "content": "Answer with one number, and nothing else."}
-                messages = [*messages, {"role": "assistant", "content": answers[-1].text or "(nothing)"}, again]
-            why = f"{asker.name} gave no number, twice: {answers[-1].text[:200]!r}"
+                    client.keep(*answers)
+                    return Score(
+                        trajectory.id, score, {"grade": score}, explanation=answers[-1].text.strip(), cost=cost
+                    )
+                correction = {"role": "user", "content": "Answer with one number, and nothing else."}
+                messages = [*messages, {"role": "assistant", "content": answers[-1].text or "(nothing)"}, correction]
+            why = f"{client.name} gave no number, twice: {answers[-1].text[:200]!r}"
         except JudgeError as error:
             why = str(error)
-        return Score(one.id, None, cost=cost, failure=Failure("judge", "JudgeError", why))
+        return Score(trajectory.id, None, cost=cost, failure=Failure("judge", "JudgeError", why))
 
     def _messages(self, episode: str) -> Messages:
         messages = []
         for text, number in EXAMPLES:
-            messages += [{"role": "user", "content": self._asked(text)}, {"role": "assistant", "content": number}]
-        return [*messages, {"role": "user", "content": self._asked(episode)}]
+            messages += [
+                {"role": "user", "content": self._question_about(text)},
+                {"role": "assistant", "content": number},
+            ]
+        return [*messages, {"role": "user", "content": self._question_about(episode)}]
 
-    def _asked(self, episode: str) -> str:
+    def _question_about(self, episode: str) -> str:
         return f"<trajectory>\n{episode}\n</trajectory>\n\n{self.question}"
 
 
 def read(text: str) -> float | None:
-    """The first number of an answer, on a scale to 10 where it says no other; None where there is none."""
-    found = NUMBER.search(text.rpartition("</think>")[2])
-    if found is None:
+    """Return the first number of an answer, on a scale to 10 unless it states another; None if there is none."""
+    match = NUMBER.search(text.rpartition("</think>")[2])
+    if match is None:
         return None
-    number = found[0]
-    plain = re.fullmatch(r"[-+]?\d+(?:\.\d+)?", number)
-    return read_scores({"": f"{number}/10" if plain else number}).get("")
+    number = match[0]
+    without_scale = re.fullmatch(r"[-+]?\d+(?:\.\d+)?", number)
+    return read_scores({"": f"{number}/10" if without_scale else number}).get("")

@@ -1,13 +1,14 @@
-"""A language model compares two episodes of a scenario at a time; the group's scores follow from who won.
+"""Pairwise comparison by a language model: it compares two episodes of a scenario at a time; scores follow from the
+results.
 
-Each pair is shown in both orders. A judge that prefers the same place each time, whoever stands there, has said
-nothing of the episodes: that is a tie, and counted as position bias. From the points of the pairs (1 for a win in both
-orders, 3/4 for a win and a tie, 1/2 for a tie) follow strengths θ by Bradley-Terry (`comparing.bradley_terry`), and
+Each pair is shown in both orders. A judge that prefers the same position both times gives no information about the
+episodes: that is a tie, and counted as position bias. From the points of the pairs (1 for a win in both orders, 3/4 for
+a win and a tie, 1/2 for a tie) follow strengths θ by Bradley-Terry (`comparison.bradley_terry`), and
 
-    score_i = mean over j ≠ i of σ(θ_i - θ_j)        the points that i is to expect against each of the others
+    score_i = mean over j ≠ i of σ(θ_i - θ_j)        the expected points of i against each other episode
 
-Where every two were compared that is about the share of the points that i made; where not, it also counts against whom.
-Episodes that say the same are one in the comparisons: a tie without a call.
+If all pairs were compared, this is about the share of points of i; otherwise it also depends on the strength of the
+opponents. Duplicate episodes are one player: they tie without a call.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from components.rewards.judges.comparison.bradley_terry import shares
-from components.rewards.judges.comparison.pairings import Pair, everybody, random_rounds, swiss_round
-from components.rewards.llm.distinct_episodes import Distinct
-from components.rewards.llm.judge_reward import AsksModels, Opinion, agreed, total_cost
-from components.rewards.llm.question import Misread, answered
+from components.rewards.judges.comparison.pairings import Pair, all_pairs, random_rounds, swiss_round
+from components.rewards.llm.distinct_episodes import DistinctEpisodes
+from components.rewards.llm.judge_reward import JudgeReward, Opinion, combine_opinions, total_cost
+from components.rewards.llm.question import InvalidAnswer, ask_for_json
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.llm.transcript import ONLY_DATA
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
 
 if TYPE_CHECKING:
-    from components.rewards.llm.client import Asker
+    from components.rewards.llm.client import JudgeClient
     from components.rewards.llm.protocol import Messages
 
 RUBRIC = """\
@@ -57,45 +58,46 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 POINTS = {"a": 1.0, "b": 0.0, "tie": 0.5, "neither": 0.5, "both": 0.5, "equal": 0.5}
-"""Of A."""
+"""Points of A by the judge's verdict."""
 ALIKE = 0.5
-"""Score of episodes that nothing tells apart."""
+"""Score of indistinguishable episodes."""
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What one judge says of a pair."""
+class PairResult:
+    """Result of one judge for a pair."""
 
     pair: Pair
     points: float | None
-    """Of the first one, from 0 to 1; None where an answer could not be had."""
+    """Points of the first episode, from 0 to 1; None if an answer is missing."""
     flipped: bool
-    """Whether what it prefers depends on the order."""
-    said: str
+    """True if the preference depends on the order."""
+    explanation: str
     cost: float | None
     why: str
 
 
 @registered("reward.pairwise")
-class Pairwise(AsksModels):
+class Pairwise(JudgeReward):
     """Scores the episodes of a scenario by comparing them two at a time, each pair in both orders.
 
     Args:
-        model: Who judges (`judge_model`). Of a list each judges alone, and the score is their mean.
-        rubric: What makes an episode better than another; null takes `RUBRIC`.
-        all_up_to: Different episodes of a group up to which every two are compared.
-        design: How larger groups are paired up, over `rounds` rounds: `swiss`, those with about as many points, round
-            after round, or `random`, all rounds at once.
-        rounds: Pairs that each episode of a larger group has at most.
-        prior: Ties that each episode has against an opponent of middling strength; the larger, the closer scores are.
-        at_once: Most comparisons under way at once, of all groups (`judge.concurrency`) together.
-        seed: Of the order of the episodes, and of `random`.
+        model: Judge model (`judge_model`). The models of a list judge independently, and the score is their mean.
+        rubric: Criteria for the better episode; null takes `RUBRIC`.
+        all_up_to: Largest number of different episodes in a group for which all pairs are compared.
+        design: Pairing of larger groups, over `rounds` rounds: `swiss` pairs episodes with similar points, round by
+            round; `random` draws all rounds at once.
+        rounds: Maximum number of pairs of each episode in a larger group.
+        prior: Number of ties of each episode against an opponent of average strength; larger values shrink the
+            differences between scores.
+        at_once: Maximum number of concurrent comparisons, over all groups (`judge.concurrency`).
+        seed: Seed of the order of the episodes, and of `random`.
 
-    Components of a Score: `pairwise`, `points` (the share of the points that it made), `position_bias` (the share of
-    its pairs of which the preference flips with the order), and with several judges each one's score under
-    `judge/MODEL` and `spread`, their standard deviation (of the population). A single episode, or a group in which all
-    say the same, has a score of 0.5, and nothing is asked. A pair that a judge did not decide, though it was asked
-    twice, is left out; an episode of which all pairs were is unscored.
+    Components of a Score: `pairwise`, `points` (the episode's share of the points), `position_bias` (the share of its
+    pairs whose preference flips with the order), and with several judges each one's score under `judge/MODEL` and
+    `spread`, their standard deviation (of the population). A single episode, or a group of duplicates, gets a score of
+    0.5 without a call. A pair that a judge did not decide in two attempts is left out; an episode without a decided
+    pair is unscored.
     """
 
     def __init__(
@@ -117,127 +119,140 @@ class Pairwise(AsksModels):
         self.prior = prior
         self.at_once = at_once
         self.seed = seed
-        self._turns: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+        self._semaphore: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
 
     @staticmethod
     def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """For stage keys: what decides the judges' answers, not where they are or how patient we are."""
-        return {name: value for name, value in AsksModels.key_arguments(arguments).items() if name != "at_once"}
+        """Return the arguments for stage keys: what determines the judges' answers, without addresses and timeouts."""
+        return {name: value for name, value in JudgeReward.key_arguments(arguments).items() if name != "at_once"}
 
     async def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
-        """One Score for each. Raises ResourceError before `use`, BudgetSpent."""
-        askers = self.askers
+        """Return one Score for each trajectory. Raises ResourceError before `use`, BudgetSpent."""
+        clients = self.askers
         if not group:
             return []
-        table = Distinct(group, self.seed)
+        table = DistinctEpisodes(group, self.seed)
         if len(table.order) == 1:
-            what = "all episodes of the group say the same" if len(group) > 1 else "there is no other episode"
-            why = f"{what}: nothing was asked"
+            reason = "all episodes of the group say the same" if len(group) > 1 else "there is no other episode"
+            why = f"{reason}: nothing was asked"
             parts = {"pairwise": ALIKE, "points": ALIKE, "position_bias": 0.0}
-            return [Score(one.id, ALIKE, parts, explanation=why) for one in group]
-        found = await asyncio.gather(*(self._tournament(asker, table) for asker in askers.values()))
-        opinions = {name: self._opinions(one, table, len(group)) for name, one in zip(askers, found, strict=True)}
+            return [Score(trajectory.id, ALIKE, parts, explanation=why) for trajectory in group]
+        results = await asyncio.gather(*(self._tournament(client, table) for client in clients.values()))
+        opinions = {
+            name: self._opinions(pair_results, table, len(group))
+            for name, pair_results in zip(clients, results, strict=True)
+        }
         places = zip(group, table.place, strict=True)
-        return [agreed(one, {name: said[place] for name, said in opinions.items()}) for one, place in places]
+        return [
+            combine_opinions(trajectory, {name: by_place[place] for name, by_place in opinions.items()})
+            for trajectory, place in places
+        ]
 
-    async def _tournament(self, asker: Asker, table: Distinct) -> list[Compared]:
-        """What one judge says of all pairs that are compared."""
+    async def _tournament(self, client: JudgeClient, table: DistinctEpisodes) -> list[PairResult]:
+        """Return the results of one judge for all pairs that are compared."""
         loop = asyncio.get_running_loop()
-        if self._turns is None or self._turns[0] is not loop:
-            self._turns = loop, asyncio.Semaphore(self.at_once)
-        turns = self._turns[1]
+        if self._semaphore is None or self._semaphore[0] is not loop:
+            self._semaphore = loop, asyncio.Semaphore(self.at_once)
+        semaphore = self._semaphore[1]
 
-        async def compared(pair: Pair) -> Compared:
-            async with turns:
-                return await self._compared(asker, table, pair)
+        async def compare(pair: Pair) -> PairResult:
+            async with semaphore:
+                return await self._compare(client, table, pair)
 
         players = table.order
         if len(players) <= self.all_up_to:
-            return await asyncio.gather(*map(compared, everybody(players)))
+            return await asyncio.gather(*map(compare, all_pairs(players)))
         if self.design == "random":
-            return await asyncio.gather(*map(compared, random_rounds(players, self.rounds, self.seed)))
-        return await swiss(players, self.rounds, compared)
+            return await asyncio.gather(*map(compare, random_rounds(players, self.rounds, self.seed)))
+        return await swiss(players, self.rounds, compare)
 
-    async def _compared(self, asker: Asker, table: Distinct, pair: Pair) -> Compared:
-        """One pair, in both orders."""
+    async def _compare(self, client: JudgeClient, table: DistinctEpisodes, pair: Pair) -> PairResult:
+        """Compare one pair, in both orders."""
         orders = (pair, pair[::-1])
-        found = await asyncio.gather(
-            *(answered(asker, self._question(asker, table, one), SCHEMA, _read, needed=["better"]) for one in orders)
+        judgements = await asyncio.gather(
+            *(
+                ask_for_json(client, self._question(client, table, order), SCHEMA, _read, needed=["better"])
+                for order in orders
+            )
         )
-        cost = total_cost(found)
-        why = "; ".join(one.why for one in found if one.why)
-        if found[0].value is None or found[1].value is None:
-            return Compared(pair, None, False, "", cost, why)
-        (first, said), (second, _) = found[0].value, found[1].value  # points of who was shown first
-        return Compared(pair, (first + 1 - second) / 2, first == second != 0.5, said, cost, "")
+        cost = total_cost(judgements)
+        why = "; ".join(judgement.why for judgement in judgements if judgement.why)
+        if judgements[0].value is None or judgements[1].value is None:
+            return PairResult(pair, None, False, "", cost, why)
+        (first, said), (second, _) = judgements[0].value, judgements[1].value  # points of the episode shown first
+        return PairResult(pair, (first + 1 - second) / 2, first == second != 0.5, said, cost, "")
 
-    def _question(self, asker: Asker, table: Distinct, order: Sequence[int]) -> Messages:
+    def _question(self, client: JudgeClient, table: DistinctEpisodes, order: Sequence[int]) -> Messages:
         task = TASK.format(rubric=self.rubric, data=ONLY_DATA)
-        room = max((asker.spec.longest - len(task) - len(table.context) - len(table.tools)) // 2, 500)
+        room = max((client.spec.longest - len(task) - len(table.context) - len(table.tools)) // 2, 500)
         text = table.shown(list(zip("AB", order, strict=True)), room)
         return [{"role": "system", "content": task}, {"role": "user", "content": text}]
 
-    def _opinions(self, compared: Sequence[Compared], table: Distinct, group: int) -> dict[int, Opinion]:
-        """Of each different episode, what follows from the pairs. group: episodes that share the cost."""
-        decided = [one for one in compared if one.points is not None]
-        placed = {place for one in decided for place in one.pair}
+    def _opinions(self, results: Sequence[PairResult], table: DistinctEpisodes, group: int) -> dict[int, Opinion]:
+        """Return the opinion on each different episode that follows from the pairs. group: number of episodes that
+        share the cost."""
+        decided = [result for result in results if result.points is not None]
+        placed = {place for result in decided for place in result.pair}
         index = {place: i for i, place in enumerate(place for place in table.order if place in placed)}
         points = [[0.0] * len(index) for _ in index]
-        for one in decided:
-            assert one.points is not None
-            first, second = (index[place] for place in one.pair)
-            points[first][second] += one.points
-            points[second][first] += 1 - one.points
+        for result in decided:
+            assert result.points is not None
+            first, second = (index[place] for place in result.pair)
+            points[first][second] += result.points
+            points[second][first] += 1 - result.points
         scores = shares(points, self.prior) if index else []
-        total = total_cost(compared)
+        total = total_cost(results)
         cost = None if total is None else total / group
-        why = "; ".join(dict.fromkeys(one.why for one in compared if one.why))
+        why = "; ".join(dict.fromkeys(result.why for result in results if result.why))
         opinions = {place: Opinion(None, cost=cost, why=why) for place in table.order}
         for place, i in index.items():
-            own = [one for one in decided if place in one.pair]
+            own_results = [result for result in decided if place in result.pair]
             parts = {
                 "pairwise": scores[i],
-                "points": sum(points[i]) / len(own),
-                "position_bias": sum(one.flipped for one in own) / len(own),
+                "points": sum(points[i]) / len(own_results),
+                "position_bias": sum(result.flipped for result in own_results) / len(own_results),
             }
-            opinions[place] = Opinion(scores[i], parts, _told(own, place, table), cost)
+            opinions[place] = Opinion(scores[i], parts, _explanation(own_results, place, table), cost)
         return opinions
 
 
-async def swiss(players: Sequence[int], rounds: int, compared: Callable[[Pair], Awaitable[Compared]]) -> list[Compared]:
-    """Round after round."""
+async def swiss(
+    players: Sequence[int], rounds: int, compare: Callable[[Pair], Awaitable[PairResult]]
+) -> list[PairResult]:
+    """Return the results of a Swiss tournament, round by round."""
     points = dict.fromkeys(players, 0.0)
     met: set[frozenset[int]] = set()
-    found: list[Compared] = []
+    results: list[PairResult] = []
     for _ in range(rounds):
         pairs = swiss_round(players, [points[player] for player in players], met)
         if not pairs:
             break
-        for one in await asyncio.gather(*map(compared, pairs)):
-            found.append(one)
-            met.add(frozenset(one.pair))
-            share = 0.5 if one.points is None else one.points
-            points[one.pair[0]] += share
-            points[one.pair[1]] += 1 - share
-    return found
+        for result in await asyncio.gather(*map(compare, pairs)):
+            results.append(result)
+            met.add(frozenset(result.pair))
+            share = 0.5 if result.points is None else result.points
+            points[result.pair[0]] += share
+            points[result.pair[1]] += 1 - share
+    return results
 
 
-def _read(given: Mapping[str, Any]) -> tuple[float, str]:
-    """Points of A, and why. Raises Misread."""
-    word = str(given["better"]).strip().strip(".\"'`").lower().removeprefix("trajectory ").strip()
+def _read(answer: Mapping[str, Any]) -> tuple[float, str]:
+    """Return the points of A and the explanation. Raises InvalidAnswer."""
+    word = str(answer["better"]).strip().strip(".\"'`").lower().removeprefix("trajectory ").strip()
     if word not in POINTS:
-        raise Misread(f'Your answer says that {word[:40]!r} is better; expected "A", "B" or "tie".')
-    return POINTS[word], str(given.get("explanation") or "")
+        raise InvalidAnswer(f'Your answer says that {word[:40]!r} is better; expected "A", "B" or "tie".')
+    return POINTS[word], str(answer.get("explanation") or "")
 
 
-def _told(own: Sequence[Compared], place: int, table: Distinct) -> str:
-    """What was said of its pairs, one line each; the other one by its id, A and B as they were shown first."""
+def _explanation(results: Sequence[PairResult], place: int, table: DistinctEpisodes) -> str:
+    """Return the explanation of an episode: one line for each of its pairs, with the opponent's id; A and B as first
+    shown."""
     lines = []
-    for one in own:
-        first = one.pair[0] == place
-        assert one.points is not None
-        points = one.points if first else 1 - one.points
-        other = table.names[one.pair[1] if first else one.pair[0]]
-        result = "flips with the order" if one.flipped else f"{points:g}"
-        lines.append(f"{'A' if first else 'B'} against {other}: {result}. {one.said}".rstrip())
+    for result in results:
+        first = result.pair[0] == place
+        assert result.points is not None
+        points = result.points if first else 1 - result.points
+        other = table.names[result.pair[1] if first else result.pair[0]]
+        outcome = "flips with the order" if result.flipped else f"{points:g}"
+        lines.append(f"{'A' if first else 'B'} against {other}: {outcome}. {result.explanation}".rstrip())
     return "\n".join(lines)

@@ -1,9 +1,9 @@
-"""A checklist that a language model goes through for each episode.
+"""Checklist that a language model evaluates for each episode.
 
-    score = Σ_i weight_i · met_i / Σ_i weight_i        over the items i that apply; 0 where a required one is not met
+    score = Σ_i weight_i · met_i / Σ_i weight_i        over the items i that apply; 0 if a required one is not met
 
-met_i is 1 or 0. Items stand in the configuration, or in each scenario's own input, or both. An item that does not apply
-to an episode has no part in its score; where none does, there is nothing to score it by.
+met_i is 1 or 0. Items come from the configuration, or from each scenario's input, or both. An item that does not apply
+to an episode does not count; if none applies, the episode is unscored.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field
 
 from components.errors import Problem, SpecError
-from components.rewards.llm.judge_reward import SPREAD, JudgesEpisodes, Opinion
-from components.rewards.llm.question import answered
-from components.rewards.llm.rows import by_name, demand
+from components.rewards.llm.judge_reward import SPREAD, EpisodeJudgeReward, Opinion
+from components.rewards.llm.question import ask_for_json
+from components.rewards.llm.rows import by_name, raise_if_invalid
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.llm.transcript import ONLY_DATA, about, as_text, shown
 from components.specs import Spec, validate
@@ -24,32 +24,32 @@ from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
 
 if TYPE_CHECKING:
-    from components.rewards.llm.client import Asker
+    from components.rewards.llm.client import JudgeClient
 
 
 class Item(Spec):
-    """What an episode should have done, or have been."""
+    """Checklist item: a property that an episode should have."""
 
     text: str = Field(min_length=1)
-    """A statement that is true of an episode that meets it."""
+    """Statement that is true of an episode that meets the item."""
     weight: float = Field(1.0, gt=0)
-    """In the score."""
+    """Weight in the score."""
     required: bool = False
-    """Whether the score is 0 where it is not met."""
+    """If true, the score is 0 when the item is not met."""
 
 
 Answers = dict[str, bool | None]
-"""By item: whether it is met; None where it does not apply."""
+"""Answers by item: True if it is met; None if it does not apply."""
 YES, NO, NOT_APPLICABLE = "yes", "no", "not applicable"
 WORDS: dict[str, bool | None] = {
     **dict.fromkeys((YES, "y", "true", "met", "1", "pass"), True),
     **dict.fromkeys((NO, "n", "false", "not met", "unmet", "0", "fail"), False),
     **dict.fromkeys((NOT_APPLICABLE, "n/a", "na", "none", "null", "does not apply"), None),
 }
-TAKEN = ("rubric", "required_met", SPREAD)
-"""Names of other components."""
+RESERVED_NAMES = ("rubric", "required_met", SPREAD)
+"""Component names that items may not use."""
 OWN = "scenario-"
-"""Begins the names of items that a scenario gives without one."""
+"""Prefix of the names of unnamed items of a scenario."""
 
 TASK = """\
 You go through a checklist about what an AI agent did. Each item is a statement. Answer for each: `yes` where the \
@@ -65,34 +65,36 @@ Answer with JSON: {{"items": [{{"item": its name, "explanation": one short sente
 "not applicable"}}, …]}}, with each of the items once: {names}."""
 
 
-def _usable(items: dict[str, Item]) -> dict[str, Item]:
-    wrong = [name for name in items if name in TAKEN or not name.replace("-", "_").isidentifier()]
+def _checked_names(items: dict[str, Item]) -> dict[str, Item]:
+    wrong = [name for name in items if name in RESERVED_NAMES or not name.replace("-", "_").isidentifier()]
     if wrong:
-        raise ValueError(f"names of letters, digits, - and _, other than {', '.join(TAKEN)}; got {', '.join(wrong)}")
+        raise ValueError(
+            f"names of letters, digits, - and _, other than {', '.join(RESERVED_NAMES)}; got {', '.join(wrong)}"
+        )
     return items
 
 
 @registered("reward.rubric")
-class Rubric(JudgesEpisodes):
+class Rubric(EpisodeJudgeReward):
     """Scores each episode by a checklist.
 
     Args:
-        model: Who judges (`judge_model`). Of a list each judges alone, and the score is their mean; one that did not
-            answer for all items, though it was asked twice, is left out of it.
+        model: Judge model (`judge_model`). The models of a list judge independently, and the score is their mean; a
+            judge that did not answer for all items in two attempts is left out.
         items: By name: a statement that should be true of an episode, with `weight` and `required`.
-        items_field: Key of the scenario's input under which it has items of its own: a list of texts or of items as
-            above, or a mapping by name; null has none.
+        items_field: Key of the scenario's input with its own items: a list of texts or of items as above, or a mapping
+            by name; null if scenarios have none.
 
-    Components of a Score: `rubric` (the score), 1 or 0 for each item by name that applies, of scenarios' own items
-    `required_met` alone (whether all required ones are met, where there are any), and with several judges each one's
-    score under `judge/MODEL` and `spread`, their standard deviation (of the population). An episode whose scenario has
-    no items under `items_field`, or to which no item applies, is unscored.
+    Components of a Score: `rubric` (the score), 1 or 0 for each configured item that applies, `required_met` (1 if all
+    required items are met, if there are any; scenarios' own items appear only there), and with several judges each
+    one's score under `judge/MODEL` and `spread`, their standard deviation (of the population). An episode whose
+    scenario has no items under `items_field`, or to which no item applies, is unscored.
     """
 
     def __init__(
         self,
         model: JudgeModel | Annotated[list[JudgeModel], Field(min_length=1)],
-        items: Annotated[dict[str, Item], AfterValidator(_usable)] | None = None,
+        items: Annotated[dict[str, Item], AfterValidator(_checked_names)] | None = None,
         items_field: Annotated[str, Field(min_length=1)] | None = None,
     ):
         super().__init__(model)
@@ -104,54 +106,60 @@ class Rubric(JudgesEpisodes):
         self.items = items or {}
         self.items_field = items_field
 
-    async def opinion(self, asker: Asker, trajectory: Trajectory) -> Opinion:
-        """What one judge says of an episode."""
+    async def opinion(self, client: JudgeClient, trajectory: Trajectory) -> Opinion:
+        """Return the opinion of one judge on an episode."""
         try:
             items = self.items_of(trajectory)
         except ValueError as error:
             return Opinion(None, why=str(error))
         names = list(items)
-        listed = as_text({name: one.text for name, one in items.items()}, asker.spec.longest // 2)
+        listed = as_text({name: item.text for name, item in items.items()}, client.spec.longest // 2)
         task = TASK.format(items=listed, data=ONLY_DATA, names=", ".join(names))
-        messages = about(trajectory, shown(trajectory), task, asker.spec.longest)
-        found = await answered(asker, messages, _schema(names), lambda given: _read(given["items"], names))
-        answers, said = found.value or ({}, {})
+        messages = about(trajectory, shown(trajectory), task, client.spec.longest)
+        judgement = await ask_for_json(client, messages, _schema(names), lambda answer: _parse(answer["items"], names))
+        answers, explanations = judgement.value or ({}, {})
         parts = {name: float(met) for name, met in answers.items() if met is not None and name in self.items}
         if len(answers) < len(names):
-            return Opinion(None, parts, cost=found.cost, why=found.why)
-        score = weighed(items, answers)
+            return Opinion(None, parts, cost=judgement.cost, why=judgement.why)
+        score = weighted_score(items, answers)
         if score is None:
-            return Opinion(None, cost=found.cost, why="no item of the rubric applies to the episode")
+            return Opinion(None, cost=judgement.cost, why="no item of the rubric applies to the episode")
         required = [answers[name] for name in names if items[name].required and answers[name] is not None]
         if required:
             parts["required_met"] = float(all(required))
-        text = "\n".join(f"{name}: {_word(answers[name])}. {said.get(name, '')}".rstrip() for name in names)
-        return Opinion(score, {"rubric": score} | parts, text, found.cost)
+        text = "\n".join(
+            f"{name}: {_answer_text(answers[name])}. {explanations.get(name, '')}".rstrip() for name in names
+        )
+        return Opinion(score, {"rubric": score} | parts, text, judgement.cost)
 
     def items_of(self, trajectory: Trajectory) -> dict[str, Item]:
-        """The items by which an episode is judged. Raises ValueError where its scenario should have some."""
+        """Return the items by which an episode is judged. Raises ValueError if its scenario lacks valid items."""
         if self.items_field is None:
             return self.items
         given: Any = trajectory.scenario.input.get(self.items_field)
-        where = f"scenario {trajectory.scenario.id}: input[{self.items_field!r}]"
+        place = f"scenario {trajectory.scenario.id}: input[{self.items_field!r}]"
         if not isinstance(given, dict | list) or not given:
-            found = "nothing" if given is None else f"{given!r:.80}"
-            raise ValueError(f"{where} is {found}; expected a list of texts or items, or a mapping of them by name")
+            description = "nothing" if given is None else f"{given!r:.80}"
+            raise ValueError(
+                f"{place} is {description}; expected a list of texts or items, or a mapping of them by name"
+            )
         if isinstance(given, list):
-            given = {f"{OWN}{number}": one for number, one in enumerate(given, 1)}
-        own = {}
-        for name, one in given.items():
+            given = {f"{OWN}{number}": item for number, item in enumerate(given, 1)}
+        scenario_items = {}
+        for name, item in given.items():
             try:
-                own[name] = validate(Item, {"text": one} if isinstance(one, str) else one, configuration=False)
+                scenario_items[name] = validate(
+                    Item, {"text": item} if isinstance(item, str) else item, configuration=False
+                )
             except SpecError as error:
-                raise ValueError(f"{where}, item {name}: {'; '.join(map(str, error.problems))}") from None
+                raise ValueError(f"{place}, item {name}: {'; '.join(map(str, error.problems))}") from None
             if name in self.items:
-                raise ValueError(f"{where}: the item {name} is in reward.items too; expected names that differ")
-        return self.items | own
+                raise ValueError(f"{place}: the item {name} is in reward.items too; expected names that differ")
+        return self.items | scenario_items
 
 
-def weighed(items: Mapping[str, Item], answers: Answers) -> float | None:
-    """The score of the episode; None where no item applies."""
+def weighted_score(items: Mapping[str, Item], answers: Answers) -> float | None:
+    """Return the score of the episode; None if no item applies."""
     applying = {name: met for name, met in answers.items() if met is not None}
     if not applying:
         return None
@@ -161,18 +169,18 @@ def weighed(items: Mapping[str, Item], answers: Answers) -> float | None:
     return met_weight / sum(items[name].weight for name in applying)
 
 
-def _read(given: Any, names: Sequence[str]) -> tuple[Answers, dict[str, str]]:
-    """Raises Misread, which names what is missing, twice there or not known."""
-    known, wrong = by_name(given, names, "item", "met", "items")
-    words = {name: str(row["met"]).strip().strip(".`").lower() for name, row in known.items() if "met" in row}
+def _parse(data: Any, names: Sequence[str]) -> tuple[Answers, dict[str, str]]:
+    """Return the parsed answer. Raises InvalidAnswer, which names the missing, ambiguous and unknown names."""
+    rows, problems = by_name(data, names, "item", "met", "items")
+    words = {name: str(row["met"]).strip().strip(".`").lower() for name, row in rows.items() if "met" in row}
     answers = {name: WORDS[word] for name, word in words.items() if word in WORDS}
-    said = {name: str(row.get("explanation") or "") for name, row in known.items()}
-    unread = {"has no yes, no or not applicable for": [name for name in known if name not in answers]}
-    demand(unread | wrong, names, "items", (answers, said) if answers else None)
-    return answers, said
+    explanations = {name: str(row.get("explanation") or "") for name, row in rows.items()}
+    unread = {"has no yes, no or not applicable for": [name for name in rows if name not in answers]}
+    raise_if_invalid(unread | problems, names, "items", (answers, explanations) if answers else None)
+    return answers, explanations
 
 
-def _word(met: bool | None) -> str:
+def _answer_text(met: bool | None) -> str:
     return NOT_APPLICABLE if met is None else YES if met else NO
 
 

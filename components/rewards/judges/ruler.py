@@ -1,15 +1,14 @@
 """Relative judgement of a group by a language model (RULER, of ART: openpipe.ai).
 
-A judge sees the episodes of a scenario side by side and gives each a score from 0 to 1. What all of them begin with is
-shown once, so it is also told what the task was; no reference answer is needed. Only differences within a group count
-for algorithms that compare within a group, and those are what a judge sees best.
+A judge sees the episodes of a scenario side by side and scores each from 0 to 1. Their common beginning is shown once;
+it contains the task, so no reference answer is needed. Algorithms that compare within a group use only differences
+within a group, and those are what a judge assesses best.
 
-Each episode has an id that says nothing, and the order is shuffled by a seed: a judge that prefers what comes first
-does not prefer the same sample everywhere. Episodes that say the same are shown once and have the same score; a group
-in which all do is not asked about.
+Each episode has a meaningless id, and a seed shuffles the order, so a judge's position bias does not always favour the
+same sample. Duplicate episodes are shown once and share their score; a group of duplicates is scored without a call.
 
-A group that is too long for the judge is judged in parts. One episode, the anchor, is in all of them; with a_p its
-score in part p and ā the mean of these,
+A group that is too long for the judge is judged in parts. One episode, the anchor, is in all parts. With a_p its score
+in part p and ā the mean of the a_p,
 
     score_i = clip(s_i + ā - a_p, 0, 1)        of episode i in part p
 """
@@ -25,17 +24,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from components.aio import in_thread
-from components.rewards.judge import judge, no_running_statistics
+from components.rewards.judge import judge, reject_running_statistics
 from components.rewards.llm.answers import read_scores
-from components.rewards.llm.distinct_episodes import Distinct
-from components.rewards.llm.judge_reward import SPREAD, AsksModels, total_cost
+from components.rewards.llm.distinct_episodes import DistinctEpisodes
+from components.rewards.llm.judge_reward import SPREAD, JudgeReward, total_cost
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.protocol import Means, ModelReward
 from components.specs.registered import registered
 from components.trajectories.schema import Failure, Score, Trajectory
 
 if TYPE_CHECKING:
-    from components.rewards.llm.client import Asker
+    from components.rewards.llm.client import JudgeClient
     from components.rewards.llm.protocol import Messages
 
 RUBRIC = """\
@@ -78,37 +77,37 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 ALIKE = 0.5
-"""Score of all episodes of a group that say the same: nothing tells them apart."""
+"""Score of all episodes of a group of duplicates."""
 INDEPENDENT = "independent_reward"
 """Component: what another reward says of the same episode."""
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What one judge says of some episodes, by their place."""
+class GroupJudgement:
+    """Judgement of one judge on some episodes, by their place."""
 
     scores: dict[int, float]
     explanations: dict[int, str]
     cost: float | None
     why: str = ""
-    """Why some have no score."""
+    """Reason why some episodes have no score."""
 
 
 @registered("reward.ruler")
-class Ruler(AsksModels):
+class Ruler(JudgeReward):
     """Scores the episodes of a scenario against each other.
 
     Args:
-        model: Who judges (`judge_model`). Of a list each judges alone, and the score is their mean; one that could not
-            score the whole group is left out of it where another could.
-        rubric: What makes an episode better than another; null takes `RUBRIC`.
-        seed: Shuffles the order in which the episodes are shown.
-        independent: Another reward, for the component `independent_reward`, which has no part in the score; null takes
-            the environment's success.
+        model: Judge model (`judge_model`). The models of a list judge independently, and the score is their mean; a
+            judge that did not score the whole group is left out if another one did.
+        rubric: Criteria for the better episode; null takes `RUBRIC`.
+        seed: Seed of the order in which the episodes are shown.
+        independent: Another reward, for the component `independent_reward`, which does not affect the score; null
+            takes the environment's success.
 
     Components of a Score: `ruler`, `independent_reward`, and with several judges each one's score under `judge/MODEL`
-    and `spread`, their standard deviation (of the population). A single episode is scored by itself. One that the judge
-    could not score, though it was asked twice, is unscored.
+    and `spread`, their standard deviation (of the population). A single episode is scored by itself. An episode that
+    the judge did not score in two attempts is unscored.
     """
 
     def __init__(
@@ -121,17 +120,18 @@ class Ruler(AsksModels):
         super().__init__(model)
         self.rubric = rubric or RUBRIC
         self.seed = seed
-        no_running_statistics(independent, "reward.independent")
+        reject_running_statistics(independent, "reward.independent")
         self.independent = independent
 
     def use(self, means: Means) -> None:
-        """Raises ResourceError where a key is not in the environment."""
+        """Create the clients, and pass the resources on. Raises ResourceError if an API key is not in the
+        environment."""
         super().use(means)
         if isinstance(self.independent, ModelReward):
             self.independent.use(means)
 
     def places(self, group: Sequence[Trajectory]) -> list[int]:
-        """At which place each is shown, from 0; what says the same stands at one."""
+        """Return the position at which each episode is shown, from 0; duplicates share one."""
         table = _Table(group, self.seed)
         return [table.order.index(place) for place in table.place]
 
@@ -141,8 +141,8 @@ class Ruler(AsksModels):
             self.independent.close()
 
     async def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
-        """One Score for each. Raises ResourceError before `use`, BudgetSpent."""
-        askers = self.askers
+        """Return one Score for each trajectory. Raises ResourceError before `use`, BudgetSpent."""
+        clients = self.askers
         if not group:
             return []
         table = _Table(group, self.seed)
@@ -150,103 +150,114 @@ class Ruler(AsksModels):
         if len(group) > 1 and len(table.order) == 1:
             why = "all episodes of the group say the same: nothing was asked"
             return [
-                Score(one.id, ALIKE, {"ruler": ALIKE} | independent[i], explanation=why) for i, one in enumerate(group)
+                Score(trajectory.id, ALIKE, {"ruler": ALIKE} | independent[i], explanation=why)
+                for i, trajectory in enumerate(group)
             ]
-        found = await _all([self._judged(asker, table) for asker in askers.values()])
-        total = total_cost(found)
+        judgements = await _gather([self._judge(client, table) for client in clients.values()])
+        total = total_cost(judgements)
         cost = None if total is None else total / len(group)
-        by_name = dict(zip(askers, found, strict=True))
-        counted = {name: one for name, one in by_name.items() if len(one.scores) == len(table.order)}
-        if not counted:  # none scored all of them: the one that scored the most
+        by_name = dict(zip(clients, judgements, strict=True))
+        counted = {name: judgement for name, judgement in by_name.items() if len(judgement.scores) == len(table.order)}
+        if not counted:  # no judge scored all episodes: take the one that scored the most
             most = max(by_name, key=lambda name: len(by_name[name].scores))
             counted = {most: by_name[most]}
-        why = "; ".join(one.why for one in found if one.why)
-        return [self._score(one, table.place[i], counted, independent[i], cost, why) for i, one in enumerate(group)]
+        why = "; ".join(judgement.why for judgement in judgements if judgement.why)
+        return [
+            self._score(trajectory, table.place[i], counted, independent[i], cost, why)
+            for i, trajectory in enumerate(group)
+        ]
 
     def _score(
         self,
-        one: Trajectory,
+        trajectory: Trajectory,
         place: int,
-        counted: Mapping[str, Judged],
+        counted: Mapping[str, GroupJudgement],
         independent: dict[str, float],
         cost: float | None,
         why: str,
     ) -> Score:
-        scores = {name: judged.scores[place] for name, judged in counted.items() if place in judged.scores}
+        scores = {name: judgement.scores[place] for name, judgement in counted.items() if place in judgement.scores}
         if not scores:
             failure = Failure("judge", "JudgeError", why or "the judge gave it no score")
-            return Score(one.id, None, independent, cost=cost, failure=failure)
+            return Score(trajectory.id, None, independent, cost=cost, failure=failure)
         score = fmean(scores.values())
         parts = {"ruler": score} | independent
         if len(self.models) > 1:
             parts |= {f"judge/{name}": value for name, value in scores.items()}
             parts[SPREAD] = pstdev(scores.values())
-        said = {name: judged.explanations.get(place, "") for name, judged in counted.items()}
-        text = next(iter(said.values())) if len(said) == 1 else "\n".join(f"{n}: {text}" for n, text in said.items())
-        return Score(one.id, score, parts, explanation=text, cost=cost)
+        explanations = {name: judgement.explanations.get(place, "") for name, judgement in counted.items()}
+        text = (
+            next(iter(explanations.values()))
+            if len(explanations) == 1
+            else "\n".join(f"{name}: {text}" for name, text in explanations.items())
+        )
+        return Score(trajectory.id, score, parts, explanation=text, cost=cost)
 
     async def _independent(self, group: Sequence[Trajectory]) -> list[dict[str, float]]:
         if self.independent is None:
-            return [{INDEPENDENT: float(one.success)} for one in group]
-        found = await in_thread(lambda: list(judge(self.independent, group)))
-        return [{} if one.reward is None else {INDEPENDENT: one.reward} for one in found]
+            return [{INDEPENDENT: float(trajectory.success)} for trajectory in group]
+        scores = await in_thread(lambda: list(judge(self.independent, group)))
+        return [{} if score.reward is None else {INDEPENDENT: score.reward} for score in scores]
 
-    async def _judged(self, asker: Asker, table: _Table) -> Judged:
-        """What one judge says of all."""
-        parts = table.parts(asker.spec.longest - len(self.rubric))
-        found = await _all([self._part(asker, table, part) for part in parts])
-        if len(found) == 1:
-            return found[0]
+    async def _judge(self, client: JudgeClient, table: _Table) -> GroupJudgement:
+        """Return the judgement of one judge on all episodes, part by part if necessary."""
+        parts = table.parts(client.spec.longest - len(self.rubric))
+        judgements = await _gather([self._part(client, table, part) for part in parts])
+        if len(judgements) == 1:
+            return judgements[0]
         anchor = parts[0][0]
-        cost = total_cost(found)
-        why = "; ".join(one.why for one in found if one.why)
-        compared = [one for one in found if anchor in one.scores]
-        if not compared:
-            return Judged({}, {}, cost, why)
-        mean = fmean(one.scores[anchor] for one in compared)
+        cost = total_cost(judgements)
+        why = "; ".join(judgement.why for judgement in judgements if judgement.why)
+        with_anchor = [judgement for judgement in judgements if anchor in judgement.scores]
+        if not with_anchor:
+            return GroupJudgement({}, {}, cost, why)
+        mean = fmean(judgement.scores[anchor] for judgement in with_anchor)
         scores: dict[int, float] = {}
         explanations: dict[int, str] = {}
-        for one in compared:
-            shift = mean - one.scores[anchor]
-            scores |= {place: min(max(score + shift, 0.0), 1.0) for place, score in one.scores.items()}
-            explanations |= {place: text for place, text in one.explanations.items() if place not in explanations}
-        return Judged(scores, explanations, cost, why)
+        for judgement in with_anchor:
+            shift = mean - judgement.scores[anchor]
+            scores |= {place: min(max(score + shift, 0.0), 1.0) for place, score in judgement.scores.items()}
+            explanations |= {place: text for place, text in judgement.explanations.items() if place not in explanations}
+        return GroupJudgement(scores, explanations, cost, why)
 
-    async def _part(self, asker: Asker, table: _Table, part: Sequence[int]) -> Judged:
-        from components.rewards.llm.question import answered
+    async def _part(self, client: JudgeClient, table: _Table, part: Sequence[int]) -> GroupJudgement:
+        from components.rewards.llm.question import ask_for_json
 
         names = {table.names[place]: place for place in part}
-        messages = table.messages(part, self.rubric, asker.spec.longest)
-        found = await answered(asker, messages, SCHEMA, lambda given: _read(given["scores"], list(names)))
-        if found.value is None:
-            return Judged({}, {}, found.cost, found.why)
-        scores, said = found.value
+        messages = table.messages(part, self.rubric, client.spec.longest)
+        judgement = await ask_for_json(client, messages, SCHEMA, lambda answer: _read(answer["scores"], list(names)))
+        if judgement.value is None:
+            return GroupJudgement({}, {}, judgement.cost, judgement.why)
+        scores, explanations = judgement.value
         by_place = {names[name]: score for name, score in scores.items()}
-        return Judged(by_place, {names[name]: text for name, text in said.items()}, found.cost, found.why)
+        return GroupJudgement(
+            by_place, {names[name]: text for name, text in explanations.items()}, judgement.cost, judgement.why
+        )
 
 
-async def _all(works: Sequence[Coroutine[Any, Any, Judged]]) -> list[Judged]:
-    """What they give; one alone needs no task of its own."""
-    return [await works[0]] if len(works) == 1 else await asyncio.gather(*works)
+async def _gather(coroutines: Sequence[Coroutine[Any, Any, GroupJudgement]]) -> list[GroupJudgement]:
+    """Return the results of concurrent coroutines; a single one is awaited directly."""
+    return [await coroutines[0]] if len(coroutines) == 1 else await asyncio.gather(*coroutines)
 
 
-def _read(given: Any, names: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
-    """Scores and explanations by id. Raises Misread, which names the ids that are missing, twice there or not known."""
-    from components.rewards.llm.rows import by_name, demand
+def _read(answer: Any, names: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
+    """Return scores and explanations by id. Raises InvalidAnswer, which names the missing, ambiguous and unknown
+    ids."""
+    from components.rewards.llm.rows import by_name, raise_if_invalid
 
-    rows, wrong = by_name(given, names, "trajectory_id", "score", "ids")
+    rows, problems = by_name(answer, names, "trajectory_id", "score", "ids")
     scores = read_scores({name: row.get("score") for name, row in rows.items()})
-    wrong["has no score that is a number for"] = [name for name in rows if name not in scores]
-    said = {name: str(rows[name].get("explanation") or "") for name in scores}
-    demand(wrong, names, "ids", (scores, said) if scores else None)
-    return scores, said
+    problems["has no score that is a number for"] = [name for name in rows if name not in scores]
+    explanations = {name: str(rows[name].get("explanation") or "") for name in scores}
+    raise_if_invalid(problems, names, "ids", (scores, explanations) if scores else None)
+    return scores, explanations
 
 
-class _Table(Distinct):
-    """The episodes of a group as they are shown, in parts where they are too long for one question."""
+class _Table(DistinctEpisodes):
+    """Episodes of a group as they are shown, in parts if they are too long for one question."""
 
     def parts(self, longest: int) -> list[list[int]]:
-        """The places in parts that fit, the anchor first in each."""
+        """Return the places in parts that fit, with the anchor first in each."""
         room = longest - len(self.context) - len(self.tools) - len(TASK)
         sizes = {place: min(len(self.text(place)), max(room // 2, 1)) for place in self.order}
         if sum(sizes.values()) <= room or len(self.order) == 1:
@@ -254,13 +265,13 @@ class _Table(Distinct):
         anchor, *others = self.order
         parts = [[anchor]]
         for place in others:
-            if len(parts[-1]) > 1 and sum(sizes[one] for one in parts[-1]) + sizes[place] > room:
+            if len(parts[-1]) > 1 and sum(sizes[other] for other in parts[-1]) + sizes[place] > room:
                 parts.append([anchor])
             parts[-1].append(place)
         return parts
 
     def messages(self, part: Sequence[int], rubric: str, longest: int) -> Messages:
-        """The question."""
+        """Return the messages of the question."""
         room = max((longest - len(self.context) - len(self.tools) - len(TASK)) // 2, 500)
         names = [self.names[place] for place in part]
         task = TASK.format(rubric=rubric, ids=", ".join(names))

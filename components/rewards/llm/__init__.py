@@ -1,1 +1,1 @@
-"""Asking a model for a judgement: which one, in what words, at what price, and what its answer says."""
+"""Judge models: specs, clients, prompts, caching, cost and parsing of answers."""

@@ -1,13 +1,13 @@
-"""Questions in batches, by OpenAI's Batch API: one file of them, answered within a day, at half the price.
+"""Batched questions through OpenAI's Batch API: one file of questions, answered within a day, at half the price.
 
     POST /files             the questions, one JSON object a line     -> id of a file
     POST /batches           that file                                 -> id of a batch
-    GET /batches/{id}       now and then, until it has ended          -> ids of the files with answers and with errors
+    GET /batches/{id}       polled until it has ended                 -> ids of the files with answers and with errors
     GET /files/{id}/content
 
-Questions are gathered until none has come for some seconds. Which batch holds which question is written down as soon as
-it is sent: whoever asks the same after a kill, in this process or another, waits for that batch and pays nothing again.
-What a batch did not answer is left to whoever asked.
+A batch is sent when no question has come for some seconds. The mapping from questions to batches is stored as soon as a
+batch is sent. So after a kill, the same question, in this process or another, waits for that batch and costs nothing
+again. Questions that a batch left unanswered are returned to the caller.
 """
 
 from __future__ import annotations
@@ -29,56 +29,56 @@ from components.rewards.llm.cache import SentBatches
 log = logging.getLogger(__name__)
 
 BATCH_SHARE = 0.5
-"""Of the price."""
+"""Share of the price that a batch costs."""
 QUIET = 3.0
-"""Seconds without a further question after which a batch is sent."""
+"""Seconds without a new question after which a batch is sent."""
 MOST_QUESTIONS, MOST_BYTES = 50_000, 100_000_000
-"""Of one batch; OpenAI takes as many questions, and twice the bytes."""
+"""Limits of one batch; OpenAI accepts the same number of questions, and twice the bytes."""
 FIRST_PAUSE, LONGEST_PAUSE, GROWTH = 5.0, 300.0, 1.3
-"""Seconds between two looks at a batch."""
+"""Polling interval of a batch, in seconds: first, longest, and growth factor."""
 LONGEST = 26 * 3600.0
-"""Seconds after which a batch is not waited for any more: those that are not done have expired after 24 hours."""
+"""Seconds after which waiting for a batch ends: batches expire after 24 hours."""
 WINDOW = "24h"
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
 class Batches:
-    """Of one server. waiting: told which batch is waited for, at each look at it."""
+    """Batches of one server. waiting: callback that receives the batch being waited for, at each poll."""
 
-    def __init__(self, client: Client, who: str, answers: Path | None, waiting: Callable[[str], None]):
+    def __init__(self, client: Client, label: str, answers: Path | None, waiting: Callable[[str], None]):
         self._client = client
-        self._who = who
+        self._label = label
         self._waiting = waiting
         self._sent = SentBatches(answers) if answers is not None else None
-        self._gathered: dict[str, bytes] = {}
+        self._pending: dict[str, bytes] = {}
         self._bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._replies: dict[str, asyncio.Future[Reply | None]] = {}
-        """By question, of those that were asked here."""
-        self._found: dict[str, Reply] = {}
-        """Of batches that have ended; also what was not asked here yet."""
+        """Future replies by question, of questions asked by this process."""
+        self._fetched: dict[str, Reply] = {}
+        """Replies of ended batches by question, including questions that this process has not asked yet."""
         self._awaited: set[str] = set()
         self._ended: set[str] = set()
-        """Batches whose answers are here."""
+        """Batches whose answers have been downloaded."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, name: str, body: Mapping[str, Any]) -> Reply | None:
-        """What the server said to a question; None where the batch did not get to it. name: of the question. Raises
-        ResourceError, JudgeError."""
+        """Return the server's reply to a question; None if the batch left it unanswered. name: id of the question.
+        Raises ResourceError, JudgeError."""
         if name not in self._replies:
             self._replies[name] = asyncio.get_running_loop().create_future()
             batch = self._sent.of(name) if self._sent is not None else None
             if batch is None:
-                self._gather(name, body)
+                self._enqueue(name, body)
             elif batch in self._ended:
                 self._settle([name])
             elif batch not in self._awaited:
-                log.info("batch %s of %s was sent before: its answers are taken", batch, self._who)
+                log.info("batch %s of %s was sent by an earlier run: using its answers", batch, self._label)
                 self._begin(self._fetch(batch, []), batch)
         return await asyncio.shield(self._replies[name])
 
     def close(self) -> None:
-        """Forgets the batches of which every answer was asked for; the others may be wanted by the next try."""
+        """Delete the records of batches whose answers were all requested; an interrupted run may need the others."""
         if self._sent is None:
             return
         for batch in self._ended:
@@ -89,86 +89,88 @@ class Batches:
     def _begin(self, work: Coroutine[Any, Any, None], batch: str = "") -> None:
         self._awaited.add(batch)
         task = asyncio.create_task(work)
-        self._tasks.add(task)  # one that nobody holds may vanish
+        self._tasks.add(task)  # the event loop keeps only weak references to tasks
         task.add_done_callback(self._tasks.discard)
 
-    def _gather(self, name: str, body: Mapping[str, Any]) -> None:
+    def _enqueue(self, name: str, body: Mapping[str, Any]) -> None:
         row = {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
-        self._gathered[name] = packed(row)
-        self._bytes += len(self._gathered[name])
+        self._pending[name] = packed(row)
+        self._bytes += len(self._pending[name])
         if self._timer is not None:
             self._timer.cancel()
-        if len(self._gathered) >= MOST_QUESTIONS or self._bytes >= MOST_BYTES:
+        if len(self._pending) >= MOST_QUESTIONS or self._bytes >= MOST_BYTES:
             self._send()
         else:
             self._timer = asyncio.get_running_loop().call_later(QUIET, self._send)
 
     def _send(self) -> None:
-        rows, self._gathered, self._bytes, self._timer = self._gathered, {}, 0, None
+        rows, self._pending, self._bytes, self._timer = self._pending, {}, 0, None
         self._begin(self._start(rows))
 
     async def _start(self, rows: Mapping[str, bytes]) -> None:
         try:
             content, kind = _form(b"\n".join(rows.values()))
             file = await self._client.send("POST", "/files", content, _id, self._refused, kind)
-            asked = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": WINDOW}
-            batch = await self._client.post("/batches", asked, _id, self._refused)
+            request = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": WINDOW}
+            batch = await self._client.post("/batches", request, _id, self._refused)
             if self._sent is not None:
                 self._sent.note(batch, list(rows))
-        except Exception as error:  # noqa: BLE001  it is raised where it is waited for
+        except Exception as error:  # noqa: BLE001  raised by the futures of the questions
             self._fail(rows, error)
         else:
             self._begin(self._fetch(batch, list(rows)), batch)
 
     async def _fetch(self, batch: str, names: list[str]) -> None:
-        """Waits for a batch, and gives its answers to who asked. names: of its questions, where they are known."""
+        """Wait for a batch and set the replies of its questions. names: its questions, if known."""
         names = names or (self._sent.questions(batch) if self._sent is not None else [])
         try:
-            ended = await self._end(batch, len(names))
+            ended = await self._wait_for(batch, len(names))
             for file in (ended.get("output_file_id"), ended.get("error_file_id")):
                 if file:
-                    self._found |= await self._client.send("GET", f"/files/{file}/content", None, _replies)
+                    self._fetched |= await self._client.send("GET", f"/files/{file}/content", None, _replies)
         except Exception as error:  # noqa: BLE001  as above
             self._fail(names, error)
             return
-        if left := sum(name not in self._found for name in names):
-            log.warning("batch %s of %s has no answer for %d of %d questions", batch, self._who, left, len(names))
+        if unanswered := sum(name not in self._fetched for name in names):
+            log.warning(
+                "batch %s of %s has no answer for %d of %d questions", batch, self._label, unanswered, len(names)
+            )
         self._ended.add(batch)
         self._settle(names)
 
-    async def _end(self, batch: str, questions: int) -> dict[str, Any]:
-        """The batch when it has ended; nothing of one that the server does not know any more."""
+    async def _wait_for(self, batch: str, questions: int) -> dict[str, Any]:
+        """Return the batch when it has ended; an empty dict if the server no longer knows it."""
         pause, deadline = FIRST_PAUSE, time.monotonic() + LONGEST
         while True:
             try:
-                found = await self._client.send("GET", f"/batches/{batch}", None, Reply.json, _unknown)
+                batch_data = await self._client.send("GET", f"/batches/{batch}", None, Reply.json, _unknown)
             except _Unknown:
-                log.warning("%s does not know batch %s any more", self._who, batch)
+                log.warning("%s no longer has batch %s", self._label, batch)
                 return {}
-            state, counts = found.get("status"), found.get("request_counts") or {}
+            state, counts = batch_data.get("status"), batch_data.get("request_counts") or {}
             if state in ENDED:
                 break
             if time.monotonic() > deadline:
-                raise JudgeError(f"{self._who}: batch {batch} is still {state} after {LONGEST / 3600:.0f} hours")
+                raise JudgeError(f"{self._label}: batch {batch} is still {state} after {LONGEST / 3600:.0f} hours")
             done = counts.get("completed") or 0
-            self._waiting(f"batch {batch} of {self._who}: {done} of {questions} answered; it may take up to a day")
+            self._waiting(f"batch {batch} of {self._label}: {done} of {questions} answered; it may take up to a day")
             await asyncio.sleep(pause)
             pause = min(GROWTH * pause, LONGEST_PAUSE)
         if state == "failed":
             if self._sent is not None:
                 self._sent.forget(batch)
-            said = [str(one.get("message")) for one in (found.get("errors") or {}).get("data") or []]
+            messages = [str(error.get("message")) for error in (batch_data.get("errors") or {}).get("data") or []]
             raise ResourceError(
-                f"{self._who} refuses batch {batch}: {'; '.join(said)[:300] or 'it does not say why'}. To ask one by "
-                "one: reward.model.batch=false"
+                f"{self._label} rejected batch {batch}: {'; '.join(messages)[:300] or 'no reason given'}. "
+                "To ask one by one: reward.model.batch=false"
             )
-        return found
+        return batch_data
 
     def _settle(self, names: Iterable[str]) -> None:
         for name in names:
             future = self._replies.get(name)
             if future is not None and not future.done():
-                future.set_result(self._found.get(name))
+                future.set_result(self._fetched.get(name))
 
     def _fail(self, names: Iterable[str], error: Exception) -> None:
         for name in names:
@@ -178,12 +180,12 @@ class Batches:
 
     def _refused(self, reply: Reply, text: str) -> Exception | None:
         if reply.status in (404, 405, 501):
-            return ResourceError(f"{self._who} takes no batches ({text}); expected reward.model.batch=false")
+            return ResourceError(f"{self._label} does not support batches ({text}); expected reward.model.batch=false")
         return None
 
 
 class _Unknown(Exception):
-    """There is no such batch."""
+    """The server has no such batch."""
 
 
 def _unknown(reply: Reply, text: str) -> Exception | None:
@@ -191,7 +193,7 @@ def _unknown(reply: Reply, text: str) -> Exception | None:
 
 
 def _form(rows: bytes) -> tuple[bytes, str]:
-    """A file of questions as it is uploaded, and the type of that."""
+    """Return the multipart form that uploads a file of questions, and its content type."""
     border = uuid.uuid4().hex
     head = f"--{border}\r\nContent-Disposition: form-data; name="
     purpose = f'{head}"purpose"\r\n\r\nbatch\r\n'
@@ -201,21 +203,21 @@ def _form(rows: bytes) -> tuple[bytes, str]:
 
 
 def _id(reply: Reply) -> str:
-    found = reply.json().get("id")
-    if not isinstance(found, str) or not found:
+    identifier = reply.json().get("id")
+    if not isinstance(identifier, str) or not identifier:
         raise Failed("an answer without an id", empty=True)
-    return found
+    return identifier
 
 
 def _replies(reply: Reply) -> dict[str, Reply]:
-    """The answers of a file, by question; what has none is left out."""
-    found = {}
+    """Return the replies in a file, by question; lines without a reply are skipped."""
+    replies = {}
     for line in reply.content.splitlines():
         try:
             row = orjson.loads(line)
-            given = row["response"]
-            name, status, body = row["custom_id"], int(given["status_code"]), orjson.dumps(given["body"])
+            response = row["response"]
+            name, status, body = row["custom_id"], int(response["status_code"]), orjson.dumps(response["body"])
         except (ValueError, KeyError, TypeError):
             continue
-        found[name] = Reply(status, "", {}, body)
-    return found
+        replies[name] = Reply(status, "", {}, body)
+    return replies

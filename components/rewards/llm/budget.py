@@ -1,8 +1,8 @@
-"""What asking has cost, and when no more may be asked.
+"""Cost and budget of judge calls.
 
-A call is let through only where it fits: what is spent, and for each call under way as much as the dearest so far,
-stay within the budget. Before any answer is there, as much as it costs to have the question read. So only what the
-first answers cost to be written can carry the sum beyond it.
+A call may start only if it fits into the budget: the amount spent, plus, for each call under way and this one, the cost
+of the most expensive call so far. Before the first answer, a call counts with the cost of its prompt alone. So only the
+completions of the first calls can exceed the budget.
 """
 
 from __future__ import annotations
@@ -14,41 +14,43 @@ from components.errors import BudgetSpent, ResourceError
 
 @dataclass
 class Meter:
-    """Of one stage, in the currency of the prices."""
+    """Meter of one stage, in the currency of the prices."""
 
     budget: float | None = None
-    """Most that may be spent; None is no limit."""
+    """Maximum amount; None is no limit."""
     spent: float = 0.0
-    """On answers that were asked for now, and on those of an earlier try of the stage."""
+    """Amount spent on new answers, and by interrupted runs of the stage."""
     calls: int = 0
     kept: int = 0
-    """Answers that were kept from before: no call was made."""
+    """Answers from the cache, without a call."""
     unpriced: int = 0
-    """Calls of which the price is not known."""
+    """Calls with unknown price."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    _dearest: float = 0.0
+    _highest_cost: float = 0.0
     _under_way: int = 0
 
-    def begin(self, who: str, least: float | None) -> None:
-        """A call begins. least: what it costs at least; None where the price is not known. Raises BudgetSpent where it
-        may not, ResourceError where nobody can know whether it may."""
+    def begin(self, label: str, minimum_cost: float | None) -> None:
+        """Register the start of a call. label: the model; minimum_cost: None if the price is unknown. Raises
+        BudgetSpent if the budget does not allow the call, ResourceError if the price is unknown and there is a
+        budget."""
         if self.budget is not None:
-            if least is None or self.unpriced:
+            if minimum_cost is None or self.unpriced:
                 raise ResourceError(
-                    f"judge.budget={self.budget:g} cannot be kept: the price of {who} is not known. Give it, per "
+                    f"judge.budget={self.budget:g} cannot be kept: the price of {label} is not known. Give it, per "
                     "million tokens: reward.model.price={input: 2.0, output: 8.0}; or judge.budget=null"
                 )
-            self._dearest = max(self._dearest, least)
-            if self.spent + (self._under_way + 1) * self._dearest > self.budget or self.spent >= self.budget:
+            self._highest_cost = max(self._highest_cost, minimum_cost)
+            if self.spent + (self._under_way + 1) * self._highest_cost > self.budget or self.spent >= self.budget:
                 raise BudgetSpent(
                     f"judge.budget: {self.spent:.4g} of {self.budget:g} is spent, and the next call may cost "
-                    f"{self._dearest:.4g}. What was judged is kept: the same command with a higher judge.budget goes on"
+                    f"{self._highest_cost:.4g}. What was judged is kept: "
+                    "the same command with a higher judge.budget goes on"
                 )
         self._under_way += 1
 
     def end(self, cost: float | None, prompt_tokens: int, completion_tokens: int) -> None:
-        """A call that began was answered. cost: None where the price is not known."""
+        """Register the answer of a call. cost: None if the price is unknown."""
         self._under_way -= 1
         self.calls += 1
         self.prompt_tokens += prompt_tokens
@@ -57,8 +59,8 @@ class Meter:
             self.unpriced += 1
         else:
             self.spent += cost
-            self._dearest = max(self._dearest, cost)
+            self._highest_cost = max(self._highest_cost, cost)
 
     def gave_up(self) -> None:
-        """A call that began was not answered."""
+        """Register a call that ended without an answer."""
         self._under_way -= 1

@@ -1,7 +1,7 @@
-"""Answers of judges, kept on disk by the content of what was asked: model, messages and parameters.
+"""On-disk cache of judge answers, content-addressed by model, messages and parameters.
 
-What was answered and understood is not asked again, whatever run or stage asks. Beside them stands which batch holds
-which question, as long as that is under way. One SQLite file; processes share it.
+Valid answers are not requested again by any run or stage. The same file records which batch contains which question
+while the batch is under way. It is one SQLite file, shared between processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from components.errors import ResourceError
 
 FILE = "answers.sqlite"
 PATIENCE = 60.0
-"""Seconds to wait for another process that writes."""
+"""Seconds to wait for a lock of another process."""
 TABLES = (
     "CREATE TABLE IF NOT EXISTS answers (asked TEXT PRIMARY KEY, answer BLOB) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS sent (question TEXT PRIMARY KEY, batch TEXT) WITHOUT ROWID",
@@ -28,17 +28,18 @@ TABLES = (
 
 
 def digest(asked: Any) -> str:
-    """Of JSON data; the order of keys has no part in it."""
+    """Return the SHA-256 digest of JSON data; the order of keys does not matter."""
     return hashlib.sha256(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 class _Database:
-    """Raises ResourceError where the file cannot be made, read or written, here and in every method."""
+    """Access to the SQLite file. The constructor and every method raise ResourceError if the file cannot be created,
+    read or written."""
 
     def __init__(self, folder: Path):
         self._path = folder / FILE
         self._lock = threading.Lock()
-        with self._clearly():
+        with self._readable_errors():
             folder.mkdir(parents=True, exist_ok=True)
             self._file = sqlite3.connect(self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
             self._file.execute("PRAGMA journal_mode=WAL")
@@ -50,42 +51,42 @@ class _Database:
         self._file.close()
 
     def _rows(self, query: str, *values: str) -> list[tuple[Any, ...]]:
-        with self._clearly():
+        with self._readable_errors():
             return self._file.execute(query, values).fetchall()
 
     def _write(self, query: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        """All of the rows or none."""
-        with self._clearly(), self._lock, self._file:
+        """Write all rows in one transaction."""
+        with self._readable_errors(), self._lock, self._file:
             self._file.execute("BEGIN IMMEDIATE")
             self._file.executemany(query, rows)
 
     @contextmanager
-    def _clearly(self) -> Iterator[None]:
+    def _readable_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            hint = f"make it writable, and make room on its disk ({type(error).__name__})"
+            hint = f"make it writable, and free space on its disk ({type(error).__name__})"
             if "locked" in str(error):
-                hint = f"another process has held it for {PATIENCE:.0f} s; end that, then the same command goes on"
+                hint = f"another process has held it for {PATIENCE:.0f} s; end that process and rerun the command"
             elif "malformed" in str(error) or "not a database" in str(error):
-                hint = "move it away: the judges are then asked, and paid, again for what it held"
-            raise ResourceError(f"kept answers of judges, {self._path}: {error}; {hint}") from error
+                hint = "move it away: its answers are then requested, and paid, again"
+            raise ResourceError(f"cached answers of judges, {self._path}: {error}; {hint}") from error
 
 
-class KeptAnswers(_Database):
-    """JSON data by digest."""
+class AnswerCache(_Database):
+    """Cache of answers as JSON data, by digest."""
 
-    def find(self, asked: str) -> dict[str, Any] | None:
-        rows = self._rows("SELECT answer FROM answers WHERE asked = ?", asked)
+    def find(self, key: str) -> dict[str, Any] | None:
+        rows = self._rows("SELECT answer FROM answers WHERE asked = ?", key)
         return orjson.loads(rows[0][0]) if rows else None
 
     def keep(self, answers: Mapping[str, dict[str, Any]]) -> None:
-        rows = [(asked, orjson.dumps(answer)) for asked, answer in answers.items()]
+        rows = [(key, orjson.dumps(answer)) for key, answer in answers.items()]
         self._write("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
 
 
 class SentBatches(_Database):
-    """Which batch holds which question."""
+    """Table of the batch that contains each question."""
 
     def of(self, question: str) -> str | None:
         rows = self._rows("SELECT batch FROM sent WHERE question = ?", question)
@@ -95,7 +96,7 @@ class SentBatches(_Database):
         return [row[0] for row in self._rows("SELECT question FROM sent WHERE batch = ?", batch)]
 
     def note(self, batch: str, questions: Iterable[str]) -> None:
-        self._write("INSERT OR REPLACE INTO sent VALUES (?, ?)", [(one, batch) for one in questions])
+        self._write("INSERT OR REPLACE INTO sent VALUES (?, ?)", [(question, batch) for question in questions])
 
     def forget(self, batch: str) -> None:
         self._write("DELETE FROM sent WHERE batch = ?", [(batch,)])

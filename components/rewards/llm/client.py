@@ -1,13 +1,13 @@
-"""Asks one model: what is known already is not asked again, the rest within the limits and the budget."""
+"""Client of one judge model: answers come from the cache, or from requests within the rate limits and the budget."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from components.rewards.llm.cache import KeptAnswers, digest
-from components.rewards.llm.protocol import Answer, Messages, Way
-from components.rewards.llm.rate_limits import Guess, Limits
+from components.rewards.llm.cache import AnswerCache, digest
+from components.rewards.llm.protocol import Answer, Messages, ModelClient
+from components.rewards.llm.rate_limits import RateLimits, TokenEstimate
 from components.rewards.llm.spec import (
     EmbeddedJudge,
     JudgeModel,
@@ -18,76 +18,83 @@ from components.rewards.llm.spec import (
 )
 from components.rewards.protocol import Means
 
-KEPT = ("text", "prompt_tokens", "completion_tokens", "cut_off", "refusal", "share")
-"""Of an answer."""
+CACHED_FIELDS = ("text", "prompt_tokens", "completion_tokens", "cut_off", "refusal", "share")
+"""Fields of an answer that the cache stores."""
 
 
-class Asker:
-    """One model, for one stage."""
+class JudgeClient:
+    """Client of one model, for one stage."""
 
     def __init__(self, spec: JudgeModel, means: Means):
         self.spec = spec
-        self._way = _way(spec, means)
-        self.name = self._way.who
+        self._client = _model_client(spec, means)
+        self.name = self._client.label
         self._meter = means.meter
-        self._kept = KeptAnswers(means.answers) if means.answers is not None else None
-        self._identity = [spec.key_part() | {"price": None}, getattr(self._way, "version", "")]
+        self._cache = AnswerCache(means.answers) if means.answers is not None else None
+        self._identity = [spec.key_part() | {"price": None}, getattr(self._client, "version", "")]
         paid = spec if isinstance(spec, PaidSpec) else None
-        self._limits = Limits(paid.requests_per_minute, paid.tokens_per_minute) if paid else Limits(None, None)
-        self._guess = Guess(spec.max_tokens)
+        self._limits = RateLimits(paid.requests_per_minute, paid.tokens_per_minute) if paid else RateLimits(None, None)
+        self._tokens = TokenEstimate(spec.max_tokens)
 
     async def ask(
-        self, messages: Messages, schema: dict[str, Any] | None = None, repeat: int = 0, at_once: bool = False
+        self, messages: Messages, schema: dict[str, Any] | None = None, repeat: int = 0, immediate: bool = False
     ) -> Answer:
-        """One answer. repeat: asks the same once more, as another question. at_once: not in a batch. Raises
-        BudgetSpent, JudgeError, ResourceError."""
-        asked = digest([self._identity, messages, schema, repeat])
-        if self._kept is not None and (found := self._kept.find(asked)) is not None:
+        """Return one answer. repeat: number of the repetition; the same question with another number is asked again.
+        immediate: bypass batching. Raises BudgetSpent, JudgeError, ResourceError."""
+        question_digest = digest([self._identity, messages, schema, repeat])
+        if self._cache is not None and (cached := self._cache.find(question_digest)) is not None:
             self._meter.kept += 1
-            return self._priced(Answer(**found, asked=asked))
-        characters = sum(len(one["content"]) for one in messages)
-        least = self._way.price(int(self._guess.read(characters)), 0) if self._way.priced else None
-        self._meter.begin(self.name, least)
+            return self._priced(Answer(**cached, question_digest=question_digest))
+        characters = sum(len(message["content"]) for message in messages)
+        minimum_cost = self._client.price(int(self._tokens.read(characters)), 0) if self._client.priced else None
+        self._meter.begin(self.name, minimum_cost)
         try:
-            expected = await self._limits.wait(lambda: self._guess.read(characters) + self._guess.written())
-            answer = self._priced(replace(await self._way.call(messages, schema, asked, at_once), asked=asked))
+            expected_tokens = await self._limits.wait(lambda: self._tokens.read(characters) + self._tokens.written())
+            answer = self._priced(
+                replace(
+                    await self._client.call(messages, schema, question_digest, immediate),
+                    question_digest=question_digest,
+                )
+            )
         except BaseException:
             self._meter.gave_up()
             raise
         prompt, completion = answer.prompt_tokens or 0, answer.completion_tokens or 0
         if answer.prompt_tokens is not None and answer.completion_tokens is not None:
-            self._limits.used(expected, prompt + completion)
-            self._guess.learn(characters, prompt, completion)
+            self._limits.used(expected_tokens, prompt + completion)
+            self._tokens.learn(characters, prompt, completion)
         self._meter.end(answer.cost, prompt, completion)
         return answer
 
     def keep(self, *answers: Answer) -> None:
-        """Keeps answers that were understood; not their costs, which follow from the price as it is."""
-        if self._kept is not None:
-            self._kept.keep({one.asked: {name: getattr(one, name) for name in KEPT} for one in answers})
+        """Store valid answers in the cache; not their costs, which follow from the current price."""
+        if self._cache is not None:
+            self._cache.keep(
+                {answer.question_digest: {name: getattr(answer, name) for name in CACHED_FIELDS} for answer in answers}
+            )
 
     def close(self) -> None:
-        self._way.close()
-        if self._kept is not None:
-            self._kept.close()
+        self._client.close()
+        if self._cache is not None:
+            self._cache.close()
 
     def _priced(self, answer: Answer) -> Answer:
         read, written = answer.prompt_tokens, answer.completion_tokens
-        if not self._way.priced or read is None or written is None:
+        if not self._client.priced or read is None or written is None:
             return replace(answer, cost=None)
-        return replace(answer, cost=answer.share * self._way.price(read, written))
+        return replace(answer, cost=answer.share * self._client.price(read, written))
 
 
-def _way(spec: JudgeModel, means: Means) -> Way:
+def _model_client(spec: JudgeModel, means: Means) -> ModelClient:
     if isinstance(spec, ServedJudge):
-        from components.rewards.llm.openai_endpoint import Served
+        from components.rewards.llm.openai_endpoint import OpenAIClient
 
-        return Served(spec, means.answers, means.waiting)
+        return OpenAIClient(spec, means.answers, means.waiting)
     if isinstance(spec, LiteLLMJudge):
-        from components.rewards.llm.providers import Provided
+        from components.rewards.llm.providers import LiteLLMClient
 
-        return Provided(spec)
+        return LiteLLMClient(spec)
     assert isinstance(spec, EmbeddedJudge | PolicyJudge)
-    from components.rewards.llm.embedded import Embedded
+    from components.rewards.llm.embedded import LocalModelClient
 
-    return Embedded(spec, means)
+    return LocalModelClient(spec, means)

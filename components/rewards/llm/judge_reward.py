@@ -1,4 +1,4 @@
-"""What rewards share that ask models: who is asked, and what becomes of what several of them say."""
+"""Base classes of rewards that ask judge models, and the combination of several opinions."""
 
 from __future__ import annotations
 
@@ -15,102 +15,106 @@ from components.rewards.protocol import Means
 from components.trajectories.schema import Failure, Score, Trajectory
 
 if TYPE_CHECKING:
-    from components.rewards.llm.client import Asker
+    from components.rewards.llm.client import JudgeClient
 
 SPREAD = "spread"
-"""Component: the standard deviation of the scores of several judges (of the population)."""
+"""Component with the standard deviation of the scores of several judges (of the population)."""
 
 
-class AsksModels:
-    """Base of rewards that ask one model, or several.
+class JudgeReward:
+    """Base class of rewards that ask one judge model, or several.
 
     Args:
-        model: Who judges (`judge_model`), or a list of them.
+        model: Judge model (`judge_model`), or a list of them.
     """
 
     def __init__(self, model: JudgeModel | list[JudgeModel]):
         self.models = several(model)
-        self._askers: dict[str, Asker] = {}
+        self._clients: dict[str, JudgeClient] = {}
 
     @staticmethod
     def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """For stage keys: what decides the judges' answers, not where they are or how patient we are."""
-        return {**arguments, "model": [one.key_part() for one in several(arguments["model"])]}
+        """Return the arguments for stage keys: what determines the judges' answers, without addresses and timeouts."""
+        return {**arguments, "model": [spec.key_part() for spec in several(arguments["model"])]}
 
     def use(self, means: Means) -> None:
-        """Raises ResourceError where a key is not in the environment."""
-        from components.rewards.llm.client import Asker
+        """Create the clients. Raises ResourceError if an API key is not in the environment."""
+        from components.rewards.llm.client import JudgeClient
 
-        for name, one in zip(labels(self.models), self.models, strict=True):
-            self._askers[name] = Asker(one, means)
+        for name, spec in zip(labels(self.models), self.models, strict=True):
+            self._clients[name] = JudgeClient(spec, means)
 
     def close(self) -> None:
-        for one in self._askers.values():
-            one.close()
+        for client in self._clients.values():
+            client.close()
 
     @property
-    def askers(self) -> Mapping[str, Asker]:
-        """The judges, by names that differ. Raises ResourceError before `use`."""
-        if not self._askers:
-            raise ResourceError("the judge is not at hand yet: call use(means) first")
-        return self._askers
+    def askers(self) -> Mapping[str, JudgeClient]:
+        """Return the clients of the judges, by unique name. Raises ResourceError before `use`."""
+        if not self._clients:
+            raise ResourceError("the judges have no clients yet: call use(means) first")
+        return self._clients
 
 
 @dataclass(frozen=True)
 class Opinion:
-    """What one judge says of one episode."""
+    """Opinion of one judge on one episode."""
 
     score: float | None
-    """From 0 to 1; None: it gave none, and `why` says why."""
+    """Score from 0 to 1; None if the judge gave none, with the reason in `why`."""
     parts: dict[str, float] = field(default_factory=dict)
     """Components of the score."""
-    said: str = ""
+    explanation: str = ""
     cost: float | None = 0.0
-    """None: not known."""
+    """Cost; None if unknown."""
     why: str = ""
     turns: list[float] = field(default_factory=list)
-    """Score of each turn, where it scores turns."""
+    """Score of each turn, if the judge scores turns."""
 
 
-def agreed(trajectory: Trajectory, opinions: Mapping[str, Opinion]) -> Score:
-    """The mean of what the judges say, by name; one that gave no score has no part in it. Of several also each one's
-    score, `judge/NAME`, and their spread. Step rewards are left to the caller: they are not set."""
-    counted = {name: one for name, one in opinions.items() if one.score is not None}
+def combine_opinions(trajectory: Trajectory, opinions: Mapping[str, Opinion]) -> Score:
+    """Return the mean of the judges' opinions, by name; an opinion without a score does not count. With several judges,
+    the components include each one's score, `judge/NAME`, and their spread. Step rewards are not set; the caller adds
+    them."""
+    counted = {name: opinion for name, opinion in opinions.items() if opinion.score is not None}
     cost = total_cost(opinions.values())
-    read = counted or opinions
-    names = dict.fromkeys(name for one in read.values() for name in one.parts)
-    parts = {name: fmean(one.parts[name] for one in read.values() if name in one.parts) for name in names}
+    usable = counted or opinions
+    names = dict.fromkeys(name for opinion in usable.values() for name in opinion.parts)
+    parts = {name: fmean(opinion.parts[name] for opinion in usable.values() if name in opinion.parts) for name in names}
     if not counted:
-        why = "; ".join(one.why for one in opinions.values() if one.why) or "the judge gave no score"
+        why = "; ".join(opinion.why for opinion in opinions.values() if opinion.why) or "the judge gave no score"
         return Score(trajectory.id, None, parts, cost=cost, failure=Failure(JudgeError.boundary, "JudgeError", why))
-    scores = {name: one.score for name, one in counted.items() if one.score is not None}
+    scores = {name: opinion.score for name, opinion in counted.items() if opinion.score is not None}
     if len(opinions) > 1:
         parts |= {f"judge/{name}": score for name, score in scores.items()}
     if len(scores) > 1:
         parts[SPREAD] = pstdev(scores.values())
-    said = {name: one.said for name, one in counted.items()}
-    text = next(iter(said.values())) if len(said) == 1 else "\n".join(f"{name}: {one}" for name, one in said.items())
+    texts = {name: opinion.explanation for name, opinion in counted.items()}
+    text = (
+        next(iter(texts.values())) if len(texts) == 1 else "\n".join(f"{name}: {text}" for name, text in texts.items())
+    )
     return Score(trajectory.id, fmean(scores.values()), parts, explanation=text, cost=cost)
 
 
 def total_cost(opinions: Any) -> float | None:
-    """The sum; not known where one is not."""
-    costs = [one.cost for one in opinions]
-    return None if any(one is None for one in costs) else sum(costs)
+    """Return the sum of the costs; None if one is unknown."""
+    costs = [opinion.cost for opinion in opinions]
+    return None if any(cost is None for cost in costs) else sum(costs)
 
 
-class JudgesEpisodes(AsksModels, ABC):
-    """Base of rewards that ask about each episode by itself."""
+class EpisodeJudgeReward(JudgeReward, ABC):
+    """Base class of rewards that judge each episode by itself."""
 
     async def __call__(self, trajectory: Trajectory) -> Score:
-        """Raises ResourceError before `use`, BudgetSpent."""
-        askers = self.askers
-        found = await asyncio.gather(*(self.opinion(one, trajectory) for one in askers.values()))
-        return self.score(trajectory, dict(zip(askers, found, strict=True)))
+        """Return the Score of a trajectory. Raises ResourceError before `use`, BudgetSpent."""
+        clients = self.askers
+        opinions = await asyncio.gather(*(self.opinion(client, trajectory) for client in clients.values()))
+        return self.score(trajectory, dict(zip(clients, opinions, strict=True)))
 
     @abstractmethod
-    async def opinion(self, asker: Asker, trajectory: Trajectory) -> Opinion:
-        """What one judge says."""
+    async def opinion(self, client: JudgeClient, trajectory: Trajectory) -> Opinion:
+        """Return the opinion of one judge."""
 
     def score(self, trajectory: Trajectory, opinions: Mapping[str, Opinion]) -> Score:
-        return agreed(trajectory, opinions)
+        """Return the Score that the opinions, by judge, combine to."""
+        return combine_opinions(trajectory, opinions)

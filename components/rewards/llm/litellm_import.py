@@ -1,8 +1,8 @@
-"""LiteLLM, told to keep to itself before it is imported for the first time.
+"""Import of LiteLLM without network access or console output.
 
-Left alone it fetches a table of prices from the network when it is imported, writes advertisements to the console at
-each error, and logs there by handlers of its own. It also keeps connections for later calls, which outlive the loop
-that they were made on: so all its calls have one loop, which ends with the process.
+By default LiteLLM fetches a price table when it is imported, prints advertisements at each error, and installs its own
+log handlers. It also keeps connections for later calls, which outlive the event loop they were created on. Therefore
+all its calls share one event loop, which ends with the process.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ import threading
 from typing import Any
 
 LOCAL = ("LITELLM_LOCAL_MODEL_COST_MAP", "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS", "LITELLM_LOCAL_BLOG_POSTS")
-"""Tables that come with it, in place of those that it would fetch."""
+"""Variables that select the bundled tables instead of downloaded ones."""
 LOGGERS = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
 LAST = 5.0
-"""Seconds that closing its connections may take when the process ends."""
+"""Seconds that closing the connections may take at exit."""
 
 
 @functools.cache
 def litellm() -> Any:
-    """The package."""
+    """Return the configured `litellm` package."""
     for name in LOCAL:
         os.environ.setdefault(name, "True")
-    import litellm as found
+    import litellm as package
 
-    found.suppress_debug_info = True
-    found.telemetry = False
+    package.suppress_debug_info = True
+    package.telemetry = False
     for name in LOGGERS:
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what fails is raised
-    return found
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # errors are raised as exceptions
+    return package
 
 
 async def completion(**sent: Any) -> Any:
-    """Its `acompletion`, on the loop that all calls share."""
+    """Return the result of `acompletion`, run on the shared event loop."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(litellm().acompletion(**sent), _loop()))
 
 
@@ -48,7 +48,7 @@ def _loop() -> asyncio.AbstractEventLoop:
     threading.Thread(target=loop.run_forever, name="LiteLLM", daemon=True).start()
 
     def end() -> None:
-        with contextlib.suppress(Exception):  # a server that does not let go holds nobody up
+        with contextlib.suppress(Exception):  # an unresponsive server must not delay the exit
             asyncio.run_coroutine_threadsafe(litellm().close_litellm_async_clients(), loop).result(LAST)
         loop.call_soon_threadsafe(loop.stop)
 
@@ -57,11 +57,11 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def listed(model: str) -> bool:
-    """Whether LiteLLM's table has a price. It has 0 where it knows of the model and not of its price."""
-    known = litellm().model_cost
+    """Return True if LiteLLM's table has a price. Models without a known price have 0 there."""
+    prices = litellm().model_cost
     name, provider, *_ = litellm().get_llm_provider(model)
-    of_name = known.get(name, {})
-    row = known.get(model) or known.get(f"{provider}/{name}") or of_name
-    if row is of_name and of_name.get("litellm_provider") != provider:
+    name_row = prices.get(name, {})
+    row = prices.get(model) or prices.get(f"{provider}/{name}") or name_row
+    if row is name_row and name_row.get("litellm_provider") != provider:
         return False
-    return all((row.get(f"{way}_cost_per_token") or 0) > 0 for way in ("input", "output"))
+    return all((row.get(f"{kind}_cost_per_token") or 0) > 0 for kind in ("input", "output"))

@@ -1,6 +1,6 @@
-"""A judge behind a URL that speaks OpenAI's chat completions.
+"""Judge behind an OpenAI-compatible chat completions URL.
 
-It is asked for JSON by its schema. A server that does not know how is asked for any JSON, then in words alone.
+JSON is requested by its schema. A server that does not support this is asked for any JSON object, then in words alone.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from components.rewards.llm.spec import PaidSpec, ServedJudge
 log = logging.getLogger(__name__)
 
 Structured = Literal["schema", "object", "none"]
-LESS: dict[Structured, Structured] = {"schema": "object", "object": "none"}
-"""The next way of asking for JSON."""
-NOT_KNOWN = (400, 404, 415, 422, 501)
-"""Statuses with which servers refuse a parameter that they do not know."""
+FALLBACK_FORMAT: dict[Structured, Structured] = {"schema": "object", "object": "none"}
+"""Next form of requesting JSON, if the server rejects one."""
+UNSUPPORTED_STATUSES = (400, 404, 415, 422, 501)
+"""HTTP statuses with which servers reject an unknown parameter."""
 
-NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
-"""Codes that come with 429, for which no waiting helps."""
-
-
-class TooLong(JudgeError):
-    """The question is longer than the judge's context."""
+NO_CREDIT_CODES = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
+"""Error codes with status 429 for which a retry is pointless: the account has no credit."""
 
 
-class NotKnown(Exception):
-    """The server does not know this way of asking for JSON."""
+class ContextTooLong(JudgeError):
+    """The question exceeds the judge's context length."""
 
 
-class Served:
-    """Raises ResourceError where the variable of the key is not set. answers: folder in which batches that were sent
-    are remembered; None forgets them."""
+class UnsupportedFormat(Exception):
+    """The server does not support this form of requesting JSON."""
+
+
+class OpenAIClient:
+    """Client of an OpenAI-compatible server. Raises ResourceError if the variable of the key is not set. answers:
+    folder of the record of sent batches; None keeps no record."""
 
     def __init__(self, spec: ServedJudge, answers: Path | None = None, waiting: Callable[[str], None] = log.info):
-        self.who = f"{spec.model} at {spec.url}"
+        self.label = f"{spec.model} at {spec.url}"
         self.priced = spec.price is not None
         self._spec = spec
         self._structured = spec.structured
@@ -55,33 +55,35 @@ class Served:
             key_hint=f"set {spec.key_variable or 'one: reward.model.key_variable=NAME'}",
             error=JudgeError,
         )
-        self._batches = Batches(self._client, self.who, answers, waiting) if spec.batch else None
+        self._batches = Batches(self._client, self.label, answers, waiting) if spec.batch else None
 
     def price(self, read: int, written: int) -> float:
         assert self._spec.price is not None
         return self._spec.price.of(read, written)
 
-    async def call(self, messages: Messages, schema: dict[str, Any] | None, asked: str, at_once: bool) -> Answer:
+    async def call(
+        self, messages: Messages, schema: dict[str, Any] | None, question_digest: str, immediate: bool
+    ) -> Answer:
         while True:
             structured: Structured = self._structured if schema is not None else "none"
-            sent = body(self._spec, self._spec.model, messages, schema, structured)
+            request = body(self._spec, self._spec.model, messages, schema, structured)
             try:
-                if self._batches is not None and not at_once:
-                    found = await self._batches.ask(digest([asked, self._spec.url, structured]), sent)
-                    if (answer := self._of_batch(found, structured)) is not None:
+                if self._batches is not None and not immediate:
+                    reply = await self._batches.ask(digest([question_digest, self._spec.url, structured]), request)
+                    if (answer := self._batch_answer(reply, structured)) is not None:
                         return answer
-                return await self._client.post("/chat/completions", sent, read, self._refused(structured))
-            except NotKnown:
+                return await self._client.post("/chat/completions", request, read, self._error_mapper(structured))
+            except UnsupportedFormat:
                 if self._structured == structured:
-                    self._structured = LESS[structured]
+                    self._structured = FALLBACK_FORMAT[structured]
 
-    def _of_batch(self, reply: Reply | None, structured: Structured) -> Answer | None:
-        """None: it is asked again, alone. Raises NotKnown."""
+    def _batch_answer(self, reply: Reply | None, structured: Structured) -> Answer | None:
+        """Return the answer of a batch; None if the question must be asked again, alone. Raises UnsupportedFormat."""
         if reply is None:
             return None
         if reply.status != 200:
-            if isinstance(why := self._refused(structured)(reply, ""), NotKnown):
-                raise why
+            if isinstance(error := self._error_mapper(structured)(reply, ""), UnsupportedFormat):
+                raise error
             return None
         try:
             return replace(read(reply), share=BATCH_SHARE)
@@ -93,18 +95,18 @@ class Served:
             self._batches.close()
         self._client.close()
 
-    def _refused(self, structured: Structured) -> Any:
-        def refused(reply: Reply, text: str) -> Exception | None:
-            code, said = reply.error()
-            if code == "context_length_exceeded" or "maximum context length" in said:
-                return TooLong(f"{text}; show the judge less: reward.model.longest={self._spec.longest}")
-            if reply.status == 402 or code in NO_MONEY:
-                return ResourceError(f"the account at {self._spec.url} has no money left ({text})")
-            if structured in LESS and reply.status in NOT_KNOWN and about_format(said):
-                return NotKnown()
+    def _error_mapper(self, structured: Structured) -> Any:
+        def mapped_error(reply: Reply, text: str) -> Exception | None:
+            code, message = reply.error()
+            if code == "context_length_exceeded" or "maximum context length" in message:
+                return ContextTooLong(f"{text}; show the judge less: reward.model.longest={self._spec.longest}")
+            if reply.status == 402 or code in NO_CREDIT_CODES:
+                return ResourceError(f"the account at {self._spec.url} has no credit left ({text})")
+            if structured in FALLBACK_FORMAT and reply.status in UNSUPPORTED_STATUSES and about_format(message):
+                return UnsupportedFormat()
             if code in ("unsupported_parameter", "unsupported_value"):
-                hint = "leave it out: +reward.model.extra.max_tokens=null, or another that it names"
-                return ResourceError(f"{self.who} does not know a parameter ({text}); {hint}")
+                hint = "leave it out: +reward.model.extra.max_tokens=null, or the parameter that the message names"
+                return ResourceError(f"{self.label} does not support a parameter ({text}); {hint}")
             if reply.status == 404:
                 return ResourceError(
                     f"{self._spec.url} has no /chat/completions or no model {self._spec.model} ({text}); see "
@@ -112,42 +114,46 @@ class Served:
                 )
             return None
 
-        return refused
+        return mapped_error
 
 
-def about_format(said: str) -> bool:
-    return any(word in said.lower() for word in ("response_format", "json_schema", "json_object", "schema", "guided"))
+def about_format(message: str) -> bool:
+    """Return True if an error message is about structured output."""
+    return any(
+        word in message.lower() for word in ("response_format", "json_schema", "json_object", "schema", "guided")
+    )
 
 
 def body(
     spec: PaidSpec, model: str, messages: Messages, schema: dict[str, Any] | None, structured: Structured
 ) -> dict[str, Any]:
-    """A request. What `extra` sets to null is left out."""
-    sent: dict[str, Any] = {
+    """Return the body of a request. Parameters that `extra` sets to null are left out."""
+    request: dict[str, Any] = {
         "model": model,
         "messages": messages,
         "temperature": spec.temperature,
         "max_tokens": spec.max_tokens,
     }
     if structured == "schema":
-        wanted = {"name": "judgement", "schema": schema, "strict": True}
-        sent["response_format"] = {"type": "json_schema", "json_schema": wanted}
+        named_schema = {"name": "judgement", "schema": schema, "strict": True}
+        request["response_format"] = {"type": "json_schema", "json_schema": named_schema}
     elif structured == "object":
-        sent["response_format"] = {"type": "json_object"}
+        request["response_format"] = {"type": "json_object"}
     extra = dereference(spec.extra, "reward.model.extra")
-    return {name: value for name, value in (sent | extra).items() if value is not None}
+    return {name: value for name, value in (request | extra).items() if value is not None}
 
 
 def read(reply: Reply) -> Answer:
-    """The answer of a `chat.completion` object. Raises Failed for what is none."""
+    """Return the answer in a `chat.completion` object. Raises Failed if it is none."""
     return of_completion(reply.json())
 
 
-def of_completion(found: dict[str, Any]) -> Answer:
+def of_completion(completion: dict[str, Any]) -> Answer:
+    """Return the answer in a `chat.completion` object. Raises Failed if it is none."""
     try:
-        choice = found["choices"][0]
+        choice = completion["choices"][0]
         message = choice["message"]
-        usage = found.get("usage") or {}
+        usage = completion.get("usage") or {}
         answer = Answer(
             text=_text(message.get("content")),
             prompt_tokens=_count(usage.get("prompt_tokens")),
@@ -163,7 +169,7 @@ def of_completion(found: dict[str, Any]) -> Answer:
 
 
 def _text(content: Any) -> str:
-    """Of a message's content, which some servers give in parts. Half of a surrogate pair is no text."""
+    """Return the text of a message's content, which some servers send in parts. Lone surrogates are replaced."""
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return str(content or "").encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""The protocol of a judge model: messages, answers, and the connection to a model."""
+"""Protocol of a judge model: messages, answers, and the client of a model."""
 
 from __future__ import annotations
 
@@ -10,44 +10,46 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model said."""
+    """Answer of a model."""
 
     text: str
     prompt_tokens: int | None = None
-    """None: it did not say."""
+    """Tokens of the prompt; None if the server does not report them."""
     completion_tokens: int | None = None
     cut_off: bool = False
-    """It ended at the most tokens that it may write."""
+    """True if the answer ended at its token limit."""
     refusal: str = ""
-    """Why it does not answer, where it says so apart from its text."""
+    """Refusal of the model, if the server reports it apart from the text."""
     share: float = 1.0
-    """Of the price, that is paid: less for an answer of a batch."""
+    """Share of the price that is paid: less than 1 for an answer of a batch."""
     cost: float | None = None
-    """What it costs, paid now or before; None where that is not known."""
-    asked: str = ""
-    """Digest of the question."""
+    """Cost, paid now or by an earlier run; None if unknown."""
+    question_digest: str = ""
+    """Digest of the question; the key of the answer cache."""
 
 
-class Way(Protocol):
-    """How to reach a model."""
+class ModelClient(Protocol):
+    """Client of a model."""
 
-    who: str
-    """For messages: the model, and where."""
+    label: str
+    """Description for messages: the model, and where it is."""
     priced: bool
-    """Whether it is known what it costs."""
+    """True if the price is known."""
 
     def price(self, read: int, written: int) -> float:
-        """Of so many tokens, where it is known."""
+        """Return the cost of these numbers of prompt and completion tokens. Requires `priced`."""
         ...
 
-    async def call(self, messages: Messages, schema: dict[str, Any] | None, asked: str, at_once: bool) -> Answer:
-        """One answer, without its cost. schema: that of the JSON that is wanted, for models that can be held to it.
-        asked: digest of the question. at_once: not in a batch. Raises JudgeError, ResourceError."""
+    async def call(
+        self, messages: Messages, schema: dict[str, Any] | None, question_digest: str, immediate: bool
+    ) -> Answer:
+        """Return one answer, without its cost. schema: JSON schema of the answer, for models that support structured
+        output. immediate: bypass batching. Raises JudgeError, ResourceError."""
         ...
 
     def close(self) -> None: ...
 
 
-def added(one: float | None, other: float | None) -> float | None:
-    """The sum of two costs; not known where one is not."""
-    return None if one is None or other is None else one + other
+def add_costs(first: float | None, second: float | None) -> float | None:
+    """Return the sum of two costs; None if one is unknown."""
+    return None if first is None or second is None else first + second

@@ -1,7 +1,6 @@
-"""A judge of any provider that LiteLLM knows, at the price that LiteLLM knows or the configuration says.
+"""Judge of any provider that LiteLLM supports, at the price that LiteLLM lists or the configuration gives.
 
-LiteLLM sends each request once; how long one is sent again, and after what pause, is the same as for a judge behind a
-URL.
+LiteLLM sends each request once. Retries and their delays are the same as for a judge behind a URL.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from components.json_client import AGAIN, SHOWN, Failed, Patience, asked_to_wait
 from components.redaction import MASK, is_secret
 from components.rewards.llm.litellm_import import completion, listed, litellm
 from components.rewards.llm.openai_endpoint import (
-    LESS,
-    NO_MONEY,
-    NotKnown,
+    FALLBACK_FORMAT,
+    NO_CREDIT_CODES,
     Structured,
+    UnsupportedFormat,
     about_format,
     body,
     of_completion,
@@ -26,14 +25,14 @@ from components.rewards.llm.protocol import Answer, Messages
 from components.rewards.llm.spec import LiteLLMJudge
 
 SHORTEST_KEY = 8
-"""Characters of a value that is taken for a key."""
+"""Minimum length of an environment value that is masked as a key."""
 
 
-class Provided:
-    """Raises ResourceError where the provider's key is not in the environment."""
+class LiteLLMClient:
+    """Client of a LiteLLM model. Raises ResourceError if the provider's key is not in the environment."""
 
     def __init__(self, spec: LiteLLMJudge):
-        self.who = spec.model
+        self.label = spec.model
         self._spec = spec
         self._key = spec.key()
         self._structured: Structured = spec.structured
@@ -46,57 +45,59 @@ class Provided:
         parts = litellm().cost_per_token(self._spec.model, prompt_tokens=read, completion_tokens=written)
         return float(sum(parts))
 
-    async def call(self, messages: Messages, schema: dict[str, Any] | None, asked: str, at_once: bool) -> Answer:
+    async def call(
+        self, messages: Messages, schema: dict[str, Any] | None, question_digest: str, immediate: bool
+    ) -> Answer:
         while True:
             structured: Structured = self._structured if schema is not None else "none"
-            sent = body(self._spec, self._spec.model, messages, schema, structured)
+            request = body(self._spec, self._spec.model, messages, schema, structured)
             try:
-                return await patiently(lambda: self._once(sent), self._patience)  # noqa: B023  awaited at once
+                return await patiently(lambda: self._send(request), self._patience)  # noqa: B023  awaited at once
             except Failed as error:
-                raise JudgeError(f"{self.who}: {error}") from None
-            except NotKnown:
-                if structured not in LESS:
+                raise JudgeError(f"{self.label}: {error}") from None
+            except UnsupportedFormat:
+                if structured not in FALLBACK_FORMAT:
                     raise
                 if self._structured == structured:
-                    self._structured = LESS[structured]
+                    self._structured = FALLBACK_FORMAT[structured]
 
-    async def _once(self, sent: dict[str, Any]) -> Answer:
+    async def _send(self, request: dict[str, Any]) -> Answer:
         import openai
 
         try:
-            found = await completion(
-                **sent, api_key=self._key, timeout=self._spec.timeout, num_retries=0, max_retries=0
+            result = await completion(
+                **request, api_key=self._key, timeout=self._spec.timeout, num_retries=0, max_retries=0
             )
-        except openai.OpenAIError as error:  # the root of LiteLLM's own
-            raise self._meaning(error, "response_format" in sent) from None
-        return of_completion(_as_sent(found.model_dump()))
+        except openai.OpenAIError as error:  # base class of LiteLLM's errors
+            raise self._translated(error, "response_format" in request) from None
+        return of_completion(_provider_form(result.model_dump()))
 
-    def _meaning(self, error: Any, structured: bool) -> Exception:
-        """What an error of LiteLLM is to us."""
+    def _translated(self, error: Any, structured: bool) -> Exception:
+        """Return the exception that an error of LiteLLM maps to."""
         errors = litellm()
-        text = self._printable(error)
+        text = self._masked(error)
         status = getattr(error, "status_code", None)
         if isinstance(error, errors.ContextWindowExceededError):
-            return JudgeError(f"{self.who}: {text}; show the judge less: reward.model.longest={self._spec.longest}")
+            return JudgeError(f"{self.label}: {text}; show the judge less: reward.model.longest={self._spec.longest}")
         if status in (400, 422) and structured and about_format(text):
-            return NotKnown()
+            return UnsupportedFormat()
         if isinstance(error, errors.UnsupportedParamsError):
-            hint = "leave out what it does not know, for instance +reward.model.extra.temperature=null"
-            return ResourceError(f"{self.who}: {text}; {hint}")
+            hint = "remove the parameter, for instance +reward.model.extra.temperature=null"
+            return ResourceError(f"{self.label}: {text}; {hint}")
         if status in (401, 403):
             variable = self._spec.key_variable or "the one of its provider, or name another: reward.model.key_variable="
-            return ResourceError(f"{self.who} refuses the key ({text}); set {variable}")
+            return ResourceError(f"{self.label} refuses the key ({text}); set {variable}")
         if status == 404:
-            return ResourceError(f"{self.who} is not there ({text}); see reward.model.model")
+            return ResourceError(f"{self.label} does not exist ({text}); see reward.model.model")
         codes = (getattr(error, "code", None), (getattr(error, "body", None) or {}).get("code"))
-        if status == 402 or any(code in NO_MONEY for code in codes):
-            return ResourceError(f"the account for {self.who} has no money left ({text})")
+        if status == 402 or any(code in NO_CREDIT_CODES for code in codes):
+            return ResourceError(f"the account for {self.label} has no credit left ({text})")
         if status in AGAIN or isinstance(error, errors.APIConnectionError):
             return Failed(text, pause=asked_to_wait(getattr(error, "litellm_response_headers", None) or {}))
-        return JudgeError(f"{self.who}: {text}")
+        return JudgeError(f"{self.label}: {text}")
 
-    def _printable(self, error: object) -> str:
-        """Without keys, should the provider repeat one."""
+    def _masked(self, error: object) -> str:
+        """Return the error's text with keys masked, in case the provider repeats one."""
         text = str(error).removeprefix("litellm.")[:SHOWN]
         for name, value in os.environ.items():
             if len(value) >= SHORTEST_KEY and is_secret(name):
@@ -104,12 +105,13 @@ class Provided:
         return text.replace(self._key, MASK) if self._key else text
 
     def close(self) -> None:
-        """LiteLLM keeps its connections, for the next judge of the same provider."""
+        """Keep LiteLLM's connections open, for the next judge of the same provider."""
 
 
-def _as_sent(completion: dict[str, Any]) -> dict[str, Any]:
-    """A completion as providers send it: LiteLLM puts a refusal elsewhere, and counts 0 where nothing was counted."""
+def _provider_form(completion: dict[str, Any]) -> dict[str, Any]:
+    """Return a completion in the providers' form: LiteLLM moves the refusal elsewhere, and reports 0 tokens if none
+    were counted."""
     message = completion["choices"][0]["message"] if completion.get("choices") else {}
     message["refusal"] = (message.get("provider_specific_fields") or {}).get("refusal")
-    counted = (completion.get("usage") or {}).get("prompt_tokens")
-    return completion if counted else completion | {"usage": None}
+    prompt_tokens = (completion.get("usage") or {}).get("prompt_tokens")
+    return completion if prompt_tokens else completion | {"usage": None}

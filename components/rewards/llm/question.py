@@ -1,4 +1,4 @@
-"""One question to a judge, and once more with what was wrong with its answer."""
+"""Question to a judge, with one correction if the answer is invalid."""
 
 from __future__ import annotations
 
@@ -8,95 +8,97 @@ from typing import Any, Generic, TypeVar
 
 from components.errors import JudgeError
 from components.rewards.llm.answers import find_json
-from components.rewards.llm.client import Asker
-from components.rewards.llm.protocol import Answer, Messages, added
+from components.rewards.llm.client import JudgeClient
+from components.rewards.llm.protocol import Answer, Messages, add_costs
 
 T = TypeVar("T")
 SHOWN = 200
-"""Characters of an answer in a message."""
+"""Maximum characters of an answer in a message."""
 
 
-class Misread(Exception):
-    """An answer that cannot be used as it is. The message tells the judge what to correct."""
+class InvalidAnswer(Exception):
+    """Invalid answer of a judge. The message tells the judge what to correct."""
 
-    def __init__(self, correction: str, rest: Any = None):
+    def __init__(self, correction: str, usable: Any = None):
         super().__init__(correction)
-        self.rest = rest
-        """What of it can be used; None is nothing."""
+        self.usable = usable
+        """Valid part of the answer; None if there is none."""
 
 
 @dataclass(frozen=True)
-class Found(Generic[T]):
-    """What became of a question."""
+class Judgement(Generic[T]):
+    """Result of a question."""
 
     value: T | None
-    """None: nothing could be used, and `why` says why."""
+    """Parsed value; None if nothing is usable, with the reason in `why`."""
     cost: float | None
-    """Of all calls."""
+    """Cost of all calls; None if unknown."""
     why: str = ""
 
 
-async def answered(
-    asker: Asker,
+async def ask_for_json(
+    client: JudgeClient,
     messages: Messages,
     schema: dict[str, Any],
     read: Callable[[dict[str, Any]], T],
     repeat: int = 0,
     needed: Sequence[str] = (),
-) -> Found[T]:
-    """What `read` makes of the JSON object that the judge answers with; it raises Misread where that is not as it
-    should be. Then the judge is asked once more, with its answer and what was wrong. needed: what the object has to
-    hold, where that is not all that the schema requires. Raises BudgetSpent, ResourceError."""
-    wanted = list(needed or schema["required"])
+) -> Judgement[T]:
+    """Return what `read` makes of the JSON object that the judge answers with. If `read` raises InvalidAnswer, the
+    judge is asked once more, with its answer and the problem. needed: keys that the object must have, if these are not
+    all that the schema requires. Raises BudgetSpent, ResourceError."""
+    required = list(needed or schema["required"])
     try:
-        first = await asker.ask(messages, schema, repeat)
+        first = await client.ask(messages, schema, repeat)
     except JudgeError as error:
-        return Found(None, 0.0, str(error))
+        return Judgement(None, 0.0, str(error))
     try:
-        value = _read(first, wanted, read)
-        asker.keep(first)
-        return Found(value, first.cost)
-    except Misread as wrong:
-        before = wrong
-    corrected = [
+        value = _read(first, required, read)
+        client.keep(first)
+        return Judgement(value, first.cost)
+    except InvalidAnswer as error:
+        first_error = error
+    correction = [
         *messages,
         {"role": "assistant", "content": first.text or first.refusal or "(nothing)"},
-        {"role": "user", "content": f"{before} Answer again, with the whole JSON object and nothing else."},
+        {"role": "user", "content": f"{first_error} Answer again, with the whole JSON object and nothing else."},
     ]
     try:
-        second = await asker.ask(corrected, schema, repeat, at_once=True)
+        second = await client.ask(correction, schema, repeat, immediate=True)
     except JudgeError as error:
-        return Found(before.rest, first.cost, str(error))
-    cost = added(first.cost, second.cost)
+        return Judgement(first_error.usable, first.cost, str(error))
+    cost = add_costs(first.cost, second.cost)
     try:
-        value = _read(second, wanted, read)
-        asker.keep(first, second)
-        return Found(value, cost)
-    except Misread as wrong:
-        rest = wrong.rest if wrong.rest is not None else before.rest
-        return Found(
-            rest, cost, f"{asker.name} did not judge as it was asked, twice. {wrong} It said: {_shown(second)}"
+        value = _read(second, required, read)
+        client.keep(first, second)
+        return Judgement(value, cost)
+    except InvalidAnswer as error:
+        usable = error.usable if error.usable is not None else first_error.usable
+        return Judgement(
+            usable, cost, f"{client.name} did not judge as it was asked, twice. {error} It said: {_quoted(second)}"
         )
 
 
-def _read(answer: Answer, wanted: Sequence[str], read: Callable[[dict[str, Any]], T]) -> T:
+def _read(answer: Answer, required: Sequence[str], read: Callable[[dict[str, Any]], T]) -> T:
     if answer.refusal:
-        raise Misread(f"You refused ({answer.refusal[:SHOWN]}), and only a judgement of what others wrote is wanted.")
-    alone = wanted[0] if len(wanted) == 1 else None  # then its value may come without its name
+        raise InvalidAnswer(
+            f"You refused ({answer.refusal[:SHOWN]}), and only a judgement of what others wrote is wanted."
+        )
+    only_key = required[0] if len(required) == 1 else None  # then a bare list is accepted as its value
 
-    def fits(one: Any) -> bool:
-        if isinstance(one, list):
-            return alone is not None and bool(one) and all(isinstance(item, dict) for item in one)
-        return isinstance(one, dict) and all(name in one for name in wanted)
+    def fits(data: Any) -> bool:
+        if isinstance(data, list):
+            return only_key is not None and bool(data) and all(isinstance(item, dict) for item in data)
+        return isinstance(data, dict) and all(name in data for name in required)
 
-    found = find_json(answer.text, fits)
-    if found is None and answer.cut_off:
-        raise Misread("Your answer was cut off because it was too long: be much briefer in the explanations.")
-    if found is None:
-        raise Misread(f"Your answer holds no JSON object with {', '.join(wanted)}.")
-    return read({alone: found} if isinstance(found, list) and alone is not None else found)
+    data = find_json(answer.text, fits)
+    if data is None and answer.cut_off:
+        raise InvalidAnswer("Your answer was cut off because it was too long: be much briefer in the explanations.")
+    if data is None:
+        raise InvalidAnswer(f"Your answer holds no JSON object with {', '.join(required)}.")
+    return read({only_key: data} if isinstance(data, list) and only_key is not None else data)
 
 
-def _shown(answer: Answer) -> str:
-    said = answer.refusal or answer.text
-    return repr(said if len(said) <= SHOWN else said[:SHOWN] + "…")
+def _quoted(answer: Answer) -> str:
+    text = answer.refusal or answer.text
+    return repr(text if len(text) <= SHOWN else text[:SHOWN] + "…")

@@ -1,41 +1,43 @@
-"""Rows of a judge's answer, each under a name that was given to it."""
+"""Rows of a judge's answer, each with one of the requested names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from components.rewards.llm.question import Misread
+from components.rewards.llm.question import InvalidAnswer
 
 Row = dict[str, Any]
 MOST = 20
-"""Names in one correction."""
+"""Maximum number of names in one correction."""
 
 
 def by_name(
     given: Any, names: Sequence[str], key: str, value: str, called: str
 ) -> tuple[dict[str, Row], dict[str, list[str]]]:
-    """The first row of each name, in the order of the names, and what is wrong: names that are lacking, that have
-    different values, that were not given. key: of a row's name; value: of what it says; called: what the names are, in
-    the plural. A mapping by name is taken for rows."""
+    """Return the first row of each name, in the order of the names, and the problems: names that are missing, that have
+    different values, that were not requested. key: field with a row's name; value: field with its judgement; called:
+    what the names are called, in the plural. A mapping by name is accepted in place of rows."""
     if isinstance(given, dict):
-        given = [{key: name, **(one if isinstance(one, dict) else {value: one})} for name, one in given.items()]
+        given = [{key: name, **(row if isinstance(row, dict) else {value: row})} for name, row in given.items()]
     rows: dict[str, list[Row]] = {}
-    for one in given if isinstance(given, list) else []:
-        if isinstance(one, dict):
-            rows.setdefault(str(one.get(key, "")).strip(), []).append(one)
-    known = {name: found for name in names if (found := rows.get(name))}
-    twice = [name for name, found in known.items() if len({repr(one.get(value)) for one in found}) > 1]
-    wrong = {
-        "lacks": [name for name in names if name not in known],
-        f"has two different {value}s for": twice,
+    for row in given if isinstance(given, list) else []:
+        if isinstance(row, dict):
+            rows.setdefault(str(row.get(key, "")).strip(), []).append(row)
+    present = {name: matches for name in names if (matches := rows.get(name))}
+    ambiguous = [name for name, matches in present.items() if len({repr(row.get(value)) for row in matches}) > 1]
+    problems = {
+        "lacks": [name for name in names if name not in present],
+        f"has two different {value}s for": ambiguous,
         f"has {called} that were not given:": [name[:40] for name in rows if name not in names],
     }
-    return {name: found[0] for name, found in known.items() if name not in twice}, wrong
+    return {name: matches[0] for name, matches in present.items() if name not in ambiguous}, problems
 
 
-def demand(wrong: dict[str, list[str]], names: Sequence[str], called: str, rest: Any) -> None:
-    """Raises Misread where anything is wrong. rest: what can be used all the same; None is nothing."""
-    if any(wrong.values()):
-        text = "; it ".join(f"{what} {', '.join(found[:MOST])}" for what, found in wrong.items() if found)
-        raise Misread(f"Your answer {text}. The {called} are {', '.join(names)}.", rest=rest)
+def raise_if_invalid(problems: dict[str, list[str]], names: Sequence[str], called: str, usable: Any) -> None:
+    """Raise InvalidAnswer if there is any problem. usable: the valid part of the answer; None if there is none."""
+    if any(problems.values()):
+        text = "; it ".join(
+            f"{problem} {', '.join(affected[:MOST])}" for problem, affected in problems.items() if affected
+        )
+        raise InvalidAnswer(f"Your answer {text}. The {called} are {', '.join(names)}.", usable=usable)

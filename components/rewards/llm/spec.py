@@ -1,4 +1,4 @@
-"""Which model is asked for a judgement, how long it is waited for, and what it costs."""
+"""Specs of judge models: model, timeouts, limits and price."""
 
 from __future__ import annotations
 
@@ -15,126 +15,127 @@ from components.redaction import dereference, is_secret, secret_variable
 from components.specs import Spec, Target
 from components.specs.served import VARIABLE, Served
 
-HOW = {
+NON_KEY_FIELDS = {
     "price", "requests_per_minute", "tokens_per_minute", "timeout", "retry_for", "url", "key_variable", "batch",
 }  # fmt: skip
-"""Fields that do not determine answers: where a model is, how patiently and in what pieces it is asked."""
-OURS = {"model", "messages", "stream", "n", "timeout", "num_retries", "max_retries"}
-"""Parameters of a request that `extra` may not set."""
+"""Fields that do not determine answers: address, timeouts, limits, price and batching."""
+RESERVED_PARAMETERS = {"model", "messages", "stream", "n", "timeout", "num_retries", "max_retries"}
+"""Request parameters that `extra` may not set."""
 
 
 class PriceSpec(Spec):
-    """In any currency, the same in the whole experiment."""
+    """Price in any currency, the same in the whole experiment."""
 
     input: float = Field(ge=0)
-    """Of a million tokens that the judge reads."""
+    """Price of a million prompt tokens."""
     output: float = Field(ge=0)
-    """Of a million tokens that it writes."""
+    """Price of a million completion tokens."""
 
     def of(self, read: int, written: int) -> float:
-        """Of so many tokens."""
+        """Return the cost of these numbers of prompt and completion tokens."""
         return (read * self.input + written * self.output) / 1_000_000
 
 
 class AskedSpec(Spec):
-    """How any model is asked."""
+    """Settings of any judge model."""
 
     temperature: float = Field(0.0, ge=0)
-    """Of the judge; 0 is greedy."""
+    """Sampling temperature of the judge; 0 is greedy."""
     max_tokens: int = Field(2048, ge=1)
-    """Most tokens of one answer. What a judge thinks before it answers is among them."""
+    """Maximum tokens of one answer, including the judge's reasoning."""
     longest: int = Field(200_000, ge=1000)
-    """Most characters of what is shown to it at once: about three to four for a token of its context. A group that is
-    longer is judged in parts."""
+    """Maximum characters of one prompt: about three to four for a token of the judge's context. A longer group is
+    judged in parts."""
 
     @abstractmethod
     def key_part(self) -> dict[str, Any]:
-        """What determines answers, for stage keys and for answers that are kept."""
+        """Return what determines the answers, for stage keys and the answer cache."""
 
 
 class PaidSpec(AskedSpec):
-    """How a model is asked that answers through a network."""
+    """Settings of a judge model behind a network."""
 
     price: PriceSpec | None = None
-    """What it costs; null is not known, and is never counted as nothing."""
+    """Price of the model; null is unknown, and never counts as free."""
     structured: Literal["schema", "object", "none"] = "schema"
-    """How it is asked for JSON: by its schema, as any JSON, or in words alone. A server that refuses one is asked in
-    the next way."""
+    """Form in which JSON is requested: by its schema, as any JSON object, or in words alone. If a server rejects a
+    form, the next one is used."""
     extra: dict[str, Any] = {}
-    """Further parameters of each request, such as `reasoning_effort`. One that is null is left out of it:
-    `extra: {max_tokens: null, max_completion_tokens: 2048}`, on the command line `+reward.model.extra.NAME=VALUE`. A
-    secret among them is named: `extra: {extra_headers: {Authorization: "env:NAME"}}` sends the value of that
-    environment variable."""
+    """Further parameters of each request, such as `reasoning_effort`. A null removes a parameter: `extra: {max_tokens:
+    null, max_completion_tokens: 2048}`, on the command line `+reward.model.extra.NAME=VALUE`. A secret is given by the
+    name of its environment variable: `extra: {extra_headers: {Authorization: "env:NAME"}}`."""
     requests_per_minute: float | None = Field(None, gt=0)
-    """Most requests that are begun in a minute; null is no limit."""
+    """Rate limit in requests per minute; null is no limit."""
     tokens_per_minute: float | None = Field(None, gt=0)
-    """Most tokens, read and written, of the requests of a minute; null is no limit."""
+    """Rate limit in prompt and completion tokens per minute; null is no limit."""
     timeout: float = Field(120.0, gt=0)
-    """Seconds that one answer may take."""
+    """Timeout of one answer, in seconds."""
     retry_for: float = Field(120.0, ge=0)
-    """Seconds for which a request that failed is sent again, before those that it was to judge are unscored."""
+    """Seconds for which a failed request is retried, before its episodes are unscored."""
 
     @field_validator("extra")
     @classmethod
     def _no_secrets(cls, value: dict[str, Any]) -> dict[str, Any]:
         for name in value:
             if is_secret(name):
-                raise ValueError(f"no keys or tokens, and {name} is one: name its variable, reward.model.key_variable")
-            if name in OURS:
-                raise ValueError(f"parameters that are not ours to set, and {name} is")
+                raise ValueError(
+                    f"no secrets such as {name}; name the environment variable instead: reward.model.key_variable"
+                )
+            if name in RESERVED_PARAMETERS:
+                raise ValueError(f"parameters other than {name}, which is reserved")
         return value
 
     def key_part(self) -> dict[str, Any]:
         price = None if self.price is None else self.price.model_dump()
-        return {**self.model_dump(mode="json", exclude=HOW), "price": price}
+        return {**self.model_dump(mode="json", exclude=NON_KEY_FIELDS), "price": price}
 
 
 class ServedJudge(Served, PaidSpec):
-    """A server that speaks OpenAI's chat completions."""
+    """Server with an OpenAI-compatible chat completions API."""
 
     key_path: ClassVar[str] = "reward.model"
 
     name: Literal["served"] = "served"
     batch: bool = False
-    """Asks through OpenAI's Batch API: questions that come together are sent as one file, and answered within a day, in
-    most cases sooner, at half the price. How many groups come together says `judge.concurrency`. Corrections, and what
-    a batch has not answered, are asked one by one."""
+    """Use OpenAI's Batch API: questions that come together are uploaded as one file, and answered within a day, usually
+    sooner, at half the price. `judge.concurrency` sets how many groups come together. Corrections, and questions that a
+    batch left unanswered, are sent one by one."""
 
     def key(self) -> str:
-        """The server's key. Raises ResourceError where its variable, or one that `extra` names, is not set."""
+        """Return the server's key. Raises ResourceError if its variable, or one that `extra` names, is not set."""
         dereference(self.extra, "reward.model.extra")
         return super().key()
 
 
 ADDRESS = ("api_base", "base_url")
-"""Parameters that tell LiteLLM where a model is."""
+"""Parameters that set the address of a LiteLLM model."""
 
 
 class LiteLLMJudge(PaidSpec):
-    """A model of any provider that LiteLLM knows."""
+    """Model of any provider that LiteLLM supports."""
 
     name: Literal["litellm"] = "litellm"
     model: str = Field(pattern=r"^[^/\s]+/\S+$")
-    """`PROVIDER/MODEL`, as LiteLLM names it: `anthropic/claude-sonnet-4-5`."""
+    """Name in LiteLLM's form `PROVIDER/MODEL`: `anthropic/claude-sonnet-4-5`."""
     key_variable: str | None = Field(None, pattern=VARIABLE)
-    """Environment variable that holds the provider's key; null takes the one that LiteLLM looks for."""
+    """Environment variable that holds the provider's key; null uses LiteLLM's default variable."""
 
     def key_part(self) -> dict[str, Any]:
         part = super().key_part()
         return {**part, "extra": {name: value for name, value in self.extra.items() if name not in ADDRESS}}
 
     def key(self) -> str | None:
-        """The key; None leaves it to LiteLLM. Raises ResourceError where it, or a variable that `extra` names, is not
-        in the environment."""
+        """Return the key; None leaves it to LiteLLM. Raises ResourceError if the key, or a variable that `extra` names,
+        is not in the environment."""
         dereference(self.extra, "reward.model.extra")
         if self.key_variable is not None:
-            found = secret_variable(self.key_variable)
-            if not found:
+            key = secret_variable(self.key_variable)
+            if not key:
                 raise ResourceError(
                     f"reward.model.key_variable: the environment variable {self.key_variable} is not set; set it to "
                     f"the key for {self.model}"
                 )
-            return found
+            return key
         from components.rewards.llm.litellm_import import litellm
 
         try:
@@ -156,20 +157,20 @@ class LiteLLMJudge(PaidSpec):
 
 
 class EmbeddedJudge(AskedSpec):
-    """A model on this machine, in the process of the stage."""
+    """Model on this machine, in the process of the stage."""
 
     name: Literal["embedded"] = "embedded"
     model: TeacherSpec
-    """Its weights."""
+    """Weights of the model."""
     context: int = Field(4096, ge=256)
-    """Most tokens that it reads and writes at once."""
+    """Context length: maximum tokens of prompt and answer together."""
 
     def key_part(self) -> dict[str, Any]:
         return {**self.model_dump(mode="json", exclude={"model"}), "model": self.model.key_part()}
 
 
 class PolicyJudge(AskedSpec):
-    """The policy whose episodes are judged, as it was when it played them."""
+    """The policy whose episodes are judged, with the weights that generated them."""
 
     name: Literal["policy"] = "policy"
 
@@ -181,39 +182,39 @@ JudgeModel = Annotated[ServedJudge | LiteLLMJudge | EmbeddedJudge | PolicyJudge,
 
 
 def several(model: JudgeModel | list[JudgeModel]) -> list[JudgeModel]:
-    """The models of an argument that takes one or a list."""
+    """Return the models of an argument that takes one or a list."""
     return model if isinstance(model, list) else [model]
 
 
 def asked_by(target: Any) -> list[JudgeModel]:
-    """The models that a reward asks, and those of which it is made: found in the arguments of its target."""
+    """Return the models that a reward and its parts ask, found in the arguments of its target."""
     if isinstance(target, AskedSpec):
         return [target]  # type: ignore[list-item]  # one of the four
     if isinstance(target, Target):
         return asked_by(target.arguments)
     if isinstance(target, Spec):
         target = {name: getattr(target, name) for name in type(target).model_fields}
-    inside = target.values() if isinstance(target, Mapping) else target if isinstance(target, list) else ()
-    return [model for one in inside for model in asked_by(one)]
+    values = target.values() if isinstance(target, Mapping) else target if isinstance(target, list) else ()
+    return [model for value in values for model in asked_by(value)]
 
 
 def asks_policy(target: Target) -> bool:
-    """Whether a reward asks the policy whose episodes it judges."""
-    return any(isinstance(one, PolicyJudge) for one in asked_by(target))
+    """Return True if a reward asks the policy whose episodes it judges."""
+    return any(isinstance(model, PolicyJudge) for model in asked_by(target))
 
 
 def labels(models: list[JudgeModel]) -> list[str]:
-    """Names under which several judges show, none twice."""
-    found: list[str] = []
-    for one in models:
+    """Return unique display names of several judges."""
+    names: list[str] = []
+    for model in models:
         name = (
             "policy"
-            if isinstance(one, PolicyJudge)
-            else one.model.name
-            if isinstance(one, EmbeddedJudge)
-            else one.model
+            if isinstance(model, PolicyJudge)
+            else model.model.name
+            if isinstance(model, EmbeddedJudge)
+            else model.model
         )
         label = re.sub(r"[^\w.-]+", "_", name.rpartition("/")[2]).strip("_") or "judge"
-        taken = sum(other == label or other.startswith(f"{label}-") for other in found)
-        found.append(f"{label}-{taken + 1}" if taken else label)
-    return found
+        duplicates = sum(existing == label or existing.startswith(f"{label}-") for existing in names)
+        names.append(f"{label}-{duplicates + 1}" if duplicates else label)
+    return names

@@ -1,7 +1,7 @@
-"""Accuracy by comparison: 1 where the answer of an episode is the expected one, else 0.
+"""Accuracy by comparison: 1 if the answer of an episode equals the expected one, else 0.
 
-The answer is where `answer` says (`components.rewards.rules.answers`), what was expected in the field `expected`. An
-episode without an answer is wrong; one without the expected field is unscored.
+`answer` says where the answer is (`components.rewards.rules.answers`), `expected` names the field with the expected
+answer. An episode without an answer is wrong; one without the expected field is unscored.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _NUMBER = re.compile(r"(?:(?<![\w.)])[-+−])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+
 
 
 class Comparison(ABC):
-    """answer: where the answer stands. expected: field that holds what was expected; a list names several right
-    answers, of which one is enough."""
+    """Base class of comparisons. answer: place of the answer. expected: field with the expected answer; a list holds
+    several right answers, of which one is enough."""
 
     def __init__(self, answer: str, expected: str):
         self._answer = Answer(answer)
@@ -32,40 +32,43 @@ class Comparison(ABC):
         self.expected = expected
 
     def fields_read(self) -> dict[str, str]:
-        """Fields of the episode that are read, by key."""
+        """Return the fields of the episode that are read, by configuration key."""
         return {"expected": self.expected}
 
     @abstractmethod
     def same(self, given: str, expected: Any) -> bool:
-        """Raises JudgeError where `expected` is nothing that can be compared with."""
+        """Return True if the answer equals the expected one. Raises JudgeError if `expected` cannot be compared."""
 
     def __call__(self, trajectory: Trajectory) -> Score:
         expected = field(trajectory, self.expected)
-        several = expected if isinstance(expected, list) else [expected]
-        if not several or any(one is None or one == [] or not as_text(one).strip() for one in several):
+        alternatives = expected if isinstance(expected, list) else [expected]
+        if not alternatives or any(
+            alternative is None or alternative == [] or not as_text(alternative).strip() for alternative in alternatives
+        ):
             raise JudgeError(f"{self.expected} is {expected!r:.100}: nothing was expected, so no answer can be right")
-        given = self._answer.of(trajectory)
-        right = given is not None and any(self.same(given, one) for one in several)
-        wanted = " or ".join(map(as_text, several))
-        why = (
+        answer = self._answer.of(trajectory)
+        correct = answer is not None and any(self.same(answer, alternative) for alternative in alternatives)
+        expected_text = " or ".join(map(as_text, alternatives))
+        explanation = (
             ""
-            if right
-            else f"no answer, expected {wanted:.100}"
-            if given is None
-            else f"{given:.100} is not {wanted:.100}"
+            if correct
+            else f"no answer, expected {expected_text:.100}"
+            if answer is None
+            else f"{answer:.100} is not {expected_text:.100}"
         )
-        return Score(trajectory.id, float(right), explanation=why)
+        return Score(trajectory.id, float(correct), explanation=explanation)
 
 
 @registered("reward.exact")
 class Exact(Comparison):
-    """The same text, after what does not count is taken out of both.
+    """Equality of texts after normalization.
 
     Args:
         answer, expected: See `Comparison`.
-        case: Whether upper and lower case count.
-        space: Whether blanks count; if not, one of any kind is as good as several, and none are needed at the ends.
-        punctuation: Whether punctuation counts.
+        case: Distinguish upper and lower case.
+        space: Compare whitespace; if false, runs of whitespace count as one space, and leading and trailing ones are
+            ignored.
+        punctuation: Compare punctuation.
     """
 
     def __init__(
@@ -80,30 +83,30 @@ class Exact(Comparison):
         self.case, self.space, self.punctuation = case, space, punctuation
 
     def same(self, given: str, expected: Any) -> bool:
-        right = as_text(expected)
-        if wanted := self._plain(right):
-            return self._plain(given) == wanted
-        return self._plain(given, punctuation=True) == self._plain(right, punctuation=True)
+        expected_text = as_text(expected)
+        if normalized := self._normalized(expected_text):
+            return self._normalized(given) == normalized
+        return self._normalized(given, punctuation=True) == self._normalized(expected_text, punctuation=True)
 
-    def _plain(self, text: str, punctuation: bool = False) -> str:
-        """Take out what does not count. punctuation: keeps it, for an expected answer that is nothing else."""
-        text = _composed(text)
+    def _normalized(self, text: str, punctuation: bool = False) -> str:
+        """Return the normalized text. punctuation: keep it, for an expected answer that is nothing else."""
+        text = _nfc(text)
         if not self.case:
             text = text.casefold()
         if not self.punctuation and not punctuation:
-            text = "".join(one for one in text if not unicodedata.category(one).startswith("P"))
+            text = "".join(character for character in text if not unicodedata.category(character).startswith("P"))
         return text if self.space else " ".join(text.split())
 
 
 @registered("reward.numeric")
 class Numeric(Comparison):
-    """|given - expected| <= max(absolute, relative · |expected|), the tolerance being of the expected number.
+    """Equality of numbers: |given - expected| <= max(absolute, relative · |expected|).
 
-    The last number of the answer counts; commas between thousands are read over, and so are units and signs around it.
+    The last number of the answer counts. Thousands separators, units and signs around it are ignored.
 
     Args:
         answer, expected: See `Comparison`.
-        absolute, relative: Tolerances, 0 or more.
+        absolute, relative: Tolerances, 0 or more; `relative` refers to the expected number.
     """
 
     def __init__(
@@ -117,20 +120,21 @@ class Numeric(Comparison):
         self.absolute, self.relative = absolute, relative
 
     def same(self, given: str, expected: Any) -> bool:
-        right = expected if isinstance(expected, int | float) else last_number(as_text(expected))
-        if right is None or isinstance(expected, bool) or not math.isfinite(right):
+        target = expected if isinstance(expected, int | float) else last_number(as_text(expected))
+        if target is None or isinstance(expected, bool) or not math.isfinite(target):
             raise JudgeError(f"what was expected, {expected!r:.100}, is no number")
-        found = last_number(given)
-        return found is not None and abs(found - right) <= max(self.absolute, self.relative * abs(right))
+        number = last_number(given)
+        return number is not None and abs(number - target) <= max(self.absolute, self.relative * abs(target))
 
 
 @registered("reward.choice")
 class Choice(Comparison):
-    """The letter of one of several choices: alone, in brackets, before its text (`B) Paris`), or after `answer`. Of
-    several, the last one that is written so counts. A letter in running text is none.
+    """Letter of one of several choices: alone, in brackets, before its text (`B) Paris`), or after `answer`.
+
+    If several such letters occur, the last one counts. A letter in running text does not count.
 
     Args:
-        answer, expected: See `Comparison`; expected is the letter, or its place in `choices` as a number from 0.
+        answer, expected: See `Comparison`; `expected` is the letter, or its index in `choices`, from 0.
         choices: The letters.
     """
 
@@ -150,22 +154,22 @@ class Choice(Comparison):
 
     def same(self, given: str, expected: Any) -> bool:
         if isinstance(expected, int) and not isinstance(expected, bool) and 0 <= expected < len(self.choices):
-            right = self.choices[expected]
+            letter = self.choices[expected]
         elif isinstance(expected, str) and len(expected.strip()) == 1 and expected.strip().upper() in self.choices:
-            right = expected.strip().upper()
+            letter = expected.strip().upper()
         else:
             raise JudgeError(f"what was expected, {expected!r:.100}, is none of the choices {self.choices}")
-        return self.chosen(given) == right
+        return self.chosen(given) == letter
 
     def chosen(self, text: str) -> str | None:
-        """The letter, or None."""
+        """Return the chosen letter, or None."""
         if alone := self._alone.fullmatch(text):
             return alone[1].upper()
-        marked = [next(filter(None, found)) for found in self._marked.findall(text)]
+        marked = [next(filter(None, groups)) for groups in self._marked.findall(text)]
         return marked[-1].upper() if marked else None
 
 
-def _composed(text: str) -> str:
+def _nfc(text: str) -> str:
     """Return the text in Unicode's form NFC. A text with more than 30 combining marks in a row is no natural language
     (Unicode's Stream-Safe Text Format), takes quadratic time to normalise, and is returned as it is."""
     run = 0
@@ -177,6 +181,6 @@ def _composed(text: str) -> str:
 
 
 def last_number(text: str) -> float | None:
-    """The last number in a text."""
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "").replace("−", "-")) if found else None
+    """Return the last number in a text; None if there is none."""
+    numbers = _NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "").replace("−", "-")) if numbers else None

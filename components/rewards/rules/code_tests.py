@@ -1,4 +1,4 @@
-"""Tests of the program that an episode ends with, in the sandbox.
+"""Tests of the final program of an episode, in the sandbox.
 
 The tests are a field of the episode, a list of
 
@@ -6,9 +6,9 @@ The tests are a field of the episode, a list of
     {"call": "add(3, 4)", "result": 7}        the expression, after the program, has this value (JSON)
     "assert add(3, 4) == 7"                   the statements, after the program, raise nothing
 
-Each runs by itself. The program never sees what is expected and has no part in the comparison: output and values are
-compared here; statements run in a second sandbox, where the names of the program are stand-ins that forward calls to
-it, and only plain data comes back (`components.sandbox.remote`). So statements may import, define functions
+Each test runs separately. The program never sees the expected result and takes no part in the comparison: output and
+values are compared here; statements run in a second sandbox, where the program's names are proxies that forward calls
+to it, and only plain data comes back (`components.sandbox.remote`). So statements may import, define functions
 (`def check(candidate): ...`, as HumanEval does) and catch built-in exceptions, but they cannot
 
     compare objects of the program's own classes       compare their attributes, or str() of them
@@ -16,9 +16,10 @@ it, and only plain data comes back (`components.sandbox.remote`). So statements 
     see that a call changed one of its arguments       write {"call": "[x := [3, 1], sort(x), x][-1]", "result": [1, 3]}
     pass it objects that are no plain data             pass plain data or functions
 
-An expression of a `call` is evaluated in the program's own process, where all of this works. A name that is built-in,
-or a module of the standard library, is Python's in statements, whatever the program calls so. A helper function of the
-program that statements apply to its results is the program's word: let tests define or import what they compare with.
+An expression of a `call` is evaluated in the program's own process, where all of this works. In statements, the name of
+a built-in or of a standard library module always refers to Python's, even if the program redefines it. A helper
+function of the program that statements apply to its results is not trustworthy: let tests define or import what they
+compare with.
 """
 
 from __future__ import annotations
@@ -40,20 +41,20 @@ from components.trajectories.schema import Score, Trajectory
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 _CALLS = 20_000
-"""Messages that a program and its test may exchange."""
+"""Maximum number of messages between a program and its test."""
 
 
 @registered("reward.code_tests")
 class CodeTests:
-    """Tests of the program that an episode ends with.
+    """Tests of the final program of an episode.
 
     Args:
-        tests: Field that holds the tests (`components.rewards.rules.answers`).
-        answer: Where the program stands: the last block between fences of three backticks in it, or all of it.
-        give: `share` of the tests that are passed, or `all`: 1 where all of them are, else 0.
-        seconds, memory_mb: That each test may take; statements as much again for themselves.
+        tests: Field with the tests (`components.rewards.rules.answers`).
+        answer: Place of the program: the last block fenced by three backticks there, or the whole text.
+        give: `share` of the passed tests, or `all`: 1 if all tests pass, else 0.
+        seconds, memory_mb: Limits of each test; statements have the same limits again for themselves.
 
-    An episode without a program has 0, one without tests is unscored. Raises ResourceError where there is no sandbox.
+    An episode without a program gets 0, one without tests is unscored. Raises ResourceError if there is no sandbox.
     """
 
     blocking = True
@@ -81,7 +82,7 @@ class CodeTests:
         )
 
     def fields_read(self) -> dict[str, str]:
-        """Fields of the episode that are read, by key."""
+        """Return the fields of the episode that are read, by configuration key."""
         return {"tests": self.tests}
 
     def __call__(self, trajectory: Trajectory) -> Score:
@@ -91,18 +92,20 @@ class CodeTests:
         code = program(self._answer.of(trajectory) or "")
         if not code:
             return Score(trajectory.id, 0.0, {"passed": 0.0, "tests": float(len(tests))}, explanation="no program")
-        passed, first = 0, ""
+        passed, first_failure = 0, ""
         for number, test in enumerate(tests, 1):
-            why = self._failed(code, test)
-            passed += not why
-            first = first or (f"test {number}: {why}" if why else "")
-            if why and self.give == "all":
+            reason = self._failure(code, test)
+            passed += not reason
+            first_failure = first_failure or (f"test {number}: {reason}" if reason else "")
+            if reason and self.give == "all":
                 break
         reward = passed / len(tests) if self.give == "share" else float(passed == len(tests))
-        return Score(trajectory.id, reward, {"passed": float(passed), "tests": float(len(tests))}, explanation=first)
+        return Score(
+            trajectory.id, reward, {"passed": float(passed), "tests": float(len(tests))}, explanation=first_failure
+        )
 
-    def _failed(self, code: str, test: Any) -> str:
-        """Why a test is not passed; empty where it is."""
+    def _failure(self, code: str, test: Any) -> str:
+        """Return the reason why a test fails; empty if it passes."""
         if isinstance(test, Mapping) and {"stdin", "stdout"} == set(test):
             return self._printed(code, str(test["stdin"]), str(test["stdout"]))
         try:
@@ -117,15 +120,15 @@ class CodeTests:
 
     def _printed(self, code: str, stdin: str, expected: str) -> str:
         limits = self._sandbox.limits
-        room = max(limits.output_bytes, 2 * len(expected.encode(errors="replace")) + 1000)
-        ran = Sandbox(replace(limits, output_bytes=room)).python(code, stdin=stdin)
-        if not ran.ok:
-            return _ended(ran.killed, ran.stderr)
-        return "" if _lines(ran.stdout) == _lines(expected) else f"it printed {ran.stdout!r:.100}"
+        output_limit = max(limits.output_bytes, 2 * len(expected.encode(errors="replace")) + 1000)
+        result = Sandbox(replace(limits, output_bytes=output_limit)).python(code, stdin=stdin)
+        if not result.ok:
+            return _ended(result.killed, result.stderr)
+        return "" if _lines(result.stdout) == _lines(expected) else f"it printed {result.stdout!r:.100}"
 
     def _statements(self, code: str, test: str) -> str:
-        with Program(self._sandbox, code) as ran:
-            verdict = ran.verdict(test)
+        with Program(self._sandbox, code) as running:
+            verdict = running.verdict(test)
         if verdict.invalid:
             raise JudgeError(
                 f"{self.tests} holds {test!r:.100}, which {verdict.reason}; expected statements that name a function "
@@ -134,8 +137,8 @@ class CodeTests:
         return "" if verdict.passed else verdict.reason or "the test failed"
 
     def _call(self, code: str, call: str, expected: Any) -> str:
-        with Program(self._sandbox, code) as ran:
-            text = ran.value_of(call)
+        with Program(self._sandbox, code) as running:
+            text = running.value_of(call)
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
@@ -148,7 +151,7 @@ class CodeTests:
 
 
 def program(text: str) -> str:
-    """The last block of code of a text, or all of it where it has none."""
+    """Return the last code block of a text, or the whole text if it has none."""
     blocks = _FENCE.findall(text)
     return (blocks[-1] if blocks else text).strip()
 
@@ -159,14 +162,14 @@ def _ended(killed: str, stderr: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Blanks at the ends of lines, and empty lines at the end, do not count."""
+    """Return the lines without trailing whitespace and without empty lines at the end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 def _typed(value: Any) -> Any:
-    """JSON in which True is not 1."""
+    """Return JSON data in which True differs from 1."""
     if isinstance(value, bool):
         return ("bool", value)
     if isinstance(value, list | tuple):
-        return [_typed(one) for one in value]
-    return {name: _typed(one) for name, one in value.items()} if isinstance(value, dict) else value
+        return [_typed(item) for item in value]
+    return {name: _typed(item) for name, item in value.items()} if isinstance(value, dict) else value

@@ -1,22 +1,24 @@
-"""Rewards in the form of TRL's trainers and of HelloAgents, as they are: `(completions, **columns) -> list[float]`.
+"""Reward functions in the form of TRL and HelloAgents: `(completions, **columns) -> list[float]`.
 
 A function is called once for each group, by name, with
 
-    prompts, completions   as text (`form: text`): what was said before the agent's first message, and its last message;
-                           or as messages in OpenAI's form (`form: messages`): those before its first one, and all from
-                           there on, answers of tools among them
-    completion_ids         the tokens that were sampled, as a list of ids
-    columns                every field of the scenario's input and of the outcome, input first, and those that `columns`
-                           names: {ground_truth: input.answer}. Where one episode of the group lacks a field: None
-    log_metric, log_extra  TRL's: log_metric(name, value) becomes a component of each score of the group;
-                           log_extra(column, values) one of each, if these are numbers, or else a line of explanation
+    prompts, completions   as text (`form: text`): the text before the agent's first message, and its last message;
+                           or as OpenAI messages (`form: messages`): those before the agent's first message, and all
+                           from there on, including tool results
+    completion_ids         the sampled tokens, as a list of ids
+    columns                every field of the scenario's input and of the outcome (input takes precedence), and the
+                           fields that `columns` names: {ground_truth: input.answer}. None for episodes without a field
+    log_metric, log_extra  as in TRL: log_metric(name, value) adds a component to each score of the group;
+                           log_extra(column, values) adds one value to each score: a component if it is a number, else
+                           a line of the explanation
 
-A function with `**kwargs` gets all of them, any other what its parameters name. `trainer_state` and `environments` are
-not to be had: judging is a stage of its own, before any training step. A function that demands them is refused.
+A function with `**kwargs` receives all of them, any other function those that its parameters name. `trainer_state` and
+`environments` are not available: judging is a separate stage before training. A function that requires them is
+rejected.
 
-It returns a number for each completion. None means that it does not apply (TRL leaves such a function out of the sum;
-`optional: true` of a part of `combined` does). Anything else that is no finite number leaves that episode unscored, a
-list of another length the group.
+The function returns a number for each completion. None means that it does not apply (TRL leaves such a function out of
+the sum; a part of `combined` with `optional: true` does the same). Any other value that is not a finite number leaves
+that episode unscored; a list of another length leaves the group unscored.
 """
 
 from __future__ import annotations
@@ -30,25 +32,25 @@ from components.errors import JudgeError, Problem, SpecError
 from components.rewards.composition.composed import not_applicable
 from components.rewards.judge import number, unscored
 from components.rewards.rules.answers import check_field, field, last_text, main_history
-from components.rewards.user_functions import ColumnsFunction, built, is_async
+from components.rewards.user_functions import ColumnsFunction, build_function, is_async
 from components.specs.registered import registered
 from components.trajectories.convert import to_openai
 from components.trajectories.schema import Message, Score, Trajectory
 
-OURS = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
+PROVIDED_COLUMNS = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
 REFUSED = ("trainer_state", "environments")
 
 
 @registered("reward.columns")
 class Columns:
-    """A function of columns as a reward.
+    """Reward computed by a function of columns.
 
     Args:
-        function: `package.module.name` of the function, or `{_target_: package.module.name, argument: value}`; of
-            a class an instance is called. Its package must be in `allow`. In code, the function.
-        form: What prompts and completions are, `text` or `messages`.
-        columns: Fields of the episode (`components.rewards.rules.answers`) under names of their own.
-        blocking: Whether a plain function waits for others, such as a server, and is to be asked in threads.
+        function: `package.module.name` of the function, or `{_target_: package.module.name, argument: value}`; for a
+            class, an instance is called. Its package must be in `allow`. In code, the function itself.
+        form: Form of prompts and completions, `text` or `messages`.
+        columns: Additional columns: fields of the episode (`components.rewards.rules.answers`) by column name.
+        blocking: Set it if a plain function waits for others, such as a server: it is then called in threads.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Columns:
         columns: dict[str, str] | None = None,
         blocking: bool = False,
     ):
-        self.function = built(function)
+        self.function = build_function(function)
         self.form, self.columns, self.blocking = form, dict(columns or {}), blocking
         self.waits = is_async(self.function)
         self.name = getattr(self.function, "__name__", None) or getattr(
@@ -66,110 +68,122 @@ class Columns:
         )
         for name, path in self.columns.items():
             check_field(path, f"reward.columns.{name}")
-        parameters = _free(self.function)
-        self._all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-        self._named = {name: one for name, one in parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
+        parameters = _unfilled_parameters(self.function)
+        self._all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+        self._named = {
+            name: parameter
+            for name, parameter in parameters.items()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        }
         if problems := self._problems():
             raise SpecError(problems)
 
     def _problems(self) -> list[Problem]:
-        found = []
-        for name, one in self._named.items():
-            if name in REFUSED and one.default is inspect.Parameter.empty:
+        problems = []
+        for name, parameter in self._named.items():
+            if name in REFUSED and parameter.default is inspect.Parameter.empty:
                 message = f"{self.name} asks for {name}, which only a trainer has; judging comes before training"
-                found.append(Problem("reward.function", message))
-            if one.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL):
-                found.append(Problem("reward.function", f"{self.name} takes {name} by place; expected names only"))
+                problems.append(Problem("reward.function", message))
+            if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL):
+                problems.append(
+                    Problem("reward.function", f"{self.name} takes {name} by position; expected parameters with names")
+                )
         if not self._all and not {"completions", "completion_ids"} & set(self._named):
             message = f"{self.name} takes no completions; expected (completions, **columns) -> list of numbers"
-            found.append(Problem("reward.function", message))
-        if taken := sorted({*OURS, *REFUSED} & set(self.columns)):
-            message = f"{taken[0]} is given already; expected another name"
-            found.append(Problem(f"reward.columns.{taken[0]}", message))
-        if not self._all and (idle := sorted(set(self.columns) - set(self._named))):
-            message = f"{self.name} has no parameter {idle[0]}; it has {', '.join(self._named)}"
-            found.append(Problem(f"reward.columns.{idle[0]}", message))
-        return found
+            problems.append(Problem("reward.function", message))
+        if duplicates := sorted({*PROVIDED_COLUMNS, *REFUSED} & set(self.columns)):
+            message = f"{duplicates[0]} is a built-in column; expected another name"
+            problems.append(Problem(f"reward.columns.{duplicates[0]}", message))
+        if not self._all and (unused := sorted(set(self.columns) - set(self._named))):
+            message = f"{self.name} has no parameter {unused[0]}; it has {', '.join(self._named)}"
+            problems.append(Problem(f"reward.columns.{unused[0]}", message))
+        return problems
 
     def fields_read(self) -> dict[str, str]:
-        """Fields of the episode that are read, by key."""
+        """Return the fields of the episode that are read, by configuration key."""
         return {f"columns.{name}": path for name, path in self.columns.items()}
 
     def score_group(self, group: Sequence[Trajectory]) -> list[Score] | Awaitable[list[Score]]:
-        """One score for each trajectory of a scenario."""
+        """Return one score for each trajectory of a scenario."""
         log = _Log(len(group))
-        found = self.function(**self._given(group, log))
+        result = self.function(**self._arguments(group, log))
         if self.waits:
-            return self._later(group, found, log)
-        if inspect.iscoroutine(found):
-            found.close()
+            return self._score_async(group, result, log)
+        if inspect.iscoroutine(result):
+            result.close()
             raise JudgeError(f"{self.name} returned a coroutine; expected `async def`, or a list of numbers")
-        return self._read(group, found, log)
+        return self._parse(group, result, log)
 
-    async def _later(self, group: Sequence[Trajectory], found: Awaitable[Any], log: _Log) -> list[Score]:
-        return self._read(group, await found, log)
+    async def _score_async(self, group: Sequence[Trajectory], result: Awaitable[Any], log: _Log) -> list[Score]:
+        return self._parse(group, await result, log)
 
-    def _given(self, group: Sequence[Trajectory], log: _Log) -> dict[str, Any]:
-        """The arguments of one call."""
-        shown = [self._shown(one) for one in group]
-        given: dict[str, Any] = self._columns(group) | {
-            "prompts": [prompt for prompt, _ in shown],
-            "completions": [completion for _, completion in shown],
-            "completion_ids": [_sampled(one) for one in group],
+    def _arguments(self, group: Sequence[Trajectory], log: _Log) -> dict[str, Any]:
+        """Return the arguments of one call."""
+        texts = [self._prompt_and_completion(trajectory) for trajectory in group]
+        arguments: dict[str, Any] = self._columns(group) | {
+            "prompts": [prompt for prompt, _ in texts],
+            "completions": [completion for _, completion in texts],
+            "completion_ids": [_sampled_tokens(trajectory) for trajectory in group],
             "log_metric": log.metric,
             "log_extra": log.extra,
         }
-        lacking = [
+        missing = [
             name
-            for name, one in self._named.items()
-            if name not in given and one.default is inspect.Parameter.empty and name not in REFUSED
+            for name, parameter in self._named.items()
+            if name not in arguments and parameter.default is inspect.Parameter.empty and name not in REFUSED
         ]
-        if lacking:
-            columns = ", ".join(sorted(set(given) - set(OURS))) or "none"
+        if missing:
+            columns = ", ".join(sorted(set(arguments) - set(PROVIDED_COLUMNS))) or "none"
             raise JudgeError(
-                f"{self.name} asks for {', '.join(lacking)}; the columns are {columns}. To name one: "
-                f"reward.columns={{{lacking[0]}: input.FIELD}}"
+                f"{self.name} asks for {', '.join(missing)}; the columns are {columns}. To name one: "
+                f"reward.columns={{{missing[0]}: input.FIELD}}"
             )
-        return given if self._all else {name: value for name, value in given.items() if name in self._named}
+        return arguments if self._all else {name: value for name, value in arguments.items() if name in self._named}
 
     def _columns(self, group: Sequence[Trajectory]) -> dict[str, list[Any]]:
-        rows = [{**one.outcome, **one.scenario.input} for one in group]
+        rows = [{**trajectory.outcome, **trajectory.scenario.input} for trajectory in group]
         names = dict.fromkeys(name for row in rows for name in row if name not in REFUSED)
-        found = {name: [row.get(name) for row in rows] for name in names}
-        return found | {name: [field(one, path) for one in group] for name, path in self.columns.items()}
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        return columns | {
+            name: [field(trajectory, path) for trajectory in group] for name, path in self.columns.items()
+        }
 
-    def _shown(self, one: Trajectory) -> tuple[Any, Any]:
-        """Prompt and completion."""
-        messages = main_history(one).messages
-        begin = next((at for at, message in enumerate(messages) if _own(message, messages)), len(messages))
+    def _prompt_and_completion(self, trajectory: Trajectory) -> tuple[Any, Any]:
+        """Return prompt and completion."""
+        messages = main_history(trajectory).messages
+        begin = next((at for at, message in enumerate(messages) if _by_agent(message, messages)), len(messages))
         if self.form == "text":
-            return "\n\n".join(message.content for message in messages[:begin]), last_text(one)
-        return [to_openai(one) for one in messages[:begin]], [to_openai(one) for one in messages[begin:]]
+            return "\n\n".join(message.content for message in messages[:begin]), last_text(trajectory)
+        return [to_openai(message) for message in messages[:begin]], [
+            to_openai(message) for message in messages[begin:]
+        ]
 
-    def _read(self, group: Sequence[Trajectory], found: Any, log: _Log) -> list[Score]:
-        """The scores of what was returned."""
-        found = found.tolist() if hasattr(found, "tolist") else found  # an array or a tensor
-        if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
-            raise JudgeError(f"{self.name} returned {found!r:.80} ({type(found).__name__}), expected a list of numbers")
-        values = list(found)
+    def _parse(self, group: Sequence[Trajectory], result: Any, log: _Log) -> list[Score]:
+        """Return the scores for the function's result."""
+        result = result.tolist() if hasattr(result, "tolist") else result  # an array or a tensor
+        if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
+            raise JudgeError(
+                f"{self.name} returned {result!r:.80} ({type(result).__name__}), expected a list of numbers"
+            )
+        values = list(result)
         if len(values) != len(group):
             raise JudgeError(f"{self.name} returned {len(values)} values for {len(group)} completions")
         return [
-            replace(self._score(one, value), **log.of(place))
-            for place, (one, value) in enumerate(zip(group, values, strict=True))
+            replace(self._score(trajectory, value), **log.of(index))
+            for index, (trajectory, value) in enumerate(zip(group, values, strict=True))
         ]
 
-    def _score(self, one: Trajectory, value: Any) -> Score:
+    def _score(self, trajectory: Trajectory, value: Any) -> Score:
         if value is None:
-            return not_applicable(one, f"{self.name} returned None: it does not apply")
+            return not_applicable(trajectory, f"{self.name} returned None: it does not apply")
         try:
-            return Score(one.id, number(value, f"what {self.name} returned"))
+            return Score(trajectory.id, number(value, f"what {self.name} returned"))
         except JudgeError as error:
-            return unscored(one, error)
+            return unscored(trajectory, error)
 
 
 class _Log:
-    """What a function logs, for the scores of its group."""
+    """Metrics and extras that a function logs, for the scores of its group."""
 
     def __init__(self, size: int):
         self._size = size
@@ -184,31 +198,31 @@ class _Log:
             raise JudgeError(f"log_extra {column} has {len(values)} values for {self._size} completions")
         self._extra[column] = list(values)
 
-    def of(self, place: int) -> dict[str, Any]:
-        """Components and explanation of one score."""
-        extra = {name: values[place] for name, values in self._extra.items()}
+    def of(self, index: int) -> dict[str, Any]:
+        """Return components and explanation of one score."""
+        extra = {name: values[index] for name, values in self._extra.items()}
         numbers = {name: float(value) for name, value in extra.items() if isinstance(value, int | float)}
-        said = [f"{name}: {value}" for name, value in extra.items() if name not in numbers and value is not None]
-        return {"components": {**self._metrics, **numbers}, "explanation": "\n".join(said)}
+        lines = [f"{name}: {value}" for name, value in extra.items() if name not in numbers and value is not None]
+        return {"components": {**self._metrics, **numbers}, "explanation": "\n".join(lines)}
 
 
-def _free(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Parameters that no configuration has filled."""
+def _unfilled_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters that the configuration has not filled."""
     filled = getattr(function, "keywords", {})
-    return {name: one for name, one in inspect.signature(function).parameters.items() if name not in filled}
+    return {name: parameter for name, parameter in inspect.signature(function).parameters.items() if name not in filled}
 
 
-def _own(message: Message, messages: Sequence[Message]) -> bool:
-    """Whether a message is the agent's: sampled, or where nobody noted tokens, an assistant's."""
-    if any(one.span is not None for one in messages):
+def _by_agent(message: Message, messages: Sequence[Message]) -> bool:
+    """Return True if a message is the agent's: a sampled one, or without token data, an assistant message."""
+    if any(other.span is not None for other in messages):
         return message.span is not None
     return message.role == "assistant"
 
 
-def _sampled(one: Trajectory) -> list[int]:
+def _sampled_tokens(trajectory: Trajectory) -> list[int]:
     return [
         token
-        for history in one.histories
+        for history in trajectory.histories
         for message in history.messages
         if message.span is not None
         for token in history.token_ids[slice(*message.span)]

@@ -1,13 +1,13 @@
-"""Step rewards by continuation: what a step changed in how often the policy succeeds (VinePPO, arXiv:2410.01679).
+"""Step rewards from continuations: the change in the policy's success rate at each step (VinePPO, arXiv:2410.01679).
 
-With V_t the share of successes of the policy when it plays on from before turn t (`collect.continuations`), and V_0
-that of the group's own episodes,
+With V_t the success rate of the policy when it continues from before turn t (`collect.continuations`), and V_0 that of
+the group's own episodes,
 
     reward        = success
     step reward   = V_(t+1) - V_t           of turn t; at the end of the episode V is the success itself
 
-These add up to the success less V_0. Under `algorithm.credit=turns` with discount 0, no baseline and no scale they are
-the advantages themselves.
+The step rewards add up to the success minus V_0. Under `algorithm.credit=turns` with discount 0, no baseline and no
+scale they equal the advantages.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from components.trajectories.schema import Score, Trajectory
 
 @registered("reward.continued")
 class Continued:
-    """An episode that was not continued, as those of evaluations are not, is scored by its success alone."""
+    """Success, with step rewards from continuations. An episode that was not continued, as in evaluations, is scored by
+    its success alone."""
 
     def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
-        """Scores the episodes of a scenario."""
-        start = sum(one.success for one in group) / max(len(group), 1)
-        return [_score(one, start) for one in group]
+        """Return the scores of the episodes of a scenario."""
+        start = sum(trajectory.success for trajectory in group) / max(len(group), 1)
+        return [_score(trajectory, start) for trajectory in group]
 
 
-def _score(one: Trajectory, start: float) -> Score:
-    success = float(one.success)
-    labels = step_labels.read(step_labels.CONTINUED, one)
+def _score(trajectory: Trajectory, start: float) -> Score:
+    success = float(trajectory.success)
+    labels = step_labels.read(step_labels.CONTINUED, trajectory)
     steps = [after - before for before, after in pairwise([start, *labels])]
-    return Score(one.id, success, {"success": success}, steps)
+    return Score(trajectory.id, success, {"success": success}, steps)

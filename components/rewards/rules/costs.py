@@ -1,8 +1,8 @@
-"""Named costs beside a reward, for `algorithm.costs` to limit (safe RL).
+"""Named costs besides a reward, which `algorithm.costs` constrains (safe RL).
 
-A cost is what any reward says, shown under its name and added to nothing: the multipliers of the constrained algorithm
-decide what it is worth (`components.algorithms.policy_gradient.cost_constraints`). It is positive where it should not
-be.
+A cost is the value of any reward, recorded under its name and not added to the reward: the multipliers of the
+constrained algorithm determine its weight (`components.algorithms.policy_gradient.cost_constraints`). It is positive
+for unwanted behaviour.
 """
 
 from __future__ import annotations
@@ -10,15 +10,21 @@ from __future__ import annotations
 from typing import Any
 
 from components.errors import Problem, SpecError
-from components.rewards.composition.composed import ComposedAlone, Parts, Value
+from components.rewards.composition.composed import ComposedPerEpisode, Parts, Value
 from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
 
 
 @registered("reward.costs")
-class Costs(ComposedAlone):
-    """task: the reward. costs: rewards by name, whose numbers are the costs. Components: `task`, each cost under its
-    name, and what they say below."""
+class Costs(ComposedPerEpisode):
+    """Reward with named costs.
+
+    Args:
+        task: The reward.
+        costs: Rewards by name, whose values are the costs.
+
+    The components of a Score are `task`, each cost under its name, and their own components below.
+    """
 
     def __init__(self, task: Any, costs: dict[str, Any]):
         if not costs or "task" in costs or any("/" in name for name in costs):

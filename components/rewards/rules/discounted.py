@@ -1,4 +1,4 @@
-"""The discounted return of the step rewards: R = Σ_t γ^t r_t, with t from 0."""
+"""Discounted return of the step rewards: R = Σ_t γ^t r_t, with t from 0."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from components.rewards.composition.composed import ComposedAlone, Parts, Value, stepping
+from components.rewards.composition.composed import ComposedPerEpisode, Parts, Value, required_step_rewards
 from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
 
 
 @registered("reward.discounted")
-class Discounted(ComposedAlone):
-    """What is earned early counts more.
+class Discounted(ComposedPerEpisode):
+    """Discounted return of the step rewards.
 
     Args:
         reward: A reward that gives step rewards; `components.rewards.rules.returned.Returned` gives those of the
             environment.
-        gamma: γ, 0 to 1.
+        gamma: Discount factor γ, 0 to 1.
 
-    Step rewards stay as they are: `algorithm.credit=turns` discounts them itself. An episode without any is unscored
-    and says so.
+    Step rewards stay unchanged: `algorithm.credit=turns` discounts them itself. An episode without step rewards is
+    unscored with that reason.
     """
 
     def __init__(self, reward: Any, gamma: Annotated[float, Field(ge=0, le=1)] = 0.99):
@@ -29,5 +29,5 @@ class Discounted(ComposedAlone):
         self.gamma = gamma
 
     def value(self, trajectory: Trajectory, parts: Parts) -> Value:
-        steps = list(stepping(parts["reward"], "a discounted return"))
+        steps = list(required_step_rewards(parts["reward"], "a discounted return"))
         return Value(sum(self.gamma**t * step for t, step in enumerate(steps)), steps)

@@ -1,11 +1,11 @@
-"""Whether the answer is JSON that fits a schema: 1, or 0 with what does not fit.
+"""JSON Schema validation of the answer: 1 if it is valid, else 0 with the first error.
 
-Validation may take for ever where a schema's pattern meets what nobody foresaw, so it is done in a process beside this
-one. An answer that takes too long, or cannot be validated, does not fit: 0. What is wrong with the schema itself is
-found before, whatever the answer: a pattern that is none, a reference to what is not in it or to itself without end.
-Nothing is fetched.
+Validation can take forever for some patterns, so it runs in a subprocess. An answer that exceeds the time limit or
+cannot be validated counts as invalid: 0. Errors of the schema itself are detected before, whatever the answer: an
+invalid pattern, a reference that does not resolve within the schema, or an endless cycle of references. Nothing is
+fetched.
 
-JSON is read strictly: a name stands once in an object, and numbers are finite.
+JSON is parsed strictly: no duplicate names in an object, and only finite numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import Field
 from components.errors import AnswerTooCostly, JudgeError, Problem, SpecError
 from components.json_text import STRICT
 from components.rewards.rules.answers import Answer, check_field, field
-from components.rewards.worker_process import Apart
+from components.rewards.worker_process import WorkerProcess
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
 
@@ -29,13 +29,13 @@ _FENCED = re.compile(r"\s*+```(?:json)?[^\S\n]*+\n(.*)\n[^\S\n]*+```\s*+", re.DO
 
 @registered("reward.json_schema")
 class JsonSchema:
-    """An answer that fits a schema.
+    """Validity of the answer under a JSON schema.
 
     Args:
         schema: The JSON schema; or a field of the episode that holds it, such as `input.schema`.
-        answer: Where the answer stands (`components.rewards.rules.answers`). A fence of three backticks around it is
-            taken off.
-        seconds: Of CPU time that validation may take.
+        answer: Place of the answer (`components.rewards.rules.answers`). A surrounding fence of three backticks is
+            removed.
+        seconds: CPU time limit of the validation.
     """
 
     def __init__(
@@ -50,10 +50,12 @@ class JsonSchema:
             check_field(schema, "reward.schema")
         elif (wrong := _wrong(schema)) is not None:
             raise SpecError([Problem("reward.schema", f"is no JSON schema: {wrong}")])
-        self._misfit = Apart("components.rewards.rules.json_schema:misfit", seconds, ["jsonschema", "referencing"])
+        self._misfit = WorkerProcess(
+            "components.rewards.rules.json_schema:misfit", seconds, ["jsonschema", "referencing"]
+        )
 
     def fields_read(self) -> dict[str, str]:
-        """Fields of the episode that are read, by key."""
+        """Return the fields of the episode that are read, by configuration key."""
         return {"schema": self.schema} if isinstance(self.schema, str) else {}
 
     def __call__(self, trajectory: Trajectory) -> Score:
@@ -69,7 +71,7 @@ class JsonSchema:
 
 
 def misfit(text: str, schema: dict[str, Any]) -> str:
-    """What is wrong with a text that should fit the schema; empty where nothing is."""
+    """Return the validation error of a text; empty if it is valid."""
     from jsonschema import validators
     from jsonschema.exceptions import best_match
     from referencing import Registry
@@ -81,16 +83,16 @@ def misfit(text: str, schema: dict[str, Any]) -> str:
         return f"no JSON: {error!s:.200}"
     kind = validators.validator_for(schema, default=validators.validator_for({}))
     try:
-        found = best_match(kind(schema, registry=Registry()).iter_errors(data))
+        violation = best_match(kind(schema, registry=Registry()).iter_errors(data))
     except (MemoryError, RecursionError):
         raise
-    except Exception as error:  # noqa: BLE001  the schema is in order, so it is the answer
+    except Exception as error:  # noqa: BLE001  the schema is valid, so the answer is at fault
         return f"the answer could not be validated: {type(error).__name__}: {error!s:.200}"
-    return "" if found is None else f"{found.json_path}: {found.message:.200}"
+    return "" if violation is None else f"{violation.json_path}: {violation.message:.200}"
 
 
 def _wrong(schema: Any) -> str | None:
-    """What keeps it from being a schema."""
+    """Return the error of a schema; None if it is usable."""
     from jsonschema import validators
     from jsonschema.exceptions import SchemaError
 
@@ -103,27 +105,27 @@ def _wrong(schema: Any) -> str | None:
     return _unusable(schema)
 
 
-# A schema under these keywords applies to the same value as the one that it is in.
+# A subschema under these keywords applies to the same value as its parent.
 _SAME_VALUE = ("not", "if", "then", "else")
 _SAME_VALUE_LISTS = ("allOf", "anyOf", "oneOf")
 
 
 def _unusable(schema: dict[str, Any]) -> str | None:
-    """Return what is wrong with the references of a schema, which validation would find where an answer leads it."""
+    """Return the error in the references of a schema, which validation would meet only for some answers."""
     from referencing import Registry, Resource
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import DRAFT202012
 
     root: Any = Resource.from_contents(schema, default_specification=DRAFT202012)
-    left = [(root, Registry().resolver_with_root(root))]
+    pending = [(root, Registry().resolver_with_root(root))]
     same_value: dict[int, list[int]] = {}
-    while left:
-        resource, resolver = left.pop()
+    while pending:
+        resource, resolver = pending.pop()
         part = resource.contents
         if not isinstance(part, dict) or id(part) in same_value:
             continue
         applied = [part.get(key) for key in _SAME_VALUE]
-        applied += [each for key in _SAME_VALUE_LISTS for each in part.get(key) or ()]
+        applied += [subschema for key in _SAME_VALUE_LISTS for subschema in part.get(key) or ()]
         for key in ("$ref", "$dynamicRef"):
             if isinstance(part.get(key), str):
                 try:
@@ -131,10 +133,10 @@ def _unusable(schema: dict[str, Any]) -> str | None:
                 except (Unresolvable, LookupError, ValueError):
                     return f"it refers to {part[key]!r:.80}, which is not in it"
                 applied.append(target.contents)
-                found = Resource.from_contents(target.contents, default_specification=DRAFT202012)
-                left.append((found, target.resolver))
-        same_value[id(part)] = [id(each) for each in applied if isinstance(each, dict)]
-        left += [(each, resolver.in_subresource(each)) for each in resource.subresources()]
+                referenced = Resource.from_contents(target.contents, default_specification=DRAFT202012)
+                pending.append((referenced, target.resolver))
+        same_value[id(part)] = [id(subschema) for subschema in applied if isinstance(subschema, dict)]
+        pending += [(subschema, resolver.in_subresource(subschema)) for subschema in resource.subresources()]
     try:
         TopologicalSorter(same_value).prepare()
     except CycleError:

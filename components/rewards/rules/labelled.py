@@ -1,13 +1,13 @@
-"""Labels of single turns that people gave, or a program, from a file: one JSON object a line,
+"""Labels of single turns, by people or programs, from a file with one JSON object per line:
 
     {"trajectory_id": "shop-train-3/0", "step": 0, "label": 0.5}
     {"scenario": "shop-train-3", "sample": 0, "step": 1, "label": 1, "policy": "base"}
 
-`step` is the number of the turn, from 0: of the messages that the policy said, over all histories. Several labels of
-one turn, as of several people, count by their mean. Other keys, such as an author, are left alone. The next policy
-plays other episodes under the same ids, so a line may say whose episode it means: `policy`, as the trajectory has it.
+`step` is the number of the turn, from 0, counting the policy's messages over all histories. Several labels of one turn,
+such as from several people, are averaged. Other keys, such as an author, are ignored. The next policy plays other
+episodes under the same ids, so a line may name the policy of its episode: `policy`, as in the trajectory.
 
-The labels of turn i are the component `NAME/i` of the score: what the head NAME of a process reward model learns.
+The label of turn i is the component `NAME/i` of the score, which the head NAME of a process reward model learns.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.errors import JudgeError, Problem, SpecError
-from components.rewards.judge import judge, no_running_statistics
+from components.rewards.judge import judge, reject_running_statistics
 from components.rewards.protocol import ModelReward
 from components.specs.registered import registered
 from components.trajectories.schema import Failure, Score, Trajectory
 from components.trajectories.step_labels import written
 
 MOST_NAMED = 10
-"""Faulty lines that an error names."""
+"""Maximum number of invalid lines that an error lists."""
 
 Labels = dict[tuple[str, str | None], dict[int, list[float]]]
-"""By trajectory id and policy (None: any): the labels of each turn."""
+"""Labels of each turn, by trajectory id and policy (None: any policy)."""
 
 
 @registered("reward.labelled")
 class Labelled:
-    """Labels of turns from a JSONL file. An episode without a label of each turn is unscored, unless `task` scores it.
+    """Labels of turns from a JSONL file. An episode without a label for each turn is unscored, unless `task` scores it.
 
     Args:
-        path: The file.
-        name: Of the labels: the components are NAME/0, NAME/1 and so on.
-        task: Reward that scores the episodes, also those without labels, as in evaluations; null: the sum of the
-            labels.
+        path: The JSONL file.
+        name: Name of the labels: the components are NAME/0, NAME/1 and so on.
+        task: Reward that scores the episodes, including those without labels, as in evaluations; null scores by the
+            sum of the labels.
 
-    The step rewards are the labels, where every turn has one.
+    If every turn has a label, the labels are the step rewards.
     """
 
     def __init__(self, path: str, name: Annotated[str, Field(pattern=r"^[\w-]+$")] = "labelled", task: Any = None):
@@ -55,50 +55,60 @@ class Labelled:
             message = f"{type(task).__name__} computes with a model; expected a reward that does not, or null"
             raise SpecError([Problem("reward.task", message)])
         self.name = name
-        no_running_statistics(task, "reward.task")
+        reject_running_statistics(task, "reward.task")
         self.task = task
         self._labels = read_labels(path)
 
     @staticmethod
     def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """For stage keys: what the file says in place of where it is. Raises SpecError as read_labels."""
-        said = sorted(
+        """Return the arguments for stage keys: the digest of the labels in place of the path. Raises SpecError as
+        `read_labels`."""
+        rows = sorted(
             (name, policy or "", turn, label)
             for (name, policy), turns in read_labels(arguments["path"]).items()
             for turn, labels in turns.items()
             for label in labels
         )
-        return {**arguments, "path": hashlib.sha256(json.dumps(said).encode()).hexdigest()}
+        return {**arguments, "path": hashlib.sha256(json.dumps(rows).encode()).hexdigest()}
 
     def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
-        """Scores each trajectory for itself."""
+        """Return one score for each trajectory."""
         tasks: Sequence[Score | None] = [None] * len(group) if self.task is None else list(judge(self.task, group))
-        return [self._score(one, task) for one, task in zip(group, tasks, strict=True)]
+        return [self._score(trajectory, task) for trajectory, task in zip(group, tasks, strict=True)]
 
-    def _score(self, one: Trajectory, task: Score | None) -> Score:
-        turns = _turns(one)
+    def _score(self, trajectory: Trajectory, task: Score | None) -> Score:
+        turns = _turns(trajectory)
         labels = {
-            turn: fmean([*self._given(one, None).get(turn, ()), *self._given(one, one.policy).get(turn, ())])
-            for turn in sorted({*self._given(one, None), *self._given(one, one.policy)})
+            turn: fmean(
+                [
+                    *self._labels_of(trajectory, None).get(turn, ()),
+                    *self._labels_of(trajectory, trajectory.policy).get(turn, ()),
+                ]
+            )
+            for turn in sorted({*self._labels_of(trajectory, None), *self._labels_of(trajectory, trajectory.policy)})
         }
         if labels and max(labels) >= turns:
-            return _unscored(one, f"a label of step {max(labels)}, and the episode has {turns} turns, from step 0")
+            return _unscored(
+                trajectory, f"a label of step {max(labels)}, and the episode has {turns} turns, from step 0"
+            )
         parts = {f"{self.name}/{turn}": label for turn, label in labels.items()}
         steps = [labels[turn] for turn in range(turns)] if turns and len(labels) == turns else []
         if task is None:
             if not steps:
-                return _unscored(one, f"{len(labels)} of its {turns} turns have a label", parts)
-            return Score(one.id, sum(steps), written(self.name, steps), steps)
+                return _unscored(trajectory, f"{len(labels)} of its {turns} turns have a label", parts)
+            return Score(trajectory.id, sum(steps), written(self.name, steps), steps)
         parts = {**task.components, **parts}
-        return Score(one.id, task.reward, parts, steps or task.step_rewards, task.explanation, task.cost, task.failure)
+        return Score(
+            trajectory.id, task.reward, parts, steps or task.step_rewards, task.explanation, task.cost, task.failure
+        )
 
-    def _given(self, one: Trajectory, policy: str | None) -> dict[int, list[float]]:
-        return self._labels.get((one.id, policy), {})
+    def _labels_of(self, trajectory: Trajectory, policy: str | None) -> dict[int, list[float]]:
+        return self._labels.get((trajectory.id, policy), {})
 
 
 def read_labels(path: str) -> Labels:
-    """The labels of a file. Raises SpecError where it is not there, is empty, or has lines that are no labels, with
-    their numbers."""
+    """Return the labels of a file. Raises SpecError if it is missing or empty, or has invalid lines, which the error
+    lists by number."""
     labels: Labels = defaultdict(lambda: defaultdict(list))
     problems: list[str] = []
     for number, line in _lines(path):
@@ -108,9 +118,9 @@ def read_labels(path: str) -> Labels:
         except ValueError as error:
             problems.append(f"{path}, line {number}: {error}")
     if problems:
-        rest = len(problems) - MOST_NAMED
-        shown = problems[:MOST_NAMED] + ([f"{path}: {rest} more lines are no labels"] if rest > 0 else [])
-        raise SpecError([Problem("reward.path", text) for text in shown])
+        unlisted = len(problems) - MOST_NAMED
+        messages = problems[:MOST_NAMED] + ([f"{path}: {unlisted} more lines are no labels"] if unlisted > 0 else [])
+        raise SpecError([Problem("reward.path", text) for text in messages])
     if not labels:
         raise SpecError([Problem("reward.path", f"{path} has no label; expected a JSON object in each line")])
     return labels
@@ -128,7 +138,7 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _label(line: str) -> tuple[str, str | None, int, float]:
-    """Trajectory id, policy, turn, label. Raises ValueError in words."""
+    """Return trajectory id, policy, turn and label of a line. Raises ValueError with a message for the user."""
     try:
         data = json.loads(line)
     except ValueError as error:
@@ -162,14 +172,15 @@ def _whole(data: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _turns(one: Trajectory) -> int:
-    """Messages that the policy said: those sampled, or of a written conversation those of the assistant."""
+def _turns(trajectory: Trajectory) -> int:
+    """Return the number of the policy's messages: sampled ones, or in a conversation without tokens, assistant
+    messages."""
     return sum(
         message.span is not None if history.token_ids else message.role == "assistant"
-        for history in one.histories
+        for history in trajectory.histories
         for message in history.messages
     )
 
 
-def _unscored(one: Trajectory, why: str, parts: Mapping[str, float] | None = None) -> Score:
-    return Score(one.id, None, dict(parts or {}), failure=Failure(JudgeError.boundary, JudgeError.__name__, why))
+def _unscored(trajectory: Trajectory, why: str, parts: Mapping[str, float] | None = None) -> Score:
+    return Score(trajectory.id, None, dict(parts or {}), failure=Failure(JudgeError.boundary, JudgeError.__name__, why))

@@ -1,8 +1,8 @@
-"""What it costs to write in another script than the one that was asked for.
+"""Penalty for text in undeclared scripts.
 
-Of the letters that an episode's agents wrote, the share that no declared script has. Scripts are those of Unicode
-(`Latin`, `Cyrillic`, `Han`, `Arabic`, …), as the package `regex` knows them: `unicodedata` has no such property.
-Digits, punctuation, blanks, and letters that belong to no script of their own count nowhere.
+The penalty is proportional to the share of the agents' letters that belong to none of the declared scripts. Scripts are
+those of Unicode (`Latin`, `Cyrillic`, `Han`, `Arabic`, …), as defined in the package `regex`; `unicodedata` lacks this
+property. Digits, punctuation, whitespace, and letters without a script of their own do not count.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import regex
 from pydantic import Field
 
 from components.errors import JudgeError, Problem, SpecError
-from components.rewards.rules.answers import last_text, said
+from components.rewards.rules.answers import agent_messages, last_text
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
 
@@ -22,14 +22,14 @@ _LETTER = regex.compile(r"[\p{L}--\p{Script=Common}--\p{Script=Inherited}]", fla
 
 @registered("reward.language")
 class Language:
-    """-cost · share of the letters outside of the declared scripts.
+    """Penalty: -cost · share of the letters outside the declared scripts.
 
     Args:
         scripts: Unicode scripts, such as [Latin]; Japanese is [Han, Hiragana, Katakana].
-        cost: 0 or more.
-        of: `all` that the agents wrote, or the `last` message.
+        cost: Penalty for a share of 1; 0 or more.
+        of: Text that counts: `all` messages of the agents, or the `last` one.
 
-    The component `share` is that share; of an episode without letters it is 0.
+    The component `share` is that share; for an episode without letters it is 0.
     """
 
     def __init__(
@@ -47,7 +47,11 @@ class Language:
         self.cost, self.of = cost, of
 
     def __call__(self, trajectory: Trajectory) -> Score:
-        texts = [last_text(trajectory)] if self.of == "last" else [message.content for message in said(trajectory)]
+        texts = (
+            [last_text(trajectory)]
+            if self.of == "last"
+            else [message.content for message in agent_messages(trajectory)]
+        )
         if not texts:
             raise JudgeError("the episode has no message of an agent")
         letters = [letter for text in texts for letter in _LETTER.findall(text)]

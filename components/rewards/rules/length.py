@@ -1,9 +1,9 @@
-"""What the length of an episode costs, or brings.
+"""Rewards by episode length.
 
-    Length   R = r - α · max(0, len - target)      len: tokens that the policy sampled in the episode
-    Steps    R = r + β · steps                     steps: turns, or what a pattern finds in the last message
+    Length   R = r - α · max(0, len - target)      len: sampled tokens of the episode
+    Steps    R = r + β · steps                     steps: turns, or matches of a pattern in the last message
 
-Both as HelloAgents teaches them, with r the accuracy; here r is the reward of `task`.
+Both are defined as in HelloAgents, with r the accuracy; here r is the reward of `task`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, FiniteFloat
 
 from components.errors import AnswerTooCostly
-from components.rewards.composition.composed import ComposedAlone, Parts, Value, total
+from components.rewards.composition.composed import ComposedPerEpisode, Parts, Value, total
 from components.rewards.rules.answers import count, last_text, sampled_tokens
 from components.rewards.rules.patterns import Pattern
 from components.specs.registered import registered
@@ -21,16 +21,16 @@ from components.trajectories.schema import Score, Trajectory
 
 
 @registered("reward.length")
-class Length(ComposedAlone):
-    """A penalty for long episodes.
+class Length(ComposedPerEpisode):
+    """Penalty for long episodes.
 
     Args:
         task: Reward r; null is 0.
-        alpha: α, taken off for each sampled token above the target; 0 or more.
-        target: Tokens that cost nothing.
+        alpha: Penalty α for each sampled token above the target; 0 or more.
+        target: Number of tokens without a penalty.
 
-    Components: `task` and `length`, which is what was taken off, with its sign. A demonstration was not sampled and
-    costs nothing; an episode whose tokens nobody counted is unscored.
+    Components: `task` and `length`, the penalty with its sign. A demonstration was not sampled and has no penalty; an
+    episode without a token count is unscored.
     """
 
     def __init__(
@@ -44,23 +44,23 @@ class Length(ComposedAlone):
 
     def value(self, trajectory: Trajectory, parts: Parts) -> Value:
         tokens = sampled_tokens(trajectory)
-        return _with(trajectory, parts, "length", -self.alpha * max(0.0, tokens - self.target))
+        return _with_bonus(trajectory, parts, "length", -self.alpha * max(0.0, tokens - self.target))
 
 
 @registered("reward.steps")
-class Steps(ComposedAlone):
-    """A bonus for steps.
+class Steps(ComposedPerEpisode):
+    """Bonus for steps.
 
     Args:
         task: Reward r; null is 0.
-        beta: β, added for each step. Steps that earn something without end are made without end: see `most`.
+        beta: Bonus β for each step. An unlimited bonus rewards endless steps: set `most`.
         pattern: null counts turns (metric `turns`); a regular expression counts its matches in the last message, such
             as `(?m)^Step \\d+` for steps of reasoning.
-        most: Steps that count; null is no limit.
+        most: Maximum number of steps that count; null is no limit.
 
-    Where a pattern takes too long there is no step, and with β below 0 the episode is unscored.
+    If the pattern times out, no step counts; with β below 0 the episode is then unscored.
 
-    Components: `task` and `steps`, which is what was added.
+    Components: `task` and `steps`, the bonus.
     """
 
     def __init__(
@@ -75,10 +75,12 @@ class Steps(ComposedAlone):
         self._pattern = None if pattern is None else Pattern(pattern)
 
     def value(self, trajectory: Trajectory, parts: Parts) -> Value:
-        steps = count(trajectory, "turns") if self._pattern is None else self._found(trajectory)
-        return _with(trajectory, parts, "steps", self.beta * (steps if self.most is None else min(steps, self.most)))
+        steps = count(trajectory, "turns") if self._pattern is None else self._matches(trajectory)
+        return _with_bonus(
+            trajectory, parts, "steps", self.beta * (steps if self.most is None else min(steps, self.most))
+        )
 
-    def _found(self, trajectory: Trajectory) -> float:
+    def _matches(self, trajectory: Trajectory) -> float:
         assert self._pattern is not None
         try:
             return self._pattern.count(last_text(trajectory))
@@ -88,7 +90,7 @@ class Steps(ComposedAlone):
             return 0.0
 
 
-def _with(trajectory: Trajectory, parts: Parts, name: str, more: float) -> Value:
-    """The reward of the task and more, which falls to the last step."""
-    reward, steps = total([*((1.0, score) for score in parts.values()), (1.0, Score(trajectory.id, more))])
-    return Value(reward, steps, {name: more})
+def _with_bonus(trajectory: Trajectory, parts: Parts, name: str, bonus: float) -> Value:
+    """Return the task's reward plus a bonus, which goes to the last step."""
+    reward, steps = total([*((1.0, score) for score in parts.values()), (1.0, Score(trajectory.id, bonus))])
+    return Value(reward, steps, {name: bonus})

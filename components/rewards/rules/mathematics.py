@@ -1,9 +1,9 @@
-"""Accuracy of mathematics: 1 where the answer and the expected one are the same expression, by math-verify.
+"""Accuracy of mathematical answers: 1 if math-verify finds the answer equal to the expected one, else 0.
 
-`1/2`, `0.5` and `\\frac{1}{2}` are the same, and so are sets, intervals, matrices and equations written differently.
-Reading an expression and comparing it can take for ever on what a model writes; so it is done in a process beside this
-one, and what takes too long is wrong: the episode is scored 0 and the explanation says so. An expected answer that
-cannot be read leaves it unscored.
+`1/2`, `0.5` and `\\frac{1}{2}` are equal, and so are sets, intervals, matrices and equations in different notations.
+Parsing and comparing a model's expression can take forever, so it runs in a subprocess. A comparison that exceeds its
+time limit counts as wrong: the score is 0 and the explanation states the reason. If the expected answer cannot be
+parsed, the episode is unscored.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from pydantic import Field
 from components.errors import AnswerTooCostly, JudgeError, ResourceError
 from components.rewards.rules.accuracy import Comparison
 from components.rewards.rules.answers import as_text
-from components.rewards.worker_process import Apart
+from components.rewards.worker_process import WorkerProcess
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
 
 
 @registered("reward.math")
 class Mathematics(Comparison):
-    """The same expression, by math-verify.
+    """Equality of mathematical expressions, by math-verify.
 
     Args:
-        answer, expected: See `components.rewards.rules.accuracy`. Of an answer that is text, math-verify takes what is
-            boxed, or else the last expression.
+        answer, expected: See `components.rewards.rules.accuracy`. In an answer that is text, math-verify takes the
+            boxed expression, or else the last one.
         digits: Decimal digits to which floats are compared.
-        seconds: Of CPU time that one comparison may take.
+        seconds: CPU time limit of one comparison.
 
-    Raises ResourceError where math-verify is not installed.
+    Raises ResourceError if math-verify is not installed.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class Mathematics(Comparison):
         if find_spec("math_verify") is None:
             raise ResourceError("this reward needs the package math-verify: pip install 'espalier[math]'")
         self.digits = digits
-        self._same = Apart("components.rewards.rules.mathematics:verified", seconds, ["math_verify"])
+        self._same = WorkerProcess("components.rewards.rules.mathematics:verified", seconds, ["math_verify"])
 
     def same(self, given: str, expected: Any) -> bool:
-        found = self._same(given=given, expected=as_text(expected), digits=self.digits)
-        if found is None:
+        equal = self._same(given=given, expected=as_text(expected), digits=self.digits)
+        if equal is None:
             raise JudgeError(f"what was expected, {expected!r:.100}, cannot be read as mathematics")
-        return bool(found)
+        return bool(equal)
 
     def __call__(self, trajectory: Trajectory) -> Score:
         try:
@@ -61,17 +61,17 @@ class Mathematics(Comparison):
 
 
 def verified(given: str, expected: str, digits: int) -> bool | None:
-    """Whether both are the same; None where `expected` cannot be read. Its time is limited by whoever calls it: the
-    limits of math-verify are alarms, which only a main thread can have."""
+    """Return True if both expressions are equal; None if `expected` cannot be parsed. The caller limits the time: the
+    limits of math-verify are alarms, which work only in a main thread."""
     from math_verify import parse, verify
 
-    right = parse(_marked(expected), parsing_timeout=None)
-    if not right:
+    target = parse(_marked(expected), parsing_timeout=None)
+    if not target:
         return None
-    found = parse(given, parsing_timeout=None)
-    return bool(verify(right, found, float_rounding=digits, timeout_seconds=None))
+    parsed = parse(given, parsing_timeout=None)
+    return bool(verify(target, parsed, float_rounding=digits, timeout_seconds=None))
 
 
 def _marked(text: str) -> str:
-    """All of it as one expression: LaTeX is read between dollars only."""
+    """Return the text marked as one expression: LaTeX is parsed only between dollar signs."""
     return text if "$" in text or "\\boxed" in text or not text.strip() else f"${text}$"

@@ -1,4 +1,4 @@
-"""The reward that asks only how the episode ended, and how long it took.
+"""Outcome reward: success of the episode, minus costs of its length and errors.
 
     reward = success
            + progress_weight · progress · (1 - success)
@@ -6,9 +6,9 @@
            - invalid_cost · invalid_actions
            - repetition_cost · repetition
 
-`success` is 1 or 0, `progress` is between 0 and 1, `repetition` is the share of the n-grams of sampled tokens, within
-one message, that the message has said before (1 - distinct-n of arXiv:1510.03055). With the defaults the reward is the
-success itself.
+`success` is 1 or 0, `progress` is between 0 and 1, `repetition` is the share of the n-grams of sampled tokens that
+repeat an earlier one of the same message (1 - distinct-n of arXiv:1510.03055). With the defaults the reward equals the
+success.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from components.trajectories.schema import Failure, Score, Trajectory
 
 @registered("reward.outcome")
 class Outcome:
-    """Success as the environment states it, less what the way there cost.
+    """Success as reported by the environment, minus costs.
 
     Args:
-        turn_cost: Taken off for each assistant message (`metrics["turns"]`); 0 or more.
-        invalid_cost: Taken off for each action that the environment called invalid (`invalid_actions`, in metrics or
+        turn_cost: Penalty for each assistant message (`metrics["turns"]`); 0 or more.
+        invalid_cost: Penalty for each action that the environment rejected as invalid (`invalid_actions`, in metrics or
             outcome); 0 or more.
-        progress_weight: Partial credit: what an unsuccessful episode gets for `outcome["progress"]` = 1; 0 to 1, so
-            that no failure ever beats a success by it. 0 leaves progress unread.
-        repetition_cost: Taken off for a policy that says only one thing over and over (`repetition` = 1); 0 or more.
+        progress_weight: Partial credit of an unsuccessful episode for `outcome["progress"]` = 1; 0 to 1, so that it
+            never exceeds a success. With 0, progress is not read.
+        repetition_cost: Penalty for full repetition (`repetition` = 1); 0 or more.
         repetition_ngram: Tokens of one n-gram.
 
-    The parts of the sum are the components of the Score, signs included. An episode whose count or progress is asked
-    for and missing is unscored and says so, except that an episode cut off before the environment reported anything
-    has made no progress.
+    The terms of the sum are the components of the Score, with their signs. If a required count or progress is missing,
+    the episode is unscored with that reason, except that an episode cut off before the environment reported anything
+    has no progress.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Outcome:
         self.repetition_ngram = repetition_ngram
 
     def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
-        """Scores each trajectory for itself."""
+        """Return one score for each trajectory."""
         return [self._score(trajectory) for trajectory in group]
 
     def _score(self, trajectory: Trajectory) -> Score:
@@ -79,7 +79,7 @@ class Outcome:
 
 
 def _count(trajectory: Trajectory, name: str) -> float:
-    """A count kept by the collector, or else by the environment."""
+    """Return a count from the collector's metrics, or else from the environment's outcome."""
     value: Any = trajectory.metrics.get(name, trajectory.outcome.get(name))
     if not isinstance(value, Real):
         raise JudgeError(f"neither metrics nor outcome hold a number '{name}': found {value!r}. Set its cost to 0")

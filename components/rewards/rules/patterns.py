@@ -1,6 +1,5 @@
-"""Regular expressions against what a model wrote, with a limit of time: a pattern that backtracks without end on text
-that nobody foresaw must not hold up the stage. The package `regex` looks at the clock while it matches, and
-lets other threads run (`concurrent`)."""
+"""Regular expressions on model output, with a time limit: catastrophic backtracking must not block the stage. The
+package `regex` checks the time while it matches, and releases the GIL for other threads (`concurrent`)."""
 
 from __future__ import annotations
 
@@ -12,11 +11,12 @@ import regex
 from components.errors import AnswerTooCostly, Problem, SpecError
 
 SECONDS = 1.0
-"""That a pattern may take on one text."""
+"""Default time limit of a pattern on one text, in seconds."""
 
 
 class Pattern:
-    """pattern: of the package `regex`, which reads all that `re` reads. Raises SpecError where it is none."""
+    """Compiled pattern with a time limit. pattern: for the package `regex`, a superset of `re`. Raises SpecError if it
+    is invalid."""
 
     def __init__(self, pattern: str, key: str = "reward.pattern", seconds: float = SECONDS):
         try:
@@ -27,18 +27,18 @@ class Pattern:
         self.pattern, self.seconds = pattern, seconds
 
     def search(self, text: str) -> Any:
-        """The first match, or None. Raises AnswerTooCostly where the time is up; so do the others."""
+        """Return the first match, or None. Raises AnswerTooCostly on a timeout, as the other methods do."""
         return self._timed(lambda: self._compiled.search(text, timeout=self.seconds, concurrent=True))
 
     def fullmatch(self, text: str) -> Any:
-        """The match of the whole text, or None."""
+        """Return the match of the whole text, or None."""
         return self._timed(lambda: self._compiled.fullmatch(text, timeout=self.seconds, concurrent=True))
 
     def count(self, text: str) -> int:
-        """Matches that do not overlap."""
-        return int(self._timed(lambda: sum(1 for _ in self._found(text))))
+        """Return the number of non-overlapping matches."""
+        return int(self._timed(lambda: sum(1 for _ in self._matches(text))))
 
-    def _found(self, text: str) -> Iterator[Any]:
+    def _matches(self, text: str) -> Iterator[Any]:
         return iter(self._compiled.finditer(text, timeout=self.seconds, concurrent=True))
 
     def _timed(self, work: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What saying the same thing over and over costs: 1 - distinct-n (arXiv:1510.03055) of the sampled tokens."""
+"""Repetition penalty: 1 - distinct-n (arXiv:1510.03055) of the sampled tokens."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from components.trajectories.schema import Score, Trajectory
 
 @registered("reward.repetition")
 class Repetition:
-    """-cost · share of the n-grams of sampled tokens that their message has had before.
+    """Penalty: -cost · share of the n-grams of sampled tokens that repeat an earlier one of the same message.
 
     Args:
-        cost: 0 or more.
+        cost: Penalty for a share of 1; 0 or more.
         ngram: Tokens of one n-gram.
 
-    The component `share` is that share. A demonstration was not sampled and has 0; an episode whose tokens
-    nobody counted is unscored.
+    The component `share` is that share. A demonstration was not sampled and has 0; an episode without a token count is
+    unscored.
     """
 
     def __init__(self, cost: Annotated[float, Field(ge=0)] = 1.0, ngram: Annotated[int, Field(ge=1)] = 3):
@@ -33,7 +33,8 @@ class Repetition:
 
 
 def repetition(trajectory: Trajectory, size: int) -> float:
-    """Share of repeated n-grams over the sampled messages of an episode; 0 where none is long enough to have one."""
+    """Return the share of repeated n-grams over the sampled messages of an episode; 0 if no message is long enough for
+    one."""
     total = distinct = 0
     for history in trajectory.histories:
         for message in history.messages:

@@ -1,4 +1,4 @@
-"""The reward that environment or agent gave: what the outcome calls `reward`, or else the sum of the step rewards."""
+"""Reward of the environment or agent: the outcome's `reward`, or else the sum of the step rewards."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from components.trajectories.schema import Failure, Score, Trajectory
 
 @registered("reward.returned")
 class Returned:
-    """An episode without either is unscored and says so."""
+    """Reward reported by the environment. An episode without `reward` and step rewards is unscored with that reason."""
 
     def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
-        """Scores each trajectory for itself."""
-        return [_score(one) for one in group]
+        """Return one score for each trajectory."""
+        return [_score(trajectory) for trajectory in group]
 
 
-def _score(one: Trajectory) -> Score:
-    given: Any = one.outcome.get("reward", sum(one.step_rewards) if one.step_rewards else None)
-    if isinstance(given, Real) and math.isfinite(float(given)):
-        return Score(one.id, float(given), {"returned": float(given)}, list(one.step_rewards))
-    why = f"neither outcome['reward'] nor step rewards: found {given!r:.100}"
-    return Score(one.id, None, failure=Failure("judge", "JudgeError", why))
+def _score(trajectory: Trajectory) -> Score:
+    reward: Any = trajectory.outcome.get("reward", sum(trajectory.step_rewards) if trajectory.step_rewards else None)
+    if isinstance(reward, Real) and math.isfinite(float(reward)):
+        return Score(trajectory.id, float(reward), {"returned": float(reward)}, list(trajectory.step_rewards))
+    why = f"neither outcome['reward'] nor step rewards: found {reward!r:.100}"
+    return Score(trajectory.id, None, failure=Failure("judge", "JudgeError", why))

@@ -1,11 +1,10 @@
-"""How well an episode used its tools.
+"""Efficiency of tool use.
 
     efficiency = min(n - w, m) / max(n, m)        1 where n = m = 0
 
-n calls, of which w were wasted: repeated (the same tool with the same arguments as before, and the same answer) or
-failed. m is how many are needed; where nobody knows, all calls that were not wasted are: m = n - w, so efficiency is
-the share of calls that were not wasted. It is 1 where the needed calls were made and no other, and less for each that
-was wasted, too many, or left out.
+n is the number of calls, w the number of wasted ones: repeated calls (the same tool, arguments and result as before)
+and failed ones. m is the number of needed calls; if it is unknown, m = n - w, so efficiency is the share of calls that
+were not wasted. It is 1 if exactly the needed calls were made, and lower for each wasted, superfluous or missing call.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from components.trajectories.schema import History, Score, ToolCall, Trajectory
 
 @registered("reward.tool_use")
 class ToolUse:
-    """Efficiency of the calls of an episode.
+    """Efficiency of the tool calls of an episode.
 
     Args:
-        needed: Field of the episode that says how many calls are needed (`components.rewards.rules.answers`), as a
-            number or as a list of them; null where nobody knows.
-        failed: Regular expression of an answer to a call that failed.
+        needed: Field of the episode with the needed calls (`components.rewards.rules.answers`), as a number or as a
+            list of them; null if it is unknown.
+        failed: Regular expression that matches the result of a failed call.
 
-    Components: `calls`, `repeated`, `failed`. A call that was repeated and failed again is counted in both, and wasted
-    once. A call without an answer, as the last one of an episode that is over may be, has not failed.
+    Components: `calls`, `repeated`, `failed`. A repeated call that failed again counts in both, and is wasted once. A
+    call without a result, such as the last one of an episode, has not failed.
     """
 
     def __init__(self, needed: str | None = None, failed: str = r"(?i)^\s*error\b"):
@@ -40,18 +39,18 @@ class ToolUse:
         self._failed = Pattern(failed, "reward.failed")
 
     def fields_read(self) -> dict[str, str]:
-        """Fields of the episode that are read, by key."""
+        """Return the fields of the episode that are read, by configuration key."""
         return {} if self.needed is None else {"needed": self.needed}
 
     def __call__(self, trajectory: Trajectory) -> Score:
-        seen: set[tuple[str, str, str, str | None]] = set()
+        previous: set[tuple[str, str, str, str | None]] = set()
         calls = repeated = failed = wasted = 0
-        for history, call, answer in _calls(trajectory):
-            same = (history.agent, call.name, _plain(call.arguments), answer)
-            again, broken = same in seen, answer is not None and self._failed.search(answer) is not None
-            seen.add(same)
-            calls, repeated, failed = calls + 1, repeated + again, failed + broken
-            wasted += again or broken
+        for history, call, result in _calls(trajectory):
+            signature = (history.agent, call.name, _canonical(call.arguments), result)
+            repeat, error = signature in previous, result is not None and self._failed.search(result) is not None
+            previous.add(signature)
+            calls, repeated, failed = calls + 1, repeated + repeat, failed + error
+            wasted += repeat or error
         useful = calls - wasted
         needed = useful if self.needed is None else _count(field(trajectory, self.needed), self.needed)
         most = max(calls, needed)
@@ -62,11 +61,11 @@ class ToolUse:
 
 @registered("reward.calls")
 class Calls:
-    """How many calls of tools there were: a cost for `algorithm.costs`, or with a weight below 0 a penalty.
+    """Number of tool calls: a cost for `algorithm.costs`, or with a negative weight a penalty.
 
     Args:
         tools: Names of the tools that count; null counts all.
-        pattern: Regular expression of the calls that count, written `name {"argument": "value"}`; null counts all.
+        pattern: Regular expression of the calls that count, in the form `name {"argument": "value"}`; null counts all.
     """
 
     def __init__(self, tools: list[str] | None = None, pattern: str | None = None):
@@ -81,20 +80,20 @@ class Calls:
 
 
 def _calls(trajectory: Trajectory) -> list[tuple[History, ToolCall, str | None]]:
-    """All calls, each once, with their answers: those that come before the next message of the agent."""
-    found = []
+    """Return all calls, each once, with their results: the messages before the agent's next message."""
+    calls = []
     for history, at in spoken(trajectory):
-        answers: dict[str | None, str] = {}
+        results: dict[str | None, str] = {}
         for message in history.messages[at + 1 :]:
             if message.role == "assistant":
                 break
-            answers[message.tool_call_id] = message.content
-        found += [(history, call, answers.get(call.id)) for call in history.messages[at].tool_calls]
-    return found
+            results[message.tool_call_id] = message.content
+        calls += [(history, call, results.get(call.id)) for call in history.messages[at].tool_calls]
+    return calls
 
 
-def _plain(arguments: str) -> str:
-    """Arguments in one spelling."""
+def _canonical(arguments: str) -> str:
+    """Return the arguments in a canonical form."""
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
     except (ValueError, RecursionError):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.rewards.judges.comparison.pairings import everybody, random_rounds, swiss_round
+from components.rewards.judges.comparison.pairings import all_pairs, random_rounds, swiss_round
 
 
 def games(pairs):
@@ -16,7 +16,7 @@ def games(pairs):
 
 
 def test_everybody_meets_everybody_once():
-    assert everybody([3, 1, 2]) == [(3, 1), (3, 2), (1, 2)]
+    assert all_pairs([3, 1, 2]) == [(3, 1), (3, 2), (1, 2)]
 
 
 @given(st.integers(2, 15), st.integers(1, 6), st.integers(0, 99))

@@ -20,7 +20,7 @@ from components.rewards.judges.ruler import Ruler
 from components.rewards.llm import batches
 from components.rewards.llm.budget import Meter
 from components.rewards.llm.cache import SentBatches
-from components.rewards.llm.client import Asker
+from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.spec import ServedJudge
 from components.rewards.protocol import Means
 from tests.rewards import judge_replies as replies
@@ -50,11 +50,11 @@ def question(number):
     return [{"role": "user", "content": f'<trajectory id="x">question {number}: quality 0.{number % 10}</trajectory>'}]
 
 
-def ask(asker, *numbers, keep=True, at_once=False):
+def ask(asker, *numbers, keep=True, immediate=False):
     """The answers; those that failed as their errors."""
 
     async def one(number):
-        answer = await asker.ask(question(number), SCHEMA, at_once=at_once)
+        answer = await asker.ask(question(number), SCHEMA, immediate=immediate)
         if keep:
             asker.keep(answer)
         return answer
@@ -83,7 +83,7 @@ def sent(server):
 def test_questions_that_come_together_are_one_batch_at_half_the_price(tmp_path):
     meter, told = Meter(), []
     with judge_server() as server:
-        asker = Asker(spec(server), means(tmp_path, meter, told.append))
+        asker = JudgeClient(spec(server), means(tmp_path, meter, told.append))
         answers = ask(asker, *range(12))
         asker.close()
     assert sent(server) == [list(range(12))]
@@ -98,10 +98,10 @@ def test_questions_that_come_together_are_one_batch_at_half_the_price(tmp_path):
 
 def test_what_was_kept_of_a_batch_costs_what_was_paid(tmp_path):
     with judge_server() as server:
-        asker = Asker(spec(server), means(tmp_path))
+        asker = JudgeClient(spec(server), means(tmp_path))
         (first,) = ask(asker, 3)
         asker.close()
-        asker = Asker(spec(server, batch=False), means(tmp_path))
+        asker = JudgeClient(spec(server, batch=False), means(tmp_path))
         (again,) = ask(asker, 3)
         asker.close()
     assert again == first
@@ -110,7 +110,7 @@ def test_what_was_kept_of_a_batch_costs_what_was_paid(tmp_path):
 
 def test_questions_that_come_later_are_another_batch(tmp_path):
     with judge_server() as server:
-        asker = Asker(spec(server), means(tmp_path))
+        asker = JudgeClient(spec(server), means(tmp_path))
 
         async def work():
             early = asyncio.create_task(asker.ask(question(1), SCHEMA))
@@ -126,7 +126,7 @@ def test_a_full_batch_is_sent_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(batches, "MOST_QUESTIONS", 5)
     monkeypatch.setattr(batches, "QUIET", 3.0)
     with judge_server() as server:
-        asker = Asker(spec(server), means(tmp_path))
+        asker = JudgeClient(spec(server), means(tmp_path))
         assert right(ask(asker, *range(12)), *range(12))
         asker.close()
     assert sorted(sent(server)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]  # full ones are under way together
@@ -134,7 +134,7 @@ def test_a_full_batch_is_sent_at_once(tmp_path, monkeypatch):
 
 def test_equal_questions_at_once_are_one(tmp_path):
     with judge_server() as server:
-        asker = Asker(spec(server), means(tmp_path))
+        asker = JudgeClient(spec(server), means(tmp_path))
         assert right(ask(asker, 4, 4, 4), 4, 4, 4)
         asker.close()
     assert sent(server) == [[4]]
@@ -142,7 +142,7 @@ def test_equal_questions_at_once_are_one(tmp_path):
 
 def test_a_row_that_fails_is_asked_alone_and_at_the_full_price(tmp_path):
     with judge_server(lambda asked: replies.OVERLOADED if asked.number == 1 else GOOD) as server:
-        asker = Asker(spec(server), means(tmp_path))
+        asker = JudgeClient(spec(server), means(tmp_path))
         answers = ask(asker, 1, 2, 3)
         asker.close()
     assert right(answers, 1, 2, 3)
@@ -153,7 +153,7 @@ def test_a_row_that_fails_is_asked_alone_and_at_the_full_price(tmp_path):
 @pytest.mark.parametrize("reply", [replies.EMPTY, replies.NO_CHOICES], ids=["empty", "no choices"])
 def test_a_row_without_an_answer_is_asked_alone(tmp_path, reply):
     with judge_server([reply]) as server:
-        asker = Asker(spec(server), means(tmp_path))
+        asker = JudgeClient(spec(server), means(tmp_path))
         assert right(ask(asker, 1), 1)
         asker.close()
     assert len(server.requests) == 2
@@ -161,7 +161,7 @@ def test_a_row_without_an_answer_is_asked_alone(tmp_path, reply):
 
 def test_what_a_batch_did_not_get_to_before_it_expired_is_asked_alone(tmp_path, caplog):
     with judge_server(batch_end="expired") as server:
-        asker = Asker(spec(server), means(tmp_path))
+        asker = JudgeClient(spec(server), means(tmp_path))
         answers = ask(asker, 0, 1, 2, 3)
         asker.close()
     assert right(answers, 0, 1, 2, 3)
@@ -171,7 +171,7 @@ def test_what_a_batch_did_not_get_to_before_it_expired_is_asked_alone(tmp_path, 
 
 def test_a_format_that_the_server_does_not_know_is_asked_for_in_another_batch(tmp_path):
     with judge_server(replies.without_format(replies.NO_FORMAT, "json_schema")) as server:
-        asker = Asker(spec(server), means(tmp_path))
+        asker = JudgeClient(spec(server), means(tmp_path))
         answers = ask(asker, 1, 2)
         asker.close()
     assert right(answers, 1, 2)
@@ -181,13 +181,13 @@ def test_a_format_that_the_server_does_not_know_is_asked_for_in_another_batch(tm
 
 def test_a_batch_that_is_refused_ends_the_stage_and_says_why(tmp_path):
     with judge_server(batch_end="failed") as server:
-        asker = Asker(spec(server), means(tmp_path))
+        asker = JudgeClient(spec(server), means(tmp_path))
         for error in ask(asker, 1, 2):
             assert isinstance(error, ResourceError)
-            assert "refuses batch batch_1: it was refused" in str(error)
+            assert "rejected batch batch_1: it was refused" in str(error)
             assert "reward.model.batch=false" in str(error)
         asker.close()
-        asker = Asker(spec(server), means(tmp_path))
+        asker = JudgeClient(spec(server), means(tmp_path))
         ask(asker, 1, 2)  # it is not waited for again
         asker.close()
     assert len(server.batches) == 2
@@ -195,17 +195,17 @@ def test_a_batch_that_is_refused_ends_the_stage_and_says_why(tmp_path):
 
 def test_a_server_without_batches_is_told_apart(tmp_path):
     with served(web.Application()) as url:
-        asker = Asker(ServedJudge(url=url, model="judge", batch=True, retry_for=0), means(tmp_path))
+        asker = JudgeClient(ServedJudge(url=url, model="judge", batch=True, retry_for=0), means(tmp_path))
         (error,) = ask(asker, 1)
         asker.close()
     assert isinstance(error, ResourceError)
-    assert "takes no batches" in str(error)
+    assert "does not support batches" in str(error)
     assert "reward.model.batch=false" in str(error)
 
 
 def test_a_wrong_key_ends_it(tmp_path):
     with judge_server(key="sesame") as server:
-        asker = Asker(spec(server), means(tmp_path))
+        asker = JudgeClient(spec(server), means(tmp_path))
         (error,) = ask(asker, 1)
         asker.close()
     assert isinstance(error, ResourceError)
@@ -215,7 +215,7 @@ def test_a_wrong_key_ends_it(tmp_path):
 def test_a_batch_that_never_ends_is_not_waited_for_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr(batches, "LONGEST", 0.2)
     with judge_server(batch_polls=10_000) as server:
-        asker = Asker(spec(server), means(tmp_path))
+        asker = JudgeClient(spec(server), means(tmp_path))
         (error,) = ask(asker, 1)
         asker.close()
     assert isinstance(error, JudgeError)
@@ -237,7 +237,7 @@ def test_a_correction_is_asked_alone(tmp_path):
 def test_a_budget_stops_a_batch_before_it_is_sent_by_what_it_costs_to_be_read(tmp_path):
     least = len(question(1)[0]["content"]) // 4 * PRICE["input"] / 1e6
     with judge_server() as server:
-        asker = Asker(spec(server), means(tmp_path, Meter(budget=4.5 * least)))
+        asker = JudgeClient(spec(server), means(tmp_path, Meter(budget=4.5 * least)))
         answers = ask(asker, *range(10))
         asker.close()
     assert [isinstance(one, BudgetSpent) for one in answers] == [False] * 4 + [True] * 6
@@ -250,12 +250,12 @@ SCRIPT = """
 import asyncio, sys
 from pathlib import Path
 from components.rewards.llm import batches
-from components.rewards.llm.client import Asker
+from components.rewards.llm.client import JudgeClient
 from tests.rewards.llm.test_batches import means, question, SCHEMA
 from components.rewards.llm.spec import ServedJudge
 batches.QUIET, batches.FIRST_PAUSE = 0.1, 0.05
 spec = ServedJudge(url=sys.argv[1], model="judge", batch=True, price={"input": 1000.0, "output": 2000.0})
-asker = Asker(spec, means(Path(sys.argv[2])))
+asker = JudgeClient(spec, means(Path(sys.argv[2])))
 async def work():
     return await asyncio.gather(*(asker.ask(question(n), SCHEMA) for n in range(6)))
 asyncio.run(work())
@@ -280,7 +280,7 @@ def test_a_batch_that_was_sent_before_a_kill_is_not_paid_for_again(tmp_path):
         kill_while_it_waits(server, tmp_path)
         server._polls = 0  # it ends while nobody waits
         meter = Meter()
-        asker = Asker(spec(server), means(tmp_path, meter))
+        asker = JudgeClient(spec(server), means(tmp_path, meter))
         answers = ask(asker, *range(8))  # two more than then
         asker.close()
     assert right(answers, *range(8))
@@ -295,7 +295,7 @@ def test_what_of_a_batch_was_not_asked_for_this_time_is_there_the_next_time(tmp_
         kill_while_it_waits(server, tmp_path)
         server._polls = 0
         for numbers in ((0, 1), (2, 3, 4, 5), (0, 5)):
-            asker = Asker(spec(server), means(tmp_path))
+            asker = JudgeClient(spec(server), means(tmp_path))
             assert right(ask(asker, *numbers, keep=numbers != (0, 1)), *numbers)
             asker.close()
             remembered = SentBatches(tmp_path / "answers")
@@ -307,7 +307,7 @@ def test_what_of_a_batch_was_not_asked_for_this_time_is_there_the_next_time(tmp_
 
 def test_a_batch_of_which_all_was_asked_is_forgotten(tmp_path):
     with judge_server() as server:
-        asker = Asker(spec(server), means(tmp_path))
+        asker = JudgeClient(spec(server), means(tmp_path))
         ask(asker, 1, 2)
         remembered = SentBatches(tmp_path / "answers")
         assert len(remembered.questions("batch_1")) == 2
@@ -320,16 +320,16 @@ def test_a_batch_that_the_server_has_forgotten_is_asked_one_by_one(tmp_path, cap
     with judge_server(batch_polls=10_000) as server:
         kill_while_it_waits(server, tmp_path)
         server.batches.clear()
-        asker = Asker(spec(server), means(tmp_path))
+        asker = JudgeClient(spec(server), means(tmp_path))
         assert right(ask(asker, 1), 1)
         asker.close()
-    assert "does not know batch batch_1 any more" in caplog.text
+    assert "no longer has batch batch_1" in caplog.text
 
 
 def test_two_at_once_share_a_batch_that_was_sent(tmp_path):
     with judge_server(batch_polls=10_000) as server:
         kill_while_it_waits(server, tmp_path)
-        askers = [Asker(spec(server), means(tmp_path)) for _ in range(2)]
+        askers = [JudgeClient(spec(server), means(tmp_path)) for _ in range(2)]
 
         async def work():
             asked = [asker.ask(question(2), SCHEMA) for asker in askers]

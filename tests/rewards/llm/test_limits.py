@@ -8,7 +8,7 @@ import time
 import pytest
 
 from components.rewards.llm.budget import Meter
-from components.rewards.llm.client import Asker
+from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.spec import ServedJudge
 from components.rewards.protocol import Means
 from tests.rewards.judge_server import Reply, judge_server
@@ -23,7 +23,7 @@ def asked(folder, count, characters=400, **limits):
 
     with judge_server(lambda one: Reply("x" * 120)) as server:
         spec = ServedJudge(url=server.url, model="judge", max_tokens=200, **limits)
-        asker = Asker(spec, Means(folder, None, Meter()))
+        asker = JudgeClient(spec, Means(folder, None, Meter()))
 
         async def work():
             await asyncio.gather(*(asker.ask(question(number)) for number in range(count)))

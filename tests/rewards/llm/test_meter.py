@@ -10,8 +10,8 @@ import pytest
 
 from components.errors import BudgetSpent, ResourceError
 from components.rewards.llm.budget import Meter
-from components.rewards.llm.cache import KeptAnswers, digest
-from components.rewards.llm.rate_limits import Bucket, Guess, Limits
+from components.rewards.llm.cache import AnswerCache, digest
+from components.rewards.llm.rate_limits import RateLimits, TokenBucket, TokenEstimate
 
 
 def call(meter: Meter, cost: float | None) -> None:
@@ -63,7 +63,7 @@ class Clock:
         self.now = 100.0
         monkeypatch.setattr("components.rewards.llm.rate_limits.time.monotonic", lambda: self.now)
 
-    def take(self, bucket: Bucket, amount: float) -> float:
+    def take(self, bucket: TokenBucket, amount: float) -> float:
         """Waits until it may, and takes it; the time of that."""
         self.now += bucket.lacking(amount)
         bucket.take(amount)
@@ -72,7 +72,7 @@ class Clock:
 
 def test_a_bucket_lets_through_what_a_minute_allows(monkeypatch):
     clock = Clock(monkeypatch)
-    bucket = Bucket(60)  # six at once, and 54 in each minute
+    bucket = TokenBucket(60)  # six at once, and 54 in each minute
     assert [clock.take(bucket, 1) - 100 for _ in range(8)] == pytest.approx([0, 0, 0, 0, 0, 0, 1 / 0.9, 2 / 0.9])
     before = clock.now
     assert clock.take(bucket, 96) == pytest.approx(
@@ -86,7 +86,7 @@ def test_a_bucket_lets_through_what_a_minute_allows(monkeypatch):
 @pytest.mark.parametrize("limit", [1, 3, 10, 120, 600])
 def test_no_minute_sees_more_requests_than_its_limit_nor_far_fewer(monkeypatch, limit):
     clock = Clock(monkeypatch)
-    bucket = Bucket(limit)
+    bucket = TokenBucket(limit)
     clock.now += 1000
     begin = clock.now
     sent = [clock.take(bucket, 1) for _ in range(12 * limit)]
@@ -96,7 +96,7 @@ def test_no_minute_sees_more_requests_than_its_limit_nor_far_fewer(monkeypatch, 
 
 def test_tokens_are_corrected_by_what_was_needed():
     async def play():
-        limits = Limits(None, 6000)  # ninety a second
+        limits = RateLimits(None, 6000)  # ninety a second
         taken = await limits.wait(lambda: 500)
         limits.used(taken, 100)
         return limits._tokens.lacking(500)
@@ -105,7 +105,7 @@ def test_tokens_are_corrected_by_what_was_needed():
 
 
 def test_what_a_question_needs_is_learned_from_those_before_it():
-    guess = Guess(most=2000)
+    guess = TokenEstimate(most=2000)
     assert (guess.read(400), guess.written()) == (100, 2000)
     guess.learn(4000, 2000, 50)
     guess.learn(4000, 2000, 150)
@@ -113,7 +113,7 @@ def test_what_a_question_needs_is_learned_from_those_before_it():
 
 
 def test_answers_are_found_again_by_content_in_another_process_or_thread(tmp_path):
-    first, second = KeptAnswers(tmp_path), KeptAnswers(tmp_path)
+    first, second = AnswerCache(tmp_path), AnswerCache(tmp_path)
     asked = digest({"b": 1, "a": ["ü"]})
     assert asked == digest({"a": ["ü"], "b": 1}) != digest({"a": ["u"], "b": 1})
     assert second.find(asked) is None

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from components.errors import BudgetSpent, JudgeError, ResourceError
 from components.rewards.llm.budget import Meter
-from components.rewards.llm.client import Asker
-from components.rewards.llm.providers import Provided
+from components.rewards.llm.client import JudgeClient
+from components.rewards.llm.providers import LiteLLMClient
 from components.rewards.llm.spec import LiteLLMJudge
 from components.rewards.protocol import Means
 from tests.rewards import judge_replies as replies
@@ -53,7 +53,7 @@ def spec(server=None, **options):
 
 
 def ask(server, **options):
-    return asyncio.run(Provided(spec(server, **options)).call(QUESTION, SCHEMA, "q", False))
+    return asyncio.run(LiteLLMClient(spec(server, **options)).call(QUESTION, SCHEMA, "q", False))
 
 
 def right(answer):
@@ -143,8 +143,8 @@ def test_a_key_that_is_refused_ends_it_at_once_and_is_shown_nowhere(variable, mo
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (replies.NO_MODEL, r"is not there .*reward\.model\.model"),
-        (replies.NO_QUOTA, "has no money left"),
+        (replies.NO_MODEL, r"does not exist .*reward\.model\.model"),
+        (replies.NO_QUOTA, "has no credit left"),
         (replies.refused(403, "not in your country", "unsupported_country"), "refuses the key"),
     ],
 )
@@ -167,7 +167,7 @@ def test_a_provider_that_does_not_know_a_format_is_asked_in_the_next_way_from_th
         return [await way.call(QUESTION, SCHEMA, "q", False) for _ in range(2)]
 
     with judge_server(replies.without_format(replies.NO_FORMAT, "json_schema"), models=MODELS) as server:
-        assert all(map(right, asyncio.run(twice(Provided(spec(server))))))
+        assert all(map(right, asyncio.run(twice(LiteLLMClient(spec(server))))))
     kinds = [one.body.get("response_format", {}).get("type") for one in server.requests]
     assert kinds == ["json_schema", "json_object", "json_object"]
     with judge_server(replies.without_format(replies.UNKNOWN_KEY), models=MODELS) as server:
@@ -197,7 +197,7 @@ def test_prices_are_those_of_litellms_table_or_the_configurations(tmp_path):
     asked, said = 21, 39  # as the server counts
     for given, expected in ((None, (asked * 0.4 + said * 1.6) / 1e6), ({"input": 100, "output": 1000}, 0.0411)):
         with judge_server(models=MODELS) as server:
-            asker = Asker(spec(server, price=given), means(tmp_path / str(given)[:6]))
+            asker = JudgeClient(spec(server, price=given), means(tmp_path / str(given)[:6]))
             answer = asyncio.run(asker.ask(QUESTION[1:], SCHEMA))
         assert (answer.prompt_tokens, answer.completion_tokens) == (asked, said)
         assert answer.cost == pytest.approx(expected, rel=1e-9)
@@ -211,15 +211,15 @@ def test_a_price_that_litellm_does_not_know_is_not_known(model, monkeypatch):
     """Neither one of the same name at another provider, nor a table's 0 is a price."""
     monkeypatch.setenv("OPENROUTER_API_KEY", KEY)
     monkeypatch.setenv("OLLAMA_API_BASE", "http://127.0.0.1:9")
-    assert not Provided(spec(model=model)).priced
-    assert Provided(spec(model=model, price={"input": 0, "output": 0})).priced
+    assert not LiteLLMClient(spec(model=model)).priced
+    assert LiteLLMClient(spec(model=model, price={"input": 0, "output": 0})).priced
 
 
 def test_an_answer_of_unknown_price_is_counted_as_such_and_never_as_nothing(tmp_path):
     for name, options, script in (("model", {"model": "openai/judge"}, []), ("usage", {}, [Reply(usage=None)])):
         meter = Meter()
         with judge_server(script, models=MODELS) as server:
-            asker = Asker(spec(server, **options), means(tmp_path / name, meter))
+            asker = JudgeClient(spec(server, **options), means(tmp_path / name, meter))
             answer = asyncio.run(asker.ask(QUESTION, SCHEMA))
             asker.keep(answer)
             again = asyncio.run(asker.ask(QUESTION, SCHEMA))
@@ -230,12 +230,12 @@ def test_an_answer_of_unknown_price_is_counted_as_such_and_never_as_nothing(tmp_
 
 def test_a_budget_is_kept_by_litellms_price_and_refused_where_there_is_none(tmp_path):
     with judge_server(models=MODELS) as server:
-        asker = Asker(spec(server), means(tmp_path, Meter(budget=1e-4)))
+        asker = JudgeClient(spec(server), means(tmp_path, Meter(budget=1e-4)))
         asyncio.run(asker.ask(QUESTION, SCHEMA))
         with pytest.raises(BudgetSpent, match=r"of 0\.0001 is spent"):
             asyncio.run(asker.ask(QUESTION, SCHEMA, repeat=1))
         asker.close()
-        asker = Asker(spec(server, model="openai/judge"), means(tmp_path, Meter(budget=1.0)))
+        asker = JudgeClient(spec(server, model="openai/judge"), means(tmp_path, Meter(budget=1.0)))
         with pytest.raises(ResourceError, match=r"price of openai/judge is not known"):
             asyncio.run(asker.ask(QUESTION, SCHEMA))
         asker.close()
@@ -276,7 +276,7 @@ def test_it_works_on_one_loop_after_another_with_many_at_once(caplog, capfd):
         return await asyncio.gather(*(way.call(QUESTION, SCHEMA, str(i), False) for i in range(count)))
 
     with judge_server(replies.for_share(0.2, replies.OVERLOADED), models=MODELS) as server:
-        way = Provided(spec(server))
+        way = LiteLLMClient(spec(server))
         for _ in range(3):
             assert all(map(right, asyncio.run(many(way, 20))))
     assert len(server.requests) >= 60
@@ -300,13 +300,13 @@ def looked_up(host, *rest, _real=socket.getaddrinfo, **options):
         raise OSError("no network")
     return _real(host, *rest, **options)
 socket.socket.connect, socket.getaddrinfo = guarded, looked_up
-from components.rewards.llm.providers import Provided
+from components.rewards.llm.providers import LiteLLMClient
 from components.rewards.llm.spec import LiteLLMJudge
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import judge_server
 assert "litellm" not in sys.modules
 with judge_server([replies.OVERLOADED, replies.WRONG_KEY], models={MODELS!r}) as server:
-    way = Provided(LiteLLMJudge(model="openai/gpt-4.1-mini", extra={{"api_base": server.url}}))
+    way = LiteLLMClient(LiteLLMJudge(model="openai/gpt-4.1-mini", extra={{"api_base": server.url}}))
     assert way.priced
     try:
         asyncio.run(way.call({QUESTION!r}, {SCHEMA!r}, "q", False))
@@ -325,13 +325,13 @@ def test_no_connection_is_left_on_a_loop_that_was_closed():
     """A warning that is an error there would keep the loop from closing, for ever."""
     code = f"""
 from components.aio import in_order
-from components.rewards.llm.providers import Provided
+from components.rewards.llm.providers import LiteLLMClient
 from components.rewards.llm.spec import LiteLLMJudge
 from tests.rewards.judge_server import judge_server
 async def ask(number):
     return (await way.call({QUESTION!r}, {SCHEMA!r}, str(number), False)).text
 with judge_server(models={MODELS!r}) as server:
-    way = Provided(LiteLLMJudge(model="openai/gpt-4.1-mini", extra={{"api_base": server.url}}))
+    way = LiteLLMClient(LiteLLMJudge(model="openai/gpt-4.1-mini", extra={{"api_base": server.url}}))
     print(sum(1 for _ in range(2) for _ in in_order(ask, range(8), 4)))
 """
     environment = {**os.environ, "OPENAI_API_KEY": KEY, "PYTHONPATH": str(ROOT)}

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from components.errors import ResourceError
-from components.rewards.llm.openai_endpoint import Served
+from components.rewards.llm.openai_endpoint import OpenAIClient
 from components.rewards.llm.spec import ServedJudge
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import judge_server
@@ -16,7 +16,7 @@ QUESTION = [{"role": "user", "content": '<trajectory id="a">quality 1</trajector
 
 
 def ask(server, **options):
-    way = Served(ServedJudge(**{"url": server.url, "model": "judge", "retry_for": 5} | options))
+    way = OpenAIClient(ServedJudge(**{"url": server.url, "model": "judge", "retry_for": 5} | options))
     try:
         return asyncio.run(way.call(QUESTION, None, "q", False))
     finally:

@@ -1,1 +1,1 @@
-"""Scores from comparisons of two: which pairs are compared, and what strengths explain who won."""
+"""Scores from pairwise comparisons: selection of pairs, and strengths fitted to the results."""

@@ -1,9 +1,9 @@
-"""Who is compared with whom: everybody with everybody, or a few rounds in which each meets one more.
+"""Pairings: all pairs, or a few rounds in which each player meets one more opponent.
 
-    random     who has not met yet, drawn by a seed
-    swiss      who has about as many points, of those who have not met yet: close calls tell most
+    random     opponents not met yet, drawn with a seed
+    swiss      opponents with a similar score, not met yet: close comparisons are the most informative
 
-Where the number is odd, one sits out each round; in a Swiss round the last one who has done so the least.
+With an odd number of players, one sits out each round; in a Swiss round, the last of those who have sat out least.
 """
 
 from __future__ import annotations
@@ -15,62 +15,65 @@ from itertools import count
 
 Pair = tuple[int, int]
 MOST_TRIES = 2000
-"""Pairs that are tried to find everybody a partner."""
+"""Maximum number of pairs tried in the search for a complete matching."""
 
 
-def everybody(players: Sequence[int]) -> list[Pair]:
-    return [(one, other) for i, one in enumerate(players) for other in players[i + 1 :]]
+def all_pairs(players: Sequence[int]) -> list[Pair]:
+    """Return all pairs of players."""
+    return [(player, other) for i, player in enumerate(players) for other in players[i + 1 :]]
 
 
 def random_rounds(players: Sequence[int], rounds: int, seed: int) -> list[Pair]:
-    """The pairs of all rounds."""
-    drawn = random.Random(seed)
+    """Return the pairs of all rounds."""
+    generator = random.Random(seed)
     met: set[frozenset[int]] = set()
     for _ in range(rounds):
         order = list(players)
-        drawn.shuffle(order)
-        met |= set(map(frozenset, _paired(order, met)))
-    return [pair for pair in everybody(players) if frozenset(pair) in met]
+        generator.shuffle(order)
+        met |= set(map(frozenset, _pair_neighbours(order, met)))
+    return [pair for pair in all_pairs(players) if frozenset(pair) in met]
 
 
 def swiss_round(players: Sequence[int], points: Sequence[float], met: Collection[frozenset[int]]) -> list[Pair]:
-    """The pairs of the next round. players: in an order that decides between equals; points: of each of them so far."""
+    """Return the pairs of the next round. players: in the order that breaks ties; points: their points so far."""
     games = Counter(player for pair in met for player in pair)
     total = dict(zip(players, points, strict=True))
     order = sorted(players, key=lambda player: -total[player])
     if len(order) % 2:
         most = max(games[player] for player in order)
         order.remove(next(player for player in reversed(order) if games[player] == most))
-    return _paired(order, met)
+    return _pair_neighbours(order, met)
 
 
-def _paired(order: Sequence[int], met: Collection[frozenset[int]]) -> list[Pair]:
-    """Neighbours, as far as they have not met; as many as can be, so that nobody sits out who need not."""
+def _pair_neighbours(order: Sequence[int], met: Collection[frozenset[int]]) -> list[Pair]:
+    """Return pairs of neighbours that have not met; as many pairs as possible, so that a player sits out only if
+    necessary."""
     tries = count()
-    return _matched(list(order), met, tries) or _nearest(order, met)
+    return _complete_matching(list(order), met, tries) or _greedy_matching(order, met)
 
 
-def _matched(left: list[int], met: Collection[frozenset[int]], tries: Iterator[int]) -> list[Pair] | None:
-    """All of them in pairs, the last one alone where the number is odd; None where that was not found."""
-    if len(left) < 2:
+def _complete_matching(players: list[int], met: Collection[frozenset[int]], tries: Iterator[int]) -> list[Pair] | None:
+    """Return a complete matching, without the last player if the number is odd; None if none was found within the
+    limit."""
+    if len(players) < 2:
         return []
-    one, *others = left
+    player, *others = players
     for other in others:
-        if frozenset((one, other)) not in met and next(tries) < MOST_TRIES:
-            rest = _matched([player for player in others if player != other], met, tries)
-            if rest is not None:
-                return [(one, other), *rest]
+        if frozenset((player, other)) not in met and next(tries) < MOST_TRIES:
+            pairs = _complete_matching([candidate for candidate in others if candidate != other], met, tries)
+            if pairs is not None:
+                return [(player, other), *pairs]
     return None
 
 
-def _nearest(order: Sequence[int], met: Collection[frozenset[int]]) -> list[Pair]:
-    """Each with the next that is left; who finds nobody sits out."""
-    left = list(order)
+def _greedy_matching(order: Sequence[int], met: Collection[frozenset[int]]) -> list[Pair]:
+    """Pair each player with the next available one; a player without a partner sits out."""
+    players = list(order)
     pairs: list[Pair] = []
-    while left:
-        one = left.pop(0)
-        other = next((player for player in left if frozenset((one, player)) not in met), None)
+    while players:
+        current = players.pop(0)
+        other = next((player for player in players if frozenset((current, player)) not in met), None)
         if other is not None:
-            left.remove(other)
-            pairs.append((one, other))
+            players.remove(other)
+            pairs.append((current, other))
     return pairs
