@@ -48,7 +48,7 @@ from components.inference.protocol import Engine, Sampling
 from components.redaction import MASK
 from components.rollout.agent import as_json, as_step
 from components.rollout.capture import Capture
-from components.rollout.spec import GIVEN
+from components.rollout.spec import RUNTIME_ARGUMENTS
 from components.trajectories.schema import Failure, History, Scenario, Trajectory
 
 REFUSED = 403
@@ -71,11 +71,11 @@ class OwnAgent:
     ):
         parameters = inspect.signature(function).parameters.values()
         required = [one.name for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
-        if unknown := [name for name in required if name not in GIVEN]:
+        if unknown := [name for name in required if name not in RUNTIME_ARGUMENTS]:
             raise SpecError(
-                [Problem("agent.function", f"asks for {', '.join(unknown)}; expected some of {', '.join(GIVEN)}")]
+                [Problem("agent.function", f"asks for {', '.join(unknown)}; expected some of {', '.join(RUNTIME_ARGUMENTS)}")]
             )
-        self._names = [one.name for one in parameters if one.name in GIVEN]
+        self._names = [one.name for one in parameters if one.name in RUNTIME_ARGUMENTS]
         self.wants_environment = "environment" in self._names
         self._function = function
         self._url = url
