@@ -25,7 +25,7 @@ from typing import Any
 
 from components.environments.protocol import Messages, Step
 from components.errors import AgentError, Problem, ResourceError, SpecError
-from components.rollout.action_format import Take, Tools, Unreadable, told_first
+from components.rollout.action_format import Take, Tools, Unreadable, append_system_text
 from components.rollout.observations import clean
 from components.rollout.tool_schemas import misfit
 from components.sandbox import Limits, Sandbox, cells
@@ -70,7 +70,7 @@ class Code:
             if tools
             else "Write one block of Python a turn, from ```python to ```. You see what it prints; variables stay.\n"
         )
-        return told_first(messages, f"{said}A message without a block is your answer."), []
+        return append_system_text(messages, f"{said}A message without a block is your answer."), []
 
     async def act(self, message: dict[str, Any], take: Take) -> Step:
         text = message.get("content") or ""

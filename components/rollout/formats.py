@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from components.environments.protocol import Messages, Step
 from components.errors import Problem, SpecError
-from components.rollout.action_format import Format, Take, Tools, Unreadable, told_first
+from components.rollout.action_format import Format, Take, Tools, Unreadable, append_system_text
 from components.sandbox import Limits
 
 Name = Literal["native", "react", "chat", "code"]
@@ -78,7 +78,7 @@ class React(OneAction):
             )
         else:
             said = "Answer each time in this form:\nThought: what you think\nAnswer: what you say"
-        return told_first(messages, said), []
+        return append_system_text(messages, said), []
 
     def read(self, message: dict[str, Any]) -> dict[str, Any]:
         text = re.split(r"^[^\S\n]*+Observation:", message.get("content") or "", maxsplit=1, flags=re.MULTILINE)[0]

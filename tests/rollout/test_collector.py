@@ -193,7 +193,7 @@ def test_an_episode_that_takes_too_long_keeps_what_was_said():
     (trajectory, _) = collect(Parrot(), Slow, scenarios(1), timeout=0.2)
     assert (trajectory.failure.boundary, trajectory.failure.kind) == ("environment", "WaitTimeout")
     assert trajectory.failure.message == (
-        "the episode took longer than 0.2 s (timeout of this stage), last it waited for the environment"
+        "the episode took longer than 0.2 s (timeout of this stage) while it waited for the environment"
     )
     assert [m.role for m in trajectory.histories[0].messages] == ["user", "assistant", "user", "assistant"]
     assert trajectory.metrics["turns"] == 2
@@ -422,5 +422,5 @@ def test_garbage_is_looked_for_seldom_while_episodes_are_played_and_as_before_af
 
     with contextlib.suppress(SpecError):
         collect(Parrot(), World, scenarios(3))
-    assert set(seen) == {collector.YOUNG}
+    assert set(seen) == {collector.GC_THRESHOLD}
     assert gc.get_threshold() == before

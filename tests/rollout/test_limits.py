@@ -114,16 +114,16 @@ def test_who_gives_up_waiting_does_not_take_an_instance_along():
         pool = Pool(Echo, 1)
 
         async def play(seconds):
-            async with pool.lent() as lent:
+            async with pool.lease() as lease:
                 await asyncio.sleep(seconds)
-                lent.whole = True
+                lease.reusable = True
 
         first, second, third = (asyncio.create_task(play(0.02)) for _ in range(3))
         await asyncio.sleep(0.01)
         second.cancel()
         await asyncio.wait_for(asyncio.gather(first, third), 600)
         await asyncio.wait_for(play(0.0), 600)  # the place is free again
-        await pool.rest()
+        await pool.end_stage()
 
     asyncio.run(scene())
 
@@ -193,10 +193,10 @@ def test_cancelled_episodes_are_nobodys_failure_and_close_their_environments(mad
     told = []
 
     async def episode(pool, scenario):
-        async with pool.lent() as lent:
+        async with pool.lease() as lease:
             told.append(
                 await play(
-                    Parrot(seconds=300), lent.environment, scenario, sample=0, sampling=Sampling(), max_turns=2, seed=0
+                    Parrot(seconds=300), lease.environment, scenario, sample=0, sampling=Sampling(), max_turns=2, seed=0
                 )
             )
 
@@ -206,7 +206,7 @@ def test_cancelled_episodes_are_nobodys_failure_and_close_their_environments(mad
         try:
             await asyncio.gather(*(episode(pool, scenario) for scenario in scenarios(4)))
         finally:
-            async with asyncio.timeout(60), pool.lent():
+            async with asyncio.timeout(60), pool.lease():
                 pass  # nobody holds the place any more
 
     with pytest.raises(asyncio.CancelledError):
