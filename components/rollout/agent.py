@@ -362,5 +362,5 @@ def as_json(data: Any, where: str) -> Any:
     try:
         json.dumps(data, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise EnvironmentFailed(f"{where} returned what is no JSON data: {error}") from None
+        raise EnvironmentFailed(f"{where} returned data that cannot be serialized as JSON: {error}") from None
     return data
