@@ -309,12 +309,12 @@ def test_arguments_that_are_no_json_are_an_engine_error(engine):
     call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": "{not json"}}
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     request = ChatRequest([*messages, {"role": "user", "content": "b"}])
-    with pytest.raises(EngineError, match=r"tool find has arguments that are no JSON object: '\{not json'"):
+    with pytest.raises(EngineError, match=r"tool find has arguments that are not a JSON object: '\{not json'"):
         chat(engine, request)
 
 
 def test_text_that_is_no_unicode_is_an_engine_error(engine):
-    with pytest.raises(EngineError, match="no valid Unicode"):
+    with pytest.raises(EngineError, match="not valid Unicode and cannot be tokenized"):
         chat(engine, ask("half a pair: \ud83d"))
 
 

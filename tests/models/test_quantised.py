@@ -147,4 +147,4 @@ def test_without_the_package_it_is_refused_before_anything_starts(cache, monkeyp
 def test_weights_that_do_not_settle_are_refused(monkeypatch):
     monkeypatch.setattr(quantized, "rounded", lambda weight: weight + 1)
     with pytest.raises(ResourceError, match="do not settle"):
-        quantized._settled(torch.zeros(2, 2), "layer")
+        quantized._converged(torch.zeros(2, 2), "layer")

@@ -98,7 +98,9 @@ def test_the_episode_is_the_one_that_is_played_without():
 
 
 def test_an_environment_that_does_not_repeat_itself_is_refused_by_name():
-    with pytest.raises(SpecError, match=r"environment: Forgetful said something else .* methods `save` and `restore`"):
+    with pytest.raises(
+        SpecError, match=r"environment: Forgetful gave other observations or rewards .* methods `save` and `restore`"
+    ):
         continued(Tosser(), Forgetful, 1)
 
 

@@ -267,7 +267,7 @@ def test_answers_of_several_tools_are_one_message_for_a_strict_template(make_for
 def test_arguments_that_are_no_mapping(make_format, template, text):
     messages = [user("a"), assistant("", ("find-order", {}))]
     messages[1]["tool_calls"][0]["function"]["arguments"] = text
-    with pytest.raises(EngineError, match="a call of the tool find-order has arguments that are no JSON object"):
+    with pytest.raises(EngineError, match="a call of the tool find-order has arguments that are not a JSON object"):
         make_format(template).render(messages, [FIND], generate=True)
 
 
