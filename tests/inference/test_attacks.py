@@ -277,7 +277,7 @@ def test_two_keys_are_none(locked):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "models.example"])
 def test_without_a_key_only_this_machine_is_served(host):
-    with pytest.raises(ResourceError, match=r"needs a key. Set the environment variable ESPALIER_SERVER_KEY"):
+    with pytest.raises(ResourceError, match=r"requires an API key. Set the environment variable ESPALIER_SERVER_KEY"):
         Server(EchoEngine(), "shop", host=host)
 
 

@@ -131,7 +131,7 @@ def said(**changes):
 
 
 DAMAGED = {
-    "no JSON": "{not json",
+    "invalid JSON": "{not json",
     "kind is None": json.dumps([1]),
     "kind is 'praise'; expected one of score": json.dumps(said(kind="praise")),
     "score: 6: expected at most 5": json.dumps(said(score=6)),
@@ -144,7 +144,7 @@ DAMAGED = {
     "time: 'yesterday': expected a time with its zone": json.dumps(said(time="yesterday")),
     "2026-11-05T10:11:12': expected a time with its zone": json.dumps(said(time="2026-11-05T10:11:12")),
     "author: ''": json.dumps(said(author="")),
-    "a correction without either says nothing": json.dumps({**corrected(ONE, 1).model_dump(mode="json"), "text": " "}),
+    "a correction needs at least one of them": json.dumps({**corrected(ONE, 1).model_dump(mode="json"), "text": " "}),
     "two episodes": json.dumps({**chose(ONE, OTHER).model_dump(mode="json"), "other": ONE.id}),
     "JSON text of an object": json.dumps(
         {**corrected(ONE, 1).model_dump(mode="json"), "calls": [{"name": "x", "arguments": "[1]"}]}
