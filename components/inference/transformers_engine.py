@@ -306,7 +306,7 @@ class TransformersEngine:
                 break
             if sum(_missing(other) for other in batch) >= PREFILL_TOKENS:
                 break
-            shared = [_shared(held, row.prompt) for held in self._held]
+            shared = [_shared(cached, row.prompt) for cached in self._held]
             donor = max(range(self.slots), key=lambda slot: (shared[slot], -slot))
             prefix = min(shared[donor], len(row.prompt) - 1)  # the last token is computed for its logits
             if any(_shared(other.prompt, row.prompt) > prefix + 16 for other in batch):

@@ -1,4 +1,4 @@
-"""Attacks on the inference server: size, slowness, other origins, missing keys, rows that harm their batch."""
+"""Tests of attacks on the inference server: size, slowness, origins, missing keys, rows that affect their batch."""
 
 from __future__ import annotations
 
@@ -464,7 +464,7 @@ def test_an_odd_request_does_not_harm_the_others(engine, reference, name):
 
 
 def test_an_odd_request_among_others_over_http(attacked: Victim):
-    """Every request under way got a 500."""
+    """Regression: every request in flight got a 500."""
     from concurrent.futures import ThreadPoolExecutor
 
     valid = json.dumps({**SHORT, "max_tokens": 60, "seed": 4, "return_token_ids": True}).encode()
@@ -592,7 +592,7 @@ def test_a_token_that_the_model_does_not_have_fails_alone(engine, reference, mon
 
 
 def test_a_long_prompt_is_tokenised_beside_the_event_loop(make_engine):
-    """The loop goes on while the prompt is tokenised."""
+    """The event loop continues while the prompt is tokenized."""
     engine = make_engine(max_length=4096)
     encode, ticks = engine.format.encode, 0
 

@@ -1,4 +1,4 @@
-"""The engine behind a URL, over real sockets: what it says, and what it makes of a server that fails."""
+"""Tests of the remote engine over real sockets: responses, and failing servers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def connect():
-    """Makes engines that are closed at the end."""
+    """Return a factory of engines, which are closed after the test."""
     made = []
 
     def make(url: str, **options) -> RemoteEngine:
@@ -42,8 +42,8 @@ def connect():
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for instance in made:
+        instance.close()
 
 
 def ask(engine: RemoteEngine, request: ChatRequest = HELLO):
@@ -60,12 +60,16 @@ def echo():
 
 def test_a_request_reaches_the_other_engine_as_it_is(connect, echo):
     request = ChatRequest(HELLO.messages, [WEATHER], "base", HELLO.sampling, HELLO.seed)
-    found = ask(connect(echo[1].url), request)
+    completion = ask(connect(echo[1].url), request)
     assert echo[0].requests == [request]
-    assert found.message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
-    assert found.message["content"] == ""
-    assert (found.finish_reason, found.prompt_token_ids, found.token_ids) == ("tool_calls", [1, 2, 3], [0])
-    assert (found.logprobs, found.policy) == ([-0.5], "base")
+    assert completion.message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
+    assert completion.message["content"] == ""
+    assert (completion.finish_reason, completion.prompt_token_ids, completion.token_ids) == (
+        "tool_calls",
+        [1, 2, 3],
+        [0],
+    )
+    assert (completion.logprobs, completion.policy) == ([-0.5], "base")
 
 
 def test_episodes_are_those_of_the_engine_itself(connect, make_engine):
@@ -286,11 +290,11 @@ def test_episodes_over_a_line_that_breaks_all_the_time(connect, make_engine):
         )
 
     with Server(make_engine(max_length=4096), "shop") as server, Line(server.url, faults) as line:
-        found = play(connect(line.url))
-        assert len(line.seen) > 1.5 * sum(trajectory.metrics["turns"] for trajectory in found)
+        completion = play(connect(line.url))
+        assert len(line.seen) > 1.5 * sum(trajectory.metrics["turns"] for trajectory in completion)
         line.faults = iter([None] * 5 + [status(500, x_should_retry="false")] * 99)
         with pytest.raises(TooManyFailures, match="EngineError"):
             play(connect(line.url))
-    assert len(found) == 16
-    assert not any(trajectory.failure for trajectory in found)
-    assert all(trajectory.metrics["sampled_tokens"] > 0 for trajectory in found)
+    assert len(completion) == 16
+    assert not any(trajectory.failure for trajectory in completion)
+    assert all(trajectory.metrics["sampled_tokens"] > 0 for trajectory in completion)

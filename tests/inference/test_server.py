@@ -1,4 +1,4 @@
-"""The HTTP server, spoken to over a real socket by OpenAI's own client."""
+"""Tests of the HTTP server over a real socket with OpenAI's client."""
 
 from __future__ import annotations
 

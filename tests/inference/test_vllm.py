@@ -1,4 +1,4 @@
-"""The vLLM engine and its server, against a small server that speaks vLLM's endpoints over a real socket."""
+"""Tests of the vLLM engine and its server against a small server with vLLM's endpoints over a real socket."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def python(tmp_path_factory):
 
 @pytest.fixture
 def start(python, base_dir, tmp_path):
-    """Starts servers that are closed at the end."""
+    """Return a factory of servers, which are closed after the test."""
     made = []
 
     def make(model_dir: Path = base_dir, **given) -> VllmServer:
@@ -47,13 +47,13 @@ def start(python, base_dir, tmp_path):
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for instance in made:
+        instance.close()
 
 
 @pytest.fixture
 def connect(base_dir):
-    """Makes engines on servers, checked, that are closed at the end."""
+    """Return a factory of checked engines, which are closed after the test."""
     made = []
 
     def make(*servers: VllmServer, ours: bool = True, **given) -> VllmEngine:
@@ -65,8 +65,8 @@ def connect(base_dir):
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for instance in made:
+        instance.close()
 
 
 def ask(engine: VllmEngine, request: ChatRequest = HELLO):
@@ -94,19 +94,19 @@ def gone(pid: int) -> bool:
 def test_an_answer_is_asked_for_and_given_in_tokens(start, connect):
     server = start()
     engine = connect(server)
-    found = ask(engine)
+    completion = ask(engine)
     [asked] = seen(server, "/v1/completions")
-    assert asked["prompt"] == found.prompt_token_ids == engine.format.prompt_ids(HELLO.messages, [])
+    assert asked["prompt"] == completion.prompt_token_ids == engine.format.prompt_ids(HELLO.messages, [])
     assert {name: asked[name] for name in ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")} == {
         "temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.05, "max_tokens": 64, "seed": 7
     }  # fmt: skip
     assert asked["stop_token_ids"] == sorted(engine.stop_ids)
-    assert (found.message["content"], found.finish_reason, found.policy) == ("policy/7", "stop", "base")
-    assert len(found.token_ids) == len(found.logprobs) == len("policy/7") + 1
-    further = [*HELLO.messages, found.message, {"role": "user", "content": "more"}]
+    assert (completion.message["content"], completion.finish_reason, completion.policy) == ("policy/7", "stop", "base")
+    assert len(completion.token_ids) == len(completion.logprobs) == len("policy/7") + 1
+    further = [*HELLO.messages, completion.message, {"role": "user", "content": "more"}]
     again = ask(engine, replace(HELLO, messages=further))
-    assert again.prompt_token_ids[: len(found.prompt_token_ids) + len(found.token_ids)] == [
-        *found.prompt_token_ids, *found.token_ids
+    assert again.prompt_token_ids[: len(completion.prompt_token_ids) + len(completion.token_ids)] == [
+        *completion.prompt_token_ids, *completion.token_ids
     ]  # fmt: skip
     greedy = ask(engine, replace(HELLO, sampling=Sampling(0, 0.9, max_tokens=3)))
     assert greedy.finish_reason == "length"
@@ -126,7 +126,7 @@ def test_an_adapter_becomes_the_policy_and_every_answer_is_its_own(start, connec
     with pytest.raises(StalePolicy):
         ask(engine, replace(HELLO, policy="v1"))
     connect(server).load_policy("v2", str(adapter_dir))  # another engine of the run finds it there
-    assert [one["lora_name"] for one in seen(server, "/v1/load_lora_adapter")] == ["policy@v1", "policy@v2"]
+    assert [body["lora_name"] for body in seen(server, "/v1/load_lora_adapter")] == ["policy@v1", "policy@v2"]
     engine.load_policy("base", None)
     assert ask(engine).message["content"] == "policy/7"
 
@@ -257,15 +257,19 @@ def test_the_turns_of_an_episode_go_to_one_server(start, connect):
     async def episode(seed: int) -> None:
         request = replace(HELLO, seed=seed)
         for _ in range(3):
-            found = await engine.chat(request)
-            request = replace(request, messages=[*request.messages, found.message, {"role": "user", "content": "on"}])
+            completion = await engine.chat(request)
+            request = replace(
+                request, messages=[*request.messages, completion.message, {"role": "user", "content": "on"}]
+            )
 
     async def episodes() -> None:
         await asyncio.gather(*(episode(seed) for seed in range(4)))
 
     asyncio.run(episodes())
-    played = [{one["seed"] for one in seen(server, "/v1/completions") if one["max_tokens"] == 64} for server in servers]
-    assert [len(one) for one in played] == [2, 2]
+    played = [
+        {body["seed"] for body in seen(server, "/v1/completions") if body["max_tokens"] == 64} for server in servers
+    ]
+    assert [len(trajectory) for trajectory in played] == [2, 2]
     assert played[0] | played[1] == {0, 1, 2, 3}
 
 

@@ -1,4 +1,4 @@
-"""Processes that agents start: none outlives its episode, and nothing is said of them after the end."""
+"""Tests of processes that agents start: none outlives its episode, and none logs after its end."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ SCRIPT = """
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Processes that have the mark among their arguments."""
-    return [one for one in psutil.process_iter(["cmdline"]) if mark in (one.info["cmdline"] or ())]
+    """Return the processes with the mark among their arguments."""
+    return [process for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or ())]
 
 
 def test_nothing_follows_when_too_many_fail():
@@ -81,7 +81,7 @@ def test_a_process_ends_with_its_episode(ends):
     async def agent(scenario):
         command = [sys.executable, "-c", "import time; time.sleep(600)", mark]
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        assert [one.pid for one in marked(mark)] == [process.pid]
+        assert [process.pid for process in marked(mark)] == [process.pid]
         if ends == "by an error":
             raise KeyError("no such page")
         if ends == "by its time":

@@ -222,7 +222,7 @@ def test_a_server_that_leaks_instances():
             concurrency=2,
             max_turns=2,
         )
-        assert [one.failure for one in found] == [None] * 12
+        assert [trajectory.failure for trajectory in found] == [None] * 12
         assert len(server.instances) <= 2
 
 
@@ -241,7 +241,7 @@ def test_two_environments_with_the_same_scenario_ids():
         data = {"model": {"name": "tiny", "source": "random"}, "environment": shop, "agent": {}, "collect": {}}
         return validate(CollectStage, data, allow=()).key_part()
 
-    one, other = Shop(train=4, heldout=2), Shop(train=5, heldout=2)
-    assert {s.id for s in one.scenarios("train")} & {s.id for s in other.scenarios("train")}
+    trajectory, other = Shop(train=4, heldout=2), Shop(train=5, heldout=2)
+    assert {s.id for s in trajectory.scenarios("train")} & {s.id for s in other.scenarios("train")}
     assert key() != key(train=5)
     assert key() == key()
