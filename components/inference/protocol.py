@@ -35,7 +35,7 @@ class Sampling:
 
     @property
     def cuts(self) -> dict[str, float]:
-        """Those of top_p, top_k and min_p that truncate the distribution, by request parameter name."""
+        """Truncation parameters in effect (of top_p, top_k and min_p), by request parameter name."""
         cuts = {"top_p": self.top_p < 1, "top_k": self.top_k > 0, "min_p": self.min_p > 0}
         return {name: getattr(self, name) for name, cut in cuts.items() if cut}
 

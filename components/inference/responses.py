@@ -156,8 +156,8 @@ class ResponseBody(Spec):
     """System message. It is not part of the conversation stored for `previous_response_id`."""
     previous_response_id: str | None = None
     store: bool | None = None
-    """Store the response, so that a later request can refer to it in `previous_response_id`; None means true if the
-    server stores responses."""
+    """Storage of the response, so that a later request can refer to it in `previous_response_id`; None means true if
+    the server stores responses."""
     tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -386,7 +386,7 @@ def _text(content: str | list[Text]) -> str:
 def _tool(data: dict[str, Any], path: str, strict: bool, problems: list[Problem]) -> dict[str, Any]:
     """Return a tool in the Chat Completions format; add its problems."""
     if data.get("type") != "function":
-        expected = "this server runs no tools of its own; expected type 'function'"
+        expected = "this server has no built-in tools; expected type 'function'"
         problems.append(Problem(f"{path}.type", f"{shortened(data.get('type'))}: {expected}"))
         return {}
     try:

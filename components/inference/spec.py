@@ -34,7 +34,7 @@ class RemoteSpec(Served):
     """Served name of the model. Trained policies are loaded as adapters named `MODEL@VERSION`; the server must see the
     run folder under the same path."""
     tokens: bool = True
-    """Request token ids and their log-probabilities (`return_token_ids`), which Espalier's server and vLLM return.
+    """Token ids and log-probabilities in responses (`return_token_ids`), which Espalier's server and vLLM return.
     Training requires them. Without them, any such server can be evaluated."""
     timeout: float = Field(300.0, gt=0)
     """Time limit of one response in seconds."""
@@ -109,8 +109,8 @@ class VllmSpec(Spec):
     cpu_cache_gb: int = Field(2, ge=1)
     """Size of the KV cache in GB on a CPU."""
     sleep: bool = False
-    """Offload the server's weights to CPU memory and drop its KV cache between stages, so that the trainer has the
-    whole GPU. Only on a GPU."""
+    """Sleep mode between stages: the server's weights move to CPU memory and its KV cache is dropped, so that the
+    trainer has the whole GPU. Only on a GPU."""
     arguments: dict[str, str | int | float | bool] = {}
     """Additional server options, such as `{tensor-parallel-size: 2}`. true is an option without a value."""
     start_timeout: float = Field(900.0, gt=0)

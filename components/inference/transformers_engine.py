@@ -136,7 +136,7 @@ class TransformersEngine:
         """Load `version`. Raises EngineBusy while requests are in flight, ArtifactError for an adapter that does not
         fit the model; the engine then keeps its version."""
         if in_flight := len(self._active) + len(self._waiting) + len(self._arrived):
-            raise EngineBusy(f"policy {version} cannot be loaded: {in_flight} answers are under way")
+            raise EngineBusy(f"policy {version} cannot be loaded: {in_flight} requests are in flight")
         if version == self._policy:
             return
         changed = dict(trained_weights.changed_tensors(self.base_dir, Path(folder))) if folder else {}

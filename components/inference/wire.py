@@ -113,7 +113,7 @@ class StreamOptions(Spec):
     """Options of a streamed response."""
 
     include_usage: bool = False
-    """Send a last chunk with the token counts."""
+    """Last chunk with the token counts."""
 
 
 class ChatBody(Spec):
@@ -148,7 +148,7 @@ class ParsedRequest:
     """A parsed and validated request."""
 
     requests: list[ChatRequest]
-    """One engine request for each of `n` responses."""
+    """Engine requests, one for each of `n` responses."""
     stream: bool
     include_usage: bool
     logprobs: bool

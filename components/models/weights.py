@@ -122,7 +122,7 @@ def _make_once(target: Path, spec: ModelSpec, cache: Path, make: Callable[[Path,
         if target.is_dir():
             if (problem := damage(_record(target), target)) is None:
                 return
-            logger.warning("the model in %s is damaged and is made again: %s", target, problem)
+            logger.warning("the model in %s is damaged and is recreated: %s", target, problem)
         check_weights(spec, cache)
         with tempfile.TemporaryDirectory(dir=cache, prefix=".draft-") as temporary:
             draft = Path(temporary) / "model"

@@ -135,8 +135,8 @@ class ReflectionSpec(Spec):
     """Maximum number of characters of the transcript. The middle of a longer transcript, or of one that exceeds the
     model's context, is cut, marked and counted (`cut_transcript`)."""
     demonstrate: bool = False
-    """Also store a successful second attempt as a demonstration without the reflection, in the group of the first
-    attempts: for sft, distill and preference algorithms."""
+    """Demonstrations from successful second attempts: stored in addition, without the reflection, in the group of the
+    first attempts, for sft, distill and preference algorithms."""
 
 
 class CollectTeacherSpec(Spec):

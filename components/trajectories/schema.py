@@ -23,7 +23,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(slots=True, frozen=True)
 class Scenario:
-    """One task instance."""
+    """A task instance."""
 
     id: str
     """Identifier, unique in its environment and identical on every machine."""
@@ -49,7 +49,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Message:
-    """One message of a conversation, in OpenAI's terms."""
+    """A message of a conversation, in OpenAI's terms."""
 
     role: Role
     content: str
@@ -106,7 +106,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Trajectory:
-    """One episode."""
+    """An episode."""
 
     id: str
     """Identifier, unique in its artifact: derived from scenario and sample, never random."""

@@ -299,7 +299,7 @@ def test_no_policy_is_loaded_under_an_answer(engine, adapter_dir):
     async def load_meanwhile():
         task = asyncio.create_task(engine.chat(ask("Hello", max_tokens=30)))
         await asyncio.sleep(0.01)
-        with pytest.raises(EngineError, match="1 answers are under way"):
+        with pytest.raises(EngineError, match="1 requests are in flight"):
             engine.load_policy("v1", str(adapter_dir))
         return await task
 

@@ -62,7 +62,7 @@ def test_a_model_with_flipped_bits_is_made_again(tmp_path, caplog, name):
     said = in_the_next_process(f"made = Path({str(folder)!r}); print(damage(record(made), made))")
     assert said == f"{name} does not match the digest that was recorded when it was made"
     assert prepare(TINY, tmp_path) == folder
-    assert f"damaged and is made again: {said}" in caplog.text
+    assert f"damaged and is recreated: {said}" in caplog.text
     assert contents(folder) == before
     assert in_the_next_process(f"made = Path({str(folder)!r}); print(damage(record(made), made))") == "None"
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [folder.name]
@@ -84,7 +84,7 @@ def test_a_model_that_is_not_what_was_recorded_is_made_again_at_once(tmp_path, c
     else:
         record.unlink()
     assert prepare(TINY, tmp_path) == folder
-    assert "is damaged and is made again" in caplog.text
+    assert "is damaged and is recreated" in caplog.text
     assert contents(folder) == before
 
 
@@ -95,7 +95,7 @@ def test_rounded_weights_are_verified_too(tmp_path, caplog):
     before = contents(folder)
     flip(folder / "model.safetensors")
     prepare(spec, tmp_path)
-    assert "damaged and is made again: model.safetensors" in caplog.text
+    assert "damaged and is recreated: model.safetensors" in caplog.text
     assert contents(folder) == before
 
 
@@ -155,7 +155,7 @@ def test_the_hubs_own_cache_is_verified_where_it_names_files_by_digest(endpoint,
     folder = Path(in_process(code, tmp_path, endpoint).splitlines()[-1])
     flip(folder / "model.safetensors")
     output = in_process(code, tmp_path, endpoint)
-    assert "damaged and is made again: model.safetensors" in output
+    assert "damaged and is recreated: model.safetensors" in output
     assert "in the Hugging Face cache is damaged; it is downloaded again" in output
     assert (folder / "model.safetensors").read_bytes() == (base_dir / "model.safetensors").read_bytes()
 
