@@ -105,7 +105,7 @@ def test_what_it_computes_holds_up_nobody():
         ("die", "step: its process died (signal 11)"),
         ("leave", "step: its process died (exit code 3)"),
         ("bug", "KeyError: 'no such page'"),
-        ("odd", "returned data that cannot be serialized as JSON"),
+        ("odd", "returned what is no JSON data"),
         ("hang", "step 1 took longer than 10 s (step_timeout of this stage)"),
     ],
 )

@@ -155,7 +155,7 @@ def test_answers_under_way_are_given_up_or_finished(start, connect, adapter_dir,
         assert asyncio.run(swap()).policy == "base"
         assert ask(engine).policy == "base"  # the next turn of the same episode
     else:
-        with pytest.raises(StalePolicy, match="given up for v1"):
+        with pytest.raises(StalePolicy, match="policy base was replaced by v1"):
             asyncio.run(swap())
     assert ask(engine, replace(HELLO, policy="v1")).policy == "v1"
 
