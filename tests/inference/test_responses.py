@@ -75,8 +75,8 @@ def engine(episodes):
 
 @pytest.fixture(scope="module")
 def client(episodes):
-    with openai.OpenAI(base_url=episodes[0].url, api_key="one", timeout=600) as made:
-        yield made
+    with openai.OpenAI(base_url=episodes[0].url, api_key="one", timeout=600) as client:
+        yield client
 
 
 def ask(client: openai.OpenAI, given="hello", **options) -> Response:

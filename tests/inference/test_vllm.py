@@ -38,34 +38,34 @@ def python(tmp_path_factory):
 @pytest.fixture
 def start(python, base_dir, tmp_path):
     """Return a factory of servers, which are closed after the test."""
-    made = []
+    instances = []
 
-    def make(model_dir: Path = base_dir, **given) -> VllmServer:
-        fault = {"arguments": {"fault": given.pop("fault")}} if "fault" in given else {}
-        spec = VllmSpec(**{"python": python, "start_timeout": 20, "retry_for": 10, **fault, **given})
-        made.append(VllmServer(spec, TINY, model_dir, tmp_path / "logs" / "vllm.log"))
-        return made[-1]
+    def make(model_dir: Path = base_dir, **values) -> VllmServer:
+        fault = {"arguments": {"fault": values.pop("fault")}} if "fault" in values else {}
+        spec = VllmSpec(**{"python": python, "start_timeout": 20, "retry_for": 10, **fault, **values})
+        instances.append(VllmServer(spec, TINY, model_dir, tmp_path / "logs" / "vllm.log"))
+        return instances[-1]
 
     yield make
-    for instance in made:
+    for instance in instances:
         instance.close()
 
 
 @pytest.fixture
 def connect(base_dir):
     """Return a factory of checked engines, which are closed after the test."""
-    made = []
+    instances = []
 
-    def make(*servers: VllmServer, ours: bool = True, **given) -> VllmEngine:
-        spec = servers[0].spec.model_copy(update=given)
+    def make(*servers: VllmServer, ours: bool = True, **values) -> VllmEngine:
+        spec = servers[0].spec.model_copy(update=values)
         urls = [server.url for server in servers]
         watch = {"watch": servers[0].check} if ours else {}
-        made.append(VllmEngine(spec, base_dir, max_length=TINY.max_length, urls=urls, ours=ours, **watch))
-        made[-1].check()
-        return made[-1]
+        instances.append(VllmEngine(spec, base_dir, max_length=TINY.max_length, urls=urls, ours=ours, **watch))
+        instances[-1].check()
+        return instances[-1]
 
     yield make
-    for instance in made:
+    for instance in instances:
         instance.close()
 
 
@@ -289,11 +289,11 @@ def test_requests_go_where_the_fewest_are():
 
 def test_the_server_is_started_for_the_model(base_dir):
     spec = VllmSpec(max_lora_rank=12, arguments={"tensor_parallel_size": 2, "disable-log-stats": True})
-    given = options(spec, TINY, base_dir, 8123, on_cpu=True)
-    assert given[:4] == ["--host", "127.0.0.1", "--port", "8123"]
+    values = options(spec, TINY, base_dir, 8123, on_cpu=True)
+    assert values[:4] == ["--host", "127.0.0.1", "--port", "8123"]
     for name, value in (("max-lora-rank", "16"), ("dtype", "float32"), ("tensor-parallel-size", "2")):
-        assert given[given.index(f"--{name}") + 1] == value
-    assert {"--enforce-eager", "--enable-lora", "--disable-log-stats"} <= set(given)
+        assert values[values.index(f"--{name}") + 1] == value
+    assert {"--enforce-eager", "--enable-lora", "--disable-log-stats"} <= set(values)
     assert "--gpu-memory-utilization" in options(spec, TINY, base_dir, 8123, on_cpu=False)
     assert environment(spec, on_cpu=True)["VLLM_CPU_KVCACHE_SPACE"] == "2"
     with pytest.raises(ValueError, match="host is set by the run"):
