@@ -59,10 +59,10 @@ def test_a_model_with_flipped_bits_is_made_again(tmp_path, caplog, name):
     before = contents(folder)
     flip(folder / name, bits=1 if name == "config.json" else 200)
     assert contents(folder) != before
-    said = in_the_next_process(f"made = Path({str(folder)!r}); print(damage(record(made), made))")
-    assert said == f"{name} does not match the digest that was recorded when it was made"
+    problem = in_the_next_process(f"made = Path({str(folder)!r}); print(damage(record(made), made))")
+    assert problem == f"{name} does not match the digest that was recorded when it was made"
     assert prepare(TINY, tmp_path) == folder
-    assert f"damaged and is recreated: {said}" in caplog.text
+    assert f"damaged and is recreated: {problem}" in caplog.text
     assert contents(folder) == before
     assert in_the_next_process(f"made = Path({str(folder)!r}); print(damage(record(made), made))") == "None"
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [folder.name]

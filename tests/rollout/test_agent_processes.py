@@ -92,8 +92,8 @@ def test_a_process_ends_with_its_episode(ends):
     with Server(Parrot(), MODEL, engines=engines, timeout=60) as server:
         player = OwnAgent(agent, server.url, engines)
         timeout = 3.0 if ends == "by its time" else 100.0
-        (one,) = collect(Parrot(), Echo, scenarios(1), player=player, group_size=1, timeout=timeout)
-    assert (one.failure is None) == (ends == "by itself")
+        (trajectory,) = collect(Parrot(), Echo, scenarios(1), player=player, group_size=1, timeout=timeout)
+    assert (trajectory.failure is None) == (ends == "by itself")
     assert marked(mark) == []
 
 
@@ -124,6 +124,8 @@ def test_the_reason_of_a_process_is_its_error_and_not_its_command_line():
     engines: dict = {}
     with Server(Parrot(), MODEL, engines=engines, timeout=60) as server:
         player = OwnAgent(agent, server.url, engines)
-        (one,) = collect(Parrot(), Echo, scenarios(1), player=player, group_size=1, timeout=600.0)
-    assert one.failure is not None
-    assert one.failure.message == (f"CalledProcessError: {sys.executable}: exit code 1: ValueError: no such page ***")
+        (trajectory,) = collect(Parrot(), Echo, scenarios(1), player=player, group_size=1, timeout=600.0)
+    assert trajectory.failure is not None
+    assert trajectory.failure.message == (
+        f"CalledProcessError: {sys.executable}: exit code 1: ValueError: no such page ***"
+    )

@@ -45,13 +45,18 @@ def test_one_episode_is_shown_from_its_first_message_to_its_end(tmp_path, update
     first, *events = lines(tmp_path)
     assert (first["stage"], first["what"], first["total"]) == ("collect", "collect, round 1", 8)
     assert events == heard
-    said = played[0].histories[0].messages
-    shown = events[: len(said) + 2]
+    messages = played[0].histories[0].messages
+    shown = events[: len(messages) + 2]
     assert shown[0] == {"episode": "s0/0"}
     assert [(event["role"], event["content"]) for event in shown[1:-1]] == [
-        (message.role, message.content) for message in said
+        (message.role, message.content) for message in messages
     ]
-    assert [event.get("sampled") for event in shown[1:-1]] == [None, len(said[1].content), None, len(said[3].content)]
+    assert [event.get("sampled") for event in shown[1:-1]] == [
+        None,
+        len(messages[1].content),
+        None,
+        len(messages[3].content),
+    ]
     assert shown[-1] == {"ended": "s0/0", "reward": 1.0, "success": True, "failure": None}
     assert [event["episode"] for event in events if "episode" in event] == [
         trajectory.id for trajectory in played
@@ -90,7 +95,7 @@ def test_what_belongs_to_a_shown_episode_is_told_after_its_end_and_nothing_is_sh
     second = next(trajectory for trajectory in played if trajectory.id == "s0~second/0")
     assert [("ended" in event, "followed" in event) for event in shown[-2:]] == [(True, False), (False, True)]
     assert shown[-1] == {"followed": "s0~second/0", "reward": given(second), "success": False, "failure": None}
-    said = [(event["role"], event["content"]) for event in shown if event.get("role") == "assistant"]
+    messages = [(event["role"], event["content"]) for event in shown if event.get("role") == "assistant"]
     first = next(trajectory for trajectory in played if trajectory.id == "s0/0")
     updates = [
         message.content
@@ -98,7 +103,7 @@ def test_what_belongs_to_a_shown_episode_is_told_after_its_end_and_nothing_is_sh
         for history in trajectory.histories
         for message in history.messages
     ]
-    assert [text for _, text in said] == [text for text in updates if text.isdecimal()]
+    assert [text for _, text in messages] == [text for text in updates if text.isdecimal()]
 
 
 def test_of_many_at_once_one_is_shown_and_all_are_counted(tmp_path, updates, monkeypatch):

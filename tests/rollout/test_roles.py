@@ -96,8 +96,8 @@ def test_each_worker_begins_anew_and_says_what_came_of_it():
     trajectory = played(engine)
     assert trajectory.success
     assert [history.agent for history in trajectory.histories] == ["planner", "worker", "worker"]
-    told = [m.content for m in trajectory.histories[0].messages if m.role == "user"]
-    assert told == ["Open it.", "The worker says: Done.", "The worker says: Done too."]
+    reports = [m.content for m in trajectory.histories[0].messages if m.role == "user"]
+    assert reports == ["Open it.", "The worker says: Done.", "The worker says: Done too."]
     assert trajectory.histories[2].messages[1].content == "Again."
     assert len(trajectory.step_rewards) == trajectory.metrics["turns"] == 7
 

@@ -23,9 +23,9 @@ class First(Parrot):
     async def chat(self, request):
         answer = await super().chat(request)
         free = "".join(request.messages[-1]["content"].splitlines()[-3:])
-        said = next(cell for cell in "123456789" if cell in free)
-        answer.message["content"] = said
-        return ChatCompletion(answer.message, "stop", answer.prompt_token_ids, [ord(said)], [-0.5], answer.policy)
+        move = next(cell for cell in "123456789" if cell in free)
+        answer.message["content"] = move
+        return ChatCompletion(answer.message, "stop", answer.prompt_token_ids, [ord(move)], [-0.5], answer.policy)
 
 
 def test_a_game_is_an_episode_of_each_side():
@@ -38,15 +38,15 @@ def test_a_game_is_an_episode_of_each_side():
         own, other = by_id[f"{job.id}/0"], by_id[f"{job.id}~other/0"]
         x, o = (own, other) if job.input["mark"] == "X" else (other, own)
         assert (x.histories[0].agent, o.histories[0].agent) == ("X", "O")
-        said = [[m.content for m in side.histories[0].messages if m.role == "assistant"] for side in (x, o)]
-        assert said == [["1", "3", "5", "7"], ["2", "4", "6"]]
+        texts = [[m.content for m in side.histories[0].messages if m.role == "assistant"] for side in (x, o)]
+        assert texts == [["1", "3", "5", "7"], ["2", "4", "6"]]
         assert (x.success, o.success) == (True, False)
         assert (x.outcome["result"], o.outcome["result"]) == ("win", "loss")
         assert x.histories[0].messages[-1].content.endswith("You win.")
-        seen = o.histories[0].messages
-        assert seen[0].role == "system"
-        assert seen[1].content == "You are O. Win.\nX 2 3\n4 5 6\n7 8 9"
-        assert seen[3].content == "X plays 3.\nX O X\n4 5 6\n7 8 9"
+        shown = o.histories[0].messages
+        assert shown[0].role == "system"
+        assert shown[1].content == "You are O. Win.\nX 2 3\n4 5 6\n7 8 9"
+        assert shown[3].content == "X plays 3.\nX O X\n4 5 6\n7 8 9"
         for side in (x, o):
             assert side.histories[0].sampled_mask().count(True) == side.metrics["turns"]
             assert len(side.step_rewards) == side.metrics["turns"]
@@ -111,20 +111,20 @@ def test_invalid_moves_are_counted_for_who_made_them():
     game.reset(scenario)
     call = {"type": "function", "function": {"name": "act", "arguments": '{"action": "1"}'}}
     twice = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", **call}, {"id": "b", **call}]}
-    told = game.step(twice)
-    assert [message["role"] for message in told.observation] == ["system", "user"]
+    step = game.step(twice)
+    assert [message["role"] for message in step.observation] == ["system", "user"]
     wrong = game.step({"role": "assistant", "content": "1"})
     assert wrong.observation == [{"role": "user", "content": "error: cell 1 is taken"}]
     assert {name: outcome["invalid_actions"] for name, outcome in wrong.info["players"].items()} == {"X": 1, "O": 1}
     state = game.save()
-    told = game.step({"role": "assistant", "content": "2"}).observation
-    assert [(message["tool_call_id"], message["content"].splitlines()[0]) for message in told] == [
+    messages = game.step({"role": "assistant", "content": "2"}).observation
+    assert [(message["tool_call_id"], message["content"].splitlines()[0]) for message in messages] == [
         ("a", "O plays 2."),
         ("b", "error: one move a turn"),
     ]
     other = both()
     other.restore(scenario, state)
-    assert other.step({"role": "assistant", "content": "2"}).observation == told
+    assert other.step({"role": "assistant", "content": "2"}).observation == messages
 
 
 def test_alone_it_is_the_game_it_was():

@@ -80,9 +80,9 @@ def test_the_continuation_is_the_templates_own_text(make_format, template, messa
     for turn, following in itertools.pairwise(turns):
         head = chat.render(messages[:turn], tools, generate=True)
         through = chat.render(messages[: turn + 1], tools, generate=False)
-        said = through[len(head) :].removesuffix("\n").removesuffix(chat.end)
+        text = through[len(head) :].removesuffix("\n").removesuffix(chat.end)
         after = chat.continuation(messages[:following], tools, turn, closed=True)
-        assert head + said + chat.end + after == chat.render(messages[:following], tools, generate=True)
+        assert head + text + chat.end + after == chat.render(messages[:following], tools, generate=True)
         cut = chat.continuation(messages[:following], tools, turn, closed=False)
         assert cut == chat.end + after
 
@@ -99,25 +99,25 @@ def test_a_demonstration_is_one_stream_of_the_whole_text(make_format, template, 
     assert len(stream.spans) == len(answers)
     for (start, end), message in zip(stream.spans, answers, strict=True):
         assert stream.token_ids[end - 1] == chat.end_id
-        said = chat.tokenizer.decode(stream.token_ids[start : end - 1])
-        assert said.startswith(message["content"])
+        text = chat.tokenizer.decode(stream.token_ids[start : end - 1])
+        assert text.startswith(message["content"])
         if not message.get("tool_calls"):
-            assert said == message["content"]
+            assert text == message["content"]
 
 
 @pytest.mark.parametrize("template", [None, HERMES, REASONING], ids=["chatml", "hermes", "reasoning"])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(made=st.lists(arguments, min_size=1, max_size=2))
-def test_what_a_template_writes_is_read_again(make_format, template, made):
+@given(calls=st.lists(arguments, min_size=1, max_size=2))
+def test_what_a_template_writes_is_read_again(make_format, template, calls):
     """Calls of a demonstration are parsed when the model writes them."""
     chat = make_format(template)
-    messages = [user("a"), assistant("", *(("find-order", given) for given in made))]
+    messages = [user("a"), assistant("", *(("find-order", given) for given in calls))]
     (stream,) = chat.streams(messages, [FIND])
     found = chat.parse(stream.token_ids[slice(*stream.spans[0])], turn=3)
     assert found["content"] == ""
-    assert [call["id"] for call in found["tool_calls"]] == [f"call_3_{index}" for index in range(len(made))]
-    assert [call["function"]["name"] for call in found["tool_calls"]] == ["find-order"] * len(made)
-    assert [json.loads(call["function"]["arguments"]) for call in found["tool_calls"]] == made
+    assert [call["id"] for call in found["tool_calls"]] == [f"call_3_{index}" for index in range(len(calls))]
+    assert [call["function"]["name"] for call in found["tool_calls"]] == ["find-order"] * len(calls)
+    assert [json.loads(call["function"]["arguments"]) for call in found["tool_calls"]] == calls
     again = chat.streams([user("a"), found], [FIND])
     assert again == [stream]
 
