@@ -87,7 +87,7 @@ class Conversations:
             )
         return self._chat.encode(text)
 
-    def answered(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:
+    def record_response(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:
         """Cache a response. tokens: tokens of the conversation, which end with the sampled ones."""
         key = key_of([*request.messages, message], request.tools)
         answer = _Answer(message, key, tokens, tokens[-1] == self._chat.end_id)

@@ -97,7 +97,7 @@ class Engine(Protocol):
         ...
 
 
-async def all_answers(
+async def gather_completions(
     chat: Callable[[ChatRequest], Awaitable[ChatCompletion]], requests: Sequence[ChatRequest]
 ) -> list[ChatCompletion]:
     """Return the responses to concurrent requests. If one fails, cancel the others and raise its error."""

@@ -57,7 +57,7 @@ from components.errors import (
 from components.inference import responses, wire
 from components.inference.access import Access, check_key, key_from_environment
 from components.inference.connection import BoundedConnection, PendingBytes, read_json_object
-from components.inference.protocol import BASE_POLICY, MAIN, ChatCompletion, ChatRequest, Engine, all_answers
+from components.inference.protocol import BASE_POLICY, MAIN, ChatCompletion, ChatRequest, Engine, gather_completions
 from components.inference.refusals import refusal
 from components.specs import Spec, validate
 
@@ -261,7 +261,7 @@ async def _answer_all(engine: Engine, requests: Sequence[ChatRequest]) -> list[C
     """Return all responses, or raise the first error. Uses the engine's `chat_all` if it has one."""
     if hasattr(engine, "chat_all"):
         return await engine.chat_all(requests)
-    return await all_answers(engine.chat, requests)
+    return await gather_completions(engine.chat, requests)
 
 
 async def _unless_disconnected(

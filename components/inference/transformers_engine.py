@@ -186,7 +186,7 @@ class TransformersEngine:
         stopped = row.sampled[-1] in self.stop_ids
         turn = sum(message["role"] == "assistant" for message in request.messages)
         message = self.format.parse(row.sampled[:-1] if stopped else row.sampled, turn)
-        self._conversations.answered(request, message, row.tokens)
+        self._conversations.record_response(request, message, row.tokens)
         reason = "length" if not stopped else "tool_calls" if message.get("tool_calls") else "stop"
         return ChatCompletion(message, reason, row.prompt, row.sampled, row.logprobs, request.policy)
 

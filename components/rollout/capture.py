@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from components.errors import CallsUsedUp, ContextOverflow, EngineError, ResourceError, SpecError
-from components.inference.protocol import MAIN, ChatCompletion, ChatRequest, Engine, Sampling, all_answers
+from components.inference.protocol import MAIN, ChatCompletion, ChatRequest, Engine, Sampling, gather_completions
 from components.rollout.recorder import Recorder
 from components.trajectories.schema import History
 
@@ -106,7 +106,7 @@ class Capture:
         delivered = False
         try:
             seeded = [self._with_seed(request, *number) for request, number in zip(requests, numbers, strict=True)]
-            completions = await all_answers(self._engine.chat, seeded)
+            completions = await gather_completions(self._engine.chat, seeded)
             with self._lock:
                 if self._closed:
                     raise CallsUsedUp("the episode is over")

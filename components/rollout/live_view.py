@@ -84,7 +84,7 @@ class Live:
                 self._event({"episode": name})
         return _ObservedEngine(engine, name, self)
 
-    def said(self, name: str, messages: list[dict[str, Any]], completion: ChatCompletion) -> None:
+    def record_response(self, name: str, messages: list[dict[str, Any]], completion: ChatCompletion) -> None:
         """Record the engine's response to the messages of an episode."""
         with self._lock:
             self._tokens += len(completion.token_ids)
@@ -130,7 +130,7 @@ class Live:
         if trajectory.failure is not None:
             self._failed += 1
         else:
-            self._rewards += given(trajectory)
+            self._rewards += environment_reward(trajectory)
 
     def _update(self) -> None:
         self._last_update = time.monotonic()
@@ -185,7 +185,7 @@ class _ObservedEngine:
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
         completion = await self._engine.chat(request)
-        self._live.said(self._name, request.messages, completion)
+        self._live.record_response(self._name, request.messages, completion)
         return completion
 
     def load_policy(self, version: str, folder: str | None) -> None:
@@ -195,7 +195,7 @@ class _ObservedEngine:
         self._engine.close()
 
 
-def given(trajectory: Trajectory) -> float:
+def environment_reward(trajectory: Trajectory) -> float:
     """Return the reward of the environment or the agent: the outcome's reward, else the sum of step rewards."""
     stated = trajectory.outcome.get("reward")
     if isinstance(stated, int | float) and not isinstance(stated, bool):
@@ -206,7 +206,7 @@ def given(trajectory: Trajectory) -> float:
 def _outcome(trajectory: Trajectory) -> dict[str, Any]:
     failure = trajectory.failure
     return {
-        "reward": given(trajectory),
+        "reward": environment_reward(trajectory),
         "success": trajectory.success,
         "failure": _cut(f"{failure.kind}: {failure.message}") if failure else None,
     }

@@ -77,7 +77,7 @@ class Said(Spec):
         return datetime.fromisoformat(self.time).timestamp()
 
 
-class OfEpisode(Said):
+class EpisodeAnswer(Said):
     """An answer about an episode."""
 
     trajectory: Name
@@ -96,7 +96,7 @@ class OfEpisode(Said):
         return self.trajectory, self.content
 
 
-class Rating(OfEpisode):
+class Rating(EpisodeAnswer):
     """A score of an episode."""
 
     kind: Literal["score"] = "score"
@@ -113,7 +113,7 @@ class Rating(OfEpisode):
         return (self.score - LOWEST) / (HIGHEST - LOWEST)
 
 
-class Choice(OfEpisode):
+class Choice(EpisodeAnswer):
     """A preference between two episodes of a scenario: `trajectory` is a, `other` is b."""
 
     kind: Literal["choice"] = "choice"
@@ -155,7 +155,7 @@ class CorrectedCall(Spec):
         return value
 
 
-class Correction(OfEpisode):
+class Correction(EpisodeAnswer):
     """A corrected version of an assistant message."""
 
     kind: Literal["correction"] = "correction"

@@ -278,7 +278,7 @@ def test_requests_go_where_the_fewest_are():
     assert [router.take() for _ in range(4)] == [0, 1, 2, 0]
     router.release(2)
     assert router.take() == 2
-    router.answered("talk", 1)
+    router.record_response("talk", 1)
     assert [router.take("talk") for _ in range(3)] == [1, 1, 1]
     assert router.failed(1)  # there are others
     assert router.take("talk") == 2

@@ -8,7 +8,7 @@ import pytest
 
 from components.environments.protocol import Step
 from components.rollout import agent, live_view
-from components.rollout.live_view import Live, given
+from components.rollout.live_view import Live, environment_reward
 from components.rollout.players.reflection import Reflecting
 from components.rollout.spec import ReflectionSpec
 from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, scenarios
@@ -94,7 +94,12 @@ def test_what_belongs_to_a_shown_episode_is_told_after_its_end_and_nothing_is_sh
     shown = events[: next(place for place, event in enumerate(events) if event.get("episode") == "s0/1")]
     second = next(trajectory for trajectory in played if trajectory.id == "s0~second/0")
     assert [("ended" in event, "followed" in event) for event in shown[-2:]] == [(True, False), (False, True)]
-    assert shown[-1] == {"followed": "s0~second/0", "reward": given(second), "success": False, "failure": None}
+    assert shown[-1] == {
+        "followed": "s0~second/0",
+        "reward": environment_reward(second),
+        "success": False,
+        "failure": None,
+    }
     messages = [(event["role"], event["content"]) for event in shown if event.get("role") == "assistant"]
     first = next(trajectory for trajectory in played if trajectory.id == "s0/0")
     updates = [

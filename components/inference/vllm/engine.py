@@ -123,8 +123,8 @@ class VllmEngine:
         stopped = sampled[-1] in self.stop_ids
         turn = sum(message["role"] == "assistant" for message in request.messages)
         message = self.format.parse(sampled[:-1] if stopped else sampled, turn)
-        self._conversations.answered(request, message, prompt + sampled)
-        self._router.answered(key_of([*request.messages, message], request.tools), place)
+        self._conversations.record_response(request, message, prompt + sampled)
+        self._router.record_response(key_of([*request.messages, message], request.tools), place)
         reason = "length" if not stopped else "tool_calls" if message.get("tool_calls") else "stop"
         return ChatCompletion(message, reason, prompt, sampled, logprobs, request.policy)
 

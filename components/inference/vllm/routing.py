@@ -43,7 +43,7 @@ class Router:
         with self._lock:
             self.under_way[place] -= 1
 
-    def answered(self, conversation: Hashable, place: int) -> None:
+    def record_response(self, conversation: Hashable, place: int) -> None:
         """Record the server of a conversation's last response."""
         with self._lock:
             self._places[conversation] = place

@@ -70,15 +70,15 @@ class Reflecting:
             return [first]
         second_scenario = aside(scenario, SECOND)
         seed = episode_number(seed, SECOND)
-        thinking = Thought(engine, environment, replace(sampling, max_tokens=self._spec.max_tokens), seed)
-        async with thinking.within(**patience):
-            await thinking.about(first, self._spec)
-        reflection = thinking.trajectory(second_scenario, sample)
+        reflecting = ReflectionEpisode(engine, environment, replace(sampling, max_tokens=self._spec.max_tokens), seed)
+        async with reflecting.within(**patience):
+            await reflecting.about(first, self._spec)
+        reflection = reflecting.trajectory(second_scenario, sample)
         if reflection.failure is not None:
             return [first, reflection]
-        noted = Noted(environment, note(reflection.histories[0]))
+        noted = NotedEnvironment(environment, note(reflection.histories[0]))
         second = await self._attempt(engine, noted, scenario, **options, seed=episode_number(seed, "attempt"))
-        counts = ("sampled_tokens", "truncated", *(["cut_transcript"] if thinking.cut else []))
+        counts = ("sampled_tokens", "truncated", *(["cut_transcript"] if reflecting.cut else []))
         return [
             first,
             replace(
@@ -98,7 +98,7 @@ class Reflecting:
         return [f"{aside(first.scenario, SECOND).id}/{first.sample}"] if unsuccessful else []
 
 
-class Thought(Episode):
+class ReflectionEpisode(Episode):
     """The running reflection: one prompt and its response."""
 
     cut = False
@@ -124,7 +124,7 @@ class Thought(Episode):
         return replace(trajectory, metrics=trajectory.metrics | {"cut_transcript": 1.0}) if self.cut else trajectory
 
 
-class Noted:
+class NotedEnvironment:
     """An environment wrapper that prepends a note to the first user message. At its end, truncation would remove it."""
 
     def __init__(self, environment: Environment, text: str):
