@@ -157,12 +157,16 @@ def create_app(
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        engine_used = engine_of(request)
+        request_engine = engine_of(request)
         body, agent = split_agent(await read_json_object(request, pending))
         parsed = wire.read_request(
-            body, requested_version, default_max_tokens, strict_tools=engines is not None, spoken=spoken_by(engine_used)
+            body,
+            requested_version,
+            default_max_tokens,
+            strict_tools=engines is not None,
+            spoken=spoken_by(request_engine),
         )
-        completions = await answers(request, [replace(each, agent=agent) for each in parsed.requests], engine_used)
+        completions = await answers(request, [replace(chat, agent=agent) for chat in parsed.requests], request_engine)
         head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -175,9 +179,9 @@ def create_app(
 
     @app.post("/v1/responses")
     async def create_response(request: Request) -> Response:
-        engine_used = engine_of(request)
+        request_engine = engine_of(request)
         body, agent = split_agent(await read_json_object(request, pending))
-        stored = {} if engines is None else remembered.setdefault(engine_used, {})
+        stored = {} if engines is None else remembered.setdefault(request_engine, {})
 
         def earlier(response_id: str) -> responses.Messages:
             if response_id not in stored:
@@ -191,9 +195,9 @@ def create_app(
             default_max_tokens,
             earlier if engines is not None else None,
             strict_tools=engines is not None,
-            spoken=spoken_by(engine_used),
+            spoken=spoken_by(request_engine),
         )
-        (answer,) = await answers(request, [replace(parsed.request, agent=agent)], engine_used)
+        (answer,) = await answers(request, [replace(parsed.request, agent=agent)], request_engine)
         response_id = f"resp_{uuid.uuid4().hex}"
         head = {
             "id": response_id,
